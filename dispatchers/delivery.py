@@ -1,0 +1,201 @@
+"""The contract that an adapter's author reads: what an adapter gets, what it answers, what it declares.
+
+An adapter is handed one `Delivery` and answers with one `Outcome`. It never retries by itself, never decides what
+becomes of the entry, and never touches the database: the dispatcher does all three.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Final, Literal, Protocol, TypeAlias
+from uuid import UUID
+
+from outbox.keys import Tag, encode_hex, encode_native, encode_uuid
+
+
+class Forever(Enum):
+    """The window of a service that never forgets a key (a natural key, an upsert, a PUT)."""
+
+    FOREVER = "forever"
+
+
+FOREVER: Final = Forever.FOREVER
+Window: TypeAlias = timedelta | Literal[Forever.FOREVER] | None
+
+
+# --- what an adapter gets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One attempt's view of an entry.
+
+    body: the payload's JSON bytes as they were enqueued; they are what goes out, whatever the deploy.
+    key: the child key in the form that the adapter declared: the same for every attempt.
+    attempt: 1 for the first; how many sends of this entry may have left, this one included.
+    options: stored verbatim by `outbox.enqueue`, e.g. {"account": "acct_1"}.
+    seconds_max: how long this send may take in all; the dispatcher cancels it then.
+    """
+
+    id: UUID
+    operation: str
+    body: bytes
+    key: str
+    attempt: int
+    options: Mapping[str, Any]
+    headers: Mapping[str, str]
+    seconds_max: float
+
+    @property
+    def payload(self) -> Any:
+        """The payload parsed; a new object at each call."""
+        return json.loads(self.body)
+
+
+# --- what an adapter answers: a closed union
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """It happened. `replayed` when the service says that it only repeated an earlier answer.
+
+    result: what to remember of the answer, as JSON; None if nothing.
+    """
+
+    result: Any = None
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Not executed, and never will be as it stands.
+
+    conclusive: the service stored this answer under this key within its window, so no earlier attempt succeeded either.
+    """
+
+    reason: str
+    conclusive: bool = False
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyConflict:
+    """The service holds this key for ANOTHER request: an earlier one has reached it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Certainly not executed; try later, `after` at the earliest."""
+
+    reason: str
+    after: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """This very key is being executed now. Not success."""
+
+    after: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """It may have been executed. `final`: asking again under this key tells nothing new."""
+
+    reason: str
+    after: timedelta | None = None
+    final: bool = False
+
+
+Outcome: TypeAlias = Delivered | Rejected | KeyConflict | Deferred | InProgress | Unknown
+
+
+# --- what an adapter declares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFormat:
+    """What a service takes as a key, checked when the adapter is registered.
+
+    encoding: how the stored tag is written: `native` (ck1_..., 36 characters), `uuid` (36) or `hex` (64).
+    chars_max: the longest key that the service takes. alphabet: a regular expression for one character.
+    uuid_version: 8, or 4 or 5 where the service validates the version.
+    """
+
+    encoding: Literal["native", "uuid", "hex"] = "native"
+    chars_max: int = 255
+    alphabet: str = r"[A-Za-z0-9_-]"
+    uuid_version: Literal[4, 5, 8] = 8
+
+    def __str__(self) -> str:
+        return f"uuid{self.uuid_version}" if self.encoding == "uuid" else self.encoding
+
+    def encode(self, tag: Tag) -> str:
+        if self.encoding == "native":
+            return encode_native(tag)
+        return encode_hex(tag) if self.encoding == "hex" else encode_uuid(tag, version=self.uuid_version)
+
+    def misfit(self) -> str | None:
+        """Why no key of this encoding fits the service, or None if every one does."""
+        sample = self.encode(Tag(bytes(range(32))))
+        if len(sample) > self.chars_max:
+            return f"{self.encoding} keys have {len(sample)} characters, the service takes {self.chars_max}"
+        # Every character that this encoding can produce, not just those of one sample.
+        alphabet = {
+            "native": "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_",
+            "uuid": "0123456789abcdef-",
+            "hex": "0123456789abcdef",
+        }[self.encoding]
+        refused = [char for char in alphabet if not re.fullmatch(self.alphabet, char)]
+        return f"{self.encoding} keys contain {''.join(refused)!r}, the service takes {self.alphabet}" if refused else None
+
+
+NATIVE: Final = KeyFormat()
+"""The default: ck1_ and 32 characters of base64url."""
+
+
+class Adapter(Protocol):
+    """How one outside service is called. Inherit from it to get the defaults, or just have these attributes.
+
+    window: how long the service remembers a key: a `timedelta`, `FOREVER`, or None if it keeps none. Past it an entry in
+        doubt is never sent again.
+    timeout: how long one send may take in all. The dispatcher's lease must outlast it.
+    key_format: which encoding of the child key the service takes.
+    replays_errors: which answers the service repeats for a key: "all" (Stripe v1), "2xx" or "none".
+    at_least_once: for a service without keys: True re-sends after an unknown outcome (it may happen twice), False
+        (the default) parks the entry as `uncertain`.
+    attempts_max: after so many sends without an answer that ends it, the entry ends: failed, or uncertain if in doubt.
+    age_max: the same for the time since the entry was due.
+    pinned: what else must not change between two attempts (an API version, an account); a later attempt in doubt whose
+        adapter differs here or in `key_format` is refused and reported.
+    """
+
+    window: Window = None
+    timeout: timedelta = timedelta(seconds=30)
+    key_format: KeyFormat = NATIVE
+    replays_errors: Literal["all", "2xx", "none"] = "none"
+    at_least_once: bool = False
+    attempts_max: int = 20
+    age_max: timedelta = timedelta(days=3)
+    pinned: str = ""
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        """Call the service once. Foreign errors are answers here, not exceptions; what escapes becomes `Unknown`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What `decide` needs to know of a service: an adapter's declaration, as plain values."""
+
+    window: Window
+    timeout: timedelta = timedelta(seconds=30)
+    at_least_once: bool = False
+    attempts_max: int = 20
+    age_max: timedelta = timedelta(days=3)
+    margin: timedelta = field(default=timedelta(seconds=5))

@@ -1,0 +1,126 @@
+"""Every error that this library raises by itself.
+
+    OutboxError
+    ├── ConfigurationError      no key ring, a weak secret, a second `configure` that differs
+    ├── InvalidValue            a field outside its limits: .field, .value          (also a ValueError)
+    ├── NotSerializable         a payload that is no JSON, or too large             (also a ValueError)
+    ├── NoTransaction           an autocommit connection: nothing could be atomic
+    ├── ParentRequired          enqueue outside a claim and without a parent
+    ├── DuplicateEntry          the same effect asked for twice: .entry_id
+    ├── SchemaError             the tables are missing, or of another version
+    ├── ClaimError              a claim is used against its rules
+    │   ├── AlreadyAnswered     work inside a replay
+    │   ├── ClaimOpen           a commit, or a second claim, while a claim is open
+    │   ├── ClaimLost           the transaction of an open claim ended under it
+    │   └── NotAnswered         the block ended without `respond` or `reject`
+    └── RequestRefused          the request cannot be answered: .status, for HTTP
+        ├── KeyMissing          400
+        ├── KeyMalformed        400
+        ├── KeyInFlight         409: .retry_after
+        ├── RequestMismatch     422: the key was used with another request
+        └── KeyExpired          422: the key is older than its retry window
+"""
+
+from datetime import timedelta
+from typing import ClassVar
+from uuid import UUID
+
+
+class OutboxError(Exception):
+    """The root: everything that this library raises by itself."""
+
+
+class ConfigurationError(OutboxError):
+    """The app's configuration cannot work; the text says what to set."""
+
+
+class InvalidValue(OutboxError, ValueError):
+    """A field is outside its limits. Nothing was written."""
+
+    def __init__(self, field: str, value: object, rule: str) -> None:
+        shown = repr(value)
+        if len(shown) > 100:
+            shown = f"{shown[:80]}... ({len(shown)} characters)"
+        super().__init__(f"{field} {shown}: {rule}")
+        self.field = field
+        self.value = value
+
+
+class NotSerializable(OutboxError, ValueError):
+    """A payload, option or response is not JSON, or is too large. Nothing was written."""
+
+
+class NoTransaction(OutboxError):
+    """The connection is in autocommit mode: an entry could not commit together with the business rows."""
+
+
+class ParentRequired(OutboxError):
+    """`enqueue` outside an open claim needs `parent=`."""
+
+
+class DuplicateEntry(OutboxError):
+    """The same operation of the same parent, with the same discriminator, was enqueued before."""
+
+    def __init__(self, message: str, entry_id: UUID) -> None:
+        super().__init__(message)
+        self.entry_id = entry_id
+
+
+class SchemaError(OutboxError):
+    """The outbox's tables are missing or of another version; the text names the command that mends it."""
+
+
+class ClaimError(OutboxError):
+    """An idempotency claim is used against its rules."""
+
+
+class AlreadyAnswered(ClaimError):
+    """The request was answered before: inside a replay nothing may be written, enqueued or answered anew."""
+
+
+class ClaimOpen(ClaimError):
+    """The session was committed, or a second claim opened, inside an open `outbox.idempotent` block."""
+
+
+class ClaimLost(ClaimError):
+    """The transaction in which the claim was made has ended; its lock and its work are gone."""
+
+
+class NotAnswered(ClaimError):
+    """An `outbox.idempotent` block ended without `respond` or `reject`; nothing of it is kept."""
+
+
+class RequestRefused(OutboxError):
+    """A request that cannot be answered as it stands. `status` is what HTTP calls it."""
+
+    status: ClassVar[int] = 400
+
+
+class KeyMissing(RequestRefused):
+    """The request has no idempotency key."""
+
+
+class KeyMalformed(RequestRefused):
+    """The idempotency key is outside its limits."""
+
+
+class KeyInFlight(RequestRefused):
+    """A request with this key is being processed now; `retry_after` is when to ask again."""
+
+    status = 409
+
+    def __init__(self, message: str, retry_after: timedelta) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestMismatch(RequestRefused):
+    """The key was used before, with another request."""
+
+    status = 422
+
+
+class KeyExpired(RequestRefused):
+    """The key's retry window has passed and its effects are still remembered downstream: use a new key."""
+
+    status = 422

@@ -1,0 +1,237 @@
+"""Who asked for what, written as bytes: parent keys, the key ring, ids, and the `ck1` derivation of child keys.
+
+Pure and deterministic; the same in every language. The specification and its vectors: docs/keys.md.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NewType
+from uuid import UUID
+
+from outbox.errors import ConfigurationError, InvalidValue
+
+Tag = NewType("Tag", bytes)
+"""The 32 bytes that every encoding of a child key is cut from; stored on the entry with its kid."""
+
+ChildKey = NewType("ChildKey", str)
+
+SECRET_BYTES_MIN = 32  # docs/keys.md, rule 4: the size of the HMAC's own output
+OPERATION = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
+KID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+PUBLIC_KID = "public"
+
+LIMITS = {
+    "env": (1, 64),
+    "scope": (0, 255),
+    "source": (1, 64),
+    "parent": (1, 255),
+    "operation": (1, 128),
+    "discriminator": (0, 255),
+}
+"""Fewest and most bytes of UTF-8, for each field of a key. Source: docs/keys.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParentKey:
+    """The key of the business request: what a retry, a redelivery and a re-execution have in common.
+
+    key: the client's key, the message's id, or a natural key such as `invoice:42`; 1 to 255 bytes.
+    scope: the authenticated caller; may be empty only for source `app`. Never taken from the request's body.
+    source: where the key comes from: `http`, `inbox:<consumer>`, or `app` for the app's own natural keys.
+    """
+
+    key: str
+    scope: str = ""
+    source: str = "app"
+
+    def __post_init__(self) -> None:
+        check_field("parent", self.key)
+        check_field("source", self.source)
+        check_field("scope", self.scope)
+        if not self.scope and self.source != "app":
+            raise InvalidValue(
+                "scope", self.scope, f"may be empty only for source 'app', not {self.source!r}: give the caller's id"
+            )
+
+    @classmethod
+    def of(cls, parent: "str | ParentKey") -> "ParentKey":
+        return parent if isinstance(parent, ParentKey) else cls(parent)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFields:
+    """The six fields that name one effect."""
+
+    env: str
+    parent: ParentKey
+    operation: str
+    discriminator: str
+
+    def __post_init__(self) -> None:
+        check_operation(self.operation)
+        check_field("discriminator", self.discriminator)
+
+    def encoded(self) -> tuple[bytes, ...]:
+        parent = self.parent
+        fields = (self.env, parent.scope, parent.source, parent.key, self.operation, self.discriminator)
+        return tuple(field.encode() for field in fields)
+
+
+class Keyring:
+    """The secrets from which child keys are derived, each under its key id (kid).
+
+    secrets: at least 32 random bytes each. current: the kid that new parents use; may be left out if there is one secret.
+    Raises `ConfigurationError` for a short secret, a malformed kid or an unknown `current`.
+    """
+
+    __slots__ = ("_secrets", "current", "is_public")
+
+    def __init__(self, secrets: Mapping[str, bytes], current: str | None = None) -> None:
+        if not secrets:
+            raise ConfigurationError("a key ring needs at least one secret: `outbox keys generate` makes one")
+        for kid, secret in secrets.items():
+            check_secret(kid, secret)
+        if current is None and len(secrets) == 1:
+            current = next(iter(secrets))
+        if current not in secrets:
+            raise ConfigurationError(f"current={current!r} is not among the key ring's kids {sorted(secrets)}")
+        self._secrets = dict(secrets)
+        self.current = current
+        self.is_public = False
+
+    @classmethod
+    def public(cls) -> "Keyring":
+        """The ring without a secret: anyone can derive its keys. For tests, and services where that does no harm."""
+        ring = cls({PUBLIC_KID: b"\x01" * SECRET_BYTES_MIN})
+        ring._secrets = {PUBLIC_KID: bytes(SECRET_BYTES_MIN)}
+        ring.is_public = True
+        return ring
+
+    @classmethod
+    def from_text(cls, text: str) -> "Keyring":
+        """Read `kid:base64,older:base64`, as OUTBOX_SECRET holds it; the first kid is the current one."""
+        secrets: dict[str, bytes] = {}
+        for part in text.split(","):
+            kid, colon, encoded = part.strip().partition(":")
+            if not colon:
+                raise ConfigurationError("a secret is written kid:base64, several separated by commas")
+            if kid in secrets:
+                raise ConfigurationError(f"kid {kid!r} stands twice in the key ring")
+            try:
+                secrets[kid] = base64.b64decode(encoded, validate=True)
+            except binascii.Error as error:
+                raise ConfigurationError(f"the secret of kid {kid!r} is not base64: {error}") from None
+        return cls(secrets, current=next(iter(secrets)))
+
+    def secret(self, kid: str) -> bytes:
+        try:
+            return self._secrets[kid]
+        except KeyError:
+            raise ConfigurationError(f"no secret for kid {kid!r}; the key ring has {sorted(self._secrets)}") from None
+
+    def __contains__(self, kid: object) -> bool:
+        return kid in self._secrets
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Keyring):
+            return NotImplemented
+        return (self._secrets, self.current, self.is_public) == (other._secrets, other.current, other.is_public)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Keyring(kids={sorted(self._secrets)}, current={self.current!r})"
+
+
+# --- derivation
+
+
+def pae(*parts: bytes) -> bytes:
+    """Pre-authentication encoding: no two lists of parts give the same bytes, whatever is in them."""
+    head = len(parts).to_bytes(8, "big")
+    return head + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+def derive_tag(keyring: Keyring, kid: str, fields: KeyFields, epoch: int = 0) -> Tag:
+    """The tag of one effect. `epoch` above 0 only after a person's, or a proof's, "send again"."""
+    label = b"obx/child-key/v1-public" if keyring.is_public else b"obx/child-key/v1"
+    parts = (label, *fields.encoded()) if epoch == 0 else (label + b"/epoch", *fields.encoded(), b"%d" % epoch)
+    return Tag(hmac.digest(keyring.secret(kid), pae(*parts), "sha256"))
+
+
+def entry_id(fields: KeyFields) -> UUID:
+    """The id by which entries are told apart. No secret is in it: it never changes, and a rotation keeps it."""
+    return _uuid8(pae(b"obx/entry-id/v1", *fields.encoded()))
+
+
+def parent_id(env: str, parent: ParentKey) -> UUID:
+    """The digest under which a parent's record and entries are found."""
+    return _uuid8(pae(b"obx/parent-id/v1", env.encode(), parent.scope.encode(), parent.source.encode(), parent.key.encode()))
+
+
+def encode_native(tag: Tag) -> ChildKey:
+    """36 characters, 192 bits."""
+    return ChildKey("ck1_" + base64.urlsafe_b64encode(tag[:24]).decode())
+
+
+def encode_uuid(tag: Tag, version: Literal[4, 5, 8] = 8) -> ChildKey:
+    """36 characters, 122 bits; `version` 4 or 5 where a service validates it."""
+    return ChildKey(str(_as_uuid(tag[:16], version)))
+
+
+def encode_hex(tag: Tag) -> ChildKey:
+    """64 characters, 256 bits."""
+    return ChildKey(tag.hex())
+
+
+def _uuid8(data: bytes) -> UUID:
+    return _as_uuid(hashlib.sha256(data).digest()[:16], 8)
+
+
+def _as_uuid(data: bytes, version: int) -> UUID:
+    number = int.from_bytes(data, "big")
+    number = number & ~(0xF << 76) | version << 76
+    number = number & ~(0x3 << 62) | 0x2 << 62
+    return UUID(int=number)
+
+
+# --- limits
+
+
+def check_field(name: str, value: object) -> None:
+    """Raise `InvalidValue` unless `value` is text within the limits of the field `name`."""
+    fewest, most = LIMITS[name]
+    if not isinstance(value, str):
+        raise InvalidValue(name, value, f"must be a str, not {type(value).__name__}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidValue(name, value, "holds a lone surrogate, which UTF-8 cannot carry") from None
+    if "\0" in value:
+        raise InvalidValue(name, value, "holds a NUL character")
+    if not fewest <= size <= most:
+        raise InvalidValue(name, value, f"has {size} bytes of UTF-8; {fewest} to {most} are allowed")
+
+
+def check_operation(name: object) -> None:
+    """Raise `InvalidValue` unless `name` is a registered-style operation name: lower-case words joined by dots."""
+    check_field("operation", name)
+    if not OPERATION.fullmatch(str(name)):
+        raise InvalidValue("operation", name, "must be lower-case words joined by dots, e.g. 'stripe.refunds.create'")
+
+
+def check_secret(kid: str, secret: object) -> None:
+    if not KID.fullmatch(kid):
+        raise ConfigurationError(f"kid {kid!r} must match {KID.pattern}")
+    if not isinstance(secret, bytes):
+        raise ConfigurationError(f"the secret of kid {kid!r} must be bytes, not {type(secret).__name__}")
+    if len(secret) < SECRET_BYTES_MIN:
+        raise ConfigurationError(
+            f"the secret of kid {kid!r} has {len(secret)} bytes; at least {SECRET_BYTES_MIN} random ones are needed:"
+            " `outbox keys generate` makes one"
+        )
