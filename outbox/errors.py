@@ -1,24 +1,24 @@
 """Every error that this library raises by itself.
 
-    OutboxError
-    ├── ConfigurationError      no key ring, a weak secret, a second `configure` that differs
-    ├── InvalidValue            a field outside its limits: .field, .value          (also a ValueError)
-    ├── NotSerializable         a payload that is no JSON, or too large             (also a ValueError)
-    ├── NoTransaction           an autocommit connection: nothing could be atomic
-    ├── ParentRequired          enqueue outside a claim and without a parent
-    ├── DuplicateEntry          the same effect asked for twice: .entry_id
-    ├── SchemaError             the tables are missing, or of another version
-    ├── ClaimError              a claim is used against its rules
-    │   ├── AlreadyAnswered     work inside a replay
-    │   ├── ClaimOpen           a commit, or a second claim, while a claim is open
-    │   ├── ClaimLost           the transaction of an open claim ended under it
-    │   └── NotAnswered         the block ended without `respond` or `reject`
-    └── RequestRefused          the request cannot be answered: .status, for HTTP
-        ├── KeyMissing          400
-        ├── KeyMalformed        400
-        ├── KeyInFlight         409: .retry_after
-        ├── RequestMismatch     422: the key was used with another request
-        └── KeyExpired          422: the key is older than its retry window
+OutboxError
+├── ConfigurationError      no key ring, a weak secret, a second `configure` that differs
+├── InvalidValue            a field outside its limits: .field, .value          (also a ValueError)
+├── NotSerializable         a payload that is no JSON, or too large             (also a ValueError)
+├── NoTransaction           an autocommit connection: nothing could be atomic
+├── ParentRequired          enqueue outside a claim and without a parent
+├── DuplicateEntry          the same effect asked for twice: .entry_id
+├── SchemaError             the tables are missing, or of another version
+├── ClaimError              a claim is used against its rules
+│   ├── AlreadyAnswered     work inside a replay
+│   ├── ClaimOpen           a commit, or a second claim, while a claim is open
+│   ├── ClaimLost           the transaction of an open claim ended under it
+│   └── NotAnswered         the block ended without `respond` or `reject`
+└── RequestRefused          the request cannot be answered: .status, for HTTP
+    ├── KeyMissing          400
+    ├── KeyMalformed        400
+    ├── KeyInFlight         409: .retry_after
+    ├── RequestMismatch     422: the key was used with another request
+    └── KeyExpired          422: the key is older than its retry window
 """
 
 from datetime import timedelta

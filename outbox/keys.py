@@ -32,8 +32,10 @@ LIMITS = {
     "parent": (1, 255),
     "operation": (1, 128),
     "discriminator": (0, 255),
+    "destination": (1, 255),
+    "ordering_key": (1, 255),
 }
-"""Fewest and most bytes of UTF-8, for each field of a key. Source: docs/keys.md."""
+"""Fewest and most bytes of UTF-8, for each field of a key (docs/keys.md) and for what else names something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,10 @@ class Keyring:
             check_secret(kid, secret)
         if current is None and len(secrets) == 1:
             current = next(iter(secrets))
-        if current not in secrets:
+        if current is None or current not in secrets:
             raise ConfigurationError(f"current={current!r} is not among the key ring's kids {sorted(secrets)}")
         self._secrets = dict(secrets)
-        self.current = current
+        self.current: str = current
         self.is_public = False
 
     @classmethod
@@ -171,7 +173,9 @@ def entry_id(fields: KeyFields) -> UUID:
 
 def parent_id(env: str, parent: ParentKey) -> UUID:
     """The digest under which a parent's record and entries are found."""
-    return _uuid8(pae(b"obx/parent-id/v1", env.encode(), parent.scope.encode(), parent.source.encode(), parent.key.encode()))
+    return _uuid8(
+        pae(b"obx/parent-id/v1", env.encode(), parent.scope.encode(), parent.source.encode(), parent.key.encode())
+    )
 
 
 def encode_native(tag: Tag) -> ChildKey:

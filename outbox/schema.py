@@ -56,7 +56,10 @@ class Instant(TypeDecorator[datetime]):
         return (value - EPOCH) // MICROSECOND if value is not None and dialect.name == "sqlite" else value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        return EPOCH + value * MICROSECOND if value is not None and dialect.name == "sqlite" else value
+        instant: datetime | None = (
+            EPOCH + value * MICROSECOND if value is not None and dialect.name == "sqlite" else value
+        )
+        return instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,8 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
     )
     for table, parameters in storage_parameters(tables).items():
         options = ", ".join(f"{name} = {value}" for name, value in parameters.items())
-        ddl = DDL(f"ALTER TABLE %(fullname)s SET ({options})").execute_if(dialect="postgresql")
-        event.listen(table, "after_create", ddl)
+        ddl = DDL(f"ALTER TABLE %(fullname)s SET ({options})")  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
+        event.listen(table, "after_create", ddl.execute_if(dialect="postgresql"))
     return tables
 
 

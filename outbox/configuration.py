@@ -1,0 +1,77 @@
+"""What an outbox is set up with: the key ring, the environment's name, the tables' schema and prefix."""
+
+import os
+from collections.abc import Collection
+from datetime import timedelta
+from functools import cached_property
+
+from sqlalchemy import MetaData
+
+from outbox.errors import ConfigurationError
+from outbox.keys import Keyring, check_field
+from outbox.schema import Tables, define_tables
+
+PAYLOAD_BYTES_MAX = 256 * 1024
+OPTIONS = frozenset({"account", "api_version"})
+AUDIT_WINDOW = timedelta(days=30)
+
+
+class Configuration:
+    """The settings of one outbox; `outbox.Outbox` is what an app makes of them."""
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        *,
+        env: str,
+        schema: str | None = None,
+        prefix: str = "outbox_",
+        options: Collection[str] = (),
+        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+        audit: timedelta = AUDIT_WINDOW,
+    ) -> None:
+        if not isinstance(keyring, Keyring):
+            raise ConfigurationError(f"keyring must be an outbox.Keyring, not {type(keyring).__name__}")
+        check_field("env", env)
+        self.keyring = keyring
+        self.env = env
+        self.schema = schema
+        self.prefix = prefix
+        self.options = OPTIONS | frozenset(options)
+        self.payload_bytes_max = payload_bytes_max
+        self.audit = audit
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The outbox's tables, in a MetaData of their own."""
+        return define_tables(MetaData(), schema=self.schema, prefix=self.prefix)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Configuration):
+            return NotImplemented
+        return self._settings() == other._settings()
+
+    __hash__ = object.__hash__
+
+    def _settings(self) -> tuple[object, ...]:
+        return (
+            self.keyring,
+            self.env,
+            self.schema,
+            self.prefix,
+            self.options,
+            self.payload_bytes_max,
+            self.audit,
+        )
+
+
+def configuration_from_environment() -> Configuration:
+    """Read OUTBOX_SECRET (`kid:base64,older:base64`, the current one first) and OUTBOX_ENV."""
+    secret, env = os.environ.get("OUTBOX_SECRET"), os.environ.get("OUTBOX_ENV")
+    missing = [name for name, value in (("OUTBOX_SECRET", secret), ("OUTBOX_ENV", env)) if not value]
+    if not secret or not env:
+        raise ConfigurationError(
+            f"the outbox is not configured: call outbox.configure(keyring, env=...) at the app's start,"
+            f" or set {' and '.join(missing)}"
+        )
+    return Configuration(Keyring.from_text(secret), env=env)

@@ -1,0 +1,145 @@
+"""The heart of the write side: an entry in the caller's transaction."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+from outbox.configuration import Configuration
+from outbox.entries import NewEntry
+from outbox.errors import InvalidValue, ParentRequired
+from outbox.keys import (
+    ChildKey,
+    KeyFields,
+    ParentKey,
+    check_field,
+    derive_tag,
+    encode_native,
+    entry_id,
+    parent_id,
+)
+from outbox.payload import encode_json
+from outbox.session import AnySession, ClaimedParent, duplicate, state_of, sync_session
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An effect that was asked for. Both are known before the flush.
+
+    child_key: its native form; an adapter may send the same tag as a UUID or in hex.
+    """
+
+    id: UUID
+    child_key: str
+
+
+def enqueue(
+    configuration: Configuration,
+    session: AnySession,
+    operation: str,
+    payload: Any,
+    *,
+    parent: str | ParentKey | None,
+    discriminator: str,
+    destination: str | None,
+    options: Mapping[str, Any] | None,
+    due: datetime | timedelta | None,
+    ordering_key: str | None,
+    if_exists: Literal["raise", "ignore"],
+) -> Entry:
+    """Validate everything, derive the key, and leave the entry with the session. See `Outbox.enqueue`."""
+    inner = sync_session(session)
+    state = state_of(inner)
+    claimed = state.claim.parent_for(configuration) if state.claim is not None else None
+    fields = KeyFields(configuration.env, _parent(parent, claimed), operation, discriminator)
+    kid = claimed.kid if claimed else configuration.keyring.current
+    due_at, delay = _due(due)
+    entry = NewEntry(
+        configuration=configuration,
+        id=entry_id(fields),
+        fields=fields,
+        kid=kid,
+        tag=derive_tag(configuration.keyring, kid, fields),
+        parent_id=parent_id(configuration.env, fields.parent),
+        record_id=claimed.record_id if claimed else None,
+        destination=_destination(destination, operation),
+        payload=encode_json("payload", payload, configuration.payload_bytes_max),
+        options=_options(configuration, options),
+        ordering_key=_ordering_key(ordering_key),
+        due_at=due_at,
+        delay=delay,
+        keep_first=_keep_first(if_exists),
+    )
+    first = state.pending.get((id(configuration), entry.id))
+    if first is None:
+        state.add(inner, entry)
+    elif not entry.keep_first:
+        raise duplicate(entry)
+    return Entry(entry.id, encode_native((first or entry).tag))
+
+
+def child_key(configuration: Configuration, parent: str | ParentKey, operation: str, discriminator: str) -> ChildKey:
+    """The native child key of one effect under the current secret. See `Outbox.child_key`."""
+    fields = KeyFields(configuration.env, ParentKey.of(parent), operation, discriminator)
+    return encode_native(derive_tag(configuration.keyring, configuration.keyring.current, fields))
+
+
+def _parent(parent: str | ParentKey | None, claimed: ClaimedParent | None) -> ParentKey:
+    if parent is not None:
+        return ParentKey.of(parent)
+    if claimed is None:
+        raise ParentRequired(
+            "enqueue needs parent=, the key of what caused it (e.g. parent='invoice:42'), unless it is called inside an"
+            " outbox.idempotent block, whose key it then takes"
+        )
+    return claimed.parent
+
+
+def _destination(destination: str | None, operation: str) -> str:
+    if destination is None:
+        return operation.partition(".")[0]
+    check_field("destination", destination)
+    return destination
+
+
+def _ordering_key(ordering_key: str | None) -> str | None:
+    if ordering_key is not None:
+        check_field("ordering_key", ordering_key)
+    return ordering_key
+
+
+def _options(configuration: Configuration, options: Mapping[str, Any] | None) -> str:
+    if not options:
+        return "{}"
+    if not isinstance(options, Mapping):
+        raise InvalidValue("options", options, f"must be a mapping, not {type(options).__name__}")
+    for name in options:
+        if name not in configuration.options:
+            raise InvalidValue(
+                "option",
+                name,
+                f"is not known; known are {sorted(configuration.options)}, more are named with configure(options=...)",
+            )
+    return encode_json("options", dict(options), configuration.payload_bytes_max).decode()
+
+
+def _due(due: datetime | timedelta | None) -> tuple[datetime | None, timedelta]:
+    match due:
+        case None:
+            return None, timedelta(0)
+        case timedelta():
+            if due < timedelta(0):
+                raise InvalidValue("due", due, "a timedelta counts from now and must not be negative")
+            return None, due
+        case datetime():
+            if due.utcoffset() is None:
+                raise InvalidValue("due", due, "has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
+            return due, timedelta(0)
+    raise InvalidValue("due", due, f"must be an aware datetime or a timedelta, not {type(due).__name__}")
+
+
+def _keep_first(if_exists: str) -> bool:
+    if if_exists not in ("raise", "ignore"):
+        raise InvalidValue("if_exists", if_exists, "must be 'raise' or 'ignore'")
+    return if_exists == "ignore"

@@ -1,0 +1,238 @@
+"""Remember a request and its response: claim, replay, or refuse.
+
+The claim, the business rows, the response and the entries commit together. A crash rolls all of it back, so a stale
+pending record cannot exist: the record is inserted with its answer, at the end of the block, under the key's lock.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal
+
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction
+
+from outbox.configuration import Configuration
+from outbox.databases import is_busy
+from outbox.errors import AlreadyAnswered, ClaimError, ClaimLost, ClaimOpen, NotAnswered
+from outbox.keys import ParentKey
+from outbox.records import RecordKey, Response, claim_key, insert_record, key_in_flight
+from outbox.session import AnySession, ClaimedParent, state_of, sync_session
+
+
+class Claim:
+    """A request's claim on its key, open for the length of the `outbox.idempotent` block.
+
+    parent: the key from which the entries of the block derive theirs.
+    replayed: whether the request was answered before; then `response` is that answer and nothing may be written.
+    response: the answer, once there is one.
+    """
+
+    def __init__(self, session: Session, key: RecordKey, response: Response | None) -> None:
+        self.parent: ParentKey = key.parent
+        self.replayed = response is not None
+        self.response = response
+        self._session = session
+        self._key = key
+        self._ended = False
+        self._savepoint: SessionTransaction | None = None
+
+    def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """Keep this answer for every retry of the request; it commits with the caller's transaction.
+
+        body: `bytes` are kept as they are, `str` as UTF-8 text, None as nothing, anything else as JSON; a Content-Type
+        is added unless `headers` names one. A status from 400 on is a failure that the app chose to keep (402, say).
+        Raises `AlreadyAnswered` for a second answer or inside a replay, `InvalidValue` for a status or header that
+        cannot be kept (Set-Cookie never is).
+        """
+        self._require_unanswered("respond")
+        self.response = Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
+        return self.response
+
+    def reject(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """Like `respond`, but undo what the block has written and enqueued: only the answer is kept."""
+        self._require_unanswered("reject")
+        response = Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
+        self._require_savepoint().rollback()
+        self._savepoint = self._session.begin_nested()
+        self.response = response
+        return response
+
+    @property
+    def answer(self) -> Response:
+        """The response; raises `NotAnswered` while there is none."""
+        if self.response is None:
+            raise NotAnswered(f"the request with key {self.parent.key!r} has no answer yet")
+        return self.response
+
+    # --- what the session's events ask
+
+    def parent_for(self, configuration: Configuration) -> ClaimedParent | None:
+        if self.replayed:
+            raise AlreadyAnswered(f"enqueue inside a replay: {self._story()}")
+        if configuration is not self._key.configuration:
+            return None
+        return ClaimedParent(self.parent, self._key.kid, self._key.id)
+
+    def before_flush(self, session: Session) -> None:
+        if self.replayed and (session.new or session.deleted or any(map(session.is_modified, session.dirty))):
+            raise AlreadyAnswered(f"a write inside a replay: {self._story()}")
+
+    def before_execute(self, execution: ORMExecuteState) -> None:
+        if execution.is_insert or execution.is_update or execution.is_delete:
+            raise AlreadyAnswered(f"a write inside a replay: {self._story()}")
+
+    def before_commit(self) -> None:
+        raise ClaimOpen(
+            f"the session was committed inside the outbox.idempotent block of key {self.parent.key!r}: the record, the"
+            " rows and the entries must commit together, so commit after the block"
+        )
+
+    def transaction_ended(self) -> None:
+        self._ended = True
+
+    # --- the block's two ends
+
+    def open(self) -> None:
+        if self.replayed:
+            event.listen(self._session, "do_orm_execute", self.before_execute)
+        else:
+            # Where `reject`, and an exception that the caller survives, go back to.
+            self._savepoint = self._session.begin_nested()
+
+    def close(self) -> None:
+        """Insert the record. Raises what makes the block's work unfit to commit."""
+        if self.replayed:
+            self._session.flush()
+            return
+        savepoint = self._require_savepoint()
+        if self.response is None:
+            raise NotAnswered(
+                f"the outbox.idempotent block of key {self.parent.key!r} ended without claim.respond() or claim.reject()"
+            )
+        savepoint.commit()
+        insert_record(self._session.connection(), self._key, self.response)
+
+    def abandon(self) -> None:
+        """Undo the block's work, so that a caller who goes on and commits keeps neither it nor a record."""
+        if self.replayed or self._ended:
+            return
+        if self._savepoint is not None and self._holds(self._savepoint):
+            with suppress(DBAPIError):  # a connection that broke: nothing of the block can be committed over it
+                self._savepoint.rollback()
+                return
+        state_of(self._session).doomed = self._lost()
+
+    def _holds(self, savepoint: SessionTransaction) -> bool:
+        """Whether `savepoint` is open still, be it under others, or after a flush in it failed."""
+        current = self._session.get_nested_transaction()
+        while current is not None and current is not savepoint:
+            current = current.parent
+        return current is savepoint
+
+    def forget(self) -> None:
+        if self.replayed:
+            event.remove(self._session, "do_orm_execute", self.before_execute)
+
+    def _require_unanswered(self, verb: str) -> None:
+        if self.replayed:
+            raise AlreadyAnswered(f"{verb} inside a replay: {self._story()}")
+        if self.response is not None:
+            raise AlreadyAnswered(f"{verb} after an answer: the block of key {self.parent.key!r} has one already")
+        self._require_savepoint()
+
+    def _require_savepoint(self) -> SessionTransaction:
+        if self._savepoint is None or not self._savepoint.is_active or self._ended:
+            raise self._lost()
+        return self._savepoint
+
+    def _lost(self) -> ClaimLost:
+        return ClaimLost(
+            f"the transaction of the claim on key {self.parent.key!r} was rolled back or committed inside its block;"
+            " roll the session back and run the request anew"
+        )
+
+    def _story(self) -> str:
+        return (
+            f"the request with key {self.parent.key!r} was answered before. Check claim.replayed first and return"
+            " claim.response, or use outbox.run_idempotent, which does"
+        )
+
+
+class IdempotentBlock:
+    """What `outbox.idempotent` returns: `with` it on a Session, `async with` it on an AsyncSession."""
+
+    def __init__(
+        self,
+        session: AnySession,
+        key: RecordKey,
+        in_flight: Literal["conflict", "wait"],
+        wait: timedelta,
+    ) -> None:
+        self._session = session
+        self._key = key
+        self._in_flight = in_flight
+        self._wait = wait
+        self._claim: Claim | None = None
+
+    def __enter__(self) -> Claim:
+        return self._open(sync_session(self._session))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(sync_session(self._session), error)
+
+    async def __aenter__(self) -> Claim:
+        claim: Claim = await self._run_async(self._open)
+        return claim
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._run_async(lambda session: self._close(session, error))
+
+    def _open(self, session: Session) -> Claim:
+        state = state_of(session)
+        if state.claim is not None:
+            raise ClaimOpen("an outbox.idempotent block is open on this session already: a request has one key")
+        response = claim_key(self._begin(session), self._key, self._in_flight, self._wait)
+        claim = self._claim = Claim(session, self._key, response)
+        claim.open()
+        state.claim = claim
+        return claim
+
+    def _begin(self, session: Session) -> Connection:
+        try:
+            session.flush()
+            return session.connection()
+        except DBAPIError as error:
+            if is_busy(error):  # SQLite: another writer outlasted the busy timeout
+                raise key_in_flight(self._key) from error
+            raise
+
+    def _close(self, session: Session, error: BaseException | None) -> None:
+        claim, state = self._claim, state_of(session)
+        if claim is None:
+            raise ClaimError("the outbox.idempotent block was never entered")
+        try:
+            if error is not None:
+                claim.abandon()
+                return
+            try:
+                claim.close()
+            except BaseException:
+                claim.abandon()
+                raise
+        finally:
+            claim.forget()
+            if state.claim is claim:
+                state.claim = None
+
+    async def _run_async(self, work: Any) -> Any:
+        run_sync = getattr(self._session, "run_sync", None)
+        if run_sync is None:
+            raise ClaimError(f"'async with' needs an AsyncSession, not {type(self._session).__name__}: use 'with'")
+        return await run_sync(work)

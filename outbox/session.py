@@ -1,0 +1,201 @@
+"""What we keep on a session: the entries that wait for its next flush, the open claim; and the events that tend to them.
+
+An entry lives and dies with its savepoint: `begin_nested()` flushes first, so what was enqueued before a savepoint
+survives its rollback, and what was enqueued inside goes with it, flushed or not.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from uuid import UUID
+
+from sqlalchemy import Column, Integer, MetaData, Table, event
+from sqlalchemy.orm import Session, SessionTransaction, registry, scoped_session
+from sqlalchemy.orm.attributes import flag_dirty
+from sqlalchemy.orm.session import make_transient_to_detached
+
+from outbox.configuration import Configuration
+from outbox.databases import require_transaction
+from outbox.entries import NewEntry, insert_entries
+from outbox.errors import ClaimError, DuplicateEntry, OutboxError
+from outbox.keys import ParentKey
+
+Result = TypeVar("Result")
+_KEY = "sqlalchemy-outbox"
+
+
+class ClaimedParent(NamedTuple):
+    """What an open claim gives to the entries inside it: its parent key, the kid it is pinned to, its record."""
+
+    parent: ParentKey
+    kid: str
+    record_id: UUID
+
+
+class OpenClaim(Protocol):
+    """What the session's events ask of a claim."""
+
+    def parent_for(self, configuration: Configuration) -> ClaimedParent | None: ...
+    def before_flush(self, session: Session) -> None: ...
+    def before_commit(self) -> None: ...
+    def transaction_ended(self) -> None: ...
+
+
+class _Marker:
+    """A persistent object without columns to change: while it is flagged dirty the unit of work has something to flush."""
+
+
+registry().map_imperatively(_Marker, Table("outbox_marker", MetaData(), Column("id", Integer, primary_key=True)))
+
+
+class SessionState:
+    """What one session holds for its outbox.
+
+    pending: entries that wait for the next flush, by configuration and id.
+    claim: the open idempotency claim, if any.
+    doomed: why this transaction must not commit any more.
+    """
+
+    __slots__ = ("claim", "doomed", "marker", "pending")
+
+    def __init__(self) -> None:
+        self.pending: dict[tuple[int, UUID], NewEntry] = {}
+        self.claim: OpenClaim | None = None
+        self.doomed: ClaimError | None = None
+        self.marker: _Marker | None = None
+
+    def add(self, session: Session, entry: NewEntry) -> None:
+        """Keep `entry` for the session's next flush."""
+        self.pending[id(entry.configuration), entry.id] = entry
+        if self.marker is None or self.marker not in session:
+            self.marker = _Marker()
+            self.marker.id = 1  # type: ignore[attr-defined]  # mapped imperatively
+            make_transient_to_detached(self.marker)
+            session.add(self.marker)
+        flag_dirty(self.marker)
+
+    def write(self, session: Session) -> None:
+        """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` after the insert."""
+        pending, self.pending = list(self.pending.values()), {}
+        connection = session.connection()
+        require_transaction(connection)
+        while pending:
+            configuration = pending[0].configuration
+            ours = [entry for entry in pending if entry.configuration is configuration]
+            pending = [entry for entry in pending if entry.configuration is not configuration]
+            written = insert_entries(connection, ours)
+            for entry in ours:
+                if entry.id not in written and not entry.keep_first:
+                    raise duplicate(entry)
+
+
+def duplicate(entry: NewEntry) -> DuplicateEntry:
+    fields = entry.fields
+    return DuplicateEntry(
+        f"{fields.operation!r} of parent {fields.parent.key!r} (scope {fields.parent.scope!r}, source"
+        f" {fields.parent.source!r}) with discriminator {fields.discriminator!r} was enqueued before: give another"
+        " discriminator for another effect, or if_exists='ignore' to keep the first",
+        entry.id,
+    )
+
+
+def state_of(session: Session) -> SessionState:
+    """The session's state, made at its first use."""
+    state: SessionState | None = session.info.get(_KEY)
+    if state is None:
+        state = session.info[_KEY] = SessionState()
+    return state
+
+
+# --- Session and AsyncSession alike
+
+
+class AsyncSessionLike(Protocol):
+    """An `AsyncSession`, known by its shape: naming the class would make the asyncio extra a requirement."""
+
+    @property
+    def sync_session(self) -> Session: ...
+
+    async def run_sync(self, fn: Callable[..., Result], *args: Any, **kw: Any) -> Result: ...
+
+
+AnySession = Session | scoped_session[Any] | AsyncSessionLike
+
+
+def sync_session(session: Any) -> Session:
+    """The plain Session in which the work is done, whatever was handed in."""
+    if isinstance(session, Session):
+        return session
+    inner = getattr(session, "sync_session", None)
+    if inner is None and hasattr(session, "registry"):  # a scoped_session, sync or async
+        return sync_session(session())
+    if not isinstance(inner, Session):
+        raise OutboxError(f"a Session or AsyncSession is needed, not {type(session).__name__}")
+    return inner
+
+
+@overload
+def in_session(session: Session | scoped_session[Any], work: Callable[[Session], Result]) -> Result: ...
+@overload
+def in_session(session: AsyncSessionLike, work: Callable[[Session], Result]) -> Awaitable[Result]: ...
+def in_session(session: Any, work: Callable[[Session], Result]) -> Result | Awaitable[Result]:
+    """Do `work` on the plain Session: at once for a Session, as an awaitable for an AsyncSession."""
+    if isinstance(session, Session) or not hasattr(session, "run_sync"):
+        return work(sync_session(session))
+    awaitable: Awaitable[Result] = session.run_sync(work)
+    return awaitable
+
+
+# --- events, on every Session of the process; each costs one look into `session.info`
+
+
+@event.listens_for(Session, "before_flush")
+def _before_flush(session: Session, flush_context: object, instances: object) -> None:
+    state: SessionState | None = session.info.get(_KEY)
+    if state is None:
+        return
+    if state.marker is not None and state.marker in session:
+        session.expunge(state.marker)
+    if state.claim is not None:
+        state.claim.before_flush(session)
+    if state.pending:
+        state.write(session)
+
+
+@event.listens_for(Session, "after_flush")
+def _after_flush(session: Session, flush_context: object) -> None:
+    # What other listeners enqueued during the flush itself: the commit may not flush again.
+    state: SessionState | None = session.info.get(_KEY)
+    if state is not None and state.pending:
+        state.write(session)
+
+
+@event.listens_for(Session, "before_commit")
+def _before_commit(session: Session) -> None:
+    state: SessionState | None = session.info.get(_KEY)
+    if state is None or session.in_nested_transaction():
+        return
+    if state.doomed is not None:
+        raise state.doomed
+    if state.claim is not None:
+        state.claim.before_commit()
+    if state.pending:  # `expunge_all()` took the marker out: an entry is not lost by that
+        state.write(session)
+
+
+@event.listens_for(Session, "after_soft_rollback")
+def _after_soft_rollback(session: Session, previous: SessionTransaction) -> None:
+    state: SessionState | None = session.info.get(_KEY)
+    if state is not None:
+        state.pending.clear()
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+    state: SessionState | None = session.info.get(_KEY)
+    if state is None or transaction.parent is not None:
+        return
+    state.pending.clear()
+    state.doomed = None
+    if state.claim is not None:
+        state.claim.transaction_ended()
+        state.claim = None

@@ -1,0 +1,117 @@
+"""What became of a parent's entries, and their cancelling while that is still certain to be in time."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from sqlalchemy import delete, func, insert, select
+from sqlalchemy.orm import Session
+
+from outbox.configuration import Configuration
+from outbox.databases import clock, require_transaction
+from outbox.keys import ParentKey, Tag, encode_native, parent_id
+
+State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryStatus:
+    """One entry as it stands.
+
+    state: delivered, failed and cancelled are final and true; uncertain: it may have happened, and only a look at the
+        service or a person can tell.
+    result: what the service answered, as the adapter chose to keep it; None until settled.
+    reason: why it failed, waits or is uncertain, if it does.
+    attempts: how many sends may have left.
+    """
+
+    id: UUID
+    operation: str
+    discriminator: str
+    child_key: str
+    state: State
+    result: Any
+    reason: str | None
+    attempts: int
+    created_at: datetime
+    settled_at: datetime | None
+
+
+def read_status(configuration: Configuration, session: Session, parent: str | ParentKey) -> list[EntryStatus]:
+    """Every entry under `parent`, oldest first, including what this session has enqueued."""
+    session.flush()
+    tables = configuration.tables
+    entry, queue, settlement = tables.entry, tables.queue, tables.settlement
+    statement = (
+        select(
+            entry.c.id,
+            entry.c.operation,
+            entry.c.discriminator,
+            entry.c.tag,
+            func.coalesce(settlement.c.state, queue.c.state).label("state"),
+            settlement.c.result,
+            settlement.c.reason,
+            queue.c.outcome,
+            func.coalesce(settlement.c.attempts, queue.c.attempts).label("attempts"),
+            entry.c.created_at,
+            settlement.c.settled_at,
+        )
+        .select_from(
+            entry.outerjoin(queue, queue.c.id == entry.c.id).outerjoin(settlement, settlement.c.id == entry.c.id)
+        )
+        .where(entry.c.parent_id == parent_id(configuration.env, ParentKey.of(parent)))
+        .order_by(entry.c.created_at, entry.c.id)
+    )
+    return [
+        EntryStatus(
+            id=row.id,
+            operation=row.operation,
+            discriminator=row.discriminator,
+            child_key=encode_native(Tag(bytes(row.tag))),
+            state=row.state,
+            result=None if row.result is None else json.loads(row.result),
+            reason=row.reason if row.settled_at else _waiting_reason(row.outcome),
+            attempts=row.attempts,
+            created_at=row.created_at,
+            settled_at=row.settled_at,
+        )
+        for row in session.connection().execute(statement)
+    ]
+
+
+def _waiting_reason(outcome: str | None) -> str | None:
+    reason: str | None = json.loads(outcome).get("reason") if outcome else None
+    return reason
+
+
+def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID) -> bool:
+    """Cancel what was never possibly sent: one DELETE with that condition, then the settlement."""
+    session.flush()
+    connection = session.connection()
+    require_transaction(connection)
+    queue, settlement = configuration.tables.queue, configuration.tables.settlement
+    cancelled = connection.execute(
+        delete(queue)
+        .where(
+            queue.c.id == entry_id,
+            queue.c.state.in_(("pending", "retry")),
+            queue.c.lease_token.is_(None),
+            ~queue.c.maybe_sent,
+        )
+        .returning(queue.c.deliveries, queue.c.attempts, queue.c.key_epoch)
+    ).one_or_none()
+    if cancelled is None:
+        return False
+    connection.execute(
+        insert(settlement).values(
+            id=entry_id,
+            state="cancelled",
+            deliveries=cancelled.deliveries,
+            attempts=cancelled.attempts,
+            key_epoch=cancelled.key_epoch,
+            settled_at=clock(),
+        )
+    )
+    return True
