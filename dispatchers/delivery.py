@@ -37,7 +37,7 @@ class Delivery:
     key: the child key in the form that the adapter declared: the same for every attempt.
     attempt: 1 for the first; how many sends of this entry may have left, this one included.
     options: stored verbatim by `outbox.enqueue`, e.g. {"account": "acct_1"}.
-    seconds_max: how long this send may take in all; the dispatcher cancels it then.
+    deadline: when the dispatcher cancels this send, on the event loop's clock (`asyncio.timeout_at(deadline)`).
     """
 
     id: UUID
@@ -47,7 +47,7 @@ class Delivery:
     attempt: int
     options: Mapping[str, Any]
     headers: Mapping[str, str]
-    seconds_max: float
+    deadline: float
 
     @property
     def payload(self) -> Any:
@@ -152,7 +152,9 @@ class KeyFormat:
             "hex": "0123456789abcdef",
         }[self.encoding]
         refused = [char for char in alphabet if not re.fullmatch(self.alphabet, char)]
-        return f"{self.encoding} keys contain {''.join(refused)!r}, the service takes {self.alphabet}" if refused else None
+        return (
+            f"{self.encoding} keys contain {''.join(refused)!r}, the service takes {self.alphabet}" if refused else None
+        )
 
 
 NATIVE: Final = KeyFormat()
@@ -173,6 +175,8 @@ class Adapter(Protocol):
     age_max: the same for the time since the entry was due.
     pinned: what else must not change between two attempts (an API version, an account); a later attempt in doubt whose
         adapter differs here or in `key_format` is refused and reported.
+
+    An adapter with an `async def aclose()` has it called when its dispatcher stops.
     """
 
     window: Window = None
@@ -183,6 +187,10 @@ class Adapter(Protocol):
     attempts_max: int = 20
     age_max: timedelta = timedelta(days=3)
     pinned: str = ""
+
+    def serves(self, operation: str) -> bool:
+        """Whether it knows `operation`. What it does not know waits, for a newer process perhaps, and is reported."""
+        return True
 
     async def send(self, delivery: Delivery) -> Outcome:
         """Call the service once. Foreign errors are answers here, not exceptions; what escapes becomes `Unknown`."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -102,18 +103,9 @@ def _row(entry: NewEntry) -> tuple[Any, ...]:
     )
 
 
-_statements: dict[tuple[str | None, str, bool], TextClause] = {}
-
-
+@cache
 def _statement(tables: Tables, *, many: bool) -> TextClause:
     """One statement for both tables. A single row goes without arrays: they cost a third of so small a statement."""
-    key = (tables.entry.schema, tables.entry.name, many)
-    if key not in _statements:
-        _statements[key] = _build_statement(tables, many=many)
-    return _statements[key]
-
-
-def _build_statement(tables: Tables, *, many: bool) -> TextClause:
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     if many:
         arrays = ", ".join(f"CAST(:{name} AS {type}[])" for name, type in _COLUMNS.items())

@@ -130,6 +130,10 @@ class Keyring:
                 raise ConfigurationError(f"the secret of kid {kid!r} is not base64: {error}") from None
         return cls(secrets, current=next(iter(secrets)))
 
+    @property
+    def kids(self) -> list[str]:
+        return sorted(self._secrets)
+
     def secret(self, kid: str) -> bytes:
         try:
             return self._secrets[kid]

@@ -117,8 +117,10 @@ def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_")
     Raises: SchemaError, naming what is missing and the command that makes it.
     """
     with _connected(target) as connection:
+        revision = _revision(
+            connection, schema, prefix
+        )  # first: an upgrade that commits between the two must not confuse
         missing = _missing(connection, schema, prefix)
-        revision = _revision(connection, schema, prefix)
     outdated = revision is not None and revision < head()
     if not missing and not outdated:
         return

@@ -56,13 +56,13 @@ class Instant(TypeDecorator[datetime]):
         return (value - EPOCH) // MICROSECOND if value is not None and dialect.name == "sqlite" else value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        instant: datetime | None = (
-            EPOCH + value * MICROSECOND if value is not None and dialect.name == "sqlite" else value
-        )
+        if value is None:
+            return None
+        instant: datetime = EPOCH + value * MICROSECOND if dialect.name == "sqlite" else value.astimezone(UTC)
         return instant
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tables:
     """The outbox's tables under one schema and prefix."""
 

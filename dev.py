@@ -1,0 +1,197 @@
+"""Everything a developer runs, on a machine with Python 3.11 and a package registry and nothing else.
+
+    python3 dev.py demo [ARGS]     show it at work
+    python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS
+    python3 dev.py bench --quick   a quick benchmark
+    python3 dev.py check           lint, types and contracts only
+    python3 dev.py env             only make the environment
+    python3 dev.py lock [ARGS]     write requirements.lock anew from pyproject.toml; --upgrade for the newest of all
+
+Each makes the environment first, in .venv beside this file: what requirements.lock names and nothing else. A second run
+finds it ready. When the lock has changed, or an earlier run was interrupted, it is made from nothing.
+"""
+
+# Kept to what Python 3.7 can parse, so that an old one gets to say what is wrong instead of a syntax error.
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import venv
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator, NoReturn, Sequence  # noqa: UP035
+
+ROOT = Path(__file__).resolve().parent
+LOCK = ROOT / "requirements.lock"
+PYPROJECT = ROOT / "pyproject.toml"
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+READY = VENV / "ready.json"
+
+PYTEST_WORKERS = 2
+CHECKS = (
+    ("ruff check",),
+    ("ruff format", "--check"),
+    ("mypy",),
+    ("basedpyright", "--pythonpath", str(PYTHON)),
+    ("lint-imports",),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    command, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
+    if command in ("-h", "--help", "help"):
+        print(__doc__)
+        return 0
+    if command not in ("demo", "test", "bench", "check", "env", "lock") or (command in ("check", "env") and rest):
+        return usage_error()
+    if command == "bench" and "--quick" not in rest:
+        return usage_error("bench: only --quick exists so far")
+    os.chdir(ROOT)
+    make_environment()
+    if command == "demo":
+        become_python("-m", "examples.demo", *rest)
+    if command == "bench":
+        become_python("-m", "benchmarks.quick", *(argument for argument in rest if argument != "--quick"))
+    if command == "lock":
+        return lock(rest)
+    failed = 0 if command == "env" else run_checks()
+    return run_pytest(rest, failed) if command == "test" else min(failed, 1)
+
+
+def usage_error(text: str = "") -> int:
+    print(f"{text or __doc__}", file=sys.stderr)
+    return 2
+
+
+# --- the environment
+
+
+def make_environment() -> None:
+    """Make `.venv` what the lock says, doing no more than is needed.
+
+    What is there is believed only if `ready.json`, the last thing written to it, says that it was finished, and for
+    these very packages. A change of pyproject.toml alone only installs the project again.
+    """
+    found = ready()
+    if found.get("packages") != packages():
+        install_everything()
+    elif found.get("project") == digest(PYPROJECT):
+        return
+    with step("installing the project"):
+        # Built by the locked hatchling, not by the registry's newest.
+        pip("install", "--no-deps", "--no-build-isolation", "--editable", ".")
+    READY.write_text(json.dumps({"packages": packages(), "project": digest(PYPROJECT)}))
+
+
+def ready() -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(READY.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if PYTHON.exists() else {}
+
+
+def packages() -> list[str]:
+    """What makes the installed packages others: the lock, the folder (scripts hold its path), the interpreter."""
+    return [digest(LOCK), str(ROOT), os.path.realpath(PYTHON)]
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def install_everything() -> None:
+    if sys.version_info < (3, 11):  # noqa: UP036
+        stop(f"this needs Python 3.11 or newer, and {sys.executable} is {sys.version.split()[0]}: run another python3")
+    if importlib.util.find_spec("ensurepip") is None:
+        minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        stop(f"this Python has no ensurepip: install it (on Debian and Ubuntu: apt-get install python{minor}-venv)")
+    count = sum(1 for line in LOCK.read_text().splitlines() if "==" in line)
+    with step("making .venv"):
+        venv.EnvBuilder(clear=True, symlinks=True, with_pip=True).create(VENV)
+    with step(f"installing {count} locked packages"):
+        pip("install", "--require-hashes", "--requirement", str(LOCK))
+
+
+def pip(*arguments: str) -> None:
+    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    # A user's wish to install outside of any environment is not meant for this one.
+    environment = {**os.environ, "PIP_USER": "0"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        print(f"failed\n{done.stdout}", flush=True)
+        stop(f"pip {arguments[0]} failed, see above")
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    started = time.monotonic()
+    print(f"{what} ... ", end="", flush=True)
+    yield
+    print(f"{time.monotonic() - started:.1f} s", flush=True)
+
+
+def stop(text: str) -> NoReturn:
+    raise SystemExit(f"dev.py: {text}")
+
+
+def lock(arguments: Sequence[str]) -> int:
+    """Pin every package for every platform, keeping the pins that still fit. Names no registry: pip knows its own."""
+    options = "--group dev --all-extras --universal --python-version 3.11 --generate-hashes --no-annotate --no-header"
+    command = ["uv", "pip", "compile", "--quiet", "pyproject.toml", *options.split(), "--output-file", LOCK.name]
+    return run(*command, *arguments).returncode
+
+
+# --- what runs in it
+
+
+def become_python(*arguments: str) -> NoReturn:
+    os.execve(PYTHON, [str(PYTHON), *arguments], inside())
+
+
+def inside() -> dict[str, str]:
+    """The environment variables of an activated .venv: a tool that starts another finds the one beside it."""
+    path = os.pathsep.join([str(PYTHON.parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
+
+
+def run(program: str, *arguments: str, output: int | None = None) -> subprocess.CompletedProcess[str]:
+    command = [str(PYTHON.parent / program), *arguments]
+    return subprocess.run(command, env=inside(), stdout=output, stderr=output and subprocess.STDOUT, text=True)
+
+
+def run_checks() -> int:
+    """Run every check, whatever became of the one before. Returns: how many failed."""
+    failed = []
+    for name, *options in CHECKS:
+        started = time.monotonic()
+        done = run(*name.split(), *options, output=subprocess.PIPE)
+        verdict = "FAILED" if done.returncode else "ok"
+        print(f"{name:<14} {verdict:<6} {time.monotonic() - started:6.1f} s", flush=True)
+        if done.returncode:
+            failed.append(name)
+            print(done.stdout, flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", flush=True)
+    return len(failed)
+
+
+def run_pytest(arguments: Sequence[str], failed: int) -> int:
+    """Last, and in the open: its closing line is the last thing printed."""
+    given = any(argument.startswith(("-n", "--numprocesses", "--pdb")) for argument in arguments)
+    workers = [] if given else ["-n", str(PYTEST_WORKERS)]
+    status = run("pytest", *workers, *arguments).returncode
+    return 1 if failed else status
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,62 @@
+"""An outside service in this process's memory, for tests and benchmarks."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+
+from dispatchers.delivery import FOREVER, Adapter, Delivered, Delivery, Outcome, Rejected, Window
+
+
+class MemoryAdapter(Adapter):
+    """Answers as it is told, remembers what it was sent, and deduplicates by key as a service with keys does.
+
+    answer: called with each delivery that is executed, or outcomes handed out in turn (then it delivers). Left out, it
+        delivers, with {"id": the entry's id}.
+    window: FOREVER, or what a test wants declared. With None it keeps no keys: every send is executed.
+    keep: False for benchmarks: nothing is remembered, so nothing is deduplicated either.
+
+    The first `Delivered` or `Rejected` of a key is the answer to every later send of it: `replayed`, or `conclusive`.
+    All other outcomes leave no trace under the key.
+    """
+
+    replays_errors = "all"
+
+    def __init__(
+        self,
+        answer: Callable[[Delivery], Outcome] | Iterable[Outcome] | None = None,
+        *,
+        window: Window = FOREVER,
+        timeout: timedelta = timedelta(seconds=30),
+        keep: bool = True,
+    ) -> None:
+        self.window = window
+        self.timeout = timeout
+        self.keep = keep
+        self.deliveries: list[Delivery] = []
+        """Everything that was sent here, repeats included."""
+        self.effects: Counter[str] = Counter()
+        """How many times each key was executed: no more than once, unless `window` is None."""
+        self._answers: dict[str, Delivered | Rejected] = {}
+        self._answer = answer if callable(answer) else _in_turn(answer or ())
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        if not self.keep:
+            return self._answer(delivery)
+        self.deliveries.append(delivery)
+        match self._answers.get(delivery.key):
+            case Delivered() as stored:
+                return replace(stored, replayed=True)
+            case Rejected() as stored:
+                return replace(stored, conclusive=True)
+        outcome = self._answer(delivery)
+        if isinstance(outcome, Delivered):
+            self.effects[delivery.key] += 1
+        if isinstance(outcome, Delivered | Rejected) and self.window is not None:
+            self._answers[delivery.key] = outcome
+        return outcome
+
+
+def _in_turn(outcomes: Iterable[Outcome]) -> Callable[[Delivery], Outcome]:
+    remaining = iter(outcomes)
+    return lambda delivery: next(remaining, None) or Delivered({"id": str(delivery.id)})

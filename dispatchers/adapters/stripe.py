@@ -1,0 +1,578 @@
+"""Stripe: every write of its v1 API, under the entry's child key.
+
+    Dispatcher(..., adapters={"stripe": StripeAdapter(api_key=os.environ["STRIPE_API_KEY"])})
+
+    outbox.enqueue(session, "stripe.payment_intents.create", {"amount": 2000, "currency": "eur"}, parent="invoice:42")
+    outbox.enqueue(session, "stripe.payment_intents.capture", {"intent": "pi_1", "amount_to_capture": 500}, ...)
+    outbox.enqueue(session, "stripe.checkout.sessions.create", {...}, options={"account": "acct_1"}, ...)
+
+What follows the first dot is the SDK's own name of the operation: `StripeClient.v1.<name>_async`.
+The payload is its parameters. An id that belongs in the URL stands among them, under the SDK's name for it (`intent`
+above, `customer` for `stripe.customers.update`); no operation has a parameter and a URL id of one name.
+"""
+
+import asyncio
+import inspect
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from importlib import import_module
+from itertools import takewhile
+from typing import Any, Final, TypeAlias
+
+import httpx
+import stripe
+from stripe import oauth_error
+
+from dispatchers.delivery import (
+    Adapter,
+    Deferred,
+    Delivered,
+    Delivery,
+    InProgress,
+    KeyConflict,
+    Outcome,
+    Rejected,
+    Unknown,
+)
+from outbox.errors import ConfigurationError
+
+WINDOW: Final = timedelta(hours=24)  # docs.stripe.com/api/idempotent_requests: "at least 24 hours old"
+METADATA_KEYS_MAX: Final = 50  # docs.stripe.com/metadata
+ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024  # ours: a hundred times Stripe's largest common object
+OPTIONS: Final = frozenset({"account", "api_version"})
+HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+
+
+class StripeAdapter(Adapter):
+    """Serves `stripe.*`: one request a send, with the child key as its idempotency key; the SDK's own retries are off.
+
+    api_key: secret or restricted; never shown, logged or stored.
+    api_version: sent with every request; left out, the one that the installed SDK was built for. Name it, so that an
+        upgrade of the SDK does not change it between two attempts.
+    account: the connected account on whose behalf it calls (`Stripe-Account`). An entry's options {"account": ...,
+        "api_version": ...} go before both; {"account": None} is the platform itself.
+    base_url: where Stripe's hosts are imitated, for tests and demos; all of the SDK's hosts are replaced.
+    timeout: how long one send may take in all; connecting gets up to half of it, so that an unreachable Stripe is known
+        as such.
+    window: how long Stripe surely remembers a key.
+
+    `metadata.outbox_id` is set to the entry's id on what a `.create` makes, where Stripe takes metadata and the payload
+    does not set it. An entry's headers are not sent. `replays` counts the answers that Stripe only repeated.
+    """
+
+    replays_errors = "all"
+
+    def __init__(
+        self,
+        *,
+        api_key: str,
+        api_version: str | None = None,
+        account: str | None = None,
+        base_url: str | None = None,
+        timeout: timedelta = timedelta(seconds=30),
+        window: timedelta = WINDOW,
+    ) -> None:
+        if not isinstance(api_key, str) or not re.fullmatch(r"[\x21-\x7e]+", api_key):
+            raise ConfigurationError("api_key must be Stripe's secret key as text, without spaces (it is not shown)")
+        self.api_version = api_version or stripe.api_version
+        self.account = account
+        self.timeout = timeout
+        self.window = window
+        for name, value in (("api_version", self.api_version), ("account", account)):
+            if value is not None and not HEADER_VALUE.fullmatch(value):
+                raise ConfigurationError(f"{name}={value!r} cannot be sent as a header")
+        # Live and test mode remember keys apart: a swap is as bad as a change of account. The key itself may be rolled.
+        self.mode = next((mode for mode in ("live", "test") if f"_{mode}_" in api_key), "?")
+        self.pinned = f"stripe version={self.api_version} account={account or '-'} mode={self.mode}"
+        self.replays = 0
+        self._transport = _Transport(timeout)
+        self._client = stripe.StripeClient(
+            api_key,
+            stripe_version=self.api_version,
+            base_addresses=_everywhere(base_url),
+            max_network_retries=0,
+            http_client=self._transport,
+        )
+        self._operations: dict[str, _Operation] = {}
+
+    def __repr__(self) -> str:
+        return f"StripeAdapter(api_version={self.api_version!r}, account={self.account!r}, mode={self.mode!r})"
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        exchange = _Exchange()
+        _current.set(exchange)
+        try:
+            call = self._call(delivery)
+            answer = await call
+        except _Refused as refused:
+            return refused.outcome
+        except Exception as error:
+            # Not just stripe.StripeError: the SDK also trips over odd answers, and a 2xx is delivered all the same.
+            outcome = outcome_of(error, exchange)
+        else:
+            outcome = Delivered(_remembered(answer, exchange), replayed=exchange.replayed)
+        self.replays += exchange.replayed
+        return outcome
+
+    def serves(self, operation: str) -> bool:
+        """Whether this version of the SDK has it; a newer deploy may have enqueued it for one that does."""
+        return operation in self._operations or _Operation.found(self._client, operation) is not None
+
+    async def aclose(self) -> None:
+        """Close the connections. The adapter may be used again afterwards."""
+        await self._transport.close_async()
+
+    def _call(self, delivery: Delivery) -> Awaitable[Any]:
+        """The SDK's call, not yet begun. Raises `_Refused` for what must not be sent."""
+        operation = self._operation(delivery.operation)
+        params = delivery.payload
+        if not isinstance(params, dict):
+            raise _Refused(Rejected(f"{delivery.operation} takes an object as its payload, not a {_json_kind(params)}"))
+        ids = [_taken_id(params, name, delivery.operation) for name in operation.ids]
+        if operation.takes_metadata:
+            _mark(params, str(delivery.id))
+        return operation.method(*ids, params, self._options(delivery))
+
+    def _operation(self, name: str) -> "_Operation":
+        operation = self._operations.get(name) or _Operation.found(self._client, name)
+        if operation is None:
+            # A newer deploy may have enqueued it, so it waits for one that knows it.
+            raise _Refused(Deferred(f"{name} is not in this version of the SDK (stripe {stripe.VERSION})"))
+        self._operations[name] = operation
+        return operation
+
+    def _options(self, delivery: Delivery) -> dict[str, Any]:
+        options = {"account": self.account, "api_version": self.api_version, **delivery.options}
+        if unknown := sorted(options.keys() - OPTIONS):
+            raise _Refused(Rejected(f"unknown options {unknown}: Stripe's are {sorted(OPTIONS)}"))
+        for name, value in options.items():
+            optional = name == "account" and value is None
+            if not optional and not (isinstance(value, str) and HEADER_VALUE.fullmatch(value)):
+                raise _Refused(Rejected(f"option {name!r} cannot be sent as a header"))
+        return {
+            "idempotency_key": delivery.key,
+            "max_network_retries": 0,
+            "stripe_account": options["account"],
+            "stripe_version": options["api_version"],
+        }
+
+
+# --- what is sent
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """One operation of the SDK. ids: the names of its URL's ids, in order."""
+
+    method: Callable[..., Awaitable[Any]]
+    ids: tuple[str, ...]
+    takes_metadata: bool
+
+    @classmethod
+    def found(cls, client: stripe.StripeClient, name: str) -> "_Operation | None":
+        *services, action = name.split(".")[1:] or [""]
+        if any(word.startswith("_") for word in (*services, action)):
+            return None
+        service: Any = client.v1
+        for word in services:
+            service = getattr(service, word, None)
+        method = getattr(service, f"{action}_async", None)
+        if not inspect.iscoroutinefunction(method):
+            return None
+        # Every method takes the ids of its URL, then `params`, then `options`.
+        ids = tuple(takewhile(lambda argument: argument != "params", inspect.signature(method).parameters))
+        # Only for what is made: on a later update, the mark would replace that of the entry which made the object.
+        return cls(method, ids, action == "create" and "metadata" in _param_names(method))
+
+
+def _param_names(method: Callable[..., Any]) -> frozenset[str]:
+    """The parameters that an operation takes in its body: the keys of the TypedDict that the SDK names."""
+    named = re.search(r"\w+Params", str(inspect.signature(method).parameters["params"].annotation))
+    # stripe.checkout._session_service has its params in stripe.params.checkout
+    package = import_module(".".join(["stripe.params", *method.__module__.split(".")[1:-1]]))
+    return frozenset(getattr(getattr(package, named[0], None), "__annotations__", {}) if named else ())
+
+
+def _mark(params: dict[str, Any], entry_id: str) -> None:
+    """Put the entry's id into the metadata. Every attempt must do it alike, because Stripe compares the parameters."""
+    metadata = params.get("metadata")
+    if metadata is None:
+        metadata = {}
+    if isinstance(metadata, dict) and len(metadata) < METADATA_KEYS_MAX:
+        params["metadata"] = {**metadata, "outbox_id": metadata.get("outbox_id", entry_id)}
+
+
+def _taken_id(params: dict[str, Any], name: str, operation: str) -> str:
+    """Take the URL's id `name` out of the params. An empty one would name the collection, and create."""
+    value = params.pop(name, None)
+    if not isinstance(value, str) or value.strip() in {"", ".", ".."}:
+        raise _Refused(Rejected(f"{operation} needs {name!r} in its payload: the id that belongs in the URL, as text"))
+    return value
+
+
+def _json_kind(value: object) -> str:
+    return {list: "list", str: "string", bool: "boolean", type(None): "null"}.get(type(value), "number")
+
+
+def _everywhere(base_url: str | None) -> Any:
+    """Every host of the SDK replaced, so that nothing meant for a fake reaches Stripe."""
+    if base_url is None:
+        return None
+    if not re.match(r"https?://[^/]", base_url):
+        raise ConfigurationError(f"base_url={base_url!r} must start with http:// or https://")
+    return dict.fromkeys(("api", "connect", "files", "meter_events"), base_url.rstrip("/"))
+
+
+class _Refused(Exception):
+    """Nothing was sent, and `outcome` says why."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+# --- how it is sent
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What the transport saw of one send: more than the SDK's exceptions tell.
+
+    started: the request was handed to a connection. status: None until an answer's head was read.
+    """
+
+    started: bool = False
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=httpx.Headers)
+
+    @property
+    def replayed(self) -> bool:
+        return self.headers.get("idempotent-replayed") == "true"
+
+
+_current: ContextVar[_Exchange] = ContextVar("exchange")
+
+
+class _Transport(stripe.HTTPClient):
+    """Carries the SDK's requests over httpx, one connection pool of one connection for each request in flight.
+
+    One pool for all is searched from end to end at every request: with 100 in flight it made 240 to 290 sends a second,
+    these 1,040; Stripe takes 100 (docs.stripe.com/rate-limits, live mode). The SDK's own `HTTPXClient` has one for all,
+    obeys proxies of the environment, and asks for compression. As many connections are opened as the dispatcher has
+    requests in flight.
+    """
+
+    name = "httpx"
+
+    def __init__(self, timeout: timedelta) -> None:
+        super().__init__()
+        seconds = timeout.total_seconds()
+        # 10 s: whoever has not connected by then was not going to; and that nothing was sent is worth knowing.
+        self._timeouts = httpx.Timeout(seconds, connect=min(10.0, seconds / 2)).as_dict()
+        self._tls = ssl.create_default_context(cafile=stripe.ca_bundle_path)
+        self._idle: list[httpx.AsyncHTTPTransport] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def request_async(
+        self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
+    ) -> tuple[bytes, int, Mapping[str, str]]:
+        if method not in {"post", "delete"}:
+            raise _Refused(Rejected("this operation only reads: an outbox is for effects"))
+        exchange = _current.get()
+        request = httpx.Request(
+            method.upper(),
+            url,
+            headers=_trimmed(headers),
+            content=post_data,
+            extensions={"timeout": self._timeouts},
+        )
+        loop = asyncio.get_running_loop()
+        connection = self._take(loop)
+        try:
+            exchange.started = True
+            response = await connection.handle_async_request(request)
+            exchange.status, exchange.headers = response.status_code, response.headers
+            return await _body(response), response.status_code, response.headers
+        except httpx.HTTPError as error:
+            raise stripe.APIConnectionError(type(error).__name__) from error  # type: ignore[no-untyped-call]
+        finally:
+            if loop is self._loop:
+                self._idle.append(connection)
+
+    async def request_stream_async(
+        self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
+    ) -> tuple[Any, int, Any]:
+        raise _Refused(Rejected("this operation downloads: an outbox is for effects"))
+
+    def _take(self, loop: asyncio.AbstractEventLoop) -> httpx.AsyncHTTPTransport:
+        if loop is not self._loop:
+            # Connections die with the loop they were opened on, and `asyncio.run(run_once())` brings a new one.
+            self._loop, self._idle = loop, []
+        if self._idle:
+            return self._idle.pop()
+        return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, retries=0)
+
+    async def close_async(self) -> None:
+        idle, self._idle = self._idle, []
+        if self._loop is asyncio.get_running_loop():
+            for connection in idle:
+                await connection.aclose()
+
+    def close(self) -> None:
+        self._idle = []
+
+
+def _trimmed(headers: Mapping[str, str]) -> dict[str, str]:
+    """Without how long the last request took, which is nobody's business; uncompressed, as an answer can be a bomb."""
+    kept = {name: value for name, value in headers.items() if name.lower() != "x-stripe-client-telemetry"}
+    return kept | {"Accept-Encoding": "identity"}
+
+
+async def _body(response: httpx.Response) -> bytes:
+    """The answer's bytes, or what could be had of them: cut short they do not parse, but the status still counts."""
+    body = bytearray()
+    try:
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > ANSWER_BYTES_MAX:
+                break
+    except httpx.TransportError:
+        pass
+    finally:
+        await response.aclose()
+    return bytes(body[:ANSWER_BYTES_MAX])
+
+
+# --- what it means
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A failed send in the words that the rows below need; no message of Stripe's, because those quote the request."""
+
+    kind: str
+    status: int | None
+    type: str | None
+    code: str | None
+    decline_code: str | None
+    param: str | None
+    request_id: str | None
+    made: Mapping[str, str]
+    replayed: bool
+    should_retry: str | None
+    after: timedelta | None
+    unsent: bool
+
+    @classmethod
+    def of(cls, error: Exception, exchange: _Exchange) -> "Failure":
+        status, headers, body = exchange.status, exchange.headers, None
+        if isinstance(error, stripe.StripeError):
+            status, headers, body = (
+                status or error.http_status,
+                headers or httpx.Headers(error.headers),
+                error.json_body,
+            )
+        told = body.get("error") if isinstance(body, Mapping) else None
+        details = told if isinstance(told, Mapping) else {}
+        return cls(
+            kind=type(error.__cause__ or error).__name__,  # ReadTimeout rather than APIConnectionError
+            status=status,
+            type=_word(details.get("type")),
+            code=_word(details.get("code")),
+            decline_code=_word(details.get("decline_code")),
+            param=_word(details.get("param")),
+            request_id=_word(headers.get("request-id")),
+            made=_ids_in(details),
+            replayed=headers.get("idempotent-replayed") == "true",
+            should_retry=headers.get("stripe-should-retry"),
+            after=_retry_after(headers),
+            unsent=_surely_unsent(error),
+        )
+
+    @property
+    def reason(self) -> str:
+        codes = "/".join(code for code in (self.code, self.decline_code) if code)
+        about = f"param {self.param}" if self.param else ""
+        status = f"HTTP {self.status}" if self.status else ""
+        details = [part for part in (codes, about, status, self.request_id) if part]
+        return f"{self.type or self.kind}: {', '.join(details)}" if details else self.type or self.kind
+
+    @property
+    def result(self) -> dict[str, Any]:
+        told = {
+            "type": self.type,
+            "code": self.code,
+            "decline_code": self.decline_code,
+            "param": self.param,
+            "http_status": self.status,
+            "request_id": self.request_id,
+        }
+        return {name: value for name, value in told.items() if value is not None} | dict(self.made)
+
+
+def outcome_of(error: Exception, exchange: _Exchange) -> Outcome:
+    """What a failed send means. Total: an exception without a row of its own has that of its nearest ancestor."""
+    failure = Failure.of(error, exchange)
+    if not exchange.started and not isinstance(error, stripe.StripeError):
+        return Rejected(f"the SDK cannot make a request of this payload: {failure.kind}")
+    # By code and type first: the status that comes with them has varied, and the SDK's class follows the status.
+    if failure.code == "idempotency_key_in_use":
+        return InProgress(failure.after)
+    if failure.type == "idempotency_error":
+        return KeyConflict(failure.reason)
+    if failure.code == "lock_timeout":  # docs.stripe.com/rate-limits, "Object lock timeouts": retry the request
+        return Deferred(failure.reason, failure.after)
+    row = next(ROWS[cls] for cls in type(error).__mro__ if cls in ROWS)
+    return row(failure)
+
+
+def declined(failure: Failure) -> Outcome:
+    """402: executed up to the decline, and stored under the key."""
+    return Rejected(failure.reason, conclusive=True, result=failure.result)
+
+
+def refused(failure: Failure) -> Outcome:
+    """Not executed. Validation comes before the key is looked at, unless the answer says that it was stored."""
+    return Rejected(failure.reason, conclusive=failure.replayed, result=failure.result)
+
+
+def barred(failure: Failure) -> Outcome:
+    """The API key or its rights: mended outside, and then sent under the same key; unless Stripe stored the answer."""
+    return refused(failure) if failure.replayed else Deferred(failure.reason, failure.after)
+
+
+def throttled(failure: Failure) -> Outcome:
+    """The limiter comes before everything else."""
+    return Deferred(failure.reason, failure.after)
+
+
+def conflicting(failure: Failure) -> Outcome:
+    return KeyConflict(failure.reason)
+
+
+def unanswered(failure: Failure) -> Outcome:
+    return Deferred(failure.reason) if failure.unsent else Unknown(failure.reason)
+
+
+def by_status(failure: Failure) -> Outcome:
+    """What the SDK's class does not tell: 5xx, 409, redirects, answers of something in between, broken answers."""
+    match failure.status:
+        case int(status) if 200 <= status < 300:
+            return Delivered({"unparsed": True, **failure.result}, replayed=failure.replayed)
+        case int(status) if status >= 500:
+            # A stored 500 is repeated for as long as the key is remembered.
+            final = failure.replayed or failure.should_retry == "false"
+            return Unknown(failure.reason, failure.after, final=final)
+        case 401 | 403:
+            return barred(failure)
+        case 429:
+            return throttled(failure)
+        case int(status) if status >= 400 and status != 409 and failure.type == "invalid_request_error":
+            return refused(failure)
+        case _:
+            return Unknown(failure.reason, failure.after)
+
+
+Row: TypeAlias = Callable[[Failure], Outcome]
+
+ROWS: Final[dict[type[BaseException], Row]] = {
+    stripe.CardError: declined,
+    stripe.InvalidRequestError: refused,
+    stripe.IdempotencyError: conflicting,
+    stripe.AuthenticationError: barred,
+    stripe.PermissionError: barred,
+    stripe.RateLimitError: throttled,
+    stripe.APIConnectionError: unanswered,
+    stripe.APIError: by_status,
+    # Never raised by themselves.
+    stripe.StripeError: by_status,
+    stripe.StripeErrorWithParamCode: by_status,
+    # Of webhooks: from a call, it would tell nothing.
+    stripe.SignatureVerificationError: by_status,
+    # The SDK's reading of any answer whose `error` is a text, which v1 never sends: something in between spoke.
+    oauth_error.OAuthError: by_status,
+    oauth_error.InvalidClientError: by_status,
+    oauth_error.InvalidGrantError: by_status,
+    oauth_error.InvalidRequestError: by_status,
+    oauth_error.InvalidScopeError: by_status,
+    oauth_error.UnsupportedGrantTypeError: by_status,
+    oauth_error.UnsupportedResponseTypeError: by_status,
+    # What else the SDK raises while it reads an answer (a warning made an error, an answer of no known shape).
+    Exception: by_status,
+}
+"""One row for each exception of the SDK; a test holds it complete."""
+
+# v2 only, and by name, because older versions of the SDK lack most. v2 does not keep failures under the key.
+_V2_ROWS: Final[dict[Row, tuple[str, ...]]] = {
+    throttled: ("QuotaExceededError", "TemporarySessionExpiredError"),
+    refused: (
+        "AlreadyCanceledError",
+        "BlockedByStripeError",
+        "CannotProceedError",
+        "CapabilityNotEnabledError",
+        "ControlledByAlternateResourceError",
+        "FeatureNotEnabledError",
+        "FinancialAccountNotOpenError",
+        "FxQuoteNeedsRefreshError",
+        "InsufficientFundsError",
+        "InvalidPaymentMethodError",
+        "InvalidPayoutMethodError",
+        "InvalidVaultedCredentialError",
+        "NotCancelableError",
+        "RecipientNotNotifiableError",
+        "VerificationAttemptFailedError",
+        "VerificationExpiredError",
+        "VerificationNotInitiatedError",
+    ),
+}
+ROWS.update({getattr(stripe, n): row for row, names in _V2_ROWS.items() for n in names if hasattr(stripe, n)})
+
+
+def _remembered(answer: object, exchange: _Exchange) -> dict[str, Any]:
+    request_id = {"request_id": value} if (value := _word(exchange.headers.get("request-id"))) else {}
+    if not isinstance(answer, stripe.StripeObject):
+        return {"unparsed": True, "http_status": exchange.status, **request_id}
+    told = {name: getattr(answer, name, None) for name in ("id", "object", "status")}
+    return {name: value for name, value in told.items() if isinstance(value, str)} | request_id
+
+
+def _ids_in(details: Mapping[str, Any]) -> dict[str, str]:
+    """What a declined request left behind: creating with `confirm` makes a PaymentIntent even so."""
+    made = {name: details.get(name) for name in ("payment_intent", "setup_intent", "charge")}
+    ids = {name: value.get("id") if isinstance(value, Mapping) else value for name, value in made.items()}
+    return {name: word for name, value in ids.items() if (word := _word(value))}
+
+
+def _word(value: object) -> str | None:
+    """`value` if it is a name (of a code, a parameter, an id), as nothing else may be quoted."""
+    return value if isinstance(value, str) and re.fullmatch(r"[\w.\[\]-]{1,120}", value, re.ASCII) else None
+
+
+def _retry_after(headers: Mapping[str, str]) -> timedelta | None:
+    """The header in full, seconds or a date; None for what is neither, or lies in the past. RFC 9110, 10.2.3."""
+    text = headers.get("retry-after", "").strip()
+    if re.fullmatch("[0-9]{1,9}", text):
+        return timedelta(seconds=int(text))
+    try:
+        then = parsedate_to_datetime(text)
+        # Against the service's own clock where it tells it.
+        now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
+    except ValueError:
+        return None
+    after = then.replace(tzinfo=then.tzinfo or UTC) - now.replace(tzinfo=now.tzinfo or UTC)
+    return after if after > timedelta(0) else None
+
+
+def _surely_unsent(error: Exception) -> bool:
+    """Refused, unresolved, not in time, or no TLS: no byte of the request left.
+
+    Only the cause counts: the context may be an error of another send, during whose handling this one began.
+    """
+    return isinstance(
+        error.__cause__, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.UnsupportedProtocol
+    )

@@ -1,0 +1,188 @@
+"""Claim entries for a while, and settle them only while holding the lease: the dispatcher's only way to the database.
+
+Everything happens in short transactions of its own, committed before anything is sent. The SQL is in `sql_postgresql` and
+`sql_portable`; here is what they share.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Protocol, TypeVar
+from uuid import UUID
+
+from sqlalchemy import URL, Connection, Engine, create_engine, func, inspect, select, text
+
+from dispatchers import sql_portable, sql_postgresql
+from dispatchers.lifecycle import Claimed, Transition
+from outbox.configuration import Configuration
+from outbox.databases import prepare_sqlite
+from outbox.errors import ConfigurationError, SchemaError
+from outbox.schema import NEVER
+
+Result = TypeVar("Result")
+Settlement = tuple[Claimed, Transition]
+
+
+class Want(NamedTuple):
+    """How many entries of one destination at most. hint: what was due before it was seen already."""
+
+    destination: str
+    slots: int
+    hint: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRequest:
+    """What a dispatcher wants to take: at most `entries_max` in all, the first destinations first.
+
+    token: random, new for each claim. cutoff: only what was due by then.
+    forms: what an operation's first send is pinned to, by dotted prefix.
+    """
+
+    wants: Sequence[Want]
+    entries_max: int
+    token: UUID
+    lease: timedelta
+    forms: Mapping[str, str]
+    cutoff: datetime = NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one round trip brought: ids whose settling took effect, and new claims."""
+
+    settled: set[UUID] = field(default_factory=set)
+    claimed: list[Claimed] = field(default_factory=list)
+
+
+class Store(Protocol):
+    """What the dispatcher needs of a database. A simulation hands in one of its own."""
+
+    async def exchange(self, settlements: Sequence[Settlement], request: ClaimRequest | None) -> Exchange:
+        """Settle what is still ours, then claim, in one transaction that is committed on return."""
+        ...
+
+    async def destinations(self) -> list[str]:
+        """Every destination that has unsettled entries."""
+        ...
+
+    async def gauges(self) -> dict[str, dict[str, int]]:
+        """How many unsettled entries there are: {destination: {state: count}}."""
+        ...
+
+    async def unknown_kid(self, known: Sequence[str]) -> str | None:
+        """A key id among unsettled entries that is not in `known`, if there is one."""
+        ...
+
+    async def check(self) -> None:
+        """Raise `SchemaError` if the tables are not there."""
+        ...
+
+    async def close(self) -> None:
+        """Close its connections."""
+        ...
+
+
+class Claims:
+    """The store on a real database. Takes a URL, an Engine or an AsyncEngine.
+
+    Blocking work runs on a thread; with an AsyncEngine, on the event loop through SQLAlchemy's own bridge.
+    """
+
+    def __init__(self, target: Any, configuration: Configuration) -> None:
+        self._async_engine = target if hasattr(target, "sync_engine") else None
+        self._engine: Engine = getattr(target, "sync_engine", None) or _engine(target)
+        if self._engine.dialect.name == "sqlite":
+            prepare_sqlite(self._engine)
+        self._tables = configuration.tables
+        self._sql: Any = sql_postgresql if self._engine.dialect.name == "postgresql" else sql_portable
+
+    async def exchange(self, settlements: Sequence[Settlement], request: ClaimRequest | None) -> Exchange:
+        def work(connection: Connection) -> Exchange:
+            ours = sorted(settlements, key=lambda settlement: settlement[0].id)
+            settled = self._sql.settle(connection, self._tables, ours) if ours else set()
+            claimed = self._sql.claim(connection, self._tables, request) if request and request.wants else []
+            return Exchange(settled, claimed)
+
+        return await self._run(work)
+
+    async def destinations(self) -> list[str]:
+        queue = self._tables.queue
+
+        def work(connection: Connection) -> list[str]:
+            # A skip scan: one index probe for each destination, however many rows each has.
+            table = connection.dialect.identifier_preparer.format_table(queue)
+            statement = text(
+                f"""
+                WITH RECURSIVE d (name) AS (
+                    SELECT min(destination) FROM {table}
+                    UNION ALL
+                    SELECT (SELECT min(q.destination) FROM {table} q WHERE q.destination > d.name) FROM d
+                    WHERE d.name IS NOT NULL
+                )
+                SELECT name FROM d WHERE name IS NOT NULL
+                """
+            )
+            return list(connection.execute(statement).scalars())
+
+        return await self._run(work)
+
+    async def gauges(self) -> dict[str, dict[str, int]]:
+        queue = self._tables.queue
+
+        def work(connection: Connection) -> dict[str, dict[str, int]]:
+            counts: dict[str, dict[str, int]] = {}
+            grouped = select(queue.c.destination, queue.c.state, func.count()).group_by(
+                queue.c.destination, queue.c.state
+            )
+            for destination, state, count in connection.execute(grouped):
+                counts.setdefault(destination, {})[state] = count
+            return counts
+
+        return await self._run(work)
+
+    async def unknown_kid(self, known: Sequence[str]) -> str | None:
+        entry, queue = self._tables.entry, self._tables.queue
+
+        def work(connection: Connection) -> str | None:
+            found = select(entry.c.kid).join(queue, queue.c.id == entry.c.id).where(entry.c.kid.not_in(known)).limit(1)
+            kid: str | None = connection.execute(found).scalar_one_or_none()
+            return kid
+
+        return await self._run(work)
+
+    async def check(self) -> None:
+        queue = self._tables.queue
+
+        def work(connection: Connection) -> None:
+            if not inspect(connection).has_table(queue.name, schema=queue.schema):
+                raise SchemaError(f"the table {queue.fullname!r} does not exist: run `outbox db upgrade` first")
+
+        await self._run(work)
+
+    async def close(self) -> None:
+        """Close the pooled connections."""
+        if self._async_engine is not None:
+            await self._async_engine.dispose()
+        else:
+            await asyncio.to_thread(self._engine.dispose)
+
+    async def _run(self, work: Callable[[Connection], Result]) -> Result:
+        if self._async_engine is not None:
+            async with self._async_engine.begin() as connection:
+                result: Result = await connection.run_sync(work)
+                return result
+        return await asyncio.to_thread(self._run_blocking, work)
+
+    def _run_blocking(self, work: Callable[[Connection], Result]) -> Result:
+        with self._engine.begin() as connection:
+            return work(connection)
+
+
+def _engine(target: Any) -> Engine:
+    if isinstance(target, Engine):
+        return target
+    if isinstance(target, str | URL):
+        return create_engine(target)
+    raise ConfigurationError(f"a dispatcher needs a URL, an Engine or an AsyncEngine, not {type(target).__name__}")

@@ -1,0 +1,84 @@
+"""What the store hands out and takes back: claimed entries, and the transitions that end their lease."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple, TypeAlias
+from uuid import UUID
+
+
+class Claimed(NamedTuple):
+    """An entry under our lease. All instants are the database's.
+
+    deliveries: claims so far, this one included. attempts: sends that may have left, this one not included.
+    in_doubt_since: when the first attempt under this key began whose fate is unknown.
+    sent_as: the key's form and what else the first possible send was pinned to.
+    due_at: when it was to be sent first. queued_at: its place in the queue now. now: the database's clock at the claim.
+    """
+
+    id: UUID
+    destination: str
+    operation: str
+    payload: bytes
+    options: str
+    headers: str
+    tag: bytes
+    kid: str
+    env: str
+    scope: str
+    source: str
+    parent: str
+    discriminator: str
+    schema_version: int
+    due_at: datetime
+    queued_at: datetime
+    deliveries: int
+    attempts: int
+    maybe_sent: bool
+    in_doubt_since: datetime | None
+    key_epoch: int
+    sent_as: str | None
+    leased_at: datetime
+    lease_token: UUID
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The end: `delivered` means that it happened, `failed` that it did not and will not."""
+
+    state: Literal["delivered", "failed"]
+    attempts: int
+    result: Any = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Send it again, `delay` from now, with the same key."""
+
+    delay: timedelta
+    reason: str
+    attempts: int
+    maybe_sent: bool
+    in_doubt_since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """`uncertain`: never sent again without a look at the service or a person's word."""
+
+    reason: str
+    attempts: int
+    maybe_sent: bool
+    in_doubt_since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """Not tried at all: as if never claimed, to be looked at again `delay` from now."""
+
+    reason: str
+    delay: timedelta = timedelta(0)
+
+
+Transition: TypeAlias = Settle | Wait | Park | HandBack

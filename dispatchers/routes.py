@@ -1,0 +1,121 @@
+"""Which adapter serves which operation, and what each declares: checked once, before anything is sent."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from dispatchers.delivery import Adapter, Delivery, Memory
+from outbox.errors import ConfigurationError
+from outbox.keys import check_operation
+
+
+class Route:
+    """An adapter as the dispatcher uses it: its declaration as plain values."""
+
+    __slots__ = ("adapter", "form", "memory", "name", "send", "timeout_seconds")
+
+    def __init__(self, name: str, adapter: Adapter, margin: timedelta) -> None:
+        self.name = name
+        self.adapter = adapter
+        self.memory = Memory(
+            window=adapter.window,
+            timeout=adapter.timeout,
+            at_least_once=adapter.at_least_once,
+            attempts_max=adapter.attempts_max,
+            age_max=adapter.age_max,
+            margin=margin,
+        )
+        self.form = f"{adapter.key_format} {adapter.pinned}".rstrip()
+        self.timeout_seconds = adapter.timeout.total_seconds()
+        self.send = as_async(adapter.send)
+
+
+class Routes:
+    """The registered adapters; the longest dotted prefix of an operation's name wins."""
+
+    def __init__(self, adapters: Mapping[str, Adapter], *, lease: timedelta, margin: timedelta) -> None:
+        self._routes: dict[str, Route] = {}
+        for name, adapter in adapters.items():
+            check_operation(name)
+            check_adapter(name, adapter, lease=lease, margin=margin)
+            self._routes[name] = Route(name, adapter, margin)
+        self._found: dict[str, Route | None] = {}
+        self.forms = {name: route.form for name, route in self._routes.items()}
+        self.destinations = sorted({name.partition(".")[0] for name in self._routes})
+
+    def find(self, operation: str) -> Route | None:
+        """The route of `operation`, or None if nobody here serves it."""
+        if operation not in self._found:
+            if len(self._found) > 10_000:  # names come from rows: keep the memo from growing without end
+                self._found.clear()
+            self._found[operation] = self._longest_prefix(operation)
+        return self._found[operation]
+
+    def closing(self) -> list[Callable[[], Awaitable[None]]]:
+        """The adapters' `aclose`, of those that have one."""
+        adapters = {id(route.adapter): route.adapter for route in self._routes.values()}
+        return [adapter.aclose for adapter in adapters.values() if hasattr(adapter, "aclose")]
+
+    def _longest_prefix(self, operation: str) -> Route | None:
+        name = operation
+        while name not in self._routes:
+            name = name.rpartition(".")[0]
+            if not name:
+                return None
+        route = self._routes[name]
+        return route if route.adapter.serves(operation) else None
+
+
+def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:
+    """All adapters together. Raises `ConfigurationError` if a name is registered twice."""
+    merged: dict[str, Adapter] = {}
+    for source in sources:
+        for name, adapter in source.items():
+            if name in merged:
+                raise ConfigurationError(f"operation {name!r} is registered twice: which adapter is meant?")
+            merged[name] = adapter
+    if not merged:
+        raise ConfigurationError(
+            "a dispatcher needs an adapter: Dispatcher(..., adapters={'stripe': StripeAdapter(...)})"
+        )
+    return merged
+
+
+def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: timedelta) -> None:
+    """Raise `ConfigurationError` for a declaration under which the promises could not be kept."""
+
+    def refuse(problem: str) -> ConfigurationError:
+        return ConfigurationError(f"the adapter of {name!r} ({type(adapter).__name__}): {problem}")
+
+    if not callable(getattr(adapter, "send", None)):
+        raise refuse("has no send(delivery)")
+    if adapter.timeout <= timedelta(0) or adapter.attempts_max < 1 or adapter.age_max <= timedelta(0):
+        raise refuse("timeout and age_max must be positive, attempts_max at least 1")
+    if adapter.timeout + margin >= lease:
+        raise refuse(
+            f"its timeout {adapter.timeout} and the margin {margin} do not fit into the lease {lease}: a send could"
+            " outlive its lease; shorten the timeout or give Dispatcher(lease=...)"
+        )
+    if isinstance(adapter.window, timedelta) and lease + adapter.timeout + margin >= adapter.window:
+        raise refuse(
+            f"its window {adapter.window} is not longer than lease, timeout and margin together"
+            f" ({lease + adapter.timeout + margin}): the service may forget a key before a second attempt"
+        )
+    misfit = adapter.key_format.misfit()
+    if misfit is not None:
+        raise refuse(f"no child key fits its key format: {misfit}")
+    if len(f"{adapter.key_format} {adapter.pinned}") > 255:
+        raise refuse("`pinned` is longer than 240 characters")
+
+
+def as_async(send: Callable[[Delivery], Any]) -> Callable[[Delivery], Any]:
+    """`send` itself if it is async, else its call on a thread, so that it may block."""
+    if inspect.iscoroutinefunction(send) or inspect.iscoroutinefunction(type(send).__call__):
+        return send
+
+    async def threaded(delivery: Delivery) -> Any:
+        return await asyncio.to_thread(send, delivery)
+
+    return threaded

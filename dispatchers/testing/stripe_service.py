@@ -1,0 +1,240 @@
+"""The fake Stripe on a real socket: in a thread for tests, or as a process of its own.
+
+    with running_stripe() as stripe:
+        client = StripeClient("sk_test_fake", base_addresses={"api": stripe.url})
+        stripe.force(Fault.LOSE_RESPONSE)
+        ...
+        assert len(stripe.ledger.charges) == 1
+
+    python -m dispatchers.testing.stripe_service --port 0 --ledger ledger.sqlite --lose 0.1
+
+It speaks HTTP/1.1 by itself rather than through a framework: a lost response is a connection that really breaks, and a
+request goes on executing after its client has gone, as at Stripe.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import h11
+
+from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
+from dispatchers.testing.stripe_faults import Fault, Faults
+from dispatchers.testing.stripe_ledger import StripeLedger
+
+READ_BYTES_MAX = 65_536
+
+
+class RunningStripe:
+    """A fake Stripe that listens at `url`."""
+
+    def __init__(self, url: str, fake: FakeStripe) -> None:
+        self.url = url
+        self.fake = fake
+
+    @property
+    def ledger(self) -> StripeLedger:
+        """What it really did."""
+        return self.fake.ledger
+
+    def force(self, *faults: Fault | None) -> None:
+        """Let the next requests meet these, one each and in this order; None is a request that meets nothing."""
+        self.fake.force(*faults)
+
+
+@contextlib.contextmanager
+def running_stripe(fake: FakeStripe | None = None, **arguments: Any) -> Iterator[RunningStripe]:
+    """Serve `fake`, or one made from `arguments`, on a free local port, in a thread and event loop of its own."""
+    fake = fake or FakeStripe(**arguments)
+    listening: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def main() -> None:
+        stopped = asyncio.Event()
+        async with serving(fake, "127.0.0.1", 0) as port:
+            listening.set_result((port, asyncio.get_running_loop(), stopped))
+            await stopped.wait()
+
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            if listening.done():
+                raise
+            listening.set_exception(error)
+
+    thread = threading.Thread(target=run, name="fake-stripe", daemon=True)
+    thread.start()
+    port, loop, stopped = listening.result()
+    try:
+        yield RunningStripe(f"http://127.0.0.1:{port}", fake)
+    finally:
+        loop.call_soon_threadsafe(stopped.set)
+        thread.join()
+
+
+@contextlib.asynccontextmanager
+async def serving(fake: FakeStripe, host: str, port: int) -> AsyncIterator[int]:
+    """Serve `fake` inside a running event loop; yields the port. Leaving breaks off whatever is in progress."""
+    conversations: set[asyncio.Task[None]] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        conversations.add(task)
+        try:
+            await Conversation(fake, reader, writer).run()
+        except (ConnectionError, h11.RemoteProtocolError, asyncio.CancelledError):
+            pass  # The client went away, spoke nonsense, or we are closing: there is nobody to tell.
+        finally:
+            writer.close()
+            conversations.discard(task)
+
+    server = await asyncio.start_server(accept, host, port)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in conversations:
+            task.cancel()
+        await asyncio.gather(*conversations, return_exceptions=True)
+
+
+class Conversation:
+    """One connection: requests and answers in turn, until either side has had enough."""
+
+    def __init__(self, fake: FakeStripe, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._fake = fake
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.SERVER)
+
+    async def run(self) -> None:
+        while (request := await self._request()) is not None:
+            answer = await self._answer(request)
+            if answer.lost:
+                return self._drop(reset=answer.lost == "reset")
+            await self._send(answer)
+            if self._http.our_state is h11.MUST_CLOSE:
+                return None
+            self._http.start_next_cycle()
+        return None
+
+    async def _answer(self, request: Request) -> Answer:
+        await asyncio.sleep(self._fake.latency().total_seconds())
+        received = self._fake.receive(request)
+        if isinstance(received, Execution):
+            await asyncio.sleep(received.takes.total_seconds())
+            return self._fake.execute(received)
+        return received
+
+    async def _request(self) -> Request | None:
+        """The next request in full, or None when the client has closed."""
+        head: h11.Request | None = None
+        body = b""
+        while True:
+            match self._http.next_event():
+                case h11.NEED_DATA:
+                    if self._http.they_are_waiting_for_100_continue:
+                        go_on = h11.InformationalResponse(status_code=100, headers=[])
+                        self._writer.write(self._http.send(go_on) or b"")
+                    self._http.receive_data(await self._reader.read(READ_BYTES_MAX))
+                case h11.Request() as head:
+                    pass
+                case h11.Data(data=data):
+                    body += bytes(data)
+                case h11.EndOfMessage():
+                    assert head is not None
+                    path, _, query = head.target.decode("ascii").partition("?")
+                    headers = {name.decode("ascii"): value.decode("latin-1") for name, value in head.headers}
+                    method = head.method.decode("ascii")
+                    return Request(method=method, path=path, query=query, headers=headers, body=body)
+                case _:
+                    return None
+
+    async def _send(self, answer: Answer) -> None:
+        headers = [*answer.headers.items(), ("Content-Length", str(len(answer.body)))]
+        for event in (
+            h11.Response(status_code=answer.status, headers=headers),
+            h11.Data(data=answer.body),
+            h11.EndOfMessage(),
+        ):
+            self._writer.write(self._http.send(event) or b"")
+        await self._writer.drain()
+
+    def _drop(self, *, reset: bool) -> None:
+        if reset:
+            # Lingering for no time at all makes closing send RST, as the kernel of a killed server would.
+            no_time = struct.pack("ii", 1, 0)
+            self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_time)
+        self._writer.transport.abort()
+
+
+# --- as a process
+
+
+def main() -> None:
+    """Serve until SIGTERM. The first line printed is the port."""
+    parser = argparse.ArgumentParser(prog="stripe_service", description="A strict fake of Stripe's v1 API.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 (the default): any free one; printed as the first line")
+    parser.add_argument("--ledger", type=Path, help="SQLite file for what really happened (default: in memory)")
+    parser.add_argument("--api-key", action="append", help=f"accept this key, its account its own ({API_KEY})")
+    parser.add_argument("--window-hours", type=float, default=24, help="how long a key is remembered (24)")
+    parser.add_argument("--seed", type=int, help="for the faults and ids")
+    fractions = parser.add_argument_group("faults, as fractions of all requests")
+    fractions.add_argument("--lose", type=float, default=0, help="commit, then drop the connection")
+    fractions.add_argument("--lose-request", type=float, default=0, help="drop the connection, nothing done")
+    fractions.add_argument("--fail", type=float, default=0, help="a 500 that is remembered; it happened")
+    fractions.add_argument("--fail-before", type=float, default=0, help="a 500 that is remembered; it did not happen")
+    fractions.add_argument("--unavailable", type=float, default=0, help="a 503 that is not remembered")
+    fractions.add_argument("--rate-limit", type=float, default=0, help="429")
+    fractions.add_argument("--slow", type=float, default=0, help="execute slowly; meanwhile 409 for the key")
+    seconds = parser.add_argument_group("durations, in seconds")
+    seconds.add_argument("--slow-for", type=float, default=1)
+    seconds.add_argument("--retry-after", type=float, default=1)
+    seconds.add_argument("--latency", type=float, default=0)
+    given = parser.parse_args()
+
+    faults = Faults(
+        lose_response=given.lose,
+        lose_request=given.lose_request,
+        fail_after=given.fail,
+        fail_before=given.fail_before,
+        unavailable=given.unavailable,
+        rate_limit=given.rate_limit,
+        slow=given.slow,
+        slow_for=timedelta(seconds=given.slow_for),
+        retry_after=timedelta(seconds=given.retry_after),
+        latency=timedelta(seconds=given.latency),
+    )
+    fake = FakeStripe(
+        accounts={key: f"acct_{number}" for number, key in enumerate(given.api_key or [API_KEY])},
+        ledger=StripeLedger(given.ledger or ":memory:"),
+        faults=faults,
+        window=timedelta(hours=given.window_hours),
+        random=Random(given.seed),
+    )
+    asyncio.run(_serve_until_told(fake, given.host, given.port))
+
+
+async def _serve_until_told(fake: FakeStripe, host: str, port: int) -> None:
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    async with serving(fake, host, port) as bound:
+        print(bound, flush=True)
+        await told.wait()
+
+
+if __name__ == "__main__":
+    main()

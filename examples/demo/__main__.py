@@ -1,0 +1,58 @@
+"""`python -m examples.demo`: exit status 0 if the audit passed, 1 if it failed, 2 if the demo could not be run."""
+
+import argparse
+import signal
+import sys
+from types import FrameType
+
+from rich.console import Console
+
+from examples.demo.children import ChildDied
+from examples.demo.report import report
+from examples.demo.stage import Script, Stuck, play
+from examples.demo.view import view
+
+LINES_WIDTH = 100
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="examples.demo", description="Card charges through crashes, audited.")
+    parser.add_argument("--orders", type=positive, default=300, help="how many checkouts (300)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (a temporary PostgreSQL, else SQLite)")
+    where.add_argument("--sqlite", action="store_true", help="do not look for PostgreSQL")
+    parser.add_argument("--seed", type=int, default=1, help="for what clients and payment service do (1)")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, stop)
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=LINES_WIDTH)
+    script = Script(orders=given.orders, seed=given.seed, database=given.database, sqlite=given.sqlite)
+    try:
+        with view(console) as shown:
+            ending = play(script, shown)
+    except (ChildDied, Stuck) as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 130
+    report(console, ending.audit, ending.last, ending.receipts, ending.database)
+    return 0 if ending.audit.passed else 1
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """Leave as after a Ctrl-C, so that every process is ended on the way."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The clients: each wants one thing, asks until it is told 201, and always under the same Idempotency-Key.
+
+    python -m examples.demo.clients SHOP_URL --orders 300 --receipts FILE --seed 1
+
+Some hang up after a few milliseconds, whatever the shop is doing just then. Some ask twice at once, as a double click
+does. Every receipt is written when its checkout is done.
+"""
+
+import argparse
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import IO
+
+import httpx
+
+from examples.demo.receipts import Receipt
+
+IMPATIENT = 0.25  # of the first attempts end by the client hanging up
+PATIENCE_SECONDS = 10.0
+HASTE_SECONDS = (0.001, 0.03)  # a checkout takes about 10 ms, so that some hang up before its commit and some after
+RACING = 0.2  # of the checkouts send two requests at once
+ATTEMPTS_MAX = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkout:
+    key: str
+    customer: str
+    amount: int
+    currency: str
+    racing: bool
+    after_seconds: float
+
+
+def checkouts(orders: int, seconds: float, seed: int, run: str) -> list[Checkout]:
+    """What the clients want: `orders` of them, spread over `seconds`."""
+    random = Random(seed)
+    return [
+        Checkout(
+            key=f"{run}-{number:06}",
+            customer=f"cus_{random.randint(1, 50):03}",
+            amount=random.randint(500, 20_000),
+            currency=random.choice(["eur", "usd", "chf"]),
+            racing=random.random() < RACING,
+            after_seconds=(number + random.random()) * seconds / orders,
+        )
+        for number in range(orders)
+    ]
+
+
+async def check_out(http: httpx.AsyncClient, wish: Checkout, random: Random) -> Receipt:
+    """Ask until told, once or from two sides."""
+    counts: Counter[str] = Counter()
+    asking = [ask(http, wish, random, counts) for _ in range(2 if wish.racing else 1)]
+    answers = await asyncio.gather(*asking)
+    return Receipt(
+        key=wish.key,
+        customer=wish.customer,
+        amount=wish.amount,
+        currency=wish.currency,
+        order_ids=sorted({answer for answer in answers if answer is not None}),
+        **counts,
+    )
+
+
+async def ask(http: httpx.AsyncClient, wish: Checkout, random: Random, counts: Counter[str]) -> str | None:
+    for attempt in range(ATTEMPTS_MAX):
+        hasty = attempt < 2 and random.random() < IMPATIENT
+        counts["requests"] += 1
+        try:
+            answer = await http.post(
+                "/checkout",
+                json={"amount": wish.amount, "currency": wish.currency},
+                headers={"Idempotency-Key": wish.key, "X-Customer": wish.customer},
+                timeout=random.uniform(*HASTE_SECONDS) if hasty else PATIENCE_SECONDS,
+            )
+        except httpx.TimeoutException:
+            counts["timeouts"] += 1
+        except httpx.TransportError:
+            counts["errors"] += 1
+            await asyncio.sleep(0.2)
+        else:
+            match answer.status_code:
+                case 201:
+                    counts["replays"] += "idempotency-replayed" in answer.headers
+                    return str(answer.json()["order_id"])
+                case 409:
+                    counts["conflicts"] += 1
+                    await asyncio.sleep(float(answer.headers["Retry-After"]))
+                case _:
+                    counts["errors"] += 1
+                    await asyncio.sleep(0.5)
+    return None
+
+
+async def run(shop_url: str, wishes: list[Checkout], seed: int, file: IO[str]) -> None:
+    async with httpx.AsyncClient(base_url=shop_url, trust_env=False) as http:
+
+        async def one(number: int, wish: Checkout) -> None:
+            await asyncio.sleep(wish.after_seconds)
+            receipt = await check_out(http, wish, Random(f"{seed}/{number}"))
+            file.write(receipt.line())
+            file.flush()
+
+        async with asyncio.TaskGroup() as group:
+            for number, wish in enumerate(wishes):
+                group.create_task(one(number, wish))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="clients")
+    parser.add_argument("shop_url")
+    parser.add_argument("--orders", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=20, help="over which they come")
+    parser.add_argument("--receipts", type=Path, required=True)
+    parser.add_argument("--run", default="demo", help="what every key begins with")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    wishes = checkouts(given.orders, given.seconds, given.seed, given.run)
+    with given.receipts.open("w") as file:
+        asyncio.run(run(given.shop_url, wishes, given.seed, file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The shop: one transaction for the order, the record of the request and the charge that is to follow.
+
+python -m examples.demo.shop        listens on a free port, printed as the first line
+"""
+
+import json
+import math
+import os
+import socket
+import uuid
+from datetime import UTC, datetime
+
+import uvicorn
+from sqlalchemy import Engine, String, create_engine, make_url, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import outbox
+
+CONNECTIONS_MAX = 16  # a checkout takes milliseconds, and a burst of clients may wait for its turn
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "demo_order"
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    customer: Mapped[str] = mapped_column(String(40))
+    amount: Mapped[int]
+    currency: Mapped[str] = mapped_column(String(3))
+    created_at: Mapped[datetime]
+
+
+def place_order(engine: Engine, customer: str, key: str, body: bytes) -> tuple[outbox.Response, bool]:
+    """Answer a checkout, anew or as it was answered before. Committed when this returns."""
+    with Session(engine) as session, session.begin():
+        with outbox.idempotent(
+            session, key, scope=customer, source="http", request=body, in_flight="conflict"
+        ) as claim:
+            if claim.replayed:
+                return claim.answer, True
+            cart = json.loads(body)
+            order = Order(
+                id=str(uuid.uuid4()),
+                customer=customer,
+                amount=cart["amount"],
+                currency=cart["currency"],
+                created_at=datetime.now(UTC).replace(tzinfo=None),
+            )
+            session.add(order)
+            outbox.enqueue(
+                session,
+                "stripe.payment_intents.create",
+                {
+                    "amount": order.amount,
+                    "currency": order.currency,
+                    "customer": customer,
+                    "confirm": True,
+                    "payment_method": "pm_card_visa",
+                    "metadata": {"order_id": order.id},
+                },
+            )
+            claim.respond(201, {"order_id": order.id}, headers={"Location": f"/orders/{order.id}"})
+        return claim.answer, False
+
+
+async def checkout(request: Request) -> Response:
+    customer = request.headers["x-customer"]  # a real shop takes it from the session cookie or the token
+    key = request.headers.get("idempotency-key", "")
+    body = await request.body()
+    try:
+        answer, replayed = await run_in_threadpool(place_order, request.app.state.engine, customer, key, body)
+    except outbox.KeyInFlight as error:
+        wait = math.ceil(error.retry_after.total_seconds())
+        return JSONResponse({"error": "in flight"}, error.status, headers={"Retry-After": str(wait)})
+    except outbox.RequestRefused as error:
+        return JSONResponse({"error": str(error)}, error.status)
+    headers = {**answer.headers, **({"Idempotency-Replayed": "true"} if replayed else {})}
+    return Response(answer.body, answer.status, headers)
+
+
+async def progress(request: Request) -> Response:
+    """How many entries are in which state: the live view's question, not something that an app needs."""
+    return JSONResponse(await run_in_threadpool(count_states, request.app.state.engine))
+
+
+def count_states(engine: Engine) -> dict[str, int]:
+    both = "SELECT state, count(*) AS entries FROM outbox_queue GROUP BY state UNION ALL"
+    both += " SELECT state, count(*) FROM outbox_settlement GROUP BY state"
+    with engine.connect() as connection:
+        return {row.state: row.entries for row in connection.execute(text(both))}
+
+
+def connect(url: str) -> Engine:
+    if make_url(url).get_backend_name() == "sqlite":
+        engine = create_engine(url)
+        outbox.prepare_sqlite(engine)
+        return engine
+    return create_engine(url, pool_size=CONNECTIONS_MAX, max_overflow=0)
+
+
+def make_app() -> Starlette:
+    app = Starlette(routes=[Route("/checkout", checkout, methods=["POST"]), Route("/progress", progress)])
+    app.state.engine = connect(os.environ["DATABASE_URL"])
+    return app
+
+
+def main() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    print(listening.getsockname()[1], flush=True)
+    uvicorn.Server(uvicorn.Config(make_app(), log_level="warning", access_log=False)).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    main()
