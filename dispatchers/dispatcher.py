@@ -36,7 +36,7 @@ from dispatchers.operations import Operations
 from dispatchers.routes import Route, Routes, merge
 from outbox.errors import ConfigurationError
 from outbox.instance import Outbox, default
-from outbox.keys import KeyFields, Keyring, ParentKey, Tag, derive_tag
+from outbox.keys import Keyring, ParentKey, Tag, derive_tag, key_fields
 from outbox.schema import EPOCH, NEVER, SCHEMA_VERSION
 
 log = logging.getLogger("outbox.dispatcher")
@@ -307,7 +307,7 @@ class Dispatcher:
         if entry.key_epoch == 0:
             return Tag(bytes(entry.tag))
         parent = ParentKey(entry.parent, scope=entry.scope, source=entry.source)
-        fields = KeyFields(entry.env, parent, entry.operation, entry.discriminator)
+        fields = key_fields(entry.env, parent, entry.operation, entry.discriminator)
         return derive_tag(self.keyring, entry.kid, fields, entry.key_epoch)
 
     def _database_now(self, entry: Claimed, started: float) -> datetime:

@@ -1,7 +1,7 @@
 """Claim and settle on PostgreSQL: one statement for a batch, each row under its token."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -11,6 +11,7 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.dialects import postgresql
 
 from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
+from outbox.databases import arrays
 from outbox.schema import NEVER, Tables
 
 Settlement = tuple[Claimed, Transition]
@@ -53,9 +54,9 @@ def settle(connection: Connection, tables: Tables, settlements: Sequence[Settlem
     moved = [_moved_row(entry, change) for entry, change in settlements if not isinstance(change, Settle)]
     settled: set[UUID] = set()
     if ended:
-        settled.update(connection.execute(_end_statement(tables), _arrays(_ENDED, ended)).scalars())
+        settled.update(connection.execute(_end_statement(tables), _arrays(connection, _ENDED, ended)).scalars())
     if moved:
-        settled.update(connection.execute(_move_statement(tables), _arrays(_MOVED, moved)).scalars())
+        settled.update(connection.execute(_move_statement(tables), _arrays(connection, _MOVED, moved)).scalars())
     return settled
 
 
@@ -85,8 +86,10 @@ _MOVED = {
 }
 
 
-def _arrays(columns: dict[str, str], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
-    return {name: list(column) for name, column in zip(columns, zip(*rows, strict=True), strict=True)}
+def _arrays(
+    connection: Connection, columns: Mapping[str, str], rows: Sequence[tuple[Any, ...]]
+) -> dict[str, list[Any]]:
+    return arrays(connection, dict(zip(columns, zip(*rows, strict=True), strict=True)))
 
 
 def _ended_row(entry: Claimed, change: Settle) -> tuple[Any, ...]:

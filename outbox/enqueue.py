@@ -11,12 +11,12 @@ from outbox.entries import NewEntry
 from outbox.errors import InvalidValue, ParentRequired
 from outbox.keys import (
     ChildKey,
-    KeyFields,
     ParentKey,
     check_field,
     derive_tag,
     encode_native,
     entry_id,
+    key_fields,
     parent_id,
 )
 from outbox.payload import encode_json
@@ -52,7 +52,7 @@ def enqueue(
     inner = sync_session(session)
     state = state_of(inner)
     claimed = state.claim.parent_for(configuration) if state.claim is not None else None
-    fields = KeyFields(configuration.env, _parent(parent, claimed), operation, discriminator)
+    fields = key_fields(configuration.env, _parent(parent, claimed), operation, discriminator)
     kid = claimed.kid if claimed else configuration.keyring.current
     due_at, delay = _due(due)
     entry = NewEntry(
@@ -71,7 +71,7 @@ def enqueue(
         delay=delay,
         keep_first=_keep_first(if_exists),
     )
-    first = state.pending.get((id(configuration), entry.id))
+    first = state.find(configuration, entry.id)
     if first is None:
         state.add(inner, entry)
     elif not entry.keep_first:
@@ -81,7 +81,7 @@ def enqueue(
 
 def child_key(configuration: Configuration, parent: str | ParentKey, operation: str, discriminator: str) -> ChildKey:
     """The native child key of one effect under the current secret. See `Outbox.child_key`."""
-    fields = KeyFields(configuration.env, ParentKey.of(parent), operation, discriminator)
+    fields = key_fields(configuration.env, ParentKey.of(parent), operation, discriminator)
     return encode_native(derive_tag(configuration.keyring, configuration.keyring.current, fields))
 
 

@@ -1,23 +1,21 @@
 """How entries are written: both tables, any number of rows, one statement on PostgreSQL."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, insert, select, text
 from sqlalchemy.dialects import postgresql
 
 from outbox.configuration import Configuration
-from outbox.databases import clock, insert_unless_present
+from outbox.databases import arrays, clock, insert_unless_present
 from outbox.keys import KeyFields, Tag
 from outbox.schema import SCHEMA_VERSION, Tables
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewEntry:
+class NewEntry(NamedTuple):
     """A validated entry that is not in the database yet. `due_at` None: due at once, or `delay` from now."""
 
     configuration: Configuration
@@ -37,7 +35,7 @@ class NewEntry:
 
 
 def insert_entries(connection: Connection, entries: Sequence[NewEntry]) -> set[UUID]:
-    """Insert entries of one configuration and their queue rows; returns the ids that were not there before.
+    """Insert entries of one configuration and their queue rows; returns the ids that were there before, left as they were.
 
     Sorted by id, so that two transactions that write the same entries queue up instead of deadlocking.
     """
@@ -45,24 +43,13 @@ def insert_entries(connection: Connection, entries: Sequence[NewEntry]) -> set[U
     tables = entries[0].configuration.tables
     if connection.dialect.name == "postgresql":
         return _insert_together(connection, tables, entries)
-    return {entry.id for entry in entries if _insert_one(connection, tables, entry)}
+    return {entry.id for entry in entries if not _insert_one(connection, tables, entry)}
 
 
-def _insert_together(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
-    first = entries[0].fields
-    shared = {"env": first.env, "version": SCHEMA_VERSION}
-    if len(entries) == 1:
-        row = _row(entries[0])
-        statement = _statement(tables, many=False)
-        return set(connection.execute(statement, shared | dict(zip(_COLUMNS, row, strict=True))).scalars())
-    columns = zip(*map(_row, entries), strict=True)
-    values = {name: list(column) for name, column in zip(_COLUMNS, columns, strict=True)}
-    return set(connection.execute(_statement(tables, many=True), shared | values).scalars())
-
-
-# Name and type of each value that differs between the entries of one statement.
+# Name and type of each value of a new entry.
 _COLUMNS = {
     "id": "uuid",
+    "env": "text",
     "scope": "text",
     "source": "text",
     "parent": "text",
@@ -85,6 +72,7 @@ def _row(entry: NewEntry) -> tuple[Any, ...]:
     fields, parent = entry.fields, entry.fields.parent
     return (
         entry.id,
+        fields.env,
         parent.scope,
         parent.source,
         parent.key,
@@ -103,32 +91,38 @@ def _row(entry: NewEntry) -> tuple[Any, ...]:
     )
 
 
+def _insert_together(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
+    """One statement. A value that all rows share is passed once; only what differs goes as an array, which costs more."""
+    columns = dict(zip(_COLUMNS, zip(*map(_row, entries), strict=True), strict=True))
+    shared = {name: column[0] for name, column in columns.items() if column.count(column[0]) == len(column)}
+    differing = {name: column for name, column in columns.items() if name not in shared}
+    statement = _statement(tables, frozenset(differing))
+    return set(connection.execute(statement, shared | arrays(connection, differing)).scalars())
+
+
 @cache
-def _statement(tables: Tables, *, many: bool) -> TextClause:
-    """One statement for both tables. A single row goes without arrays: they cost a third of so small a statement."""
+def _statement(tables: Tables, differing: frozenset[str]) -> TextClause:
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
-    if many:
-        arrays = ", ".join(f"CAST(:{name} AS {type}[])" for name, type in _COLUMNS.items())
-        source = f"unnest({arrays}) AS d({', '.join(_COLUMNS)})"
-    else:
-        values = ", ".join(f"CAST(:{name} AS {type})" for name, type in _COLUMNS.items())
-        source = f"(VALUES ({values})) AS d({', '.join(_COLUMNS)})"
+    names = [name for name in _COLUMNS if name in differing]
+    arrays = ", ".join(f"CAST(:{name} AS {_COLUMNS[name]}[])" for name in names)
+    source = f"FROM unnest({arrays}) AS d({', '.join(names)})" if names else ""
+    value = {name: f"d.{name}" if name in differing else f"CAST(:{name} AS {type})" for name, type in _COLUMNS.items()}
     stored = [name for name in _COLUMNS if name not in ("due_at", "delay")]
     return text(
         f"""
         WITH written AS (
-            INSERT INTO {quote(tables.entry)}
-                (env, {", ".join(stored)}, headers, schema_version, due_at, created_at)
-            SELECT :env, {", ".join(f"d.{name}" for name in stored)}, '{{}}', CAST(:version AS smallint),
-                COALESCE(d.due_at, now()) + d.delay, now()
-            FROM {source}
+            INSERT INTO {quote(tables.entry)} ({", ".join(stored)}, headers, schema_version, due_at, created_at)
+            SELECT {", ".join(value[name] for name in stored)}, '{{}}', {SCHEMA_VERSION},
+                COALESCE({value["due_at"]}, now()) + {value["delay"]}, now()
+            {source}
             ON CONFLICT (id) DO NOTHING
             RETURNING id, destination, ordering_key, due_at
+        ), queued AS (
+            INSERT INTO {quote(tables.queue)}
+                (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key)
+            SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key FROM written
         )
-        INSERT INTO {quote(tables.queue)}
-            (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key)
-        SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key FROM written
-        RETURNING id
+        SELECT {value["id"]} {source} EXCEPT SELECT id FROM written
         """
     )
 
@@ -137,7 +131,6 @@ def _insert_one(connection: Connection, tables: Tables, entry: NewEntry) -> bool
     now: datetime = connection.execute(select(clock())).scalar_one()
     due_at = (entry.due_at or now) + entry.delay
     stored = dict(zip(_COLUMNS, _row(entry), strict=True)) | {
-        "env": entry.fields.env,
         "headers": "{}",
         "schema_version": SCHEMA_VERSION,
         "due_at": due_at,

@@ -10,7 +10,8 @@ import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NewType
+from functools import lru_cache
+from typing import Literal, NamedTuple, NewType
 from uuid import UUID
 
 from outbox.errors import ConfigurationError, InvalidValue
@@ -62,26 +63,30 @@ class ParentKey:
 
     @classmethod
     def of(cls, parent: "str | ParentKey") -> "ParentKey":
-        return parent if isinstance(parent, ParentKey) else cls(parent)
+        return parent if isinstance(parent, ParentKey) else _natural(parent)
 
 
-@dataclass(frozen=True, slots=True)
-class KeyFields:
-    """The six fields that name one effect."""
+@lru_cache(maxsize=1024)
+def _natural(key: str) -> ParentKey:
+    return ParentKey(key)
+
+
+class KeyFields(NamedTuple):
+    """The six fields that name one effect. encoded: as the last six parts of a PAE. Made by `key_fields`."""
 
     env: str
     parent: ParentKey
     operation: str
     discriminator: str
+    encoded: bytes
 
-    def __post_init__(self) -> None:
-        check_operation(self.operation)
-        check_field("discriminator", self.discriminator)
 
-    def encoded(self) -> tuple[bytes, ...]:
-        parent = self.parent
-        fields = (self.env, parent.scope, parent.source, parent.key, self.operation, self.discriminator)
-        return tuple(field.encode() for field in fields)
+def key_fields(env: str, parent: ParentKey, operation: str, discriminator: str) -> KeyFields:
+    """The checked fields of one effect. Raises `InvalidValue`."""
+    check_operation(operation)
+    check_field("discriminator", discriminator)
+    encoded = _encoded_parent(env, parent) + _parts(operation.encode(), discriminator.encode())
+    return KeyFields(env, parent, operation, discriminator, encoded)
 
 
 class Keyring:
@@ -159,27 +164,42 @@ class Keyring:
 
 def pae(*parts: bytes) -> bytes:
     """Pre-authentication encoding: no two lists of parts give the same bytes, whatever is in them."""
-    head = len(parts).to_bytes(8, "big")
-    return head + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return _u64(len(parts)) + _parts(*parts)
+
+
+def _parts(*parts: bytes) -> bytes:
+    return b"".join([_u64(len(part)) + part for part in parts])
+
+
+def _u64(number: int) -> bytes:
+    return number.to_bytes(8, "big")
 
 
 def derive_tag(keyring: Keyring, kid: str, fields: KeyFields, epoch: int = 0) -> Tag:
     """The tag of one effect. `epoch` above 0 only after a person's, or a proof's, "send again"."""
     label = b"obx/child-key/v1-public" if keyring.is_public else b"obx/child-key/v1"
-    parts = (label, *fields.encoded()) if epoch == 0 else (label + b"/epoch", *fields.encoded(), b"%d" % epoch)
-    return Tag(hmac.digest(keyring.secret(kid), pae(*parts), "sha256"))
+    if epoch == 0:
+        message = _u64(7) + _parts(label) + fields.encoded
+    else:
+        message = _u64(8) + _parts(label + b"/epoch") + fields.encoded + _parts(b"%d" % epoch)
+    return Tag(hmac.digest(keyring.secret(kid), message, "sha256"))
 
 
 def entry_id(fields: KeyFields) -> UUID:
     """The id by which entries are told apart. No secret is in it: it never changes, and a rotation keeps it."""
-    return _uuid8(pae(b"obx/entry-id/v1", *fields.encoded()))
+    return _uuid8(_u64(7) + _parts(b"obx/entry-id/v1") + fields.encoded)
 
 
+@lru_cache(maxsize=1024)
 def parent_id(env: str, parent: ParentKey) -> UUID:
     """The digest under which a parent's record and entries are found."""
-    return _uuid8(
-        pae(b"obx/parent-id/v1", env.encode(), parent.scope.encode(), parent.source.encode(), parent.key.encode())
-    )
+    return _uuid8(_u64(5) + _parts(b"obx/parent-id/v1") + _encoded_parent(env, parent))
+
+
+# One parent often has many entries, all in a row: what is the same for all of them is computed once.
+@lru_cache(maxsize=1024)
+def _encoded_parent(env: str, parent: ParentKey) -> bytes:
+    return _parts(env.encode(), parent.scope.encode(), parent.source.encode(), parent.key.encode())
 
 
 def encode_native(tag: Tag) -> ChildKey:
@@ -202,10 +222,10 @@ def _uuid8(data: bytes) -> UUID:
 
 
 def _as_uuid(data: bytes, version: int) -> UUID:
-    number = int.from_bytes(data, "big")
-    number = number & ~(0xF << 76) | version << 76
-    number = number & ~(0x3 << 62) | 0x2 << 62
-    return UUID(int=number)
+    octets = bytearray(data)
+    octets[6] = octets[6] & 0x0F | version << 4
+    octets[8] = octets[8] & 0x3F | 0x80  # the variant: RFC 9562, section 4.1
+    return UUID(bytes=bytes(octets))
 
 
 # --- limits
@@ -226,6 +246,7 @@ def check_field(name: str, value: object) -> None:
         raise InvalidValue(name, value, f"has {size} bytes of UTF-8; {fewest} to {most} are allowed")
 
 
+@lru_cache(maxsize=1024)
 def check_operation(name: object) -> None:
     """Raise `InvalidValue` unless `name` is a registered-style operation name: lower-case words joined by dots."""
     check_field("operation", name)

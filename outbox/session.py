@@ -4,7 +4,7 @@ An entry lives and dies with its savepoint: `begin_nested()` flushes first, so w
 survives its rollback, and what was enqueued inside goes with it, flushed or not.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 from uuid import UUID
 
@@ -50,7 +50,7 @@ registry().map_imperatively(_Marker, Table("outbox_marker", MetaData(), Column("
 class SessionState:
     """What one session holds for its outbox.
 
-    pending: entries that wait for the next flush, by configuration and id.
+    pending: entries that wait for the next flush, each with the savepoint it was enqueued in, by configuration and id.
     claim: the open idempotency claim, if any.
     doomed: why this transaction must not commit any more.
     """
@@ -58,14 +58,24 @@ class SessionState:
     __slots__ = ("claim", "doomed", "marker", "pending")
 
     def __init__(self) -> None:
-        self.pending: dict[tuple[int, UUID], NewEntry] = {}
+        self.pending: dict[tuple[int, UUID], tuple[NewEntry, SessionTransaction | None]] = {}
         self.claim: OpenClaim | None = None
         self.doomed: ClaimError | None = None
         self.marker: _Marker | None = None
 
+    def find(self, configuration: Configuration, entry_id: UUID) -> NewEntry | None:
+        """The pending entry of this id."""
+        entry, _ = self.pending.get((id(configuration), entry_id), (None, None))
+        return entry
+
     def add(self, session: Session, entry: NewEntry) -> None:
         """Keep `entry` for the session's next flush."""
-        self.pending[id(entry.configuration), entry.id] = entry
+        self.pending[id(entry.configuration), entry.id] = entry, session.get_nested_transaction()
+        if len(self.pending) == 1 and not session.new:
+            self._mark(session)
+
+    def _mark(self, session: Session) -> None:
+        """Give the unit of work something to flush."""
         if self.marker is None or self.marker not in session:
             self.marker = _Marker()
             self.marker.id = 1  # type: ignore[attr-defined]  # mapped imperatively
@@ -73,19 +83,33 @@ class SessionState:
             session.add(self.marker)
         flag_dirty(self.marker)
 
+    def drop(self, rolled_back: SessionTransaction) -> None:
+        """Forget what was enqueued in a savepoint, or a transaction, that was rolled back."""
+        standing = list(_enclosing(rolled_back))
+        outermost = rolled_back.parent is None
+        for key, (_, savepoint) in list(self.pending.items()):
+            if outermost or (savepoint is not None and savepoint not in standing):
+                del self.pending[key]
+
     def write(self, session: Session) -> None:
         """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` after the insert."""
-        pending, self.pending = list(self.pending.values()), {}
+        pending, self.pending = [entry for entry, _ in self.pending.values()], {}
         connection = session.connection()
         require_transaction(connection)
         while pending:
             configuration = pending[0].configuration
             ours = [entry for entry in pending if entry.configuration is configuration]
             pending = [entry for entry in pending if entry.configuration is not configuration]
-            written = insert_entries(connection, ours)
+            present = insert_entries(connection, ours)
             for entry in ours:
-                if entry.id not in written and not entry.keep_first:
+                if entry.id in present and not entry.keep_first:
                     raise duplicate(entry)
+
+
+def _enclosing(transaction: SessionTransaction) -> Iterator[SessionTransaction]:
+    while transaction.parent is not None:
+        transaction = transaction.parent
+        yield transaction
 
 
 def duplicate(entry: NewEntry) -> DuplicateEntry:
@@ -172,21 +196,22 @@ def _after_flush(session: Session, flush_context: object) -> None:
 @event.listens_for(Session, "before_commit")
 def _before_commit(session: Session) -> None:
     state: SessionState | None = session.info.get(_KEY)
-    if state is None or session.in_nested_transaction():
+    if state is None:
         return
-    if state.doomed is not None:
-        raise state.doomed
-    if state.claim is not None:
-        state.claim.before_commit()
-    if state.pending:  # `expunge_all()` took the marker out: an entry is not lost by that
+    if not session.in_nested_transaction():
+        if state.doomed is not None:
+            raise state.doomed
+        if state.claim is not None:
+            state.claim.before_commit()
+    if state.pending:  # nothing else may be left to flush: an entry is not lost by that
         state.write(session)
 
 
 @event.listens_for(Session, "after_soft_rollback")
 def _after_soft_rollback(session: Session, previous: SessionTransaction) -> None:
     state: SessionState | None = session.info.get(_KEY)
-    if state is not None:
-        state.pending.clear()
+    if state is not None and state.pending:
+        state.drop(previous)
 
 
 @event.listens_for(Session, "after_transaction_end")

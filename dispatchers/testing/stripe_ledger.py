@@ -85,13 +85,11 @@ class StripeLedger:
     @property
     def effects(self) -> list[Effect]:
         """Everything that happened, in order."""
-        return [
-            Effect(
-                **row
-                | {"created": datetime.fromtimestamp(row["created"], UTC), "metadata": json.loads(row["metadata"])}
-            )
-            for row in self._rows("SELECT * FROM effect ORDER BY rowid")
-        ]
+        rows = self._rows("SELECT * FROM effect ORDER BY rowid")
+        for row in rows:
+            row["created"] = datetime.fromtimestamp(row["created"], UTC)
+            row["metadata"] = json.loads(row["metadata"])
+        return [Effect(**row) for row in rows]
 
     @property
     def charges(self) -> list[Effect]:
@@ -101,14 +99,11 @@ class StripeLedger:
     @property
     def answers(self) -> list[Answered]:
         """Every response, in order."""
-        return [
-            Answered(
-                **row
-                | {"replayed": bool(row["replayed"]), "lost": bool(row["lost"])}
-                | {"at": datetime.fromtimestamp(row["at"], UTC)}
-            )
-            for row in self._rows("SELECT * FROM answer ORDER BY rowid")
-        ]
+        rows = self._rows("SELECT * FROM answer ORDER BY rowid")
+        for row in rows:
+            row["replayed"], row["lost"] = bool(row["replayed"]), bool(row["lost"])
+            row["at"] = datetime.fromtimestamp(row["at"], UTC)
+        return [Answered(**row) for row in rows]
 
     def count(self, condition: str = "1", table: str = "answer") -> int:
         """How many answers (or effects) meet an SQL condition: `ledger.count("replayed")`."""

@@ -257,11 +257,21 @@ class StripeObjects:
         raise Refused(400, "One of the following params should be provided for this request: payment_intent or charge.")
 
 
-def happened(made: Json, **instead: Any) -> Happened:
-    """The effect that an object's creation is. A parameter of an unexpected shape is not an amount."""
-    fields: Json = {name: made.get(name) for name in ("id", "object", "currency", "customer")}
-    fields["amount"] = int(made["amount"]) if str(made.get("amount", "")).isdigit() else None
-    return Happened(**(fields | {"metadata": made.get("metadata") or {}} | instead))
+def happened(made: Json, *, id: str = "", object: str = "", parent: str | None = None) -> Happened:
+    """The effect that an object's creation is, or the given one. What has an unexpected shape is left out."""
+    return Happened(
+        id=id or made["id"],
+        object=object or made["object"],
+        amount=int(made["amount"]) if str(made.get("amount", "")).isdecimal() else None,
+        currency=text_or_none(made.get("currency")),
+        customer=text_or_none(made.get("customer")),
+        parent=parent,
+        metadata=made.get("metadata") or {},
+    )
+
+
+def text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def singular(resource: str) -> str:

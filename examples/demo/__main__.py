@@ -22,13 +22,16 @@ def main() -> int:
     where.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (a temporary PostgreSQL, else SQLite)")
     where.add_argument("--sqlite", action="store_true", help="do not look for PostgreSQL")
     parser.add_argument("--seed", type=int, default=1, help="for what clients and payment service do (1)")
+    parser.add_argument(
+        "--forgetful", action="store_true", help="a payment service that forgets every key at once: the audit must fail"
+    )
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, stop)
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=LINES_WIDTH)
-    script = Script(orders=given.orders, seed=given.seed, database=given.database, sqlite=given.sqlite)
+    script = Script(**vars(given))
     try:
         with view(console) as shown:
             ending = play(script, shown)

@@ -9,6 +9,7 @@ import os
 import socket
 import uuid
 from datetime import UTC, datetime
+from typing import Any
 
 import uvicorn
 from sqlalchemy import Engine, String, create_engine, make_url, text
@@ -87,15 +88,19 @@ async def checkout(request: Request) -> Response:
 
 
 async def progress(request: Request) -> Response:
-    """How many entries are in which state: the live view's question, not something that an app needs."""
-    return JSONResponse(await run_in_threadpool(count_states, request.app.state.engine))
+    """How many entries are in which state, and the lease of each that is being sent: for the live view and the killer."""
+    return JSONResponse(await run_in_threadpool(look, request.app.state.engine))
 
 
-def count_states(engine: Engine) -> dict[str, int]:
-    both = "SELECT state, count(*) AS entries FROM outbox_queue GROUP BY state UNION ALL"
-    both += " SELECT state, count(*) FROM outbox_settlement GROUP BY state"
+def look(engine: Engine) -> dict[str, Any]:
+    states = "SELECT state, count(*) AS entries FROM outbox_queue GROUP BY state UNION ALL"
+    states += " SELECT state, count(*) AS entries FROM outbox_settlement GROUP BY state"
+    leases = "SELECT lease_token FROM outbox_queue WHERE state = 'sending'"
     with engine.connect() as connection:
-        return {row.state: row.entries for row in connection.execute(text(both))}
+        return {
+            "entries": {row.state: row.entries for row in connection.execute(text(states))},
+            "leases": [str(token) for token in connection.execute(text(leases)).scalars()],
+        }
 
 
 def connect(url: str) -> Engine:

@@ -28,7 +28,7 @@ class Service:
             requests=ledger.count(),
             charges=ledger.count("object = 'charge'", table="effect"),
             replays=ledger.count("replayed"),
-            lost=ledger.count("fault = 'lose_response'"),
+            lost=ledger.count("fault = 'lose_response' AND status = 200"),
             stored_500=ledger.count("status = 500 AND NOT replayed"),
             refused_503=ledger.count("status = 503"),
             limited_429=ledger.count("status = 429"),

@@ -49,12 +49,17 @@ class Stuck(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """database: a URL, or None for a temporary PostgreSQL, and SQLite where none can be had."""
+    """What the command line asks for.
+
+    database: a URL, or None for a temporary PostgreSQL, and SQLite where none can be had.
+    forgetful: the payment service remembers no key, which shows what the keys are for, and that the audit can fail.
+    """
 
     orders: int
     seed: int
     database: str | None
     sqlite: bool
+    forgetful: bool = False
 
     @property
     def rush_seconds(self) -> float:
@@ -150,7 +155,7 @@ class Act:
         shop_url = f"http://127.0.0.1:{shop.first_line()}"
         dispatcher = self._start_dispatcher()
         with httpx.Client(base_url=shop_url, trust_env=False, timeout=10) as self._shop:
-            self._before = self._count()
+            self._before, _ = self._look()
             if any(self._before.get(state) for state in OPEN):
                 raise Stuck(f"this database has entries of others that wait to be sent: {self._before}")
             self._ledger = StripeLedger(self._folder / "ledger.sqlite")
@@ -164,7 +169,8 @@ class Act:
     def _look_on(self, dispatcher: Child, clients: Child, others: list[Child]) -> Snapshot:
         deadline = time.monotonic() + self._script.rush_seconds + CALM_SECONDS_MAX
         while True:
-            now = self._snapshot()
+            entries, leases = self._look()
+            now = self._snapshot(entries)
             self._view.show(now)
             if not clients.running and clients.process.returncode != 0:
                 raise clients.died()
@@ -176,14 +182,14 @@ class Act:
             if time.monotonic() > deadline:
                 self._tell("time is up")
                 return now
-            if self._killer.due(now.settled + now.uncertain, now.entries.get("sending", 0)):
+            if self._killer.due(now.settled + now.uncertain, leases):
                 dispatcher = self._kill(dispatcher)
             time.sleep(LOOK_EVERY_SECONDS)
 
     def _kill(self, dispatcher: Child) -> Child:
         dispatcher.kill()
-        in_flight = self._count().get("sending", 0)
-        self._killer.strike(in_flight)
+        _, leases = self._look()
+        in_flight = self._killer.strike(leases)
         self._tell(f"dispatcher killed with {in_flight} entries in its hands, and started again")
         return self._start_dispatcher()
 
@@ -193,6 +199,8 @@ class Act:
         arguments = ["--port", "0", "--seed", str(self._script.seed), "--ledger", str(self._folder / "ledger.sqlite")]
         for name, value in MISBEHAVIOUR.items():
             arguments += [name, str(value)]
+        if self._script.forgetful:
+            arguments += ["--window-hours", "0"]
         service = self._children.start("payment-service", "dispatchers.testing.stripe_service", arguments)
         self._environment["STRIPE_URL"] = f"http://127.0.0.1:{service.first_line()}"
         self._environment["STRIPE_API_KEY"] = API_KEY
@@ -211,22 +219,22 @@ class Act:
 
     # --- how things stand
 
-    def _snapshot(self) -> Snapshot:
-        entries = {state: count - self._before.get(state, 0) for state, count in self._count().items()}
+    def _look(self) -> tuple[dict[str, int], list[str]]:
+        """How many entries are in which state, and the lease of each that is being sent."""
+        answer = self._shop.get("/progress")
+        answer.raise_for_status()
+        told = answer.json()
+        return told["entries"], told["leases"]
+
+    def _snapshot(self, entries: Mapping[str, int]) -> Snapshot:
         return Snapshot(
             seconds=time.monotonic() - self._began,
             orders=self._script.orders,
             answered=sum(bool(receipt.order_ids) for receipt in read_receipts(self._folder / "receipts.jsonl")),
-            entries=entries,
+            entries={state: count - self._before.get(state, 0) for state, count in entries.items()},
             service=Service.read(self._ledger),
             struck=list(self._killer.struck),
         )
-
-    def _count(self) -> dict[str, int]:
-        answer = self._shop.get("/progress")
-        answer.raise_for_status()
-        counts: dict[str, int] = answer.json()
-        return counts
 
     def _tell(self, event: str) -> None:
         self._view.tell(time.monotonic() - self._began, event)

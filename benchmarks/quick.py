@@ -1,0 +1,230 @@
+"""The first figures, in about a minute: `python3 dev.py bench --quick`.
+
+Two questions: what enqueueing adds to a transaction, in CPU of client and server together; and how near the dispatcher comes
+to the least that could be done, a bare psycopg loop that claims a batch and deletes it. Both sides run in turn (A B A B),
+so that a machine whose speed drifts slows both; the median of the rounds is printed.
+"""
+
+import argparse
+import asyncio
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import outbox
+from dispatchers import Delivered, Delivery, Dispatcher, Operations
+from dispatchers.testing.postgres import temporary_postgres
+from outbox import migrations
+
+ROUNDS = 7
+TRANSACTIONS = {0: 400, 1: 400, 10: 200, 100: 40}
+DRAINED = 10_000
+BATCH = 500
+GOALS = {1: 1.5, 10: 2.0, 100: 6.0}
+DRAIN_GOAL = 0.5
+TICKS = os.sysconf("SC_CLK_TCK")
+
+numbers = count()
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "bench_order"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer: Mapped[str]
+    amount: Mapped[int]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """entries a second; CPU of client and server, microseconds an entry."""
+
+    per_second: float
+    cpu: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="dev.py bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the only one there is yet")
+    parser.add_argument("--database", help="SQLAlchemy URL of a PostgreSQL database to use instead of a temporary one")
+    arguments = parser.parse_args()
+    with database(arguments.database) as (url, origin):
+        print(
+            f"{origin}; Python {platform.python_version()}, {os.cpu_count()} cores; medians of {ROUNDS} rounds, in turn\n"
+        )
+        migrations.upgrade(url)
+        engine = create_engine(url)
+        Base.metadata.create_all(engine)
+        bench = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")
+        met = [compare_enqueue(engine, bench), asyncio.run(compare_drain(engine, bench))]
+        engine.dispose()
+    sys.exit(0 if all(met) else 1)
+
+
+@contextmanager
+def database(url: str | None) -> Iterator[tuple[str, str]]:
+    if url is not None:
+        yield url, "the given database"
+        return
+    with temporary_postgres() as server:
+        yield server.url, server.origin
+
+
+# --- enqueue
+
+
+def compare_enqueue(engine: Engine, bench: outbox.Outbox) -> bool:
+    """CPU of a transaction with entries over the same transaction without."""
+    for entries in TRANSACTIONS:
+        transactions_cpu(engine, bench, entries, 20)  # warm-up
+    rounds = [
+        {entries: transactions_cpu(engine, bench, entries, many) for entries, many in TRANSACTIONS.items()}
+        for _ in range(ROUNDS)
+    ]
+    print("a transaction with entries, over the same transaction (one ORM row) without: CPU of client and server")
+    print(f"{'entries':>10}{'us':>10}{'ratio':>10}{'at most':>10}")
+    print(f"{0:>10}{statistics.median(r[0] for r in rounds):>10.0f}")
+    met = True
+    for entries, most in GOALS.items():
+        ratio = statistics.median(r[entries] / r[0] for r in rounds)
+        met &= ratio <= most
+        print(f"{entries:>10}{statistics.median(r[entries] for r in rounds):>10.0f}{ratio:>10.2f}{most:>10.1f}")
+    print()
+    return met
+
+
+def transactions_cpu(engine: Engine, bench: outbox.Outbox, entries: int, many: int) -> float:
+    """Microseconds of CPU for each of `many` transactions, each in a session of its own, as a request's is."""
+    with Session(engine) as session:
+        backend = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    server, client = process_cpu(backend), time.process_time()
+    for _ in range(many):
+        order = next(numbers)
+        with Session(engine) as session, session.begin():
+            session.add(Order(customer="ada", amount=2000))
+            for line in range(entries):
+                payload = {"amount": 2000, "currency": "eur", "customer": "cus_1", "description": "one line of an order"}
+                bench.enqueue(session, "noop.charge", payload, parent=f"order:{order}", discriminator=str(line))
+    # One thread: the pool hands out the same connection, so the same server process, each time.
+    return (time.process_time() - client + process_cpu(backend) - server) / many * 1e6
+
+
+def process_cpu(pid: int) -> float:
+    """Seconds of CPU that a process has used. Source: proc(5), /proc/pid/schedstat, else stat in ticks."""
+    schedstat = Path(f"/proc/{pid}/schedstat")
+    if schedstat.exists() and (nanoseconds := int(schedstat.read_text().split()[0])):
+        return nanoseconds / 1e9
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(stat[11]) + int(stat[12])) / TICKS
+
+
+# --- drain
+
+
+async def compare_drain(engine: Engine, bench: outbox.Outbox) -> bool:
+    """The dispatcher with an adapter that does nothing, over a bare loop that claims and deletes."""
+    operations = Operations()
+
+    @operations.operation("noop")
+    async def deliver(delivery: Delivery) -> Delivered:
+        return Delivered()
+
+    ours: list[Rate] = []
+    bare: list[Rate] = []
+    for measured in [False] + [True] * ROUNDS:
+        dispatcher = Dispatcher(engine, outbox=bench, include=[operations], concurrency=BATCH)
+        fill(engine, bench)
+        rate = await drain_by_dispatcher(engine, dispatcher)
+        fill(engine, bench)
+        floor = drain_bare(engine)
+        if measured:
+            ours.append(rate)
+            bare.append(floor)
+    ratio = statistics.median(a.per_second / b.per_second for a, b in zip(ours, bare, strict=True))
+    print(f"draining {DRAINED} entries to an adapter that does nothing, one process, batches of {BATCH}")
+    print(f"{'':>34}{'a second':>10}{'ratio':>10}{'at least':>10}{'client us':>11}")
+    print(f"{'bare psycopg, claim and delete':>34}{median(bare):>10.0f}{'':>20}{median_cpu(bare):>11.1f}")
+    print(f"{'the dispatcher':>34}{median(ours):>10.0f}{ratio:>10.2f}{DRAIN_GOAL:>10.1f}{median_cpu(ours):>11.1f}")
+    return ratio >= DRAIN_GOAL
+
+
+def fill(engine: Engine, bench: outbox.Outbox) -> None:
+    with Session(engine) as session:
+        session.execute(text("TRUNCATE outbox_queue, outbox_entry, outbox_settlement"))
+        for _ in range(DRAINED):
+            bench.enqueue(session, "noop.charge", {"amount": 2000, "currency": "eur"}, parent=f"n:{next(numbers)}")
+        session.commit()
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text("VACUUM ANALYZE outbox_queue, outbox_entry, outbox_settlement"))
+        connection.execute(text("CHECKPOINT"))
+
+
+async def drain_by_dispatcher(engine: Engine, dispatcher: Dispatcher) -> Rate:
+    started, cpu = time.perf_counter(), time.process_time()
+    settled = await dispatcher.run_once()
+    rate = Rate(settled / (time.perf_counter() - started), (time.process_time() - cpu) / settled * 1e6)
+    if settled != DRAINED:
+        raise SystemExit(f"the dispatcher settled {settled} of {DRAINED}")
+    return rate
+
+
+CLAIM = """
+    UPDATE outbox_queue AS q SET lease_until = now() + %(lease)s, lease_token = %(token)s, leased_at = now(),
+        state = 'sending', deliveries = deliveries + 1
+    FROM outbox_entry AS e
+    WHERE e.id = q.id AND q.id = ANY (ARRAY(
+        SELECT id FROM outbox_queue
+        WHERE destination = 'noop' AND due_at <= now() AND (lease_until IS NULL OR lease_until < now())
+        ORDER BY due_at LIMIT %(most)s FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING q.id, e.operation, e.payload, e.tag
+"""
+
+
+def drain_bare(engine: Engine) -> Rate:
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    drained = 0
+    with psycopg.connect(url) as connection:
+        started, cpu = time.perf_counter(), time.process_time()
+        while True:
+            claim = {"lease": timedelta(seconds=60), "token": uuid4(), "most": BATCH}
+            rows = connection.execute(CLAIM, claim).fetchall()
+            connection.commit()
+            if not rows:
+                break
+            connection.execute("DELETE FROM outbox_queue WHERE id = ANY (%s)", [[row[0] for row in rows]])
+            connection.commit()
+            drained += len(rows)
+        rate = Rate(drained / (time.perf_counter() - started), (time.process_time() - cpu) / drained * 1e6)
+    if drained != DRAINED:
+        raise SystemExit(f"the bare loop drained {drained} of {DRAINED}")
+    return rate
+
+
+def median(rates: list[Rate]) -> float:
+    return statistics.median(rate.per_second for rate in rates)
+
+
+def median_cpu(rates: list[Rate]) -> float:
+    return statistics.median(rate.cpu for rate in rates)
+
+
+if __name__ == "__main__":
+    main()

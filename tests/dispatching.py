@@ -1,0 +1,252 @@
+"""What the tests of the sending side share: entries to send, rows to look at and to age, services that misbehave."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import sqlalchemy as sa
+from support import TABLES, Database
+
+import outbox
+from dispatchers import Dispatcher
+from dispatchers.claims import ClaimRequest, Claims, Exchange, Settlement, Want
+from dispatchers.lifecycle import Claimed, Transition
+from outbox.schema import EPOCH, MICROSECOND, NEVER
+
+LEASE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+NO_LEASE: dict[str, Any] = {"lease_token": None, "lease_until": None, "leased_at": None}
+CLEAN: dict[str, Any] = {"reason": None, "result": None}
+
+
+# --- entries
+
+
+def put(
+    database: Database, ob: outbox.Outbox, operation: str = "crm.upsert", *, count: int = 1, **settings: Any
+) -> list[UUID]:
+    """Enqueue and commit entries of one operation, in one transaction; the parents are numbered on."""
+    first = len(database.entries)
+    with database.begin() as session:
+        given = {"payload": {"amount": 2000}, **settings}
+        return [
+            ob.enqueue(session, operation, **{"parent": f"order:{first + number}", **given}).id
+            for number in range(count)
+        ]
+
+
+def put_one(database: Database, ob: outbox.Outbox, operation: str = "crm.upsert", **settings: Any) -> UUID:
+    return put(database, ob, operation, **settings)[0]
+
+
+# --- rows
+
+
+def queue_row(database: Database, id: UUID) -> Any:
+    """The entry's row in the queue, or None once it has ended."""
+    return next((row for row in database.queue if row.id == id), None)
+
+
+def settlement_row(database: Database, id: UUID) -> Any:
+    return next((row for row in database.rows(TABLES.settlement) if row.id == id), None)
+
+
+def reasons(database: Database, id: UUID) -> list[str | None]:
+    """Why the attempts at the entry did not deliver, as its events tell."""
+    return [row.reason for row in database.rows(TABLES.event) if row.entry_id == id]
+
+
+def states(database: Database) -> Counter[str]:
+    """How many entries are in each state, ended ones included."""
+    return Counter(row.state for row in (*database.queue, *database.rows(TABLES.settlement)))
+
+
+def state(database: Database, id: UUID) -> str:
+    row = queue_row(database, id) or settlement_row(database, id)
+    found: str = row.state
+    return found
+
+
+def change(database: Database, id: UUID, **values: Any) -> None:
+    """Write to the entry's queue row as nobody but a test would."""
+    database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id == id).values(values))
+
+
+def age(database: Database, by: timedelta) -> None:
+    """As if everything in the outbox had happened `by` earlier."""
+    queue, entry = TABLES.queue, TABLES.entry
+    _shift(database, queue, by, "lease_until", "leased_at", "in_doubt_since")
+    _shift(database, queue, by, "due_at", where=queue.c.due_at < NEVER)
+    _shift(database, entry, by, "due_at", "created_at")
+
+
+def _shift(database: Database, table: sa.Table, by: timedelta, *columns: str, where: Any = None) -> None:
+    delay: Any = by // MICROSECOND if database.name == "sqlite" else sa.literal(by, sa.Interval)
+    kind: Any = sa.BigInteger if database.name == "sqlite" else sa.DateTime
+    statement = sa.update(table).values({name: sa.type_coerce(table.c[name], kind) - delay for name in columns})
+    database.execute(statement if where is None else statement.where(where))
+
+
+# --- claims
+
+
+def want(destination: str = "crm", slots: int = 64, hint: Any = EPOCH) -> Want:
+    return Want(destination, slots, hint)
+
+
+def claim_request(*wants: Want, **settings: Any) -> ClaimRequest:
+    given: dict[str, Any] = {
+        "wants": wants or [want()],
+        "entries_max": 500,
+        "token": uuid4(),
+        "lease": LEASE,
+        "forms": {},
+    }
+    return ClaimRequest(**given | settings)
+
+
+def claim(store: Claims, *wants: Want, **settings: Any) -> list[Claimed]:
+    return asyncio.run(store.exchange([], claim_request(*wants, **settings))).claimed
+
+
+def claim_one(store: Claims, **settings: Any) -> Claimed:
+    (claimed,) = claim(store, **settings)
+    return claimed
+
+
+def settle(store: Claims, *settlements: tuple[Claimed, Transition]) -> set[UUID]:
+    return asyncio.run(store.exchange(settlements, None)).settled
+
+
+# --- dispatchers
+
+
+def dispatcher(target: Any, ob: outbox.Outbox, **settings: Any) -> Dispatcher:
+    engine = target.engine if isinstance(target, Database) else target
+    return Dispatcher(engine, outbox=ob, **{"poll": timedelta(milliseconds=20), **settings})
+
+
+def run_once(target: Any, ob: outbox.Outbox, **settings: Any) -> int:
+    """One call of a dispatcher made for it; returns how many it settled."""
+    return asyncio.run(dispatcher(target, ob, **settings).run_once())
+
+
+async def pumping(working: Dispatcher, until: Callable[[], bool], seconds: float = 20) -> None:
+    """Let the dispatcher work until `until()` is true, then let it drain."""
+    stopping = asyncio.Event()
+    pump = asyncio.create_task(working.pump(stopping))
+    try:
+        async with asyncio.timeout(seconds):
+            while not until() and not pump.done():  # noqa: ASYNC110  # what it waits for is in a database
+                await asyncio.sleep(0.005)
+    finally:
+        stopping.set()
+        await pump
+
+
+class WrappedStore:
+    """A store that breaks when told: `failing` names the next exchanges' fates, "before", "after" the commit or ""."""
+
+    def __init__(self, store: Claims, *failing: str) -> None:
+        self._store = store
+        self.failing = list(failing)
+        self.settlements: list[list[Settlement]] = []
+
+    async def exchange(self, settlements: Sequence[Settlement], request: ClaimRequest | None) -> Exchange:
+        fate = self.failing.pop(0) if self.failing else ""
+        self.settlements.append(list(settlements))
+        if fate == "before":
+            raise sa.exc.OperationalError("exchange", {}, Exception("the server is away"))
+        exchange = await self._store.exchange(settlements, request)
+        if fate == "after":
+            raise sa.exc.OperationalError("exchange", {}, Exception("the acknowledgement was lost"))
+        return exchange
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+# --- processes
+
+
+FACTORY_HEAD = """
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import outbox
+from dispatchers import *
+from dispatchers.adapters import MemoryAdapter, StripeAdapter
+
+ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test")
+here = Path(__file__).parent
+url = os.environ["SHOP_URL"]
+"""
+
+
+class Daemon:
+    """`python -m dispatchers run factory:make` in a directory, its output in a file."""
+
+    def __init__(self, directory: Path, url: sa.URL, reference: str = "factory:make", **environment: str) -> None:
+        self.log = directory / f"{uuid4().hex}.log"
+        self.started = time.monotonic()
+        shown = url.render_as_string(hide_password=False)
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dispatchers", "run", reference],
+                cwd=directory,
+                env=os.environ | {"SHOP_URL": shown, "PYTHONUNBUFFERED": "1"} | environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def wait(self, seconds: float = 20) -> int:
+        """Its exit status."""
+        return self.process.wait(seconds)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def daemon(directory: Path, url: sa.URL, *arguments: str, **environment: str) -> Iterator[Daemon]:
+    """A dispatcher's process for a block; killed at its end if it still runs."""
+    running = Daemon(directory, url, *arguments, **environment)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+def write_factory(directory: Path, body: str, name: str = "factory") -> None:
+    (directory / f"{name}.py").write_text(FACTORY_HEAD + body)
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+    """Poll for something that another process does; fails after `seconds`."""
+    latest = time.monotonic() + seconds
+    while time.monotonic() < latest:
+        if found := condition():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"waited {seconds:g} s in vain for {what}")

@@ -1,0 +1,537 @@
+"""Claim and settle: one suite over PostgreSQL, SQLite, and the portable SQL on PostgreSQL."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from dispatching import (
+    HOUR,
+    LEASE,
+    NO_LEASE,
+    age,
+    change,
+    claim,
+    claim_one,
+    claim_request,
+    put,
+    put_one,
+    queue_row,
+    reasons,
+    settle,
+    settlement_row,
+    want,
+)
+from support import TABLES, Database
+
+import outbox
+from dispatchers import sql_portable
+from dispatchers.claims import Claims
+from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
+from outbox.schema import EPOCH, NEVER
+
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass
+class Bench:
+    """A database with its store, and the outbox that fills it."""
+
+    database: Database
+    store: Claims
+    ob: outbox.Outbox
+
+    def put(self, **settings: Any) -> UUID:
+        return put_one(self.database, self.ob, **settings)
+
+    def row(self, id: UUID) -> Any:
+        return queue_row(self.database, id)
+
+
+@pytest.fixture(params=["postgresql", "portable on postgresql", "sqlite"])
+def bench(request: pytest.FixtureRequest, ob: outbox.Outbox) -> Bench:
+    database = request.getfixturevalue(request.param.rpartition(" ")[2])
+    store = Claims(database.engine, ob.configuration)
+    if request.param.startswith("portable"):
+        store._sql = sql_portable
+    return Bench(database, store, ob)
+
+
+def moves(entry: Claimed) -> dict[str, Transition]:
+    """One transition of each kind, as a dispatcher would decide it."""
+    return {
+        "delivered": Settle("delivered", entry.attempts + 1, result={"id": "ch_1"}),
+        "failed": Settle("failed", entry.attempts + 1, reason="declined"),
+        "retry": Wait(MINUTE, "slow", entry.attempts + 1, True, entry.leased_at),
+        "uncertain": Park("vanished", entry.attempts + 1, True, entry.leased_at),
+        "handed back": HandBack("no time left", MINUTE),
+    }
+
+
+# --- what a claim takes
+
+
+def test_a_claim_takes_the_oldest_due_of_each_wanted_destination(bench: Bench) -> None:
+    crm = [bench.put() for _ in range(4)]
+    mail = [bench.put(operation="mail.send") for _ in range(3)]
+    bench.put(operation="sms.send")
+    change(bench.database, crm[3], due_at=bench.row(crm[0]).due_at - HOUR)
+
+    claimed = claim(bench.store, want("crm", 2), want("mail", 2))
+
+    assert {entry.id for entry in claimed} == {crm[3], crm[0], mail[0], mail[1]}
+
+
+def test_a_claim_never_takes_more_than_its_slots_or_than_entries_max(bench: Bench) -> None:
+    put(bench.database, bench.ob, count=10)
+    put(bench.database, bench.ob, "mail.send", count=10)
+
+    by_slots = claim(bench.store, want("crm", 3), want("mail", 1))
+    by_total = claim(bench.store, want("crm", 4), want("mail", 8), entries_max=5)
+    of_none = claim(bench.store, want("crm", 4), entries_max=0)
+
+    assert [entry.destination for entry in by_slots].count("crm") in (2, 3)
+    assert [entry.destination for entry in by_slots].count("mail") == 1
+    assert len(by_total) == 5
+    assert of_none == []
+
+
+def test_a_claim_writes_a_whole_lease_and_commits_it(bench: Bench) -> None:
+    id = bench.put()
+    token = uuid4()
+
+    entry = claim_one(bench.store, token=token, forms={"crm": "native v1"})
+
+    row = bench.row(id)
+    assert (row.state, row.lease_token, row.deliveries, row.attempts) == ("sending", token, 1, 0)
+    assert row.lease_until - row.leased_at == LEASE
+    assert (row.maybe_sent, row.in_doubt_since, row.sent_as) == (False, None, "native v1")
+    assert row.leased_at <= entry.now
+
+
+def test_a_claim_returns_what_was_enqueued_and_what_the_row_now_says(bench: Bench) -> None:
+    parent = outbox.ParentKey("k", scope="ada", source="http")
+    id = bench.put(parent=parent, discriminator="line 1", options={"account": "acct_1"}, payload={"b": 1, "a": "é"})
+
+    entry = claim_one(bench.store)
+
+    row, written = bench.row(id), bench.database.entries[0]
+    for name in ("deliveries", "attempts", "maybe_sent", "in_doubt_since", "key_epoch", "sent_as", "leased_at"):
+        assert getattr(entry, name) == getattr(row, name)
+    for name in ("id", "operation", "payload", "options", "headers", "tag", "kid", "env", "schema_version", "due_at"):
+        assert getattr(entry, name) == getattr(written, name)
+    assert (entry.scope, entry.source, entry.parent, entry.discriminator) == ("ada", "http", "k", "line 1")
+    assert entry.lease_token == row.lease_token
+    assert entry.queued_at == row.due_at
+    assert isinstance(entry.id, UUID)
+    assert entry.now.utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "not_ready",
+    [
+        {"due_at": NEVER, "hold": "paused"},
+        {"state": "uncertain", "due_at": NEVER, "maybe_sent": True},
+        {"state": "sending", "lease_token": uuid4(), "lease_until": NEVER, "leased_at": EPOCH},
+    ],
+    ids=["held", "uncertain", "leased"],
+)
+def test_a_claim_leaves_what_is_not_to_be_sent_now(bench: Bench, not_ready: dict[str, Any]) -> None:
+    id = bench.put()
+    change(bench.database, id, **not_ready)
+    before = bench.row(id)
+
+    assert claim(bench.store) == []
+
+    assert bench.row(id) == before
+
+
+def test_a_claim_leaves_what_is_due_later(bench: Bench) -> None:
+    bench.put(due=HOUR)
+
+    assert claim(bench.store) == []
+
+    age(bench.database, 2 * HOUR)
+    assert len(claim(bench.store)) == 1
+
+
+def test_a_hint_skips_what_was_due_before_it_and_a_cutoff_what_came_due_after(bench: Bench) -> None:
+    older, middle, newer = (bench.put() for _ in range(3))
+    at = bench.row(middle).due_at
+    change(bench.database, older, due_at=at - HOUR)
+    change(bench.database, newer, due_at=at + timedelta(microseconds=1))
+
+    claimed = claim(bench.store, want(hint=at), cutoff=at)
+
+    assert [entry.id for entry in claimed] == [middle]
+    assert {entry.id for entry in claim(bench.store)} == {older, newer}
+
+
+def test_the_first_send_is_pinned_to_the_longest_prefix_that_serves_it(bench: Bench) -> None:
+    forms = {"crm": "short", "crm.upsert": "long", "crm.up": "another word", "mail": "other"}
+    long = bench.put(operation="crm.upsert.all")
+    short = bench.put(operation="crm.upserting")
+
+    claim(bench.store, forms=forms)
+
+    assert bench.row(long).sent_as == "long"
+    assert bench.row(short).sent_as == "short"
+
+
+def test_what_was_certainly_never_sent_is_pinned_anew_and_what_is_in_doubt_is_not(bench: Bench) -> None:
+    clean, doubtful = bench.put(), bench.put()
+    change(bench.database, clean, sent_as="old")
+    change(bench.database, doubtful, sent_as="old", maybe_sent=True, in_doubt_since=EPOCH, state="retry")
+
+    claim(bench.store, forms={"crm": "new"})
+
+    assert bench.row(clean).sent_as == "new"
+    assert bench.row(doubtful).sent_as == "old"
+
+
+# --- taking over
+
+
+def test_an_expired_lease_is_taken_over_and_leaves_doubt(bench: Bench) -> None:
+    id = bench.put()
+    claim_one(bench.store, forms={"crm": "first"})
+    age(bench.database, HOUR)
+    lost = bench.row(id)
+
+    entry = claim_one(bench.store, forms={"crm": "second"})
+
+    assert (entry.deliveries, entry.attempts) == (2, 1)
+    assert entry.maybe_sent
+    assert entry.in_doubt_since == lost.leased_at
+    assert entry.sent_as == "first"
+    assert entry.leased_at > lost.leased_at + HOUR / 2
+    assert entry.lease_token != lost.lease_token
+
+
+def test_the_doubt_began_with_the_first_lease_that_was_lost(bench: Bench) -> None:
+    id = bench.put()
+    claim_one(bench.store)
+    for _ in range(3):
+        age(bench.database, HOUR)
+        claim_one(bench.store)
+    age(bench.database, HOUR)
+    first = bench.row(id).in_doubt_since
+
+    entry = claim_one(bench.store)
+
+    assert (entry.deliveries, entry.attempts) == (5, 4)
+    assert entry.in_doubt_since == first
+    assert entry.now - first > 3.5 * HOUR
+
+
+def test_a_lease_that_holds_is_not_taken_over(bench: Bench) -> None:
+    bench.put()
+    claim_one(bench.store)
+
+    age(bench.database, LEASE - timedelta(seconds=20))
+
+    assert claim(bench.store) == []
+
+
+def test_two_claimers_at_once_never_get_the_same_entry(postgresql: Database, ob: outbox.Outbox) -> None:
+    ids = put(postgresql, ob, count=200)
+    barrier = threading.Barrier(4)
+    claimed: list[list[Claimed]] = [[], [], [], []]
+
+    def claimer(number: int) -> None:
+        store = Claims(postgresql.new_engine(), ob.configuration)
+        barrier.wait(10)
+        while batch := claim(store, want(slots=8)):
+            claimed[number] += batch
+
+    threads = [threading.Thread(target=claimer, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    taken = [entry.id for batch in claimed for entry in batch]
+    assert sorted(taken) == sorted(ids)
+    assert {row.deliveries for row in postgresql.queue} == {1}
+
+
+# --- settling
+
+
+def test_delivered_ends_the_entry_with_its_result(bench: Bench) -> None:
+    id = bench.put()
+    entry = claim_one(bench.store)
+
+    assert settle(bench.store, (entry, moves(entry)["delivered"])) == {id}
+
+    row = settlement_row(bench.database, id)
+    assert bench.row(id) is None
+    assert tuple(row)[:-1] == (id, "delivered", '{"id": "ch_1"}', None, 1, 1, 0)
+    assert abs(row.settled_at - entry.now) < MINUTE
+    assert reasons(bench.database, id) == []
+
+
+def test_failed_ends_the_entry_with_its_reason_and_a_note(bench: Bench) -> None:
+    id = bench.put()
+    entry = claim_one(bench.store)
+
+    settle(bench.store, (entry, moves(entry)["failed"]))
+
+    assert tuple(settlement_row(bench.database, id))[:-1] == (id, "failed", None, "declined", 1, 1, 0)
+    assert reasons(bench.database, id) == ["declined"]
+
+
+def test_an_entry_that_waits_keeps_its_doubt_and_is_due_after_the_delay(bench: Bench) -> None:
+    id = bench.put()
+    entry = claim_one(bench.store, forms={"crm": "native"})
+
+    settle(bench.store, (entry, moves(entry)["retry"]))
+
+    row = bench.row(id)
+    assert (row.state, row.deliveries, row.attempts, row.sent_as) == ("retry", 1, 1, "native")
+    assert (row.maybe_sent, row.in_doubt_since) == (True, entry.leased_at)
+    assert (row.lease_token, row.lease_until, row.leased_at) == (None, None, None)
+    assert MINUTE <= row.due_at - entry.now < 2 * MINUTE
+    assert row.outcome == '{"reason": "slow"}'
+    (event,) = bench.database.rows(TABLES.event)
+    assert (event.entry_id, event.kind, event.delivery, event.actor, event.reason) == (id, "attempt", 1, None, "slow")
+
+
+def test_an_uncertain_entry_is_never_due_again(bench: Bench) -> None:
+    id = bench.put()
+    entry = claim_one(bench.store)
+
+    settle(bench.store, (entry, moves(entry)["uncertain"]))
+
+    row = bench.row(id)
+    assert (row.state, row.due_at, row.attempts) == ("uncertain", NEVER, 1)
+    assert (row.maybe_sent, row.in_doubt_since) == (True, entry.leased_at)
+    assert row.lease_token is None
+    assert reasons(bench.database, id) == ["vanished"]
+    assert claim(bench.store) == []
+
+
+@pytest.mark.parametrize("before", ["pending", "retry"])
+def test_what_is_handed_back_is_as_it_was_and_counts_nothing(bench: Bench, before: str) -> None:
+    id = bench.put()
+    if before == "retry":
+        entry = claim_one(bench.store)
+        settle(bench.store, (entry, Wait(timedelta(0), "slow", 1, True, entry.leased_at)))
+        age(bench.database, MINUTE)
+    was = bench.row(id)
+    entry = claim_one(bench.store)
+
+    settled = settle(bench.store, (entry, HandBack("no adapter", MINUTE)))
+
+    row = bench.row(id)
+    assert settled == {id}
+    assert row.state == was.state == before
+    for name in ("deliveries", "attempts", "maybe_sent", "in_doubt_since", "lease_token", "outcome", "key_epoch"):
+        assert getattr(row, name) == getattr(was, name)
+    assert MINUTE <= row.due_at - entry.now < 2 * MINUTE
+    assert len(reasons(bench.database, id)) == (before == "retry")
+
+
+def test_what_a_claim_took_over_is_handed_back_with_the_doubt_that_it_found(bench: Bench) -> None:
+    id = bench.put()
+    claim_one(bench.store)
+    age(bench.database, HOUR)
+    entry = claim_one(bench.store)
+
+    settle(bench.store, (entry, HandBack("no adapter")))
+
+    row = bench.row(id)
+    assert (row.state, row.deliveries, row.attempts) == ("retry", 1, 1)
+    assert (row.maybe_sent, row.in_doubt_since) == (True, entry.in_doubt_since)
+
+
+def test_a_batch_settles_each_entry_in_its_own_way(bench: Bench) -> None:
+    ids = put(bench.database, bench.ob, count=5)
+    claimed = {entry.id: entry for entry in claim(bench.store)}
+    batch = [(claimed[id], moves(claimed[id])[kind]) for id, kind in zip(ids, moves(claimed[ids[0]]), strict=True)]
+
+    assert settle(bench.store, *batch) == set(ids)
+
+    ended = [settlement_row(bench.database, id).state for id in ids[:2]]
+    waiting = [bench.row(id).state for id in ids[2:]]
+    assert ended + waiting == ["delivered", "failed", "retry", "uncertain", "pending"]
+
+
+def test_attempts_never_decrease(bench: Bench) -> None:
+    id = bench.put()
+    late = claim_one(bench.store)
+    for _ in range(3):
+        age(bench.database, HOUR)
+        claim_one(bench.store)
+
+    settle(bench.store, (late, moves(late)["delivered"]))
+
+    row = settlement_row(bench.database, id)
+    assert (row.attempts, row.deliveries) == (3, 4)
+
+
+# --- a stale lease
+
+
+def taken_over_by_another(bench: Bench, id: UUID) -> None:
+    age(bench.database, HOUR)
+    claim_one(bench.store)
+
+
+def waiting_again(bench: Bench, id: UUID) -> None:
+    taken_over_by_another(bench, id)
+    change(bench.database, id, state="retry", **NO_LEASE)
+
+
+def uncertain_by_now(bench: Bench, id: UUID) -> None:
+    taken_over_by_another(bench, id)
+    change(bench.database, id, state="uncertain", due_at=NEVER, **NO_LEASE)
+
+
+def pending_again(bench: Bench, id: UUID) -> None:
+    change(bench.database, id, state="pending", **NO_LEASE)
+
+
+SINCE: list[Callable[[Bench, UUID], None]] = [taken_over_by_another, waiting_again, uncertain_by_now, pending_again]
+
+
+@pytest.mark.parametrize("since", SINCE)
+@pytest.mark.parametrize("kind", ["failed", "retry", "uncertain", "handed back"])
+def test_a_stale_lease_settles_nothing(bench: Bench, since: Callable[[Bench, UUID], None], kind: str) -> None:
+    id = bench.put()
+    stale = claim_one(bench.store)
+    since(bench, id)
+    before = bench.row(id)
+
+    assert settle(bench.store, (stale, moves(stale)[kind])) == set()
+
+    assert bench.row(id) == before
+    assert settlement_row(bench.database, id) is None
+    assert reasons(bench.database, id) == []
+
+
+@pytest.mark.parametrize("since", SINCE[:3])
+def test_a_late_proof_of_success_is_kept(bench: Bench, since: Callable[[Bench, UUID], None]) -> None:
+    id = bench.put()
+    stale = claim_one(bench.store)
+    since(bench, id)
+
+    assert settle(bench.store, (stale, moves(stale)["delivered"])) == {id}
+
+    assert bench.row(id) is None
+    assert settlement_row(bench.database, id).state == "delivered"
+    assert settlement_row(bench.database, id).result == '{"id": "ch_1"}'
+
+
+@pytest.mark.parametrize("since", SINCE)
+def test_a_late_success_under_another_key_proves_nothing(bench: Bench, since: Callable[[Bench, UUID], None]) -> None:
+    id = bench.put()
+    stale = claim_one(bench.store)
+    since(bench, id)
+    change(bench.database, id, key_epoch=1)
+    before = bench.row(id)
+
+    assert settle(bench.store, (stale, moves(stale)["delivered"])) == set()
+
+    assert bench.row(id) == before
+
+
+def test_a_late_success_does_not_end_what_is_pending_again(bench: Bench) -> None:
+    id = bench.put()
+    stale = claim_one(bench.store)
+    pending_again(bench, id)
+
+    assert settle(bench.store, (stale, moves(stale)["delivered"])) == set()
+
+    assert bench.row(id).state == "pending"
+
+
+def test_after_a_late_success_the_other_sender_settles_nothing(bench: Bench) -> None:
+    id = bench.put()
+    stale = claim_one(bench.store)
+    age(bench.database, HOUR)
+    fresh = claim_one(bench.store)
+    settle(bench.store, (stale, moves(stale)["delivered"]))
+
+    for change_ in moves(fresh).values():
+        assert settle(bench.store, (fresh, change_)) == set()
+
+    assert settlement_row(bench.database, id).state == "delivered"
+
+
+def test_settling_twice_settles_once(bench: Bench) -> None:
+    ids = put(bench.database, bench.ob, count=5)
+    claimed = {entry.id: entry for entry in claim(bench.store)}
+    batch = [(claimed[id], moves(claimed[id])[kind]) for id, kind in zip(ids, moves(claimed[ids[0]]), strict=True)]
+
+    assert settle(bench.store, *batch) == set(ids)
+    assert settle(bench.store, *batch) == set()
+
+    assert len(bench.database.rows(TABLES.event)) == 3
+
+
+def test_one_exchange_settles_and_then_claims(bench: Bench) -> None:
+    first, second = bench.put(), bench.put()
+    (entry,) = claim(bench.store, want(slots=1))
+
+    exchange = asyncio.run(bench.store.exchange([(entry, HandBack("not now", HOUR))], claim_request()))
+
+    assert exchange.settled == {first}
+    assert [claimed.id for claimed in exchange.claimed] == [second]
+
+
+# --- the other questions
+
+
+@pytest.mark.parametrize("names", [[], ["crm"], ["a", "b", "crm", "ü", "zz"], [f"host-{n:03}" for n in range(120)]])
+def test_the_destinations_are_those_with_unsettled_entries(bench: Bench, names: list[str]) -> None:
+    for name in names:
+        put(bench.database, bench.ob, destination=name, count=2 if len(names) < 10 else 1)
+
+    assert sorted(asyncio.run(bench.store.destinations())) == sorted(names)
+
+
+def test_gauges_count_unsettled_entries_by_destination_and_state(bench: Bench) -> None:
+    put(bench.database, bench.ob, count=3)
+    put(bench.database, bench.ob, "mail.send")
+    (entry,) = claim(bench.store, want(slots=1))
+    settle(bench.store, (entry, moves(entry)["uncertain"]))
+
+    gauges = asyncio.run(bench.store.gauges())
+
+    assert gauges == {"crm": {"pending": 2, "uncertain": 1}, "mail": {"pending": 1}}
+
+
+# --- what the database itself refuses
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"state": "done"},
+        {"state": "delivered"},
+        {"state": "sending"},
+        {"lease_token": uuid4(), "lease_until": NEVER, "leased_at": EPOCH},
+        {"state": "sending", "lease_token": uuid4(), "leased_at": EPOCH},
+        {"state": "sending", "lease_token": uuid4(), "lease_until": NEVER},
+        {"lease_until": NEVER},
+        {"leased_at": EPOCH},
+        {"in_doubt_since": EPOCH},
+        {"attempts": -1},
+        {"deliveries": -1},
+        {"key_epoch": -1},
+    ],
+    ids=lambda broken: ", ".join(f"{name}={str(value)[:9]}" for name, value in broken.items()),
+)
+def test_the_database_refuses_half_a_lease_and_unknown_states(
+    database: Database, ob: outbox.Outbox, broken: dict[str, Any]
+) -> None:
+    id = put_one(database, ob)
+
+    with pytest.raises(sa.exc.IntegrityError):
+        change(database, id, **broken)

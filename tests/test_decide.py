@@ -1,0 +1,640 @@
+"""decide and admit: what becomes of an entry, arrow by arrow. The picture and the words: docs/states.md."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatchers.decide import BACKOFF_FIRST, BACKOFF_MAX, admit, backoff, decide, last_safe_send, remembered
+from dispatchers.delivery import (
+    FOREVER,
+    Deferred,
+    Delivered,
+    InProgress,
+    KeyConflict,
+    Memory,
+    Outcome,
+    Rejected,
+    Unknown,
+)
+from dispatchers.lifecycle import Claimed, Park, Settle, Transition, Wait
+
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+INSTANT = timedelta(microseconds=1)
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+LEASED_AT = NOW - 2 * SECOND
+WINDOW, TIMEOUT, MARGIN = DAY, 30 * SECOND, 5 * SECOND
+
+# The four kinds of service.
+KEYS = Memory(window=WINDOW, timeout=TIMEOUT, margin=MARGIN)
+FOREVER_KEYS = Memory(window=FOREVER)
+NO_KEYS = Memory(window=None)
+NO_KEYS_AT_LEAST_ONCE = Memory(window=None, at_least_once=True)
+
+EVERY_SERVICE = pytest.mark.parametrize(
+    "memory", [KEYS, FOREVER_KEYS, NO_KEYS, NO_KEYS_AT_LEAST_ONCE], ids=["keys", "forever", "no keys", "at least once"]
+)
+EVERY_SERVICE_WITH_KEYS = pytest.mark.parametrize("memory", [KEYS, FOREVER_KEYS], ids=["keys", "forever"])
+
+
+def fresh(**fields: Any) -> Claimed:
+    """An entry under its first lease, never possibly sent before."""
+    given: dict[str, Any] = {
+        "id": UUID("00000000-0000-8000-8000-000000000001"),
+        "destination": "stripe",
+        "operation": "stripe.refunds.create",
+        "payload": b"{}",
+        "options": "{}",
+        "headers": "{}",
+        "tag": bytes(32),
+        "kid": "k1",
+        "env": "test",
+        "scope": "",
+        "source": "app",
+        "parent": "refund:1",
+        "discriminator": "",
+        "schema_version": 1,
+        "due_at": NOW - MINUTE,
+        "queued_at": NOW - MINUTE,
+        "deliveries": 1,
+        "attempts": 0,
+        "maybe_sent": False,
+        "in_doubt_since": None,
+        "key_epoch": 0,
+        "sent_as": "native",
+        "leased_at": LEASED_AT,
+        "lease_token": UUID("00000000-0000-4000-8000-000000000002"),
+        "now": LEASED_AT,
+    }
+    return Claimed(**{**given, **fields})
+
+
+def in_doubt(since: datetime = NOW - MINUTE, **fields: Any) -> Claimed:
+    """An entry whose earlier attempt, under the lease of `since`, has a fate that nobody knows."""
+    return fresh(**{"deliveries": 2, "attempts": 1, "maybe_sent": True, "in_doubt_since": since, **fields})
+
+
+def after(
+    entry: Claimed, outcome: Outcome, memory: Memory = KEYS, now: datetime = NOW, jitter: float = 0.5
+) -> Transition:
+    return decide(entry, outcome, memory, now, jitter)
+
+
+# --- the diagram, one arrow a row
+
+
+class Arrow(NamedTuple):
+    """`given` and the outcome `answer` end in `state`; waiting and parked entries carry `doubt` on."""
+
+    name: str
+    given: Claimed
+    memory: Memory
+    answer: Outcome
+    state: str
+    doubt: bool | None = None
+
+
+ARROWS = [
+    Arrow("delivered is delivered", fresh(), KEYS, Delivered(), "delivered"),
+    Arrow("delivered ends doubt", in_doubt(), KEYS, Delivered(replayed=True), "delivered"),
+    Arrow("delivered, without keys", fresh(), NO_KEYS, Delivered(), "delivered"),
+    Arrow("rejected at first", fresh(), KEYS, Rejected("no"), "failed"),
+    Arrow("rejected at first, without keys", fresh(), NO_KEYS, Rejected("no"), "failed"),
+    Arrow("rejected in doubt", in_doubt(), KEYS, Rejected("no"), "uncertain", True),
+    Arrow("rejected in doubt, forever", in_doubt(), FOREVER_KEYS, Rejected("no"), "uncertain", True),
+    Arrow("rejected in doubt, at least once", in_doubt(), NO_KEYS_AT_LEAST_ONCE, Rejected("no"), "uncertain", True),
+    Arrow("conclusively rejected in doubt", in_doubt(), KEYS, Rejected("no", conclusive=True), "failed"),
+    Arrow("conclusively, forever", in_doubt(), FOREVER_KEYS, Rejected("no", conclusive=True), "failed"),
+    Arrow("key conflict at first", fresh(), KEYS, KeyConflict("other"), "uncertain", True),
+    Arrow("key conflict in doubt", in_doubt(), KEYS, KeyConflict("other"), "uncertain", True),
+    Arrow("deferred at first", fresh(), KEYS, Deferred("busy"), "retry", False),
+    Arrow("deferred in doubt", in_doubt(), KEYS, Deferred("busy"), "retry", True),
+    Arrow("deferred, without keys", fresh(), NO_KEYS, Deferred("busy"), "retry", False),
+    Arrow("deferred, at least once", fresh(), NO_KEYS_AT_LEAST_ONCE, Deferred("busy"), "retry", False),
+    Arrow("in progress at first", fresh(), KEYS, InProgress(), "retry", True),
+    Arrow("in progress in doubt", in_doubt(), KEYS, InProgress(), "retry", True),
+    Arrow("unknown at first", fresh(), KEYS, Unknown("reset"), "retry", True),
+    Arrow("unknown in doubt", in_doubt(), KEYS, Unknown("reset"), "retry", True),
+    Arrow("unknown, forever", fresh(), FOREVER_KEYS, Unknown("reset"), "retry", True),
+    Arrow("unknown, without keys", fresh(), NO_KEYS, Unknown("reset"), "uncertain", True),
+    Arrow("unknown, at least once", fresh(), NO_KEYS_AT_LEAST_ONCE, Unknown("reset"), "retry", True),
+    Arrow("unknown past the window", in_doubt(NOW - WINDOW), KEYS, Unknown("reset"), "uncertain", True),
+    Arrow("finally unknown", fresh(), KEYS, Unknown("500", final=True), "uncertain", True),
+    Arrow("finally unknown in doubt", in_doubt(), KEYS, Unknown("500", final=True), "uncertain", True),
+    Arrow("finally unknown, forever", fresh(), FOREVER_KEYS, Unknown("500", final=True), "uncertain", True),
+    Arrow("finally, at least once", fresh(), NO_KEYS_AT_LEAST_ONCE, Unknown("500", final=True), "uncertain", True),
+]
+
+
+def state_of(change: Transition) -> str:
+    match change:
+        case Settle(state=state):
+            return state
+        case Wait():
+            return "retry"
+        case Park():
+            return "uncertain"
+    raise AssertionError(f"decide never answers with {change}")
+
+
+@pytest.mark.parametrize("arrow", ARROWS, ids=lambda arrow: arrow.name)
+def test_every_arrow_of_the_diagram_leads_where_it_is_drawn(arrow: Arrow) -> None:
+    change = after(arrow.given, arrow.answer, arrow.memory)
+
+    assert state_of(change) == arrow.state
+    assert getattr(change, "maybe_sent", None) == arrow.doubt
+
+
+# --- what is kept of an answer
+
+
+def test_a_delivery_keeps_what_the_service_answered() -> None:
+    change = after(fresh(), Delivered({"id": "re_1"}))
+
+    assert change == Settle("delivered", attempts=1, result={"id": "re_1"})
+
+
+def test_a_rejection_keeps_its_reason_and_what_the_service_answered() -> None:
+    change = after(fresh(), Rejected("card_declined", result={"code": "card_declined"}))
+
+    assert change == Settle("failed", attempts=1, result={"code": "card_declined"}, reason="card_declined")
+
+
+def test_an_uncertain_rejection_says_both_what_was_answered_and_why_that_proves_nothing() -> None:
+    change = after(in_doubt(), Rejected("no such charge"))
+
+    assert isinstance(change, Park)
+    assert change.reason == "no such charge; but an earlier attempt may have been executed"
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [Delivered(), Rejected("no"), KeyConflict("other"), InProgress(), Unknown("reset"), Unknown("500", final=True)],
+    ids=lambda outcome: type(outcome).__name__,
+)
+def test_what_may_have_reached_the_service_counts_as_an_attempt(outcome: Outcome) -> None:
+    change = after(fresh(attempts=3), outcome)
+
+    assert getattr(change, "attempts", None) == 4
+
+
+# --- doubt: when it begins, what keeps it, what ends it
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [InProgress(), Unknown("reset"), Unknown("500", final=True), KeyConflict("other")],
+    ids=["in progress", "unknown", "finally unknown", "key conflict"],
+)
+def test_doubt_begins_with_the_start_of_the_lease_under_which_it_arose(outcome: Outcome) -> None:
+    """Not with the answer: the service may have seen the key at any time since then."""
+    change = after(fresh(), outcome)
+
+    assert isinstance(change, Wait | Park)
+    assert change.in_doubt_since == LEASED_AT
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        InProgress(),
+        Unknown("reset"),
+        Unknown("500", final=True),
+        KeyConflict("other"),
+        Deferred("busy"),
+        Rejected("no"),
+    ],
+    ids=["in progress", "unknown", "finally unknown", "key conflict", "deferred", "rejected"],
+)
+def test_doubt_stays_with_the_first_attempt_in_doubt_however_many_follow(outcome: Outcome) -> None:
+    first = NOW - HOUR
+
+    change = after(in_doubt(first), outcome)
+
+    assert isinstance(change, Wait | Park)
+    assert change.maybe_sent
+    assert change.in_doubt_since == first
+
+
+def test_deferred_counts_no_attempt_and_begins_no_doubt() -> None:
+    change = after(fresh(attempts=3), Deferred("connection refused"), jitter=0)
+
+    assert change == Wait(timedelta(0), "connection refused", attempts=3, maybe_sent=False, in_doubt_since=None)
+
+
+def test_deferred_never_clears_an_earlier_doubt() -> None:
+    first = NOW - HOUR
+
+    change = after(in_doubt(first, attempts=3), Deferred("connection refused"), jitter=0)
+
+    assert change == Wait(timedelta(0), "connection refused", attempts=3, maybe_sent=True, in_doubt_since=first)
+
+
+def test_deferred_in_doubt_past_the_window_is_uncertain() -> None:
+    change = after(in_doubt(NOW - WINDOW), Deferred("busy"))
+
+    assert state_of(change) == "uncertain"
+
+
+def test_a_doubt_that_began_past_the_window_while_its_process_slept_is_uncertain() -> None:
+    change = after(fresh(leased_at=NOW - WINDOW), Unknown("reset"))
+
+    assert isinstance(change, Park)
+    assert change.in_doubt_since == NOW - WINDOW
+
+
+@pytest.mark.parametrize(
+    ("since", "state"),
+    [
+        (NOW - (WINDOW - MARGIN) + INSTANT, "failed"),
+        (NOW - (WINDOW - MARGIN), "uncertain"),
+        (NOW - 2 * WINDOW, "uncertain"),
+    ],
+    ids=["just inside", "at its end", "long past"],
+)
+def test_a_conclusive_rejection_ends_doubt_only_while_the_service_surely_remembers(since: datetime, state: str) -> None:
+    """Past the window it may be the first answer that the service still knows of, not the first that there was."""
+    change = after(in_doubt(since), Rejected("declined", conclusive=True))
+
+    assert state_of(change) == state
+
+
+def test_a_service_without_keys_cannot_reject_conclusively() -> None:
+    """It stores no answer under a key: its rejection says nothing of an earlier attempt, whatever the adapter claims."""
+    change = after(in_doubt(), Rejected("declined", conclusive=True), NO_KEYS_AT_LEAST_ONCE)
+
+    assert state_of(change) == "uncertain"
+
+
+@EVERY_SERVICE
+@pytest.mark.parametrize("entry", [fresh(), in_doubt()], ids=["at first", "in doubt"])
+def test_a_key_conflict_is_never_failed_and_never_sent_again(entry: Claimed, memory: Memory) -> None:
+    """An earlier request under this key has reached the service: something may have happened."""
+    change = after(entry, KeyConflict("other parameters"), memory)
+
+    assert isinstance(change, Park)
+    assert change.maybe_sent
+
+
+@EVERY_SERVICE
+def test_in_progress_is_not_success(memory: Memory) -> None:
+    change = after(fresh(), InProgress(), memory)
+
+    assert isinstance(change, Wait)
+    assert change.maybe_sent
+
+
+# --- limits: of attempts, of age
+
+
+@pytest.mark.parametrize("outcome", [InProgress(), Unknown("reset")], ids=["in progress", "unknown"])
+def test_the_last_allowed_attempt_without_an_answer_leaves_the_entry_uncertain(outcome: Outcome) -> None:
+    memory = Memory(window=WINDOW, attempts_max=4)
+
+    last_but_one = after(in_doubt(attempts=2), outcome, memory)
+    last = after(in_doubt(attempts=3), outcome, memory)
+
+    assert state_of(last_but_one) == "retry"
+    assert state_of(last) == "uncertain"
+
+
+def test_a_single_allowed_attempt_without_an_answer_leaves_the_entry_uncertain() -> None:
+    change = after(fresh(), Unknown("reset"), Memory(window=WINDOW, attempts_max=1))
+
+    assert state_of(change) == "uncertain"
+
+
+def test_deferred_does_not_use_up_the_allowed_attempts() -> None:
+    change = after(fresh(deliveries=100), Deferred("busy"), Memory(window=WINDOW, attempts_max=1))
+
+    assert state_of(change) == "retry"
+
+
+@pytest.mark.parametrize(
+    ("entry", "outcome", "state"),
+    [
+        (fresh(), Deferred("busy"), "failed"),
+        (fresh(), Unknown("reset"), "uncertain"),
+        (fresh(), InProgress(), "uncertain"),
+        (in_doubt(), Deferred("busy"), "uncertain"),
+        (in_doubt(), Unknown("reset"), "uncertain"),
+    ],
+    ids=["deferred", "unknown", "in progress", "deferred in doubt", "unknown in doubt"],
+)
+def test_past_its_age_an_entry_is_failed_if_never_possibly_sent_else_uncertain(
+    entry: Claimed, outcome: Outcome, state: str
+) -> None:
+    just_inside = after(entry._replace(due_at=NOW - KEYS.age_max + INSTANT), outcome, KEYS)
+    at_the_limit = after(entry._replace(due_at=NOW - KEYS.age_max), outcome, KEYS)
+
+    assert state_of(just_inside) == "retry"
+    assert state_of(at_the_limit) == state
+
+
+def test_the_age_counts_from_when_the_entry_was_due_first_not_from_its_place_in_the_queue() -> None:
+    change = after(fresh(due_at=NOW - KEYS.age_max, queued_at=NOW), Deferred("busy"))
+
+    assert state_of(change) == "failed"
+
+
+@EVERY_SERVICE
+def test_the_first_attempt_is_always_allowed_however_old_the_entry(memory: Memory) -> None:
+    """Dispatchers that were down for longer than `age_max` must not fail what they never tried."""
+    entry = fresh(due_at=NOW - 10 * memory.age_max)
+
+    assert admit(entry, memory, NOW) is None
+
+
+def test_a_success_counts_however_late_it_comes() -> None:
+    change = after(in_doubt(NOW - 9 * WINDOW, attempts=99, due_at=NOW - 9 * KEYS.age_max), Delivered())
+
+    assert state_of(change) == "delivered"
+
+
+def test_a_rejection_at_first_counts_however_late_it_comes() -> None:
+    change = after(fresh(due_at=NOW - 9 * KEYS.age_max, leased_at=NOW - 9 * WINDOW), Rejected("no"))
+
+    assert state_of(change) == "failed"
+
+
+def test_an_age_without_practical_limit_is_no_error() -> None:
+    change = after(fresh(), Deferred("busy"), Memory(window=WINDOW, age_max=timedelta.max))
+
+    assert state_of(change) == "retry"
+
+
+def test_a_window_without_practical_limit_is_no_error() -> None:
+    memory = Memory(window=timedelta.max)
+
+    change = after(fresh(), Unknown("reset"), memory)
+
+    assert state_of(change) == "retry"
+    assert admit(in_doubt(), memory, NOW) is None
+
+
+# --- how long a retry waits
+
+HALF_A_SECOND = SECOND / 2  # the backoff of a first delivery with the jitter of `after`
+
+
+@pytest.mark.parametrize("outcome", [Deferred, Unknown], ids=["deferred", "unknown"])
+@pytest.mark.parametrize("asked", [SECOND, MINUTE, 2 * HOUR, DAY - 2 * MINUTE], ids=str)
+def test_a_retry_after_is_honoured_in_full(outcome: Any, asked: timedelta) -> None:
+    change = after(fresh(), outcome("busy", asked), FOREVER_KEYS)
+
+    assert isinstance(change, Wait)
+    assert change.delay == asked
+
+
+def test_in_progress_honours_a_retry_after_too() -> None:
+    change = after(fresh(), InProgress(HOUR))
+
+    assert isinstance(change, Wait)
+    assert change.delay == HOUR
+
+
+def test_a_retry_after_shorter_than_the_backoff_does_not_shorten_it() -> None:
+    change = after(fresh(deliveries=9), Deferred("busy", SECOND), jitter=0.999)
+
+    assert isinstance(change, Wait)
+    assert change.delay == backoff(9, 0.999) > SECOND
+
+
+@pytest.mark.parametrize("asked", [None, timedelta(0), -SECOND, timedelta.min], ids=["none", "zero", "negative", "min"])
+@pytest.mark.parametrize("outcome", [Deferred, Unknown], ids=["deferred", "unknown"])
+def test_a_retry_after_that_asks_for_nothing_leaves_the_backoff(outcome: Any, asked: timedelta | None) -> None:
+    change = after(fresh(), outcome("busy", asked))
+
+    assert isinstance(change, Wait)
+    assert change.delay == HALF_A_SECOND
+
+
+@pytest.mark.parametrize("asked", [4 * DAY, timedelta.max], ids=["long", "max"])
+def test_a_huge_retry_after_is_clamped_to_the_age(asked: timedelta) -> None:
+    """So there is one last attempt when the age is reached, and the entry ends."""
+    entry = fresh(due_at=NOW - HOUR)
+
+    change = after(entry, Deferred("busy", asked), KEYS)
+
+    assert isinstance(change, Wait)
+    assert change.delay == KEYS.age_max - HOUR
+
+
+@pytest.mark.parametrize("outcome", [Unknown("busy", timedelta.max), InProgress(timedelta.max)], ids=["unknown", "409"])
+def test_a_huge_retry_after_is_clamped_to_the_window_where_doubt_begins(outcome: Outcome) -> None:
+    change = after(fresh(), outcome)
+
+    assert isinstance(change, Wait)
+    last = last_safe_send(LEASED_AT, KEYS)
+    assert last is not None
+    assert NOW + change.delay == last - MARGIN  # a margin earlier, so that the claim still is in time
+
+
+def test_deferred_in_doubt_is_clamped_to_the_window_of_that_doubt() -> None:
+    first = NOW - 20 * HOUR
+
+    change = after(in_doubt(first), Deferred("busy", DAY))
+
+    assert isinstance(change, Wait)
+    assert NOW + change.delay == first + WINDOW - TIMEOUT - 2 * MARGIN
+
+
+def test_deferred_without_doubt_knows_no_window() -> None:
+    change = after(fresh(), Deferred("busy", 2 * WINDOW))
+
+    assert isinstance(change, Wait)
+    assert change.delay == 2 * WINDOW
+
+
+def test_what_has_less_than_a_margin_left_is_sent_at_once() -> None:
+    first = NOW - (WINDOW - TIMEOUT - MARGIN) + INSTANT
+
+    change = after(in_doubt(first), Unknown("reset", HOUR))
+
+    assert isinstance(change, Wait)
+    assert change.delay == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "ceiling"),
+    [
+        (0, SECOND),
+        (1, SECOND),
+        (2, 2 * SECOND),
+        (5, 16 * SECOND),
+        (10, 512 * SECOND),
+        (11, BACKOFF_MAX),
+        (1_000_000, BACKOFF_MAX),
+    ],
+)
+def test_backoff_doubles_with_each_delivery_up_to_its_cap_and_jitter_takes_a_share(
+    deliveries: int, ceiling: timedelta
+) -> None:
+    assert backoff(deliveries, 0) == timedelta(0)
+    assert backoff(deliveries, 0.5) == ceiling / 2
+    assert 0.99 * ceiling < backoff(deliveries, 0.999) < ceiling
+
+
+def test_backoff_begins_with_a_second_and_is_capped_at_ten_minutes() -> None:
+    assert BACKOFF_FIRST == SECOND
+    assert BACKOFF_MAX == 10 * MINUTE
+
+
+@pytest.mark.parametrize("jitter", [0, 0.5, 0.999])
+def test_a_retry_waits_for_the_backoff_of_its_deliveries(jitter: float) -> None:
+    change = after(fresh(deliveries=7), Deferred("busy"), jitter=jitter)
+
+    assert isinstance(change, Wait)
+    assert change.delay == backoff(7, jitter)
+
+
+# --- admit: whether a claimed entry may be sent at all
+
+
+@EVERY_SERVICE
+def test_what_was_never_possibly_sent_is_sent(memory: Memory) -> None:
+    assert admit(fresh(), memory, NOW) is None
+
+
+@EVERY_SERVICE_WITH_KEYS
+def test_what_may_have_been_sent_is_sent_again_inside_the_window(memory: Memory) -> None:
+    assert admit(in_doubt(), memory, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("since", "sent"),
+    [
+        (NOW - (WINDOW - TIMEOUT - MARGIN) + INSTANT, True),
+        (NOW - (WINDOW - TIMEOUT - MARGIN), False),
+        (NOW - WINDOW, False),
+        (NOW - 99 * WINDOW, False),
+    ],
+    ids=["just inside", "at its end", "the window itself", "long past"],
+)
+def test_the_window_ends_a_timeout_and_a_margin_early(since: datetime, sent: bool) -> None:
+    change = admit(in_doubt(since), KEYS, NOW)
+
+    assert (change is None) == sent
+    if change is not None:
+        assert isinstance(change, Park)
+        assert (change.attempts, change.maybe_sent, change.in_doubt_since) == (1, True, since)
+
+
+def test_a_window_of_forever_never_passes() -> None:
+    assert admit(in_doubt(datetime(1970, 1, 1, tzinfo=UTC)), FOREVER_KEYS, NOW) is None
+
+
+def test_without_doubt_there_is_no_window() -> None:
+    assert admit(fresh(due_at=NOW - 99 * WINDOW, leased_at=NOW - 99 * WINDOW), KEYS, NOW) is None
+
+
+def test_a_vanished_sender_leaves_an_entry_for_a_service_without_keys_uncertain() -> None:
+    change = admit(in_doubt(), NO_KEYS, NOW)
+
+    assert isinstance(change, Park)
+    assert change == Park(change.reason, attempts=1, maybe_sent=True, in_doubt_since=NOW - MINUTE)
+    assert change.reason == "its sender vanished, and the service keeps no keys"
+
+
+def test_a_vanished_sender_is_followed_by_another_where_the_user_chose_at_least_once() -> None:
+    assert admit(in_doubt(NOW - 99 * DAY), NO_KEYS_AT_LEAST_ONCE, NOW) is None
+
+
+@EVERY_SERVICE
+def test_vanished_senders_use_up_the_allowed_attempts(memory: Memory) -> None:
+    """A payload that kills its process ends too: each lease that ran out counted as an attempt."""
+    change = admit(in_doubt(attempts=memory.attempts_max), memory, NOW)
+
+    assert isinstance(change, Park)
+    assert change.attempts == memory.attempts_max
+
+
+def test_sent_too_often_without_doubt_is_failed() -> None:
+    """When `attempts_max` was lowered: nothing of it can have happened."""
+    change = admit(fresh(attempts=3), Memory(window=WINDOW, attempts_max=3), NOW)
+
+    assert change == Settle("failed", attempts=3, reason="sent too often")
+
+
+# --- the window by itself
+
+
+def test_the_window_allows_for_the_time_that_a_send_takes_and_for_the_clocks() -> None:
+    assert last_safe_send(NOW, KEYS) == NOW + WINDOW - TIMEOUT - MARGIN
+    assert last_safe_send(NOW, FOREVER_KEYS) is None
+    assert last_safe_send(NOW, NO_KEYS) is None
+    assert last_safe_send(None, KEYS) is None
+
+
+def test_an_answer_may_come_a_timeout_after_the_last_safe_send() -> None:
+    assert remembered(NOW - (WINDOW - MARGIN) + INSTANT, KEYS, NOW)
+    assert not remembered(NOW - (WINDOW - MARGIN), KEYS, NOW)
+    assert remembered(datetime(1970, 1, 1, tzinfo=UTC), FOREVER_KEYS, NOW)
+
+
+# --- whatever comes
+
+DURATIONS = st.sampled_from([timedelta(0), INSTANT, SECOND, MINUTE, HOUR, DAY, 4 * DAY]) | st.timedeltas(
+    timedelta(0), timedelta(days=30)
+)
+RETRY_AFTERS = st.none() | st.timedeltas()
+OUTCOMES = st.one_of(
+    st.builds(Delivered),
+    st.builds(Rejected, st.just("no"), st.booleans()),
+    st.builds(KeyConflict, st.just("other")),
+    st.builds(Deferred, st.just("busy"), RETRY_AFTERS),
+    st.builds(InProgress, RETRY_AFTERS),
+    st.builds(Unknown, st.just("reset"), RETRY_AFTERS, st.booleans()),
+)
+MEMORIES = st.builds(
+    Memory,
+    window=st.sampled_from([None, FOREVER, HOUR, DAY]),
+    at_least_once=st.booleans(),
+    attempts_max=st.integers(1, 5),
+    age_max=DURATIONS.filter(bool),
+)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> Claimed:
+    leased_at = NOW - draw(DURATIONS)
+    since = draw(st.none() | DURATIONS.map(lambda before: leased_at - before))
+    return fresh(
+        due_at=leased_at - draw(DURATIONS),
+        leased_at=leased_at,
+        deliveries=draw(st.integers(1, 99)),
+        attempts=draw(st.integers(0, 6)),
+        maybe_sent=since is not None,
+        in_doubt_since=since,
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(entries(), OUTCOMES, MEMORIES, st.floats(0, 1, exclude_max=True))
+def test_a_retry_is_due_inside_every_limit_and_doubt_never_fails(
+    entry: Claimed, outcome: Outcome, memory: Memory, jitter: float
+) -> None:
+    change = decide(entry, outcome, memory, NOW, jitter)
+
+    match change:
+        case Wait():
+            last = last_safe_send(change.in_doubt_since, memory)
+            assert timedelta(0) <= change.delay <= entry.due_at + memory.age_max - NOW
+            assert last is None or NOW + change.delay < last
+            assert change.attempts < memory.attempts_max or isinstance(outcome, Deferred)
+            assert change.maybe_sent == (change.in_doubt_since is not None)
+        case Park():
+            assert change.maybe_sent
+            assert change.in_doubt_since is not None
+        case Settle(state="failed") if entry.maybe_sent:
+            assert isinstance(outcome, Rejected)
+            assert outcome.conclusive
+        case Settle(state="delivered"):
+            assert isinstance(outcome, Delivered)

@@ -1,0 +1,668 @@
+"""Random histories of one entry: crashes, pauses, lost answers, a service that forgets. No promise is broken in any.
+
+A history is simulated on a virtual clock. Hidden from `decide`, the simulation knows the truth: what was really executed,
+when, and which requests are still under way. With any one guard of `decide` removed, the same search finds a broken promise.
+
+What the simulation grants, because the promises do: the window is configured truthfully, a request arrives within its
+timeout and the margin of leaving, and the service answers honestly. A process may freeze between its last check and the
+call for longer than the window: then the effect may happen twice (the stated limit), but no end is false even so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+
+from dispatchers import decide as rules
+from dispatchers.delivery import (
+    FOREVER,
+    Deferred,
+    Delivered,
+    InProgress,
+    KeyConflict,
+    Memory,
+    Outcome,
+    Rejected,
+    Unknown,
+    Window,
+)
+from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
+
+SECOND = timedelta(seconds=1)
+INSTANT = timedelta(microseconds=1)
+START = datetime(2026, 1, 31, tzinfo=UTC)
+
+LEASE, TIMEOUT, MARGIN, WINDOW = 60, 10, 5, 200  # seconds; check_adapter would take them
+TRANSIT_MAX = TIMEOUT + MARGIN
+
+
+class BrokenPromise(AssertionError):
+    """What must never be seen."""
+
+
+# --- one history: what chance decides
+
+Kind = Literal[
+    "does it",
+    "declines",  # having looked at the key: with keys, a stored answer
+    "refuses unseen",  # before looking at the key: 400, 401, 404
+    "is busy",  # 429
+    "is down",  # refused at the door: nothing was executed, and nobody can tell
+    "breaks before",  # a 500 from the middle of the work, stored under the key
+    "breaks after",
+    "finds another request",  # the key is known, but not with these parameters
+]
+Fate = Literal["answers", "vanishes before sending", "vanishes after sending", "cannot connect", "request is lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One claim, and what becomes of it. All durations in seconds.
+
+    late: claimed so long after it could have been. queued: between the claim and the last check. frozen: between that
+    check and the call. transit: until the request arrives. working: until the service is done. back: the answer's way.
+    """
+
+    late: int = 0
+    fate: Fate = "answers"
+    service: Kind = "does it"
+    queued: int = 0
+    frozen: int = 0
+    transit: int = 0
+    working: int = 0
+    back: int = 0
+    retry_after: int | None = None
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    window: Window
+    at_least_once: bool
+    attempts_max: int
+    age_max: int
+    turns: tuple[Turn, ...]
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(
+            window=self.window,
+            timeout=TIMEOUT * SECOND,
+            margin=MARGIN * SECOND,
+            at_least_once=self.at_least_once,
+            attempts_max=self.attempts_max,
+            age_max=self.age_max * SECOND,
+        )
+
+
+FATES: list[Fate] = [
+    "answers",
+    "answers",
+    "answers",
+    "answers",
+    "vanishes before sending",
+    "vanishes after sending",
+    "vanishes after sending",
+    "cannot connect",
+    "request is lost",
+]
+KINDS: list[Kind] = [
+    "does it",
+    "does it",
+    "does it",
+    "declines",
+    "declines",
+    "refuses unseen",
+    "refuses unseen",
+    "is busy",
+    "is down",
+    "breaks before",
+    "breaks after",
+    "finds another request",
+]
+DELAYS: list[dict[str, int]] = [
+    {},
+    {},
+    {},
+    {"queued": 20},
+    {"queued": LEASE - 1},
+    {"frozen": TIMEOUT},
+    {"frozen": 2 * LEASE},
+    {"frozen": 2 * WINDOW},
+    {"frozen": 2 * WINDOW, "transit": 2},
+    {"transit": 5},
+    {"transit": TRANSIT_MAX},
+    {"working": TIMEOUT + 5},
+    {"working": 2 * LEASE, "transit": 3},
+    {"working": 2 * WINDOW},
+    {"back": 5},
+    {"back": TIMEOUT + 5},
+]
+LATE = [1, LEASE, WINDOW // 2, WINDOW - TRANSIT_MAX - TIMEOUT, WINDOW - TRANSIT_MAX - 1, WINDOW - MARGIN, WINDOW + 9]
+
+
+def turn(late: int, fate: Fate, service: Kind, delays: dict[str, int], retry_after: int | None, jitter: float) -> Turn:
+    return Turn(late=late, fate=fate, service=service, retry_after=retry_after, jitter=jitter, **delays)
+
+
+TURNS = st.builds(
+    turn,
+    st.sampled_from([0, 0, 0, 0, 0, *LATE]),
+    st.sampled_from(FATES),
+    st.sampled_from(KINDS),
+    st.sampled_from(DELAYS),
+    st.sampled_from([None, None, None, -5, 0, 7, 90, WINDOW, 10**8]),
+    st.sampled_from([0.0, 0.5, 0.999]),
+)
+HISTORIES = st.builds(
+    History,
+    window=st.sampled_from([WINDOW * SECOND, WINDOW * SECOND, WINDOW * SECOND, FOREVER, None]),
+    at_least_once=st.booleans(),
+    attempts_max=st.integers(1, 6),
+    age_max=st.sampled_from([20, 400, 3000]),
+    turns=st.lists(TURNS, min_size=1, max_size=6).map(tuple),
+)
+
+
+# --- the world: a clock, a service, one row of the queue
+
+
+@dataclass(slots=True)
+class Remembered:
+    """What the service has under the entry's key. answer: None while it works."""
+
+    arrived_at: datetime
+    answer: Outcome | None = None
+
+
+@dataclass(slots=True)
+class Send:
+    """A request that left. harmless: we learnt that it was certainly not executed."""
+
+    leased_at: datetime
+    harmless: bool = False
+    answered: bool = False
+
+
+class World:
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.memory = history.memory
+        self.now = START
+        self._events: list[tuple[datetime, int, Callable[[], None]]] = []
+        self._scheduled = 0
+        # The row.
+        self.state = "pending"
+        self.due_at = START
+        self.lease: tuple[datetime, datetime, UUID] | None = None  # leased_at, lease_until, token
+        self.deliveries = 0
+        self.attempts = 0
+        self.maybe_sent = False
+        self.in_doubt_since: datetime | None = None
+        # The truth.
+        self.effects = 0
+        self.remembered: Remembered | None = None
+        self.sends: list[Send] = []
+        self.arrived_too_late = False
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("delivered", "failed", "uncertain")
+
+    # --- time
+
+    def after(self, delay: timedelta, action: Callable[[], None]) -> None:
+        self._scheduled += 1
+        heappush(self._events, (self.now + delay, self._scheduled, action))
+
+    def run_until(self, instant: datetime) -> None:
+        while self._events and self._events[0][0] <= instant:
+            self._step()
+        self.now = max(self.now, instant)
+
+    def wait_until_claimable(self) -> None:
+        while not self.ended:
+            claimable = max(self.due_at, self.lease[1] + INSTANT) if self.lease else self.due_at
+            if claimable <= self.now:
+                return
+            if self._events and self._events[0][0] <= claimable:
+                self._step()
+            else:
+                self.now = claimable
+
+    def run_out(self) -> None:
+        while self._events:
+            self._step()
+
+    @property
+    def last_event_at(self) -> datetime:
+        return max((instant for instant, *_ in self._events), default=self.now)
+
+    def _step(self) -> None:
+        instant, _, action = heappop(self._events)
+        self.now = max(self.now, instant)
+        action()
+
+    # --- the dispatcher: claim, admit, send, settle
+
+    def claim(self, turn: Turn) -> None:
+        """As the store does: a lease that ran out leaves doubt, since that lease's start."""
+        if self.lease is not None:
+            self.attempts += 1
+            self.maybe_sent = True
+            self.in_doubt_since = self.in_doubt_since or self.lease[0]
+        self.deliveries += 1
+        self.state = "sending"
+        token = UUID(int=self._scheduled << 32 | self.deliveries)
+        self.lease = (self.now, self.now + LEASE * SECOND, token)
+        entry = Claimed(
+            id=UUID(int=1),
+            destination="service",
+            operation="service.do",
+            payload=b"{}",
+            options="{}",
+            headers="{}",
+            tag=bytes(32),
+            kid="k1",
+            env="test",
+            scope="",
+            source="app",
+            parent="order:1",
+            discriminator="",
+            schema_version=1,
+            due_at=START,
+            queued_at=self.due_at,
+            deliveries=self.deliveries,
+            attempts=self.attempts,
+            maybe_sent=self.maybe_sent,
+            in_doubt_since=self.in_doubt_since,
+            key_epoch=0,
+            sent_as="native",
+            leased_at=self.now,
+            lease_token=token,
+            now=self.now,
+        )
+        if turn.queued:
+            self.after(turn.queued * SECOND, partial(self._try, entry, turn))
+        else:
+            self._try(entry, turn)
+
+    def _try(self, entry: Claimed, turn: Turn) -> None:
+        if turn.fate == "vanishes before sending":
+            return
+        change = rules.admit(entry, self.memory, self.now)
+        if change is None and self.now > entry.leased_at + (LEASE - MARGIN - TIMEOUT) * SECOND:
+            change = HandBack("its lease was too short when its turn came")
+        if change is not None:
+            self.settle(entry, change)
+        elif turn.fate == "cannot connect":
+            self._answered(entry, Deferred("connection refused", _seconds(turn.retry_after)), turn)
+        else:
+            self._send(entry, turn)
+
+    def _send(self, entry: Claimed, turn: Turn) -> None:
+        self._check_that_sending_is_safe(entry)
+        send = Send(entry.leased_at)
+        self.sends.append(send)
+        leaves = self._frozen(turn.frozen)
+        if turn.fate != "request is lost":
+            self.after(leaves + turn.transit * SECOND, partial(self._arrive, entry, turn, send))
+        if turn.fate != "vanishes after sending":
+            self.after(leaves + TIMEOUT * SECOND, partial(self._answer, entry, turn, send, Unknown("no answer")))
+
+    def _frozen(self, seconds: int) -> timedelta:
+        """How long a process freezes after its last check: past the window at most for the length of a lease.
+
+        A request that a frozen process sends after even the LATEST answer is forgotten is beyond every promise.
+        """
+        asked = seconds * SECOND
+        if not isinstance(self.memory.window, timedelta):
+            return asked
+        latest = self._first_in_doubt() + self.memory.window + (LEASE - TRANSIT_MAX - 1) * SECOND
+        return max(timedelta(0), min(asked, latest - self.now))
+
+    def _answer(self, entry: Claimed, turn: Turn, send: Send, outcome: Outcome) -> None:
+        """An answer, or the end of the timeout, whichever is first."""
+        if not send.answered:
+            send.answered = True
+            send.harmless = isinstance(outcome, Deferred)
+            self._answered(entry, outcome, turn)
+
+    def _answered(self, entry: Claimed, outcome: Outcome, turn: Turn) -> None:
+        self.settle(entry, rules.decide(entry, outcome, self.memory, self.now, turn.jitter))
+
+    def settle(self, entry: Claimed, change: Transition) -> None:
+        """As the store does: under the token, except for late proof of success."""
+        ours = self.lease is not None and self.lease[2] == entry.lease_token
+        late_proof = isinstance(change, Settle) and change.state == "delivered" and self.state != "failed"
+        if not (ours or late_proof):
+            return
+        self.lease = None
+        match change:
+            case Settle(state=state, attempts=attempts):
+                self.state = state
+                self.attempts = attempts
+            case Wait() | Park():
+                self.state = "retry" if isinstance(change, Wait) else "uncertain"
+                self.due_at = self.now + change.delay if isinstance(change, Wait) else self.due_at
+                self.attempts = change.attempts
+                self.maybe_sent = change.maybe_sent
+                self.in_doubt_since = change.in_doubt_since
+            case HandBack(delay=delay):
+                self.state = "retry"
+                self.due_at = self.now + delay
+                self.deliveries -= 1
+        if self.state == "delivered" and self.effects == 0:
+            raise BrokenPromise("delivered, and nothing happened")
+        if self.state == "failed" and self.effects > 0:
+            raise BrokenPromise("failed, and it happened")
+
+    # --- the service
+
+    def _arrive(self, entry: Claimed, turn: Turn, send: Send) -> None:
+        window = self.memory.window
+        if isinstance(window, timedelta):
+            self.arrived_too_late |= self.now >= self._first_in_doubt() + window
+            if self.remembered is not None and self.now >= self.remembered.arrived_at + window:
+                self.remembered = None
+        reply = partial(self._reply, entry, turn, send)
+        after = _seconds(turn.retry_after)
+        match turn.service:
+            case "refuses unseen":
+                reply(Rejected("400"))
+            case "is busy":
+                reply(Deferred("429", after))
+            case "is down":
+                reply(Unknown("503", after))
+            case "finds another request" if self.remembered is not None:
+                reply(KeyConflict("other parameters"))
+            case _ if self.remembered is not None:
+                reply(_replayed(self.remembered.answer, after))
+            case kind:
+                found = Remembered(self.now)
+                if window is not None:
+                    self.remembered = found
+                if turn.working:
+                    self.after(turn.working * SECOND, partial(self._execute, kind, found, reply))
+                else:
+                    self._execute(kind, found, reply)
+
+    def _execute(self, kind: Kind, found: Remembered, reply: Callable[[Outcome], None]) -> None:
+        if kind not in ("declines", "breaks before"):
+            self.effects += 1
+            if self.state == "failed":
+                raise BrokenPromise("failed, and it happened later")
+        keeps_keys = self.memory.window is not None
+        if kind == "declines":
+            found.answer = Rejected("declined", conclusive=keeps_keys)
+        elif kind in ("breaks before", "breaks after"):
+            found.answer = Unknown("500")
+        else:
+            found.answer = Delivered()
+        reply(found.answer)
+
+    def _reply(self, entry: Claimed, turn: Turn, send: Send, outcome: Outcome) -> None:
+        if turn.fate != "vanishes after sending":
+            self.after(turn.back * SECOND, partial(self._answer, entry, turn, send, outcome))
+
+    # --- what must hold
+
+    def _first_in_doubt(self) -> datetime:
+        """The start of the first lease under which something may have happened, by what is known of the sends."""
+        return min(send.leased_at for send in self.sends if not send.harmless)
+
+    def _check_that_sending_is_safe(self, entry: Claimed) -> None:
+        earlier = [send.leased_at for send in self.sends if not send.harmless]
+        if not earlier:
+            return
+        if len(earlier) >= self.memory.attempts_max:
+            raise BrokenPromise("sent more often than allowed")
+        if self.memory.window is None and not self.memory.at_least_once:
+            raise BrokenPromise("sent again to a service that keeps no keys")
+        if isinstance(self.memory.window, timedelta):
+            arrives = self.now + TRANSIT_MAX * SECOND
+            if arrives >= min(earlier) + self.memory.window:
+                raise BrokenPromise("sent again when the service may have forgotten the key")
+
+    def check_the_end(self) -> None:
+        if self.effects > 1 and self._promises_one_effect():
+            raise BrokenPromise(f"it happened {self.effects} times")
+        if self.state == "uncertain" and not (self.maybe_sent and self.in_doubt_since):
+            raise BrokenPromise("uncertain without a doubt")
+
+    def _promises_one_effect(self) -> bool:
+        if self.memory.window is None:
+            return not self.memory.at_least_once
+        return not self.arrived_too_late
+
+
+def _seconds(seconds: int | None) -> timedelta | None:
+    return None if seconds is None else seconds * SECOND
+
+
+def _replayed(answer: Outcome | None, after: timedelta | None) -> Outcome:
+    match answer:
+        case None:
+            return InProgress(after)
+        case Delivered():
+            return replace(answer, replayed=True)
+        case Unknown():
+            return replace(answer, final=True)  # a stored 500: asking again tells nothing new
+        case _:
+            return answer
+
+
+def live_through(history: History) -> World:
+    """Play `history`, then let the faults stop, and check every promise. Raises `BrokenPromise`."""
+    world = World(history)
+    for turn in history.turns:
+        world.wait_until_claimable()
+        world.run_until(world.now + turn.late * SECOND)
+        world.wait_until_claimable()
+        if world.ended:
+            break
+        world.claim(turn)
+
+    lease_end = world.lease[1] if world.lease else world.now
+    by_then = max(world.last_event_at, lease_end, START + history.age_max * SECOND) + (LEASE + TIMEOUT) * SECOND
+    for _ in range(history.attempts_max + 3):
+        world.wait_until_claimable()
+        if world.ended:
+            break
+        world.claim(Turn())
+    if not world.ended:
+        raise BrokenPromise("the faults stopped, and it does not end")
+    if world.now > max(by_then, lease_end):
+        raise BrokenPromise(f"the faults stopped, and it ends {world.now - by_then} too late")
+
+    world.run_out()  # whatever is still under way arrives
+    world.check_the_end()
+    return world
+
+
+# --- the promises
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(HISTORIES)
+def test_no_history_breaks_a_promise(history: History) -> None:
+    live_through(history)
+
+
+def end_of(*turns: Turn, window: Window = WINDOW * SECOND, **settings: Any) -> tuple[str, int]:
+    given: dict[str, Any] = {"at_least_once": False, "attempts_max": 5, "age_max": 3000, **settings}
+    world = live_through(History(window=window, turns=turns, **given))
+    return world.state, world.effects
+
+
+LOST = Turn(fate="request is lost")
+DONE_AND_LOST = Turn(fate="vanishes after sending")
+
+
+@pytest.mark.parametrize(
+    ("turns", "settings", "end"),
+    [
+        ([], {}, ("delivered", 1)),
+        ([LOST], {}, ("delivered", 1)),
+        ([DONE_AND_LOST], {}, ("delivered", 1)),
+        ([DONE_AND_LOST, Turn(late=WINDOW)], {}, ("uncertain", 1)),
+        ([DONE_AND_LOST, Turn(service="refuses unseen")], {}, ("uncertain", 1)),
+        ([LOST, Turn(service="declines")], {}, ("failed", 0)),
+        ([LOST, Turn(service="declines")], {"window": None}, ("uncertain", 0)),
+        ([LOST], {"window": None}, ("uncertain", 0)),
+        ([DONE_AND_LOST], {"window": None, "at_least_once": True}, ("delivered", 2)),
+        ([Turn(frozen=90), Turn()], {}, ("delivered", 1)),
+        ([Turn(frozen=90), Turn()], {"window": None}, ("delivered", 1)),  # late proof, from the frozen process
+        ([Turn(fate="vanishes after sending", frozen=90), Turn()], {"window": None}, ("uncertain", 1)),
+        ([Turn(service="breaks after")], {}, ("uncertain", 1)),
+        ([Turn(fate="cannot connect", late=5)] * 7, {"age_max": 20}, ("failed", 0)),
+    ],
+)
+def test_the_simulation_can_tell_what_really_happened(
+    turns: list[Turn], settings: dict[str, Any], end: tuple[str, int]
+) -> None:
+    assert end_of(*turns, **settings) == end
+
+
+@pytest.mark.parametrize(
+    ("state", "effects"), [("delivered", 1), ("delivered", 2), ("failed", 0), ("uncertain", 0), ("uncertain", 1)]
+)
+def test_the_search_reaches_every_end_that_may_be_true(state: str, effects: int) -> None:
+    def ends_so(history: History) -> bool:
+        world = live_through(history)
+        return (world.state, world.effects) == (state, effects)
+
+    assert search(ends_so)
+
+
+# --- without a guard, a promise breaks: the search above can fail
+
+admit, decide, last_safe_send, backoff = rules.admit, rules.decide, rules.last_safe_send, rules.backoff
+NO_DOUBT = {"maybe_sent": False, "in_doubt_since": None}
+
+
+def rule(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """A way to replace functions of `dispatchers.decide`."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, replacement in changed.items():
+            monkeypatch.setattr(rules, name, replacement)
+
+    return patch
+
+
+def deciding(
+    of: type[Outcome],
+    *,
+    entry: dict[str, Any] | None = None,
+    outcome: Callable[[Any], Outcome] = lambda outcome: outcome,
+    change: Callable[[Transition], Transition] = lambda change: change,
+) -> Callable[[pytest.MonkeyPatch], None]:
+    """`decide` as it is, but for outcomes of one kind with another entry, outcome or conclusion."""
+
+    def mutant(given: Claimed, answer: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+        if not isinstance(answer, of):
+            return decide(given, answer, memory, now, jitter)
+        return change(decide(given._replace(**(entry or {})), outcome(answer), memory, now, jitter))
+
+    return rule(decide=mutant)
+
+
+def with_memory(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """Both rules as they are, but believing something else of the service."""
+    return rule(
+        admit=lambda entry, memory, now: admit(entry, replace(memory, **changed), now),
+        decide=lambda entry, outcome, memory, now, jitter: decide(
+            entry, outcome, replace(memory, **changed), now, jitter
+        ),
+    )
+
+
+def keyless_is_retried(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+    return decide(entry, outcome, replace(memory, at_least_once=True), now, jitter)
+
+
+def forgotten(change: Transition) -> Transition:
+    return replace(change, **NO_DOUBT) if isinstance(change, Wait) else change
+
+
+def waiting_as_asked(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+    change = decide(entry, outcome, memory, now, jitter)
+    asked = getattr(outcome, "after", None)
+    return replace(change, delay=asked) if isinstance(change, Wait) and asked else change
+
+
+GUARDS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "the window is not heeded": rule(last_safe_send=lambda since, memory: None),
+    "the window makes no allowance for the send and the clocks": rule(
+        last_safe_send=lambda since, memory: (
+            since + memory.window if since and isinstance(memory.window, timedelta) else None
+        )
+    ),
+    "the window is heeded before waiting but not before sending": rule(
+        admit=lambda entry, memory, now: admit(entry, replace(memory, window=memory.window and FOREVER), now)
+    ),
+    "the window counts from the last attempt in doubt": rule(_doubt_began=lambda entry: entry.leased_at),
+    "unknown leaves no doubt": deciding(Unknown, change=forgotten),
+    "in progress leaves no doubt": deciding(InProgress, change=forgotten),
+    "deferred clears doubt": deciding(Deferred, entry=NO_DOUBT),
+    "a rejection clears doubt": deciding(Rejected, entry=NO_DOUBT),
+    "a conclusive rejection clears doubt past the window": rule(remembered=lambda since, memory, now: True),
+    "every rejection is taken for conclusive": deciding(
+        Rejected, outcome=lambda outcome: replace(outcome, conclusive=True)
+    ),
+    "in progress is taken for success": deciding(InProgress, outcome=lambda outcome: Delivered()),
+    "a key conflict is taken for failure": deciding(
+        KeyConflict, entry=NO_DOUBT, outcome=lambda outcome: Rejected(outcome.reason)
+    ),
+    "unknown is taken for failure": deciding(Unknown, entry=NO_DOUBT, outcome=lambda outcome: Rejected(outcome.reason)),
+    "unknown is taken for deferred": deciding(Unknown, outcome=lambda outcome: Deferred(outcome.reason)),
+    "unknown is retried without keys": rule(decide=keyless_is_retried, admit=lambda entry, memory, now: None),
+    "a vanished sender is followed by another without keys": rule(
+        admit=lambda entry, memory, now: admit(entry, replace(memory, at_least_once=True), now)
+    ),
+    "a limit in doubt is a failure": rule(_end=lambda entry, attempts, reason: Settle("failed", attempts)),
+    "attempts have no limit": with_memory(attempts_max=10**6),
+    "age has no limit": with_memory(age_max=timedelta(days=10**5)),
+    "a retry-after is honoured beyond the age": rule(decide=waiting_as_asked),
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_without_a_guard_the_same_search_finds_a_broken_promise(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    GUARDS[guard](monkeypatch)
+
+    assert search(breaks_a_promise), f"{guard}: no history of the search shows it"
+
+
+def breaks_a_promise(history: History) -> bool:
+    try:
+        live_through(history)
+    except BrokenPromise:
+        return True
+    return False
+
+
+def search(condition: Callable[[History], bool]) -> bool:
+    """Whether one of a few thousand random histories fulfils `condition`; the same ones each time, not shrunk."""
+    budget = settings(
+        max_examples=4000,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        find(HISTORIES, condition, settings=budget, random=Random(1))
+    except NoSuchExample:
+        return False
+    return True

@@ -1,0 +1,342 @@
+"""An entry lives and dies with the caller's transaction and its savepoints."""
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from support import CHARGE, PAYLOAD, Order, colliding_order, statements_of
+
+
+def enqueue(ob, session, parent):
+    return ob.enqueue(session, CHARGE, PAYLOAD, parent=parent)
+
+
+def parents(database):
+    return sorted(entry.parent for entry in database.entries)
+
+
+# --- rollback, close, reuse
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_rollback_takes_the_entries_along(database, ob, flushed):
+    with database.session() as session:
+        enqueue(ob, session, "gone")
+        if flushed:
+            session.flush()
+        session.rollback()
+        enqueue(ob, session, "kept")
+        session.commit()
+
+    assert parents(database) == ["kept"]
+
+
+@pytest.mark.parametrize("end", ["close", "reset", "rollback", "invalidate"])
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_a_session_that_is_used_again_has_nothing_left_over(database, ob, end, in_transaction):
+    session = database.session()
+    if in_transaction:
+        session.connection()
+    enqueue(ob, session, "gone")
+
+    getattr(session, end)()
+    enqueue(ob, session, "kept")
+    session.commit()
+    session.close()
+
+    assert parents(database) == ["kept"]
+
+
+def test_an_async_session_that_is_used_again_has_nothing_left_over(database, ob):
+    async def use_twice():
+        session = database.async_session()
+        enqueue(ob, session, "gone")
+        await session.close()
+        enqueue(ob, session, "kept")
+        await session.commit()
+        await session.close()
+
+    asyncio.run(use_twice())
+
+    assert parents(database) == ["kept"]
+
+
+def test_an_exception_in_the_callers_block_takes_the_entries_along(database, ob):
+    def fail():
+        with database.begin() as session:
+            session.add(Order(customer="ada", amount=2000))
+            enqueue(ob, session, "gone")
+            session.flush()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+
+    assert database.entries == database.orders == []
+
+
+def test_a_failed_flush_takes_the_entries_of_its_transaction_along(database, ob):
+    with database.begin() as session:
+        session.add(colliding_order())
+
+    with database.session() as session:
+        enqueue(ob, session, "gone")
+        session.add(colliding_order())
+        with pytest.raises(sa.exc.IntegrityError):
+            session.commit()
+        session.rollback()
+        enqueue(ob, session, "kept")
+        session.commit()
+
+    assert parents(database) == ["kept"]
+
+
+def test_two_flushes_write_what_was_enqueued_before_each(database, ob):
+    with database.session() as session:
+        enqueue(ob, session, "first")
+        session.flush()
+        enqueue(ob, session, "second")
+        session.flush()
+        with statements_of(database.engine) as sent:
+            session.commit()
+
+    assert sent == []
+    assert parents(database) == ["first", "second"]
+
+
+def test_two_transactions_of_one_session_write_their_own(database, ob):
+    with database.session() as session:
+        for parent in ("first", "second"):
+            enqueue(ob, session, parent)
+            session.commit()
+
+    assert parents(database) == ["first", "second"]
+
+
+def test_a_query_flushes_what_is_pending(database, ob):
+    with database.session() as session:
+        enqueue(ob, session, "invoice:42")
+
+        entries = session.scalars(sa.select(ob.configuration.tables.entry.c.parent)).all()
+
+    assert entries == ["invoice:42"]
+
+
+def test_without_autoflush_the_commit_writes_all_the_same(database, ob):
+    with database.session(autoflush=False) as session:
+        enqueue(ob, session, "invoice:42")
+        session.commit()
+
+    assert parents(database) == ["invoice:42"]
+
+
+# --- savepoints
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_what_is_enqueued_before_or_after_a_savepoint_survives_its_rollback(database, ob, flushed):
+    with database.begin() as session:
+        enqueue(ob, session, "before")
+        if flushed:
+            session.flush()
+        savepoint = session.begin_nested()
+        enqueue(ob, session, "inside")
+        if flushed:
+            session.flush()
+        savepoint.rollback()
+        enqueue(ob, session, "after")
+
+    assert parents(database) == ["after", "before"]
+
+
+def test_what_is_enqueued_inside_a_released_savepoint_is_kept(database, ob):
+    with database.begin() as session, session.begin_nested():
+        enqueue(ob, session, "inside")
+
+    assert parents(database) == ["inside"]
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+@pytest.mark.parametrize(
+    ("rolled_back", "kept"),
+    [("inner", ["between", "outermost"]), ("outer", ["outermost"]), ("neither", ["between", "innermost", "outermost"])],
+)
+def test_of_two_nested_savepoints_each_takes_its_own(database, ob, flushed, rolled_back, kept):
+    with database.begin() as session:
+        enqueue(ob, session, "outermost")
+        outer = session.begin_nested()
+        enqueue(ob, session, "between")
+        inner = session.begin_nested()
+        enqueue(ob, session, "innermost")
+        if flushed:
+            session.flush()
+        if rolled_back != "outer":
+            inner.rollback() if rolled_back == "inner" else inner.commit()
+        outer.rollback() if rolled_back == "outer" else outer.commit()
+
+    assert parents(database) == kept
+
+
+def test_a_savepoint_of_an_async_session_takes_its_entries_along(database, ob):
+    async def work():
+        async with database.async_session() as session:
+            enqueue(ob, session, "before")
+            savepoint = await session.begin_nested()
+            enqueue(ob, session, "inside")
+            await savepoint.rollback()
+            await session.commit()
+
+    asyncio.run(work())
+
+    assert parents(database) == ["before"]
+
+
+def test_a_flush_that_fails_inside_a_savepoint_leaves_the_entries_before_it(database, ob):
+    with database.begin() as session:
+        session.add(colliding_order())
+
+    with database.begin() as session:
+        enqueue(ob, session, "before")
+        savepoint = session.begin_nested()
+        enqueue(ob, session, "inside")
+        session.add(colliding_order())
+        with pytest.raises(sa.exc.IntegrityError):
+            session.flush()
+        savepoint.rollback()
+        enqueue(ob, session, "after")
+
+    assert parents(database) == ["after", "before"]
+
+
+# --- whatever else is done to the session
+
+
+@pytest.mark.parametrize("forget", ["expunge_all", "expire_all"])
+def test_an_entry_outlives_what_makes_the_session_forget_its_objects(database, ob, forget):
+    with database.session() as session:
+        enqueue(ob, session, "invoice:42")
+        getattr(session, forget)()
+        session.commit()
+
+    assert parents(database) == ["invoice:42"]
+
+
+@pytest.mark.parametrize("forget", ["expunge_all", "expire_all"])
+def test_an_entry_from_before_a_savepoint_survives_even_if_the_session_forgot_its_objects(database, ob, forget):
+    with database.begin() as session:
+        enqueue(ob, session, "before")
+        getattr(session, forget)()
+        savepoint = session.begin_nested()
+        savepoint.rollback()
+
+    assert parents(database) == ["before"]
+
+
+@pytest.mark.parametrize("forget", ["expunge_all", "expire_all"])
+def test_enqueue_goes_on_after_the_session_forgot_its_objects(database, ob, forget):
+    with database.begin() as session:
+        enqueue(ob, session, "first")
+        getattr(session, forget)()
+        enqueue(ob, session, "second")
+
+    assert parents(database) == ["first", "second"]
+
+
+def test_an_entry_outlives_the_new_objects_that_were_to_be_flushed_with_it(database, ob):
+    with database.session() as session:
+        order = Order(customer="ada", amount=2000)
+        session.add(order)
+        enqueue(ob, session, "invoice:42")
+        session.expunge(order)
+        session.commit()
+
+    assert database.orders == []
+    assert parents(database) == ["invoice:42"]
+
+
+def test_an_order_that_is_changed_and_deleted_does_not_disturb_the_entry(database, ob):
+    with database.begin() as session:
+        order = Order(customer="ada", amount=1)
+        session.add(order)
+        enqueue(ob, session, "first")
+        session.flush()
+        order.amount = 2
+        enqueue(ob, session, "second")
+        session.flush()
+        session.delete(order)
+        enqueue(ob, session, "third")
+
+    assert database.orders == []
+    assert parents(database) == ["first", "second", "third"]
+
+
+def test_nothing_of_the_outbox_stays_among_the_sessions_objects(database, ob):
+    with database.session() as session:
+        order = Order(customer="ada", amount=1)
+        session.add(order)
+        enqueue(ob, session, "invoice:42")
+        session.flush()
+
+        assert list(session) == [order]
+
+
+# --- enqueue from the app's own listeners
+
+
+def listen(session, moment, work):
+    """Have `work(session)` done once, at that moment of the session's next flush or commit."""
+    sa.event.listen(session, moment, lambda session, *rest: work(session), once=True)
+
+
+@pytest.mark.parametrize("moment", ["before_flush", "after_flush", "after_flush_postexec", "before_commit"])
+def test_a_listener_may_enqueue(database, ob, moment):
+    with database.session() as session:
+        listen(session, moment, lambda session: enqueue(ob, session, "from the listener"))
+        session.add(Order(customer="ada", amount=2000))
+        session.commit()
+
+    assert parents(database) == ["from the listener"]
+
+
+@pytest.mark.parametrize("moment", ["before_flush", "after_flush", "after_flush_postexec"])
+def test_a_listener_may_enqueue_beside_the_caller(database, ob, moment):
+    with database.session() as session:
+        listen(session, moment, lambda session: enqueue(ob, session, "from the listener"))
+        session.add(Order(customer="ada", amount=2000))
+        enqueue(ob, session, "from the caller")
+        session.commit()
+
+    assert parents(database) == ["from the caller", "from the listener"]
+
+
+@pytest.mark.parametrize("moment", ["before_insert", "after_insert"])
+def test_a_mapper_listener_may_enqueue(database, ob, moment):
+    def charge(mapper, connection, order):
+        enqueue(ob, sa.orm.object_session(order), "from the listener")
+
+    sa.event.listen(Order, moment, charge)
+    try:
+        with database.session() as session:
+            session.add(Order(customer="ada", amount=2000))
+            session.commit()
+    finally:
+        sa.event.remove(Order, moment, charge)
+
+    assert parents(database) == ["from the listener"]
+
+
+def test_a_session_class_of_the_apps_own_with_its_own_listener_may_enqueue(database, ob):
+    class AppSession(Session):
+        pass
+
+    @sa.event.listens_for(AppSession, "before_flush")
+    def charge_new_orders(session, context, instances):
+        for order in session.new:
+            enqueue(ob, session, f"order of {order.customer}")
+
+    with AppSession(database.engine) as session:
+        session.add(Order(customer="ada", amount=2000))
+        session.commit()
+
+    assert parents(database) == ["order of ada"]
