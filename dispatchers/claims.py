@@ -6,6 +6,7 @@ Everything happens in short transactions of its own, committed before anything i
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -18,6 +19,7 @@ from dispatchers.lifecycle import Claimed, Transition
 from outbox.configuration import Configuration
 from outbox.databases import prepare_sqlite
 from outbox.errors import ConfigurationError, SchemaError
+from outbox.keys import KeyFields, ParentKey, key_fields
 from outbox.schema import NEVER
 
 Result = TypeVar("Result")
@@ -67,6 +69,10 @@ class Store(Protocol):
         """Every destination that has unsettled entries."""
         ...
 
+    async def key_fields(self, entry_id: UUID) -> KeyFields:
+        """The fields from which an entry's keys derive: needed for another key epoch only."""
+        ...
+
     async def gauges(self) -> dict[str, dict[str, int]]:
         """How many unsettled entries there are: {destination: {state: count}}."""
         ...
@@ -96,6 +102,8 @@ class Claims:
         if self._engine.dialect.name == "sqlite":
             prepare_sqlite(self._engine)
         self._tables = configuration.tables
+        # Its own, so that no hanging send of a user's keeps it waiting for a thread of the event loop's.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="outbox-store")
         self._sql: Any = sql_postgresql if self._engine.dialect.name == "postgresql" else sql_portable
 
     async def exchange(self, settlements: Sequence[Settlement], request: ClaimRequest | None) -> Exchange:
@@ -125,6 +133,16 @@ class Claims:
                 """
             )
             return list(connection.execute(statement).scalars())
+
+        return await self._run(work)
+
+    async def key_fields(self, entry_id: UUID) -> KeyFields:
+        entry = self._tables.entry
+
+        def work(connection: Connection) -> KeyFields:
+            row = connection.execute(select(entry).where(entry.c.id == entry_id)).one()
+            parent = ParentKey(row.parent, scope=row.scope, source=row.source)
+            return key_fields(row.env, parent, row.operation, row.discriminator)
 
         return await self._run(work)
 
@@ -166,14 +184,18 @@ class Claims:
         if self._async_engine is not None:
             await self._async_engine.dispose()
         else:
-            await asyncio.to_thread(self._engine.dispose)
+            await self._on_thread(self._engine.dispose)
 
     async def _run(self, work: Callable[[Connection], Result]) -> Result:
         if self._async_engine is not None:
             async with self._async_engine.begin() as connection:
                 result: Result = await connection.run_sync(work)
                 return result
-        return await asyncio.to_thread(self._run_blocking, work)
+        on_thread: Result = await self._on_thread(self._run_blocking, work)
+        return on_thread
+
+    async def _on_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def _run_blocking(self, work: Callable[[Connection], Result]) -> Result:
         with self._engine.begin() as connection:

@@ -12,7 +12,7 @@ class Claimed(NamedTuple):
     deliveries: claims so far, this one included. attempts: sends that may have left, this one not included.
     in_doubt_since: when the first attempt under this key began whose fate is unknown.
     sent_as: the key's form and what else the first possible send was pinned to.
-    due_at: when it was to be sent first. queued_at: its place in the queue now. now: the database's clock at the claim.
+    due_at: when it was to be sent first. queued_at: its place in the queue now. leased_at: when this lease began.
     """
 
     id: UUID
@@ -23,11 +23,6 @@ class Claimed(NamedTuple):
     headers: str
     tag: bytes
     kid: str
-    env: str
-    scope: str
-    source: str
-    parent: str
-    discriminator: str
     schema_version: int
     due_at: datetime
     queued_at: datetime
@@ -39,7 +34,6 @@ class Claimed(NamedTuple):
     sent_as: str | None
     leased_at: datetime
     lease_token: UUID
-    now: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
-from dispatchers.delivery import NATIVE, Adapter, Delivery, KeyFormat, Outcome, Window
-from dispatchers.routes import as_async
+from dispatchers.delivery import NATIVE, Adapter, Delivery, KeyFormat, Window
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 
@@ -65,11 +64,9 @@ class Operations:
 
 
 class FunctionAdapter(Adapter):
-    """One function as an adapter."""
+    """One function as an adapter. send: the function itself, async or sync; a sync one is put on a thread."""
+
+    send: Any = None
 
     def __init__(self, function: Callable[[Delivery], Any]) -> None:
-        self._send = as_async(function)
-
-    async def send(self, delivery: Delivery) -> Outcome:
-        outcome: Outcome = await self._send(delivery)
-        return outcome
+        self.send = function

@@ -3,7 +3,9 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 from dispatchers.delivery import Adapter, Delivery, Memory
@@ -56,7 +58,7 @@ class Routes:
     def closing(self) -> list[Callable[[], Awaitable[None]]]:
         """The adapters' `aclose`, of those that have one."""
         adapters = {id(route.adapter): route.adapter for route in self._routes.values()}
-        return [adapter.aclose for adapter in adapters.values() if hasattr(adapter, "aclose")]
+        return [close for adapter in adapters.values() if (close := getattr(adapter, "aclose", None)) is not None]
 
     def _longest_prefix(self, operation: str) -> Route | None:
         name = operation
@@ -111,11 +113,26 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
 
 
 def as_async(send: Callable[[Delivery], Any]) -> Callable[[Delivery], Any]:
-    """`send` itself if it is async, else its call on a thread, so that it may block."""
+    """`send` itself if it is async, else its call on a thread, so that it may block.
+
+    A thread of its own for each: one that hangs keeps no other from beginning, and does not keep the process from ending.
+    """
     if inspect.iscoroutinefunction(send) or inspect.iscoroutinefunction(type(send).__call__):
         return send
 
     async def threaded(delivery: Delivery) -> Any:
-        return await asyncio.to_thread(send, delivery)
+        answer: Future[Any] = Future()
+        Thread(target=_answer, args=(answer, send, delivery), name="outbox-send", daemon=True).start()
+        return await asyncio.wrap_future(answer)
 
     return threaded
+
+
+def _answer(answer: Future[Any], send: Callable[[Delivery], Any], delivery: Delivery) -> None:
+    answer.set_running_or_notify_cancel()
+    try:
+        outcome = send(delivery)
+    except BaseException as error:
+        answer.set_exception(error)
+    else:
+        answer.set_result(outcome)

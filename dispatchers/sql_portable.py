@@ -60,7 +60,7 @@ def _lease(connection: Connection, tables: Tables, row: Mapping[Any, Any], reque
     written = {name: row[entry.c[name]] for name in Claimed._fields if name in entry.c}
     kept = {name: row[queue.c[name]] for name in ("id", "destination", "key_epoch")}
     leased = {name: value for name, value in lease.items() if name in Claimed._fields}
-    return Claimed(**written | kept | leased, queued_at=row[queue.c.due_at], now=now)
+    return Claimed(**written | kept | leased, queued_at=row[queue.c.due_at])
 
 
 def _form(forms: Mapping[str, str], operation: str) -> str | None:

@@ -41,7 +41,7 @@ def claim(connection: Connection, tables: Tables, request: Any) -> list[Claimed]
                 "forms": list(request.forms.values()),
             },
         )
-        claimed += map(Claimed._make, rows)
+        claimed += [Claimed._make((*row, request.token)) for row in rows]
     return claimed
 
 
@@ -159,9 +159,9 @@ def _claim_statement(tables: Tables) -> TextClause:
             ) AS due
             LIMIT :most
         ))
-        RETURNING q.id, q.destination, e.operation, e.payload, e.options, e.headers, e.tag, e.kid, e.env, e.scope, e.source,
-            e.parent, e.discriminator, e.schema_version, e.due_at, q.due_at AS queued_at, q.deliveries, q.attempts,
-            q.maybe_sent, q.in_doubt_since, q.key_epoch, q.sent_as, q.leased_at, q.lease_token, clock_timestamp() AS now
+        RETURNING q.id, q.destination, e.operation, e.payload, e.options, e.headers, e.tag, e.kid, e.schema_version,
+            e.due_at, q.due_at AS queued_at, q.deliveries, q.attempts, q.maybe_sent, q.in_doubt_since, q.key_epoch,
+            q.sent_as, q.leased_at
         """.format(**_quoted(tables))
     )
 

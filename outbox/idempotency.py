@@ -173,7 +173,7 @@ class IdempotentBlock:
     ) -> None:
         self._session = session
         self._key = key
-        self._in_flight = in_flight
+        self._in_flight: Literal["conflict", "wait"] = in_flight
         self._wait = wait
         self._claim: Claim | None = None
 

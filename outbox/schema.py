@@ -101,12 +101,14 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
 
 
 def storage_parameters(tables: Tables) -> dict[Table, dict[str, int]]:
-    """PostgreSQL's storage parameters. Fillfactor 50 leaves room on the page, so that a lease is a HOT update: 210 bytes of
-    WAL per drained entry against 1263 without. The queue is vacuumed by count, as its size says nothing of its churn.
+    """PostgreSQL's storage parameters. The queue is vacuumed by count, as its size says nothing of its churn.
+
+    Fillfactor 33: a leased row is up to twice a pending one, and only what finds room on its own page is a HOT update.
+    Measured, batches of 500: at 50, 53 to 77 % of the leases were HOT; at 33 all.
     """
     return {
         tables.queue: {
-            "fillfactor": 50,
+            "fillfactor": 33,
             "autovacuum_vacuum_scale_factor": 0,
             "autovacuum_vacuum_threshold": 2000,
             "autovacuum_vacuum_cost_delay": 0,

@@ -97,7 +97,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     index("queue_lane", "queue", ["ordering_key", "position"], where="ordering_key IS NOT NULL")
     store_with(
         queue,
-        "fillfactor = 50, autovacuum_vacuum_scale_factor = 0,"
+        "fillfactor = 33, autovacuum_vacuum_scale_factor = 0,"
         " autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0",
     )
 

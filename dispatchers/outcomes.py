@@ -1,0 +1,43 @@
+"""What an adapter answered, made fit to be stored: an answer that we cannot keep must not keep the entry from settling. Pure."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
+
+REASON_CHARS_MAX = 1000
+RESULT_BYTES_MAX = 64 * 1024
+OUTCOMES = (Delivered, Rejected, KeyConflict, Deferred, InProgress, Unknown)
+
+
+def storable(answer: object) -> Outcome:
+    """`answer` as an outcome whose every field the database takes. What is no outcome says nothing: `Unknown`."""
+    if not isinstance(answer, OUTCOMES):
+        return Unknown(f"the adapter answered with a {type(answer).__name__}")
+    if isinstance(answer, Delivered):
+        return answer if answer.result is None else replace(answer, result=_result(answer.result))
+    if isinstance(answer, Rejected):
+        return replace(answer, reason=_text(answer.reason), result=_result(answer.result))
+    if isinstance(answer, KeyConflict):
+        return KeyConflict(_text(answer.reason))
+    after = answer.after if isinstance(answer.after, timedelta) else None
+    if isinstance(answer, InProgress):
+        return InProgress(after)
+    return replace(answer, reason=_text(answer.reason), after=after)
+
+
+def _result(result: Any) -> Any:
+    """`result`, or what says why it is not kept: it happened all the same."""
+    try:
+        text = json.dumps(result, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return {"unstorable": type(result).__name__}
+    return result if len(text) <= RESULT_BYTES_MAX else {"unstorable": f"{len(text)} bytes of JSON"}
+
+
+def _text(reason: object) -> str:
+    """Text without what UTF-8 or PostgreSQL cannot hold."""
+    text = reason if isinstance(reason, str) else f"({type(reason).__name__})"
+    return text[:REASON_CHARS_MAX].replace("\0", "").encode(errors="replace").decode()
