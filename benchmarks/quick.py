@@ -32,7 +32,7 @@ from outbox import migrations
 ROUNDS = 7
 TRANSACTIONS = {0: 400, 1: 400, 10: 200, 100: 40}
 DRAINED = 10_000
-BATCH = 500
+BATCH = int(os.environ.get("B", "500"))
 GOALS = {1: 1.5, 10: 2.0, 100: 6.0}
 DRAIN_GOAL = 0.5
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -120,7 +120,12 @@ def transactions_cpu(engine: Engine, bench: outbox.Outbox, entries: int, many: i
         with Session(engine) as session, session.begin():
             session.add(Order(customer="ada", amount=2000))
             for line in range(entries):
-                payload = {"amount": 2000, "currency": "eur", "customer": "cus_1", "description": "one line of an order"}
+                payload = {
+                    "amount": 2000,
+                    "currency": "eur",
+                    "customer": "cus_1",
+                    "description": "one line of an order",
+                }
                 bench.enqueue(session, "noop.charge", payload, parent=f"order:{order}", discriminator=str(line))
     # One thread: the pool hands out the same connection, so the same server process, each time.
     return (time.process_time() - client + process_cpu(backend) - server) / many * 1e6

@@ -23,6 +23,7 @@ from dispatchers.lifecycle import Claimed, Park, Settle, Transition, Wait
 
 BACKOFF_FIRST = timedelta(seconds=1)
 BACKOFF_MAX = timedelta(minutes=10)
+CENTURY = timedelta(days=36_525)  # as good as for ever, and no calendar overflows
 DOUBLINGS_MAX = 20  # beyond BACKOFF_MAX already; keeps the power small
 
 
@@ -76,6 +77,8 @@ def decide(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitt
 
 def remembered(in_doubt_since: datetime | None, memory: Memory, now: datetime) -> bool:
     """Whether the service surely still knows a key that it may first have seen at `in_doubt_since`."""
+    if memory.window is None:
+        return False
     last = last_safe_send(in_doubt_since, memory)
     return last is None or now < last + memory.timeout
 
@@ -87,7 +90,7 @@ def last_safe_send(in_doubt_since: datetime | None, memory: Memory) -> datetime 
     """
     if in_doubt_since is None or memory.window is None or memory.window is FOREVER:
         return None
-    return in_doubt_since + memory.window - memory.timeout - memory.margin
+    return in_doubt_since + min(memory.window, CENTURY) - memory.timeout - memory.margin
 
 
 def backoff(deliveries: int, jitter: float) -> timedelta:
@@ -112,9 +115,9 @@ def _wait(
     doubtful = entry._replace(maybe_sent=maybe_sent, in_doubt_since=in_doubt_since)
     if attempts >= memory.attempts_max:
         return _end(doubtful, attempts, f"{reason}; {attempts} attempts were allowed")
-    age_left = entry.due_at + memory.age_max - now
+    age_left = min(memory.age_max, CENTURY) - (now - entry.first_leased_at)
     if age_left <= timedelta(0):
-        return _end(doubtful, attempts, f"{reason}; it was due {memory.age_max} ago")
+        return _end(doubtful, attempts, f"{reason}; it has been tried for {memory.age_max}")
     delay = min(max(backoff(entry.deliveries, jitter), after or timedelta(0)), age_left)
     last = last_safe_send(in_doubt_since, memory) if maybe_sent else None
     if last is not None:

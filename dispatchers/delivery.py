@@ -172,7 +172,7 @@ class Adapter(Protocol):
     at_least_once: for a service without keys: True re-sends after an unknown outcome (it may happen twice), False
         (the default) parks the entry as `uncertain`.
     attempts_max: after so many sends without an answer that ends it, the entry ends: failed, or uncertain if in doubt.
-    age_max: the same for the time since the entry was due.
+    age_max: the same for the time since its first claim. Waiting for that has no limit.
     pinned: what else must not change between two attempts (an API version, an account); a later attempt in doubt whose
         adapter differs here or in `key_format` is refused and reported.
 

@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -20,7 +20,7 @@ from dispatchers.claims import ClaimRequest, Claims, Settlement, Store, Want
 from dispatchers.delivery import Adapter
 from dispatchers.lifecycle import Claimed, HandBack, Transition
 from dispatchers.operations import Operations
-from dispatchers.routes import Routes, merge
+from dispatchers.routes import Route, Routes, merge
 from dispatchers.sending import Sends
 from outbox.errors import ConfigurationError
 from outbox.instance import Outbox, default
@@ -182,8 +182,7 @@ class Dispatcher:
             raise
         self._report_lost(settlements, exchange.settled)
         self._remember_hints(exchange.claimed)
-        for entry in exchange.claimed:
-            self._start(entry, started)
+        self._sends.start(self._routed(exchange.claimed, started))
         self._unasked = len(self._destinations) if exchange.claimed else self._unasked - max(len(wants), 1)
         outcomes = [entry for entry, change in settlements if not isinstance(change, HandBack)]
         return sum(entry.id in exchange.settled for entry in outcomes), exchange.claimed
@@ -250,16 +249,18 @@ class Dispatcher:
             if entry.id not in settled:
                 log.warning("entry %s: its lease was lost before it settled (%s)", entry.id, type(change).__name__)
 
-    def _start(self, entry: Claimed, started: float) -> None:
-        route = self._routes.find(entry.operation)
-        if route is None:
-            self._leave(entry, "no adapter here serves it")
-        elif entry.schema_version > SCHEMA_VERSION:
-            self._leave(entry, "a newer release wrote it")
-        elif entry.maybe_sent and entry.sent_as not in (None, route.form):
-            self._leave(entry, f"it was sent as {entry.sent_as!r}, and the adapter would now send it as {route.form!r}")
-        else:
-            self._sends.start(entry, route, started)
+    def _routed(self, claimed: Sequence[Claimed], started: float) -> Iterator[tuple[Claimed, Route, float]]:
+        """The claims that this process may send, each with its route; the others wait."""
+        for entry in claimed:
+            route = self._routes.find(entry.operation)
+            if route is None:
+                self._leave(entry, "no adapter here serves it")
+            elif entry.schema_version > SCHEMA_VERSION:
+                self._leave(entry, "a newer release wrote it")
+            elif entry.maybe_sent and entry.sent_as not in (None, route.form):
+                self._leave(entry, f"it was sent as {entry.sent_as!r}; the adapter would now send it as {route.form!r}")
+            else:
+                yield entry, route, started
 
     def _leave(self, entry: Claimed, reason: str) -> None:
         """Hand back what this process must not send; another may."""

@@ -12,7 +12,7 @@ class Claimed(NamedTuple):
     deliveries: claims so far, this one included. attempts: sends that may have left, this one not included.
     in_doubt_since: when the first attempt under this key began whose fate is unknown.
     sent_as: the key's form and what else the first possible send was pinned to.
-    due_at: when it was to be sent first. queued_at: its place in the queue now. leased_at: when this lease began.
+    first_leased_at: since when it has been tried. queued_at: its place in the queue. leased_at: when this lease began.
     """
 
     id: UUID
@@ -24,7 +24,7 @@ class Claimed(NamedTuple):
     tag: bytes
     kid: str
     schema_version: int
-    due_at: datetime
+    first_leased_at: datetime
     queued_at: datetime
     deliveries: int
     attempts: int

@@ -44,10 +44,10 @@ class Operations:
         timeout it goes on there, and its outcome counts as unknown.
         """
         check_operation(name)
-        if name in self._adapters:
-            raise ConfigurationError(f"operation {name!r} is registered twice")
+        self._require_free(name)
 
         def register(function: Send) -> Send:
+            self._require_free(name)
             adapter = FunctionAdapter(function)
             adapter.window = window
             adapter.timeout = timeout
@@ -61,6 +61,10 @@ class Operations:
             return function
 
         return register
+
+    def _require_free(self, name: str) -> None:
+        if name in self._adapters:
+            raise ConfigurationError(f"operation {name!r} is registered twice")
 
 
 class FunctionAdapter(Adapter):

@@ -8,7 +8,7 @@ from datetime import timedelta
 from threading import Thread
 from typing import Any
 
-from dispatchers.delivery import Adapter, Delivery, Memory
+from dispatchers.delivery import FOREVER, Adapter, Delivery, Memory
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 
@@ -91,10 +91,15 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
     def refuse(problem: str) -> ConfigurationError:
         return ConfigurationError(f"the adapter of {name!r} ({type(adapter).__name__}): {problem}")
 
-    if not callable(getattr(adapter, "send", None)):
+    if not callable(getattr(adapter, "send", None)) or getattr(type(adapter), "send", None) is Adapter.send:
         raise refuse("has no send(delivery)")
-    if adapter.timeout <= timedelta(0) or adapter.attempts_max < 1 or adapter.age_max <= timedelta(0):
-        raise refuse("timeout and age_max must be positive, attempts_max at least 1")
+    if not (adapter.window is None or adapter.window is FOREVER or isinstance(adapter.window, timedelta)):
+        raise refuse(f"its window must be a timedelta, FOREVER or None, not {adapter.window!r}")
+    for name_of, value in (("timeout", adapter.timeout), ("age_max", adapter.age_max)):
+        if not isinstance(value, timedelta) or value <= timedelta(0):
+            raise refuse(f"its {name_of} must be a positive timedelta, not {value!r}")
+    if not isinstance(adapter.attempts_max, int) or adapter.attempts_max < 1:
+        raise refuse(f"its attempts_max must be an int of at least 1, not {adapter.attempts_max!r}")
     if adapter.timeout + margin >= lease:
         raise refuse(
             f"its timeout {adapter.timeout} and the margin {margin} do not fit into the lease {lease}: a send could"
@@ -109,7 +114,7 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
     if misfit is not None:
         raise refuse(f"no child key fits its key format: {misfit}")
     if len(f"{adapter.key_format} {adapter.pinned}") > 255:
-        raise refuse("`pinned` is longer than 240 characters")
+        raise refuse("`pinned` and the key format together are longer than 255 characters")
 
 
 def as_async(send: Callable[[Delivery], Any]) -> Callable[[Delivery], Any]:
@@ -123,7 +128,8 @@ def as_async(send: Callable[[Delivery], Any]) -> Callable[[Delivery], Any]:
     async def threaded(delivery: Delivery) -> Any:
         answer: Future[Any] = Future()
         Thread(target=_answer, args=(answer, send, delivery), name="outbox-send", daemon=True).start()
-        return await asyncio.wrap_future(answer)
+        outcome = await asyncio.wrap_future(answer)
+        return await outcome if inspect.isawaitable(outcome) else outcome  # a plain wrapper around an async function
 
     return threaded
 

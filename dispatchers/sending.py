@@ -3,9 +3,10 @@
 import asyncio
 import json
 import logging
+import math
 import random
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
@@ -20,19 +21,24 @@ from outbox.keys import Keyring, Tag, derive_tag
 
 log = logging.getLogger("outbox.dispatcher")
 
+IDLE = math.inf
 WATCH_SECONDS = 0.05  # how late a send may be cancelled
 ABANDON_SECONDS = 1.0  # how long an adapter may take to notice that it was cancelled
 
 
-class Send:
-    """One send under way. deadline: on the event loop's clock. overdue: cancelled for it."""
+class Worker:
+    """A task that makes one send after the other. deadline: of the present one, on the event loop's clock.
 
-    __slots__ = ("deadline", "overdue", "task")
+    overdue: the present send was cancelled for its deadline. wake: what it waits on while it has nothing to send.
+    """
 
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
+    __slots__ = ("deadline", "overdue", "task", "wake")
+
+    def __init__(self) -> None:
+        self.deadline = IDLE
         self.overdue = False
         self.task: asyncio.Task[None] | None = None
+        self.wake: asyncio.Future[None] | None = None
 
 
 class Sends:
@@ -58,97 +64,138 @@ class Sends:
         self._clock = clock
         self._chance = chance
         self._settle = settle
-        self._under_way: set[Send] = set()
+        self._ready: deque[tuple[Claimed, Route, float]] = deque()
+        self._working: set[Worker] = set()
+        self._idle: list[Worker] = []
         self._watch: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._under_way = 0
+        self._all_back: asyncio.Future[None] | None = None
         self.busy: Counter[str] = Counter()
         """How many are under way to each destination."""
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return self._under_way
 
-    def start(self, entry: Claimed, route: Route, started: float) -> None:
-        """Send `entry`. started: our clock before its claim."""
+    def start(self, claims: Iterable[tuple[Claimed, Route, float]]) -> None:
+        """Send these entries, each with its route and our clock before its claim."""
         loop = asyncio.get_running_loop()
-        send = Send(loop.time() + route.timeout_seconds)
-        self._under_way.add(send)
-        self.busy[entry.destination] += 1
-        send.task = loop.create_task(self._attempt(send, entry, route, started))
-        if self._watch is None or self._watch.done() or self._watch.get_loop() is not loop:
-            self._watch = loop.create_task(self._cancel_overdue())
+        if loop is not self._loop:  # workers die with their event loop, and each `asyncio.run` brings another
+            self._loop, self._idle, self._watch = loop, [], None
+        for claim in claims:
+            self._ready.append(claim)
+            self.busy[claim[0].destination] += 1
+            self._under_way += 1
+        self._set_to_work(loop)
+        if self._watch is None or self._watch.done():
+            self._watch = loop.create_task(self._cancel_overdue(loop))
 
     async def finish(self, grace: timedelta) -> None:
         """Let what is under way come to its end, but cancel it after `grace`."""
-        tasks = self._tasks()
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace.total_seconds())
+        if self._under_way:
+            self._all_back = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._all_back], timeout=grace.total_seconds())
         await self.abandon()
 
     async def abandon(self) -> None:
         """Cancel what is under way. It is in doubt, and found so when its lease ends."""
-        tasks = self._tasks()
+        self._ready.clear()
+        tasks = [worker.task for worker in (*self._working, *self._idle) if worker.task is not None]
+        self._idle = []
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=ABANDON_SECONDS)
 
-    def _tasks(self) -> list[asyncio.Task[None]]:
-        return [send.task for send in self._under_way if send.task is not None]
+    # --- the workers
 
-    async def _cancel_overdue(self) -> None:
+    def _set_to_work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One worker more for what is ready. It calls the next one before its own send may have to wait: so as many are
+        at work as there are sends that wait, and one alone does those that need not.
+        """
+        if not self._ready:
+            return
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.wake is not None and not worker.wake.done():
+                worker.wake.set_result(None)
+                return
+        worker = Worker()
+        worker.task = loop.create_task(self._work(worker, loop))
+
+    async def _work(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        self._working.add(worker)
+        try:
+            while True:
+                while self._ready:
+                    entry, route, started = self._ready.popleft()
+                    self._set_to_work(loop)
+                    worker.deadline = loop.time() + route.timeout_seconds
+                    await self._attempt(worker, entry, route, started)
+                worker.deadline = IDLE
+                worker.wake = loop.create_future()
+                self._idle.append(worker)
+                await worker.wake
+        finally:
+            self._working.discard(worker)
+
+    async def _cancel_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
         """One watch for all: a timer for each costs as much as the rest of a send."""
-        loop = asyncio.get_running_loop()
         while self._under_way:
             await asyncio.sleep(WATCH_SECONDS)
             now = loop.time()
-            for send in self._under_way:
-                if now >= send.deadline and not send.overdue and send.task is not None:
-                    send.overdue = True
-                    send.task.cancel()
+            for worker in self._working:
+                if now >= worker.deadline and not worker.overdue and worker.task is not None:
+                    worker.overdue = True
+                    worker.task.cancel()
 
     # --- one attempt
 
-    async def _attempt(self, send: Send, entry: Claimed, route: Route, started: float) -> None:
+    async def _attempt(self, worker: Worker, entry: Claimed, route: Route, started: float) -> None:
         change: Transition | None = None
         try:
             change = admit(entry, route.memory, self._database_now(entry, started))
             if change is None:
-                change = await self._send_in_time(send, entry, route, started)
+                change = await self._send_in_time(worker, entry, route, started)
         finally:
-            self._under_way.discard(send)
+            self._under_way -= 1
             self.busy[entry.destination] -= 1
+            if not self._under_way and self._all_back is not None and not self._all_back.done():
+                self._all_back.set_result(None)
             if change is not None:
                 self._settle(entry, change)
 
-    async def _send_in_time(self, send: Send, entry: Claimed, route: Route, started: float) -> Transition:
+    async def _send_in_time(self, worker: Worker, entry: Claimed, route: Route, started: float) -> Transition:
         """Send, unless the lease could end before the answer: then another process may hold the entry already."""
         if self._clock() - started > self._usable_seconds - route.timeout_seconds:
             return HandBack("its lease was too short when its turn came")
-        outcome = await self._outcome(send, entry, route)
+        outcome = await self._outcome(worker, entry, route)
         now = self._database_now(entry, started)
         jitter = 0.0 if isinstance(outcome, Delivered) else self._chance.random()
         return decide(entry, outcome, route.memory, now, jitter)
 
-    async def _outcome(self, send: Send, entry: Claimed, route: Route) -> Outcome:
+    async def _outcome(self, worker: Worker, entry: Claimed, route: Route) -> Outcome:
         """What the adapter answers; an exception says nothing about the far side."""
         try:
-            delivery = await self._delivery(send, entry, route)
+            delivery = await self._delivery(worker, entry, route)
         except Exception:
             log.exception("entry %s (%s) cannot be made into a delivery", entry.id, entry.operation)
             return Deferred("it cannot be made into a delivery; the log says why")
         try:
             return storable(await route.send(delivery))
         except asyncio.CancelledError:
-            if send.overdue and send.task is not None:
-                send.task.uncancel()
-                return Unknown(f"no answer within {route.timeout_seconds:g} s")
-            if send.task is None or send.task.cancelling():
+            if worker.task is None or (worker.task.cancelling() and not worker.overdue):
                 raise
+            if worker.overdue:
+                worker.overdue = False
+                worker.task.uncancel()
+                return Unknown(f"no answer within {route.timeout_seconds:g} s")
             return Unknown("the adapter cancelled itself")
         except (Exception, BaseExceptionGroup) as error:
             log.exception("the adapter of %r raised for entry %s", route.name, entry.id)
             return Unknown(f"the adapter raised {type(error).__name__}")
 
-    async def _delivery(self, send: Send, entry: Claimed, route: Route) -> Delivery:
+    async def _delivery(self, worker: Worker, entry: Claimed, route: Route) -> Delivery:
         return Delivery(
             id=entry.id,
             operation=entry.operation,
@@ -157,7 +204,7 @@ class Sends:
             attempt=entry.attempts + 1,
             options=_parsed(entry.options),
             headers=_parsed(entry.headers),
-            deadline=send.deadline,
+            deadline=worker.deadline,
         )
 
     async def _tag(self, entry: Claimed) -> Tag:

@@ -50,6 +50,7 @@ def _lease(connection: Connection, tables: Tables, row: Mapping[Any, Any], reque
         "lease_token": request.token,
         "lease_until": now + request.lease,
         "leased_at": now,
+        "first_leased_at": row[queue.c.first_leased_at] or now,
         "deliveries": row[queue.c.deliveries] + 1,
         "attempts": row[queue.c.attempts] + taken_over,
         "maybe_sent": maybe_sent,
@@ -119,8 +120,10 @@ def _moved(entry: Claimed, change: Any, now: Any) -> dict[str, Any]:
     unleased = {"lease_token": None, "lease_until": None, "leased_at": None}
     if isinstance(change, HandBack):
         # Given back as it was: nothing is counted, doubt stays what the claim found.
-        state = "pending" if entry.deliveries == 1 else "retry"
-        return unleased | {"state": state, "due_at": now + change.delay, "deliveries": entry.deliveries - 1}
+        back = {"due_at": now + change.delay, "deliveries": entry.deliveries - 1}
+        if entry.deliveries == 1:
+            return unleased | back | {"state": "pending", "first_leased_at": None}
+        return unleased | back | {"state": "retry"}
     waits = isinstance(change, Wait)
     return unleased | {
         "state": "retry" if waits else "uncertain",

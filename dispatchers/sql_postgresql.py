@@ -11,7 +11,7 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.dialects import postgresql
 
 from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
-from outbox.databases import arrays
+from outbox.batches import Batch, batch_query
 from outbox.schema import NEVER, Tables
 
 Settlement = tuple[Claimed, Transition]
@@ -25,10 +25,11 @@ def claim(connection: Connection, tables: Tables, request: Any) -> list[Claimed]
     groups: dict[int, list[tuple[str, Any]]] = {}
     for name, slots, hint in request.wants:
         groups.setdefault(1 << (slots.bit_length() - 1), []).append((name, hint))
+    forms = _forms(request.forms)
     claimed: list[Claimed] = []
     for slots, wanted in groups.items():
         rows = connection.execute(
-            _claim_statement(tables),
+            _claim_statement(tables, one_form="form" in forms),
             {
                 "names": [name for name, _ in wanted],
                 "hints": [hint for _, hint in wanted],
@@ -37,9 +38,8 @@ def claim(connection: Connection, tables: Tables, request: Any) -> list[Claimed]
                 "cutoff": request.cutoff,
                 "token": request.token,
                 "lease": request.lease,
-                "prefixes": list(request.forms),
-                "forms": list(request.forms.values()),
-            },
+            }
+            | forms,
         )
         claimed += [Claimed._make((*row, request.token)) for row in rows]
     return claimed
@@ -52,12 +52,20 @@ def settle(connection: Connection, tables: Tables, settlements: Sequence[Settlem
     """
     ended = [_ended_row(entry, change) for entry, change in settlements if isinstance(change, Settle)]
     moved = [_moved_row(entry, change) for entry, change in settlements if not isinstance(change, Settle)]
-    settled: set[UUID] = set()
-    if ended:
-        settled.update(connection.execute(_end_statement(tables), _arrays(connection, _ENDED, ended)).scalars())
-    if moved:
-        settled.update(connection.execute(_move_statement(tables), _arrays(connection, _MOVED, moved)).scalars())
-    return settled
+    lost: set[UUID] = set()
+    for statement, types, rows in ((_end_statement, _ENDED, ended), (_move_statement, _MOVED, moved)):
+        if rows:
+            batch = Batch(connection, types, rows)
+            lost.update(connection.execute(statement(tables, batch.differing), batch.parameters).scalars())
+    return {entry.id for entry, _ in settlements} - lost
+
+
+def _forms(forms: Mapping[str, str]) -> dict[str, Any]:
+    """What a first send is pinned to, as parameters: by the operation's longest prefix, unless it is the same for all."""
+    distinct = set(forms.values())
+    if len(distinct) == 1:
+        return {"form": distinct.pop()}
+    return {"prefixes": list(forms), "forms": list(forms.values())}
 
 
 # --- the values of one statement, column by column
@@ -86,12 +94,6 @@ _MOVED = {
 }
 
 
-def _arrays(
-    connection: Connection, columns: Mapping[str, str], rows: Sequence[tuple[Any, ...]]
-) -> dict[str, list[Any]]:
-    return arrays(connection, dict(zip(columns, zip(*rows, strict=True), strict=True)))
-
-
 def _ended_row(entry: Claimed, change: Settle) -> tuple[Any, ...]:
     result = None if change.result is None else json.dumps(change.result)
     return (entry.id, entry.lease_token, entry.key_epoch, change.state, change.attempts, result, change.reason)
@@ -110,11 +112,6 @@ def _moved_row(entry: Claimed, change: Wait | Park | HandBack) -> tuple[Any, ...
     return (entry.id, token, state, change.attempts, 0, delay, *doubt, change.reason, outcome)
 
 
-def _unnest(columns: dict[str, str]) -> str:
-    arrays = ", ".join(f"CAST(:{name} AS {type}[])" for name, type in columns.items())
-    return f"unnest({arrays}) AS o({', '.join(columns)})"
-
-
 def _quoted(tables: Tables) -> dict[str, str]:
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     return {name: quote(getattr(tables, name)) for name in ("entry", "queue", "settlement", "event")}
@@ -126,8 +123,14 @@ def _quoted(tables: Tables) -> dict[str, str]:
 # that a crash takes back would be a send that nobody remembers.
 
 
+_FORM_BY_PREFIX = """(
+                SELECT f.form FROM unnest(CAST(:prefixes AS text[]), CAST(:forms AS text[])) AS f(prefix, form)
+                WHERE starts_with(e.operation || '.', f.prefix || '.') ORDER BY length(f.prefix) DESC LIMIT 1
+            )"""
+
+
 @cache
-def _claim_statement(tables: Tables) -> TextClause:
+def _claim_statement(tables: Tables, *, one_form: bool) -> TextClause:
     return text(
         """
         UPDATE {queue} AS q SET
@@ -135,16 +138,14 @@ def _claim_statement(tables: Tables) -> TextClause:
             lease_token = :token,
             lease_until = now() + CAST(:lease AS interval),
             leased_at = now(),
+            first_leased_at = COALESCE(q.first_leased_at, now()),
             deliveries = q.deliveries + 1,
             attempts = q.attempts + CAST(q.lease_token IS NOT NULL AS integer),
             maybe_sent = q.maybe_sent OR q.lease_token IS NOT NULL,
             in_doubt_since = CASE WHEN q.lease_token IS NULL THEN q.in_doubt_since
                                   ELSE COALESCE(q.in_doubt_since, q.leased_at) END,
             sent_as = CASE WHEN q.sent_as IS NOT NULL AND (q.maybe_sent OR q.lease_token IS NOT NULL) THEN q.sent_as
-                           ELSE (SELECT f.form
-                                 FROM unnest(CAST(:prefixes AS text[]), CAST(:forms AS text[])) AS f(prefix, form)
-                                 WHERE starts_with(e.operation || '.', f.prefix || '.')
-                                 ORDER BY length(f.prefix) DESC LIMIT 1) END
+                           ELSE {form} END
         FROM {entry} AS e
         WHERE e.id = q.id AND q.id = ANY (ARRAY(
             SELECT due.id
@@ -160,18 +161,18 @@ def _claim_statement(tables: Tables) -> TextClause:
             LIMIT :most
         ))
         RETURNING q.id, q.destination, e.operation, e.payload, e.options, e.headers, e.tag, e.kid, e.schema_version,
-            e.due_at, q.due_at AS queued_at, q.deliveries, q.attempts, q.maybe_sent, q.in_doubt_since, q.key_epoch,
+            q.first_leased_at, q.due_at AS queued_at, q.deliveries, q.attempts, q.maybe_sent, q.in_doubt_since, q.key_epoch,
             q.sent_as, q.leased_at
-        """.format(**_quoted(tables))
+        """.format(form="CAST(:form AS text)" if one_form else _FORM_BY_PREFIX, **_quoted(tables))
     )
 
 
 @cache
-def _end_statement(tables: Tables) -> TextClause:
+def _end_statement(tables: Tables, differing: frozenset[str]) -> TextClause:
     return text(
         """
         WITH o AS (
-            SELECT o.* FROM (SELECT set_config('synchronous_commit', 'on', true)) AS durable, {rows}
+            SELECT b.* FROM ({rows}) AS b, (SELECT set_config('synchronous_commit', 'on', true)) AS durable
         ), ended AS (
             DELETE FROM {queue} AS q USING o
             WHERE q.id = o.id AND q.id = ANY (CAST(:id AS uuid[])) AND (
@@ -183,26 +184,28 @@ def _end_statement(tables: Tables) -> TextClause:
         ), noted AS (
             INSERT INTO {event} (entry_id, at, kind, delivery, reason)
             SELECT id, clock_timestamp(), 'attempt', deliveries, reason FROM ended WHERE state = 'failed'
+        ), stored AS (
+            INSERT INTO {settlement} (id, state, result, reason, deliveries, attempts, key_epoch, settled_at)
+            SELECT id, state, result, reason, deliveries, attempts, key_epoch, clock_timestamp() FROM ended
         )
-        INSERT INTO {settlement} (id, state, result, reason, deliveries, attempts, key_epoch, settled_at)
-        SELECT id, state, result, reason, deliveries, attempts, key_epoch, clock_timestamp() FROM ended
-        RETURNING id
-        """.format(rows=_unnest(_ENDED), **_quoted(tables))
+        SELECT id FROM o EXCEPT SELECT id FROM ended
+        """.format(rows=batch_query(_ENDED, differing), **_quoted(tables))
     )
 
 
 @cache
-def _move_statement(tables: Tables) -> TextClause:
+def _move_statement(tables: Tables, differing: frozenset[str]) -> TextClause:
     return text(
         """
         WITH o AS (
-            SELECT o.* FROM (SELECT set_config('synchronous_commit', 'on', true)) AS durable, {rows}
+            SELECT b.* FROM ({rows}) AS b, (SELECT set_config('synchronous_commit', 'on', true)) AS durable
         ), moved AS (
             UPDATE {queue} AS q SET
                 state = o.state,
                 due_at = CASE WHEN o.state = 'uncertain' THEN CAST('{never}' AS timestamptz)
                               ELSE clock_timestamp() + o.delay END,
                 lease_token = NULL, lease_until = NULL, leased_at = NULL,
+                first_leased_at = CASE WHEN o.state = 'pending' THEN NULL ELSE q.first_leased_at END,
                 deliveries = q.deliveries - o.uncounted,
                 attempts = o.attempts,
                 maybe_sent = o.maybe_sent,
@@ -215,6 +218,6 @@ def _move_statement(tables: Tables) -> TextClause:
             INSERT INTO {event} (entry_id, at, kind, delivery, reason)
             SELECT id, clock_timestamp(), 'attempt', deliveries, reason FROM moved WHERE reason IS NOT NULL
         )
-        SELECT id FROM moved
-        """.format(rows=_unnest(_MOVED), never=NEVER.isoformat(), **_quoted(tables))
+        SELECT id FROM o EXCEPT SELECT id FROM moved
+        """.format(rows=batch_query(_MOVED, differing), never=NEVER.isoformat(), **_quoted(tables))
     )

@@ -1,6 +1,5 @@
 """Where databases differ: their clock, their locks, how they begin. Nothing else in this package asks which one it talks to."""
 
-from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -71,29 +70,6 @@ def insert_unless_present(connection: Connection, table: Table) -> Any:
     """An INSERT that does nothing where the primary key exists: no error, so the transaction lives on."""
     dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
     return dialect.insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
-
-
-class _BinaryArray(list[Any]):
-    """A list that psycopg sends in binary: as text, each element costs it several regular expressions."""
-
-
-def arrays(connection: Connection, columns: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
-    """Columns as the parameters of `unnest`, on PostgreSQL."""
-    array: type[list[Any]] = list
-    if connection.dialect.driver in ("psycopg", "psycopg_async"):
-        _teach_binary_arrays(connection)
-        array = _BinaryArray
-    return {name: array(column) for name, column in columns.items()}
-
-
-def _teach_binary_arrays(connection: Connection) -> None:
-    """Once for each of the driver's connections, which `connection.info` goes with."""
-    if _BinaryArray not in connection.info:
-        from psycopg.types.array import ListBinaryDumper  # only where psycopg is in use
-
-        driver_connection: Any = connection.connection.driver_connection
-        driver_connection.adapters.register_dumper(_BinaryArray, ListBinaryDumper)
-        connection.info[_BinaryArray] = True
 
 
 # --- what a transaction must be

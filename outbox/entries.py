@@ -9,8 +9,9 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, insert, select, text
 from sqlalchemy.dialects import postgresql
 
+from outbox.batches import Batch, batch_query
 from outbox.configuration import Configuration
-from outbox.databases import arrays, clock, insert_unless_present
+from outbox.databases import clock, insert_unless_present
 from outbox.keys import KeyFields, Tag
 from outbox.schema import SCHEMA_VERSION, Tables
 
@@ -92,29 +93,21 @@ def _row(entry: NewEntry) -> tuple[Any, ...]:
 
 
 def _insert_together(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
-    """One statement. A value that all rows share is passed once; only what differs goes as an array, which costs more."""
-    columns = dict(zip(_COLUMNS, zip(*map(_row, entries), strict=True), strict=True))
-    shared = {name: column[0] for name, column in columns.items() if column.count(column[0]) == len(column)}
-    differing = {name: column for name, column in columns.items() if name not in shared}
-    statement = _statement(tables, frozenset(differing))
-    return set(connection.execute(statement, shared | arrays(connection, differing)).scalars())
+    batch = Batch(connection, _COLUMNS, [_row(entry) for entry in entries])
+    return set(connection.execute(_statement(tables, batch.differing), batch.parameters).scalars())
 
 
 @cache
 def _statement(tables: Tables, differing: frozenset[str]) -> TextClause:
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
-    names = [name for name in _COLUMNS if name in differing]
-    arrays = ", ".join(f"CAST(:{name} AS {_COLUMNS[name]}[])" for name in names)
-    source = f"FROM unnest({arrays}) AS d({', '.join(names)})" if names else ""
-    value = {name: f"d.{name}" if name in differing else f"CAST(:{name} AS {type})" for name, type in _COLUMNS.items()}
-    stored = [name for name in _COLUMNS if name not in ("due_at", "delay")]
+    stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     return text(
         f"""
-        WITH written AS (
-            INSERT INTO {quote(tables.entry)} ({", ".join(stored)}, headers, schema_version, due_at, created_at)
-            SELECT {", ".join(value[name] for name in stored)}, '{{}}', {SCHEMA_VERSION},
-                COALESCE({value["due_at"]}, now()) + {value["delay"]}, now()
-            {source}
+        WITH n AS (
+            {batch_query(_COLUMNS, differing)}
+        ), written AS (
+            INSERT INTO {quote(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
+            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + delay, now() FROM n
             ON CONFLICT (id) DO NOTHING
             RETURNING id, destination, ordering_key, due_at
         ), queued AS (
@@ -122,7 +115,7 @@ def _statement(tables: Tables, differing: frozenset[str]) -> TextClause:
                 (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key)
             SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key FROM written
         )
-        SELECT {value["id"]} {source} EXCEPT SELECT id FROM written
+        SELECT id FROM n EXCEPT SELECT id FROM written
         """
     )
 

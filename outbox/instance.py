@@ -104,7 +104,11 @@ class Outbox:
         )
 
     def child_key(self, parent: str | ParentKey, operation: str, discriminator: str = "") -> str:
-        """The key that `enqueue` would derive for this effect, in its native form. Pure."""
+        """The key that `enqueue` would derive for this effect now, in its native form. Pure.
+
+        From the key ring's current secret: an entry from before a rotation, or of a claim pinned to another kid, keeps
+        the key that it was enqueued with.
+        """
         return child_key(self.configuration, parent, operation, discriminator)
 
     def idempotent(
@@ -180,7 +184,7 @@ class Outbox:
     @overload
     def status(self, session: AsyncSessionLike, parent: str | ParentKey) -> Awaitable[list[EntryStatus]]: ...
     def status(self, session: Any, parent: str | ParentKey) -> list[EntryStatus] | Awaitable[list[EntryStatus]]:
-        """Every entry under `parent`, oldest first. With an AsyncSession it is awaited. Flushes the session."""
+        """Every entry under `parent`, the older transactions' first. With an AsyncSession it is awaited. Flushes the session."""
         configuration = self.configuration
         found: list[EntryStatus] | Awaitable[list[EntryStatus]]
         found = in_session(session, lambda inner: read_status(configuration, inner, parent))

@@ -165,6 +165,7 @@ def _queue(prefix: str) -> list[Any]:
         Column("lease_until", Instant),
         Column("lease_token", Uuid),
         Column("leased_at", Instant),
+        Column("first_leased_at", Instant),
         Column("deliveries", Integer, nullable=False),
         Column("attempts", Integer, nullable=False),
         Column("maybe_sent", Boolean, nullable=False),

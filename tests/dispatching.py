@@ -18,7 +18,8 @@ import sqlalchemy as sa
 from support import TABLES, Database
 
 import outbox
-from dispatchers import Dispatcher
+from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
+from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import ClaimRequest, Claims, Exchange, Settlement, Want
 from dispatchers.lifecycle import Claimed, Transition
 from outbox.schema import EPOCH, MICROSECOND, NEVER
@@ -138,7 +139,15 @@ def dispatcher(target: Any, ob: outbox.Outbox, **settings: Any) -> Dispatcher:
 
 def run_once(target: Any, ob: outbox.Outbox, **settings: Any) -> int:
     """One call of a dispatcher made for it; returns how many it settled."""
-    return asyncio.run(dispatcher(target, ob, **settings).run_once())
+
+    async def main() -> int:
+        working = dispatcher(target, ob, **settings)
+        try:
+            return await working.run_once()
+        finally:
+            await working.close()
+
+    return asyncio.run(main())
 
 
 async def pumping(working: Dispatcher, until: Callable[[], bool], seconds: float = 20) -> None:
@@ -146,12 +155,33 @@ async def pumping(working: Dispatcher, until: Callable[[], bool], seconds: float
     stopping = asyncio.Event()
     pump = asyncio.create_task(working.pump(stopping))
     try:
-        async with asyncio.timeout(seconds):
-            while not until() and not pump.done():  # noqa: ASYNC110  # what it waits for is in a database
-                await asyncio.sleep(0.005)
+        await until_true(lambda: until() or pump.done(), seconds)
     finally:
         stopping.set()
         await pump
+
+
+async def until_true(condition: Callable[[], bool], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  # what it waits for is in a database
+            await asyncio.sleep(0.005)
+
+
+class Blocking(MemoryAdapter):
+    """Answers nobody until `released` is set; counts how many are waiting at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = asyncio.Event()
+        self.waiting = 0
+        self.most = 0
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await self.released.wait()
+        self.waiting -= 1
+        return await super().send(delivery)
 
 
 class WrappedStore:
@@ -181,14 +211,13 @@ class WrappedStore:
 
 FACTORY_HEAD = """
 import os
-import signal
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import outbox
 from dispatchers import *
-from dispatchers.adapters import MemoryAdapter, StripeAdapter
+from dispatchers.adapters import *
 
 ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test")
 here = Path(__file__).parent
@@ -207,7 +236,7 @@ class Daemon:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "dispatchers", "run", reference],
                 cwd=directory,
-                env=os.environ | {"SHOP_URL": shown, "PYTHONUNBUFFERED": "1"} | environment,
+                env=os.environ | {"SHOP_URL": shown, "PYTHONPATH": str(Path(__file__).parent)} | environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -242,11 +271,79 @@ def write_factory(directory: Path, body: str, name: str = "factory") -> None:
     (directory / f"{name}.py").write_text(FACTORY_HEAD + body)
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
-    """Poll for something that another process does; fails after `seconds`."""
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20, workers: Sequence[Daemon] = ()) -> Any:
+    """Poll for something that other processes do; fails after `seconds`, or when one of the workers has ended."""
     latest = time.monotonic() + seconds
-    while time.monotonic() < latest:
-        if found := condition():
-            return found
+    while not (found := condition()):
+        over = time.monotonic() > latest or any(worker.process.poll() is not None for worker in workers)
+        if over and not (found := condition()):
+            told = "\n".join(worker.output[-2000:] for worker in workers)
+            raise AssertionError(f"waited in vain for {what}\n{told}")
         time.sleep(0.01)
-    raise AssertionError(f"waited {seconds:g} s in vain for {what}")
+    return found
+
+
+# --- a far side that outlives its callers, and callers that do not live long
+
+MOMENTS = (
+    "after the claim",
+    "on the way to the service",
+    "on the way back",
+    "before settling",
+    "after settling",
+)
+
+
+def die_at(moment: str, *, here: str) -> None:
+    if moment == here:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FileService(Adapter):
+    """A service that keeps its books in a directory: one file for each key that it executed, and all that it was sent."""
+
+    timeout = timedelta(seconds=5)
+    window = FOREVER
+
+    def __init__(self, books: Path, moment: str = "") -> None:
+        self._books = books
+        self._moment = moment
+
+    @property
+    def sent(self) -> list[str]:
+        """The key of every request that came in."""
+        log = self._books / "sent.txt"
+        return log.read_text().split() if log.exists() else []
+
+    @property
+    def effects(self) -> list[str]:
+        """The keys that were executed."""
+        return [path.stem for path in self._books.glob("*.effect")]
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        die_at(self._moment, here="on the way to the service")
+        with (self._books / "sent.txt").open("a") as log:
+            log.write(f"{delivery.key}\n")
+        effect = self._books / f"{delivery.key}.effect"
+        replayed = effect.exists()
+        effect.touch()
+        die_at(self._moment, here="on the way back")
+        return Delivered({"key": delivery.key}, replayed=replayed)
+
+
+class ShortLivedClaims(Claims):
+    """The real store of a process that dies at a given moment."""
+
+    def __init__(self, target: Any, ob: outbox.Outbox, moment: str) -> None:
+        super().__init__(target, ob.configuration)
+        self._moment = moment
+
+    async def exchange(self, settlements: Sequence[Settlement], request: ClaimRequest | None) -> Exchange:
+        if settlements:
+            die_at(self._moment, here="before settling")
+        exchange = await super().exchange(settlements, request)
+        if exchange.claimed:
+            die_at(self._moment, here="after the claim")
+        if exchange.settled:
+            die_at(self._moment, here="after settling")
+        return exchange

@@ -185,19 +185,24 @@ class Client:
                 handle(session, claim)
 
         async def run() -> outbox.Claim:
-            async with self._database.async_session() as session, session.begin():
-                async with self._block(session, changed) as claim:
-                    await session.run_sync(work, claim)
+            async with (
+                self._database.async_session() as session,
+                session.begin(),
+                self._block(session, changed) as claim,
+            ):
+                await session.run_sync(work, claim)
             return claim
 
         if self._is_async:
             return asyncio.run(run()).answer
-        with self._database.begin() as session, self._block(session, changed) as claim:
-            work(session, claim)
+        with self._database.session() as session:
+            with self._block(session, changed) as claim:
+                work(session, claim)
+            session.commit()
         return claim.answer
 
     def commit_despite(self, handler: Handler, **changed: Any) -> BaseException:
-        """As a caller who catches what comes out of the block, and commits. Returns what was caught, last the commit's."""
+        """As a caller who catches what comes out of the block, and commits. Returns what was caught."""
         caught: list[BaseException] = []
 
         async def run() -> None:
@@ -220,8 +225,8 @@ class Client:
 
         with suppress(outbox.ClaimError):  # the commit itself may be refused
             asyncio.run(run()) if self._is_async else run_sync()
-        (error,) = caught
-        return error
+        assert caught, "nothing came out of the block"
+        return caught[0]
 
     def place_order(self, session: Session, claim: outbox.Claim) -> None:
         """What a good handler does."""

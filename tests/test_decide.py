@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -45,35 +44,18 @@ EVERY_SERVICE_WITH_KEYS = pytest.mark.parametrize("memory", [KEYS, FOREVER_KEYS]
 
 
 def fresh(**fields: Any) -> Claimed:
-    """An entry under its first lease, never possibly sent before."""
+    """An entry under its first lease, never possibly sent before. What no rule looks at is None."""
+    blank = Claimed(**dict.fromkeys(Claimed._fields))  # type: ignore[arg-type]
     given: dict[str, Any] = {
-        "id": UUID("00000000-0000-8000-8000-000000000001"),
-        "destination": "stripe",
-        "operation": "stripe.refunds.create",
-        "payload": b"{}",
-        "options": "{}",
-        "headers": "{}",
-        "tag": bytes(32),
-        "kid": "k1",
-        "env": "test",
-        "scope": "",
-        "source": "app",
-        "parent": "refund:1",
-        "discriminator": "",
-        "schema_version": 1,
-        "due_at": NOW - MINUTE,
+        "first_leased_at": NOW - MINUTE,
         "queued_at": NOW - MINUTE,
         "deliveries": 1,
         "attempts": 0,
         "maybe_sent": False,
         "in_doubt_since": None,
-        "key_epoch": 0,
-        "sent_as": "native",
         "leased_at": LEASED_AT,
-        "lease_token": UUID("00000000-0000-4000-8000-000000000002"),
-        "now": LEASED_AT,
     }
-    return Claimed(**{**given, **fields})
+    return blank._replace(**{**given, **fields})
 
 
 def in_doubt(since: datetime = NOW - MINUTE, **fields: Any) -> Claimed:
@@ -237,10 +219,14 @@ def test_deferred_never_clears_an_earlier_doubt() -> None:
     assert change == Wait(timedelta(0), "connection refused", attempts=3, maybe_sent=True, in_doubt_since=first)
 
 
-def test_deferred_in_doubt_past_the_window_is_uncertain() -> None:
-    change = after(in_doubt(NOW - WINDOW), Deferred("busy"))
+@pytest.mark.parametrize(
+    "outcome", [Deferred("busy"), InProgress(), Unknown("reset")], ids=["deferred", "409", "unknown"]
+)
+def test_in_doubt_there_is_no_retry_from_the_last_safe_moment_on(outcome: Outcome) -> None:
+    first = NOW - (WINDOW - TIMEOUT - MARGIN)
 
-    assert state_of(change) == "uncertain"
+    assert state_of(after(in_doubt(first + INSTANT), outcome)) == "retry"
+    assert state_of(after(in_doubt(first), outcome)) == "uncertain"
 
 
 def test_a_doubt_that_began_past_the_window_while_its_process_slept_is_uncertain() -> None:
@@ -331,15 +317,15 @@ def test_deferred_does_not_use_up_the_allowed_attempts() -> None:
 def test_past_its_age_an_entry_is_failed_if_never_possibly_sent_else_uncertain(
     entry: Claimed, outcome: Outcome, state: str
 ) -> None:
-    just_inside = after(entry._replace(due_at=NOW - KEYS.age_max + INSTANT), outcome, KEYS)
-    at_the_limit = after(entry._replace(due_at=NOW - KEYS.age_max), outcome, KEYS)
+    just_inside = after(entry._replace(first_leased_at=NOW - KEYS.age_max + INSTANT), outcome, KEYS)
+    at_the_limit = after(entry._replace(first_leased_at=NOW - KEYS.age_max), outcome, KEYS)
 
     assert state_of(just_inside) == "retry"
     assert state_of(at_the_limit) == state
 
 
 def test_the_age_counts_from_when_the_entry_was_due_first_not_from_its_place_in_the_queue() -> None:
-    change = after(fresh(due_at=NOW - KEYS.age_max, queued_at=NOW), Deferred("busy"))
+    change = after(fresh(first_leased_at=NOW - KEYS.age_max, queued_at=NOW), Deferred("busy"))
 
     assert state_of(change) == "failed"
 
@@ -347,19 +333,19 @@ def test_the_age_counts_from_when_the_entry_was_due_first_not_from_its_place_in_
 @EVERY_SERVICE
 def test_the_first_attempt_is_always_allowed_however_old_the_entry(memory: Memory) -> None:
     """Dispatchers that were down for longer than `age_max` must not fail what they never tried."""
-    entry = fresh(due_at=NOW - 10 * memory.age_max)
+    entry = fresh(first_leased_at=NOW - 10 * memory.age_max)
 
     assert admit(entry, memory, NOW) is None
 
 
 def test_a_success_counts_however_late_it_comes() -> None:
-    change = after(in_doubt(NOW - 9 * WINDOW, attempts=99, due_at=NOW - 9 * KEYS.age_max), Delivered())
+    change = after(in_doubt(NOW - 9 * WINDOW, attempts=99, first_leased_at=NOW - 9 * KEYS.age_max), Delivered())
 
     assert state_of(change) == "delivered"
 
 
 def test_a_rejection_at_first_counts_however_late_it_comes() -> None:
-    change = after(fresh(due_at=NOW - 9 * KEYS.age_max, leased_at=NOW - 9 * WINDOW), Rejected("no"))
+    change = after(fresh(first_leased_at=NOW - 9 * KEYS.age_max, leased_at=NOW - 9 * WINDOW), Rejected("no"))
 
     assert state_of(change) == "failed"
 
@@ -419,7 +405,7 @@ def test_a_retry_after_that_asks_for_nothing_leaves_the_backoff(outcome: Any, as
 @pytest.mark.parametrize("asked", [4 * DAY, timedelta.max], ids=["long", "max"])
 def test_a_huge_retry_after_is_clamped_to_the_age(asked: timedelta) -> None:
     """So there is one last attempt when the age is reached, and the entry ends."""
-    entry = fresh(due_at=NOW - HOUR)
+    entry = fresh(first_leased_at=NOW - HOUR)
 
     change = after(entry, Deferred("busy", asked), KEYS)
 
@@ -532,7 +518,7 @@ def test_a_window_of_forever_never_passes() -> None:
 
 
 def test_without_doubt_there_is_no_window() -> None:
-    assert admit(fresh(due_at=NOW - 99 * WINDOW, leased_at=NOW - 99 * WINDOW), KEYS, NOW) is None
+    assert admit(fresh(first_leased_at=NOW - 99 * WINDOW, leased_at=NOW - 99 * WINDOW), KEYS, NOW) is None
 
 
 def test_a_vanished_sender_leaves_an_entry_for_a_service_without_keys_uncertain() -> None:
@@ -607,7 +593,7 @@ def entries(draw: st.DrawFn) -> Claimed:
     leased_at = NOW - draw(DURATIONS)
     since = draw(st.none() | DURATIONS.map(lambda before: leased_at - before))
     return fresh(
-        due_at=leased_at - draw(DURATIONS),
+        first_leased_at=leased_at - draw(DURATIONS),
         leased_at=leased_at,
         deliveries=draw(st.integers(1, 99)),
         attempts=draw(st.integers(0, 6)),
@@ -626,7 +612,7 @@ def test_a_retry_is_due_inside_every_limit_and_doubt_never_fails(
     match change:
         case Wait():
             last = last_safe_send(change.in_doubt_since, memory)
-            assert timedelta(0) <= change.delay <= entry.due_at + memory.age_max - NOW
+            assert timedelta(0) <= change.delay <= entry.first_leased_at + memory.age_max - NOW
             assert last is None or NOW + change.delay < last
             assert change.attempts < memory.attempts_max or isinstance(outcome, Deferred)
             assert change.maybe_sent == (change.in_doubt_since is not None)

@@ -214,7 +214,7 @@ def test_postgresql_stores_the_queue_with_room_for_leases_and_vacuums_it_by_coun
         ).scalar_one()
 
     assert set(options) == {
-        "fillfactor=50",
+        "fillfactor=33",
         "autovacuum_vacuum_scale_factor=0",
         "autovacuum_vacuum_threshold=2000",
         "autovacuum_vacuum_cost_delay=0",

@@ -72,6 +72,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("lease_until", at),
         sa.Column("lease_token", sa.Uuid()),
         sa.Column("leased_at", at),
+        sa.Column("first_leased_at", at),
         sa.Column("deliveries", sa.Integer(), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("maybe_sent", sa.Boolean(), nullable=False),

@@ -1,14 +1,17 @@
 """The command `outbox`: run the dispatcher, and keep its tables."""
 
+import base64
 import importlib
 import logging
 import os
+import secrets
 import sys
 from typing import Any
 
 import click
 
 from outbox.errors import OutboxError
+from outbox.keys import SECRET_BYTES_MIN, Keyring
 
 # Exit statuses: 0 done, 1 refused by the outbox (the text says why), 2 the command line itself is wrong.
 REFUSED = 1
@@ -116,3 +119,17 @@ def sql(dialect: str, schema: str | None, prefix: str) -> None:
     from outbox import migrations
 
     click.echo(migrations.sql(dialect, schema=schema, prefix=prefix))
+
+
+@main.group()
+def keys() -> None:
+    """The key ring."""
+
+
+@keys.command()
+@click.option("--kid", default="k1", show_default=True, help="The new secret's name; a new one at each rotation.")
+def generate(kid: str) -> None:
+    """Make a secret, as OUTBOX_SECRET takes it. At a rotation put it in front of the older ones."""
+    secret = secrets.token_bytes(SECRET_BYTES_MIN)
+    Keyring({kid: secret})
+    click.echo(f"{kid}:{base64.b64encode(secret).decode()}")
