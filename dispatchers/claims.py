@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-from sqlalchemy import URL, Connection, Engine, create_engine, func, inspect, select, text
+from sqlalchemy import URL, Connection, Engine, create_engine, func, inspect, make_url, select, text
 
 from dispatchers import sql_portable, sql_postgresql
 from dispatchers.lifecycle import Claimed, Transition
@@ -206,5 +206,10 @@ def _engine(target: Any) -> Engine:
     if isinstance(target, Engine):
         return target
     if isinstance(target, str | URL):
-        return create_engine(target)
+        url = make_url(target)
+        if url.get_dialect().is_async:
+            raise ConfigurationError(
+                f"the driver of {url.drivername!r} is asynchronous: hand in create_async_engine(url)"
+            )
+        return create_engine(url)
     raise ConfigurationError(f"a dispatcher needs a URL, an Engine or an AsyncEngine, not {type(target).__name__}")

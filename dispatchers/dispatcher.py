@@ -128,6 +128,7 @@ class Dispatcher:
             elif self._sends:
                 await self._settleable.wait()
             elif not self._settlements and self._unasked <= 0:
+                await self._sends.abandon()  # nothing is under way: this only sends the workers home
                 return settled
 
     async def pump(self, stopping: asyncio.Event) -> None:

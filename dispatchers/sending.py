@@ -99,8 +99,10 @@ class Sends:
 
     async def abandon(self) -> None:
         """Cancel what is under way. It is in doubt, and found so when its lease ends."""
-        self._ready.clear()
-        tasks = [worker.task for worker in (*self._working, *self._idle) if worker.task is not None]
+        while self._ready:
+            entry, _, _ = self._ready.popleft()
+            self._back(entry)
+        tasks = [worker.task for worker in self._working if worker.task is not None]
         self._idle = []
         for task in tasks:
             task.cancel()
@@ -132,6 +134,9 @@ class Sends:
                     self._set_to_work(loop)
                     worker.deadline = loop.time() + route.timeout_seconds
                     await self._attempt(worker, entry, route, started)
+                    if worker.overdue and worker.task is not None:
+                        worker.overdue = False
+                        worker.task.uncancel()
                 worker.deadline = IDLE
                 worker.wake = loop.create_future()
                 self._idle.append(worker)
@@ -158,12 +163,15 @@ class Sends:
             if change is None:
                 change = await self._send_in_time(worker, entry, route, started)
         finally:
-            self._under_way -= 1
-            self.busy[entry.destination] -= 1
-            if not self._under_way and self._all_back is not None and not self._all_back.done():
-                self._all_back.set_result(None)
+            self._back(entry)
             if change is not None:
                 self._settle(entry, change)
+
+    def _back(self, entry: Claimed) -> None:
+        self._under_way -= 1
+        self.busy[entry.destination] -= 1
+        if not self._under_way and self._all_back is not None and not self._all_back.done():
+            self._all_back.set_result(None)
 
     async def _send_in_time(self, worker: Worker, entry: Claimed, route: Route, started: float) -> Transition:
         """Send, unless the lease could end before the answer: then another process may hold the entry already."""
@@ -184,13 +192,12 @@ class Sends:
         try:
             return storable(await route.send(delivery))
         except asyncio.CancelledError:
-            if worker.task is None or (worker.task.cancelling() and not worker.overdue):
+            cancels = worker.task.cancelling() if worker.task is not None else 0
+            if cancels > worker.overdue:
                 raise
-            if worker.overdue:
-                worker.overdue = False
-                worker.task.uncancel()
-                return Unknown(f"no answer within {route.timeout_seconds:g} s")
-            return Unknown("the adapter cancelled itself")
+            return Unknown(
+                f"no answer within {route.timeout_seconds:g} s" if cancels else "the adapter cancelled itself"
+            )
         except (Exception, BaseExceptionGroup) as error:
             log.exception("the adapter of %r raised for entry %s", route.name, entry.id)
             return Unknown(f"the adapter raised {type(error).__name__}")

@@ -1,7 +1,7 @@
 """Claim and settle on PostgreSQL: one statement for a batch, each row under its token."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -25,11 +25,10 @@ def claim(connection: Connection, tables: Tables, request: Any) -> list[Claimed]
     groups: dict[int, list[tuple[str, Any]]] = {}
     for name, slots, hint in request.wants:
         groups.setdefault(1 << (slots.bit_length() - 1), []).append((name, hint))
-    forms = _forms(request.forms)
     claimed: list[Claimed] = []
     for slots, wanted in groups.items():
         rows = connection.execute(
-            _claim_statement(tables, one_form="form" in forms),
+            _claim_statement(tables),
             {
                 "names": [name for name, _ in wanted],
                 "hints": [hint for _, hint in wanted],
@@ -38,8 +37,9 @@ def claim(connection: Connection, tables: Tables, request: Any) -> list[Claimed]
                 "cutoff": request.cutoff,
                 "token": request.token,
                 "lease": request.lease,
-            }
-            | forms,
+                "prefixes": list(request.forms),
+                "forms": list(request.forms.values()),
+            },
         )
         claimed += [Claimed._make((*row, request.token)) for row in rows]
     return claimed
@@ -58,14 +58,6 @@ def settle(connection: Connection, tables: Tables, settlements: Sequence[Settlem
             batch = Batch(connection, types, rows)
             lost.update(connection.execute(statement(tables, batch.differing), batch.parameters).scalars())
     return {entry.id for entry, _ in settlements} - lost
-
-
-def _forms(forms: Mapping[str, str]) -> dict[str, Any]:
-    """What a first send is pinned to, as parameters: by the operation's longest prefix, unless it is the same for all."""
-    distinct = set(forms.values())
-    if len(distinct) == 1:
-        return {"form": distinct.pop()}
-    return {"prefixes": list(forms), "forms": list(forms.values())}
 
 
 # --- the values of one statement, column by column
@@ -123,14 +115,8 @@ def _quoted(tables: Tables) -> dict[str, str]:
 # that a crash takes back would be a send that nobody remembers.
 
 
-_FORM_BY_PREFIX = """(
-                SELECT f.form FROM unnest(CAST(:prefixes AS text[]), CAST(:forms AS text[])) AS f(prefix, form)
-                WHERE starts_with(e.operation || '.', f.prefix || '.') ORDER BY length(f.prefix) DESC LIMIT 1
-            )"""
-
-
 @cache
-def _claim_statement(tables: Tables, *, one_form: bool) -> TextClause:
+def _claim_statement(tables: Tables) -> TextClause:
     return text(
         """
         UPDATE {queue} AS q SET
@@ -145,7 +131,10 @@ def _claim_statement(tables: Tables, *, one_form: bool) -> TextClause:
             in_doubt_since = CASE WHEN q.lease_token IS NULL THEN q.in_doubt_since
                                   ELSE COALESCE(q.in_doubt_since, q.leased_at) END,
             sent_as = CASE WHEN q.sent_as IS NOT NULL AND (q.maybe_sent OR q.lease_token IS NOT NULL) THEN q.sent_as
-                           ELSE {form} END
+                           ELSE (SELECT f.form
+                                 FROM unnest(CAST(:prefixes AS text[]), CAST(:forms AS text[])) AS f(prefix, form)
+                                 WHERE starts_with(e.operation || '.', f.prefix || '.')
+                                 ORDER BY length(f.prefix) DESC LIMIT 1) END
         FROM {entry} AS e
         WHERE e.id = q.id AND q.id = ANY (ARRAY(
             SELECT due.id
@@ -163,7 +152,7 @@ def _claim_statement(tables: Tables, *, one_form: bool) -> TextClause:
         RETURNING q.id, q.destination, e.operation, e.payload, e.options, e.headers, e.tag, e.kid, e.schema_version,
             q.first_leased_at, q.due_at AS queued_at, q.deliveries, q.attempts, q.maybe_sent, q.in_doubt_since, q.key_epoch,
             q.sent_as, q.leased_at
-        """.format(form="CAST(:form AS text)" if one_form else _FORM_BY_PREFIX, **_quoted(tables))
+        """.format(**_quoted(tables))
     )
 
 

@@ -69,7 +69,12 @@ def reasons(database: Database, id: UUID) -> list[str | None]:
 
 def states(database: Database) -> Counter[str]:
     """How many entries are in each state, ended ones included."""
-    return Counter(row.state for row in (*database.queue, *database.rows(TABLES.settlement)))
+    found: Counter[str] = Counter()
+    for table in (TABLES.queue, TABLES.settlement):
+        with database._observer.connect() as connection:
+            for name, count in connection.execute(sa.select(table.c.state, sa.func.count()).group_by(table.c.state)):
+                found[name] += count
+    return found
 
 
 def state(database: Database, id: UUID) -> str:
@@ -86,7 +91,7 @@ def change(database: Database, id: UUID, **values: Any) -> None:
 def age(database: Database, by: timedelta) -> None:
     """As if everything in the outbox had happened `by` earlier."""
     queue, entry = TABLES.queue, TABLES.entry
-    _shift(database, queue, by, "lease_until", "leased_at", "in_doubt_since")
+    _shift(database, queue, by, "lease_until", "leased_at", "first_leased_at", "in_doubt_since")
     _shift(database, queue, by, "due_at", where=queue.c.due_at < NEVER)
     _shift(database, entry, by, "due_at", "created_at")
 
@@ -329,6 +334,25 @@ class FileService(Adapter):
         effect.touch()
         die_at(self._moment, here="on the way back")
         return Delivered({"key": delivery.key}, replayed=replayed)
+
+
+class GatedService(FileService):
+    """Lets nobody through before its gate, a file, is there; tells who waits."""
+
+    timeout = timedelta(seconds=30)
+
+    @property
+    def waiting(self) -> int:
+        return len(list(self._books.glob("*.waiting")))
+
+    def open(self) -> None:
+        (self._books / "gate").touch()
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        (self._books / f"{delivery.key}.waiting").touch()
+        while not (self._books / "gate").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return await super().send(delivery)
 
 
 class ShortLivedClaims(Claims):

@@ -184,6 +184,14 @@ def test_the_first_send_is_pinned_to_the_longest_prefix_that_serves_it(bench: Be
     assert bench.row(short).sent_as == "short"
 
 
+def test_what_nobody_here_serves_is_pinned_to_nothing(bench: Bench) -> None:
+    id = bench.put()
+
+    claim(bench.store, forms={"mail": "native", "sms": "native"})
+
+    assert bench.row(id).sent_as is None
+
+
 def test_what_was_certainly_never_sent_is_pinned_anew_and_what_is_in_doubt_is_not(bench: Bench) -> None:
     clean, doubtful = bench.put(), bench.put()
     change(bench.database, clean, sent_as="old")
@@ -315,6 +323,24 @@ def test_an_uncertain_entry_is_never_due_again(bench: Bench) -> None:
     assert row.lease_token is None
     assert reasons(bench.database, id) == ["vanished"]
     assert claim(bench.store) == []
+
+
+def test_how_long_an_entry_has_been_tried_counts_from_its_first_lease(bench: Bench) -> None:
+    id = bench.put()
+    entry = claim_one(bench.store)
+    settle(bench.store, (entry, HandBack("no adapter")))
+    assert bench.row(id).first_leased_at is None  # what nobody tried has no age
+
+    age(bench.database, HOUR)
+    first = claim_one(bench.store)
+    settle(bench.store, (first, Wait(timedelta(0), "slow", 1, True, first.leased_at)))
+    assert bench.row(id).first_leased_at == first.first_leased_at == first.leased_at
+
+    age(bench.database, HOUR)
+    claim_one(bench.store)
+    age(bench.database, HOUR)
+    third = claim_one(bench.store)
+    assert third.leased_at - third.first_leased_at > 1.9 * HOUR
 
 
 @pytest.mark.parametrize("before", ["pending", "retry"])

@@ -431,6 +431,20 @@ def test_an_adapter_that_is_pinned_otherwise_sends_only_what_was_never_sent(
     assert [delivery.id for delivery in old.deliveries] == [doubtful]
 
 
+def test_an_entry_ages_from_its_first_attempt_not_while_nobody_works(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    adapter = MemoryAdapter([Deferred("busy")] * 2)
+    age(database, 10 * DAY)  # the dispatcher was switched off
+
+    run_once(database, ob, adapters={"crm": adapter})
+    assert state(database, id) == "retry"
+    age(database, 10 * DAY)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert state(database, id) == "failed"
+    assert "busy" in settlement_row(database, id).reason
+
+
 # --- the service knows better
 
 

@@ -242,12 +242,15 @@ class FakeStore:
         self.queue = [fake_entry(number) for number in range(count)]
         self.requests: list[ClaimRequest] = []
         self.changes: list[Any] = []
+        self.others: list[str] = []
+        self.exchanges = 0
 
     @property
     def now(self) -> datetime:
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds)
 
     async def exchange(self, settlements: Sequence[Settlement], request: ClaimRequest | None) -> Exchange:
+        self.exchanges += 1
         self.changes += [change for _, change in settlements]
         claimed = []
         if request is not None and request.wants:
@@ -259,7 +262,7 @@ class FakeStore:
         return Exchange({entry.id for entry, _ in settlements}, claimed)
 
     async def destinations(self) -> list[str]:
-        return ["crm"]
+        return ["crm", *self.others]
 
     async def gauges(self) -> dict[str, dict[str, int]]:
         return {}
@@ -290,7 +293,7 @@ def fake_entry(number: int, **fields: Any) -> Claimed:
         "tag": derive_tag(ring, "k1", key_fields("test", ParentKey(f"order:{number}"), "crm.upsert", "")),
         "kid": "k1",
         "schema_version": 1,
-        "due_at": long_ago,
+        "first_leased_at": long_ago,
         "queued_at": long_ago,
         "deliveries": 1,
         "attempts": 0,
@@ -354,6 +357,26 @@ def test_the_window_is_measured_by_the_databases_clock_and_the_time_since_the_cl
 
     assert len(adapter.deliveries) == sent
     assert isinstance(store.changes[0], Settle if sent else Park)
+
+
+def test_a_full_dispatcher_does_not_ask_the_database_again_and_again(ob: outbox.Outbox) -> None:
+    store, adapter = FakeStore(count=10), Blocking()
+    store.others = [f"host-{number}" for number in range(2000)]
+    asked: list[int] = []
+
+    async def main() -> None:
+        working = simulated(store, ob, adapter, in_flight_max=4, poll=timedelta(seconds=10))
+        pump = asyncio.create_task(pumping(working, lambda: len(store.changes) == 10))
+        await until_true(lambda: adapter.waiting == 4)
+        before = store.exchanges
+        await asyncio.sleep(0.2)
+        asked.append(store.exchanges - before)
+        adapter.released.set()
+        await pump
+
+    asyncio.run(main())
+
+    assert asked[0] < 5
 
 
 # --- nothing below the daemon reads the time or the random source by itself

@@ -146,6 +146,7 @@ def test_the_queue_row_is_pending_and_untouched(database, ob):
         "lease_until": None,
         "lease_token": None,
         "leased_at": None,
+        "first_leased_at": None,
         "deliveries": 0,
         "attempts": 0,
         "maybe_sent": False,

@@ -24,6 +24,7 @@ REFUSED = {
     ),
     "an empty parent": ({"parent": ""}, outbox.InvalidValue, "parent '': has 0 bytes of UTF-8; 1 to 255 are allowed"),
     "a parent that is no text": ({"parent": 42}, outbox.InvalidValue, "parent 42: must be a str, not int"),
+    "an unhashable parent": ({"parent": ["a"]}, outbox.InvalidValue, "parent ['a']: must be a str, not list"),
     "an operation in upper case": (
         {"operation": "Stripe.create"},
         outbox.InvalidValue,

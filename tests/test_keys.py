@@ -1,0 +1,330 @@
+"""Child keys and entry ids are what docs/keys.md says, to the bit; and everything outside its limits is an error."""
+
+import base64
+import hashlib
+import hmac
+import re
+from uuid import UUID
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import outbox
+from outbox.keys import (
+    LIMITS,
+    Tag,
+    derive_tag,
+    encode_hex,
+    encode_native,
+    encode_uuid,
+    entry_id,
+    key_fields,
+    pae,
+    parent_id,
+)
+
+SECRET = bytes(range(32))
+KEYRING = outbox.Keyring({"k1": SECRET})
+UUID_KEY = "8e03978e-40d5-43e8-bc93-6894a57f9324"
+FIRST = ("prod", "acct_1", "http", UUID_KEY, "stripe.payment_intents.create", "")
+RECEIPT = ("prod", "", "app", "invoice:42", "email.send", "receipt")
+FOURTH = ("prod", "a", "http", "b:c", "d", "")
+
+
+def fields_of(env, scope, source, parent, operation, discriminator):
+    return key_fields(env, outbox.ParentKey(parent, scope=scope, source=source), operation, discriminator)
+
+
+def tag_of(row, *, keyring=KEYRING, epoch=0):
+    return derive_tag(keyring, keyring.current, fields_of(*row), epoch)
+
+
+# --- vectors
+
+
+@pytest.mark.parametrize(
+    ("row", "native", "prefix"),
+    [
+        (FIRST, "ck1_Yt6xpy24Jou9mN4o5TTSP1m0D2yEkGhZ", "62deb1a72db8268bbd98de28e534d23f"),
+        (
+            ("prod", "acct_2", "http", UUID_KEY, "stripe.payment_intents.create", ""),
+            "ck1_9wo-K7q4YgZ2M6buM87tO-XbUfBrSrg8",
+            "f70a3e2bbab862067633a6ee33ceed3b",
+        ),
+        (
+            ("prod", "acct_1", "http", UUID_KEY, "resend.emails.send", "receipt:ada@example.com"),
+            "ck1_hzTyialCYLyQ80htR74qq6v5kXEzC0uO",
+            "8734f289a94260bc90f3486d47be2aab",
+        ),
+        (FOURTH, "ck1_FOmFYs3kB9VIlgIJuEkkVeoqbdrM13kR", "14e98562cde407d548960209b8492455"),
+        (
+            ("prod", "a:b", "http", "c", "d", ""),
+            "ck1_n0NzV3gzyXAUoMw2MWEE5AqOdkQeM9RN",
+            "9f4373577833c97014a0cc36316104e4",
+        ),
+    ],
+)
+def test_the_published_vectors_of_native_keys_and_tags(row, native, prefix):
+    tag = tag_of(row)
+
+    assert encode_native(tag) == native
+    assert tag[:16].hex() == prefix
+    assert len(tag) == 32
+
+
+@pytest.mark.parametrize(
+    ("row", "id_", "epoch_1", "public"),
+    [
+        (
+            FIRST,
+            "a3a344f6-889c-8a14-b547-b020040e96b6",
+            "ck1_0WP0qKVUWerrxcJoC-o5Cw7TIxISsOs3",
+            "ck1_QvfXAy2LVXh-4T9AFdZIXWJXlt75mJTC",
+        ),
+        (
+            RECEIPT,
+            "c72c9756-d4b5-8de2-be48-ed080be9b2d2",
+            "ck1_RxNuugg90vk7efqrdmYYJt0pNp3kKKio",
+            "ck1_ifrf9sBdB5JGX1u0fBJGXOzHSXWjWseJ",
+        ),
+        (
+            FOURTH,
+            "6fb03aa4-b5ad-8709-a0a2-cd698e9cec74",
+            "ck1_4BVkkUzJgooMVqIitnB-gkU4d6OQF5Mz",
+            "ck1_ZDLoBX082GnmN2bHKl3NjRVkkzV7EmLD",
+        ),
+    ],
+)
+def test_the_published_vectors_of_entry_ids_epochs_and_the_public_ring(row, id_, epoch_1, public):
+    assert str(entry_id(fields_of(*row))) == id_
+    assert encode_native(tag_of(row, epoch=1)) == epoch_1
+    assert encode_native(tag_of(row, keyring=outbox.Keyring.public())) == public
+
+
+def test_the_face_derives_the_same_keys():
+    ob = outbox.Outbox(KEYRING, env="prod")
+    parent = outbox.ParentKey(UUID_KEY, scope="acct_1", source="http")
+
+    assert ob.child_key(parent, "stripe.payment_intents.create") == "ck1_Yt6xpy24Jou9mN4o5TTSP1m0D2yEkGhZ"
+    assert ob.child_key("invoice:42", "email.send", "receipt") == encode_native(tag_of(RECEIPT))
+
+
+def test_epochs_give_keys_of_their_own():
+    assert len({tag_of(FIRST, epoch=epoch) for epoch in range(12)}) == 12
+
+
+def test_an_epoch_of_the_public_ring_is_neither_its_first_nor_a_secret_rings():
+    public = outbox.Keyring.public()
+
+    keys = {tag_of(FIRST, keyring=ring, epoch=epoch) for ring in (KEYRING, public) for epoch in (0, 1)}
+
+    assert len(keys) == 4
+
+
+# --- against the specification, written anew
+
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
+names = st.from_regex(r"[a-z0-9_]{1,9}(\.[a-z0-9_]{1,9}){0,3}", fullmatch=True)
+rows = st.tuples(
+    text.map(lambda env: (env or "env")[:16]),
+    text.map(lambda scope: scope or "scope"),
+    text.map(lambda source: (source or "app")[:16]),
+    text.map(lambda parent: parent or "parent"),
+    names,
+    text,
+)
+
+
+def joined(parts):
+    encoded = [len(parts).to_bytes(8, "big")]
+    for part in parts:
+        encoded += [len(part).to_bytes(8, "big"), part]
+    return b"".join(encoded)
+
+
+def uuid8(data):
+    digest = hashlib.sha256(data).hexdigest()[:32]
+    return UUID(f"{digest[:12]}8{digest[13:16]}{'89ab'[int(digest[16], 16) % 4]}{digest[17:]}")
+
+
+@given(row=rows, epoch=st.integers(0, 300))
+def test_any_fields_derive_as_the_specification_says(row, epoch):
+    fields = [field.encode() for field in row]
+
+    expected = [b"obx/child-key/v1", *fields] if epoch == 0 else [b"obx/child-key/v1/epoch", *fields, b"%d" % epoch]
+    assert tag_of(row, epoch=epoch) == hmac.new(SECRET, joined(expected), hashlib.sha256).digest()
+    assert entry_id(fields_of(*row)) == uuid8(joined([b"obx/entry-id/v1", *fields]))
+    assert parent_id(row[0], outbox.ParentKey(row[3], row[1], row[2])) == uuid8(
+        joined([b"obx/parent-id/v1", *fields[:4]])
+    )
+
+
+@given(one=rows, other=rows)
+def test_different_fields_give_different_keys_and_ids(one, other):
+    assume(one != other)
+
+    assert tag_of(one) != tag_of(other)
+    assert entry_id(fields_of(*one)) != entry_id(fields_of(*other))
+
+
+@given(parts=st.lists(st.binary(max_size=12), max_size=5), others=st.lists(st.binary(max_size=12), max_size=5))
+def test_two_lists_of_parts_never_give_the_same_bytes(parts, others):
+    assert (pae(*parts) == pae(*others)) == (parts == others)
+
+
+@given(text=st.text(alphabet="ab\x01:", min_size=2, max_size=12), cut=st.data())
+def test_moving_a_boundary_between_two_fields_changes_the_key(text, cut):
+    first, second = sorted(cut.draw(st.lists(st.integers(1, len(text) - 1), min_size=2, max_size=2)))
+    assume(first != second)
+
+    assert tag_of(("prod", text[:first], "http", text[first:], "d", "")) != tag_of(
+        ("prod", text[:second], "http", text[second:], "d", "")
+    )
+
+
+def test_names_are_not_normalised():
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+
+    assert tag_of(("prod", "", "app", composed, "d", "")) != tag_of(("prod", "", "app", decomposed, "d", ""))
+
+
+# --- encodings
+
+
+@given(data=st.binary(min_size=32, max_size=32))
+def test_the_encodings_have_the_lengths_and_alphabets_that_services_are_told(data):
+    tag = Tag(data)
+
+    assert re.fullmatch(r"ck1_[A-Za-z0-9_-]{32}", encode_native(tag))
+    assert base64.urlsafe_b64decode(encode_native(tag)[4:]) == data[:24]
+    assert re.fullmatch(r"[0-9a-f]{64}", encode_hex(tag))
+    assert bytes.fromhex(encode_hex(tag)) == data
+
+
+@given(data=st.binary(min_size=32, max_size=32), version=st.sampled_from([4, 5, 8]))
+def test_a_uuid_keeps_every_bit_of_the_tag_but_its_version_and_variant(data, version):
+    encoded = encode_uuid(Tag(data), version)
+
+    parsed = UUID(encoded)
+    assert str(parsed) == encoded
+    assert parsed.version == version
+    assert parsed.variant == "specified in RFC 4122"
+    kept = ~((0xF << 76) | (0x3 << 62))
+    assert parsed.int & kept == int.from_bytes(data[:16], "big") & kept
+
+
+def test_a_uuid_is_of_version_8_unless_a_service_wants_another():
+    tag = tag_of(FIRST)
+
+    assert encode_uuid(tag) == encode_uuid(tag, 8) == "62deb1a7-2db8-868b-bd98-de28e534d23f"
+    assert encode_uuid(tag, 4) == "62deb1a7-2db8-468b-bd98-de28e534d23f"
+    assert encode_uuid(tag, 5) == "62deb1a7-2db8-568b-bd98-de28e534d23f"
+    assert encode_hex(tag).startswith("62deb1a72db8268bbd98de28e534d23f")
+
+
+# --- limits
+
+MAKE = {
+    "env": lambda value: outbox.Outbox(KEYRING, env=value),
+    "scope": lambda value: outbox.ParentKey("invoice:42", scope=value),
+    "source": lambda value: outbox.ParentKey("invoice:42", scope="acct_1", source=value),
+    "parent": outbox.ParentKey,
+    "operation": lambda value: key_fields("prod", outbox.ParentKey("invoice:42"), value, ""),
+    "discriminator": lambda value: key_fields("prod", outbox.ParentKey("invoice:42"), "d", value),
+}
+FEWEST_AND_MOST = {
+    "env": (1, 64),
+    "scope": (0, 255),
+    "source": (1, 64),
+    "parent": (1, 255),
+    "operation": (1, 128),
+    "discriminator": (0, 255),
+}
+
+
+@pytest.mark.parametrize("field", MAKE)
+def test_a_field_of_the_fewest_and_of_the_most_bytes_is_taken(field):
+    fewest, most = FEWEST_AND_MOST[field]
+
+    MAKE[field]("x" * fewest)
+    MAKE[field]("x" * most)
+
+
+@pytest.mark.parametrize("field", MAKE)
+def test_a_field_of_too_many_bytes_is_refused_by_name_and_size(field):
+    fewest, most = FEWEST_AND_MOST[field]
+
+    with pytest.raises(outbox.InvalidValue) as caught:
+        MAKE[field]("x" * (most + 1))
+
+    assert str(caught.value).startswith(f"{field} 'xxx")
+    assert str(caught.value).endswith(f": has {most + 1} bytes of UTF-8; {fewest} to {most} are allowed")
+    assert caught.value.field == field
+    assert caught.value.value == "x" * (most + 1)
+
+
+@pytest.mark.parametrize("field", [field for field, (fewest, _) in FEWEST_AND_MOST.items() if fewest])
+def test_an_empty_field_is_refused_where_it_must_not_be(field):
+    most = FEWEST_AND_MOST[field][1]
+
+    with pytest.raises(outbox.InvalidValue) as caught:
+        MAKE[field]("")
+
+    assert str(caught.value) == f"{field} '': has 0 bytes of UTF-8; 1 to {most} are allowed"
+
+
+@pytest.mark.parametrize("field", [field for field in MAKE if field != "operation"])
+def test_limits_count_bytes_and_not_characters(field):
+    most = FEWEST_AND_MOST[field][1]
+
+    MAKE[field]("é" * (most // 2))
+    with pytest.raises(outbox.InvalidValue, match=f"has {most + 1 + most % 2} bytes"):
+        MAKE[field]("é" * ((most + 1 + most % 2) // 2) + "x" * ((most + 1 + most % 2) % 2))
+
+
+@pytest.mark.parametrize("field", MAKE)
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a\0b", r"'a\x00b': holds a NUL character"),
+        ("a\ud800", r"'a\ud800': holds a lone surrogate, which UTF-8 cannot carry"),
+        (b"bytes", "b'bytes': must be a str, not bytes"),
+        (None, "None: must be a str, not NoneType"),
+        (42, "42: must be a str, not int"),
+    ],
+)
+def test_what_is_no_clean_text_is_refused(field, value, text):
+    with pytest.raises(outbox.InvalidValue) as caught:
+        MAKE[field](value)
+
+    assert str(caught.value) == f"{field} {text}"
+
+
+@pytest.mark.parametrize("name", ["Stripe.create", "a..b", ".a", "a.", "a b", "a-b", "é", "a.b\n", "{a}"])
+def test_an_operation_that_is_not_lower_case_words_joined_by_dots_is_refused(name):
+    with pytest.raises(outbox.InvalidValue) as caught:
+        MAKE["operation"](name)
+
+    assert str(caught.value) == (
+        f"operation {name!r}: must be lower-case words joined by dots, e.g. 'stripe.refunds.create'"
+    )
+
+
+@pytest.mark.parametrize("name", ["d", "a.b.c", "s3.put_object", "_", "0"])
+def test_lower_case_words_joined_by_dots_are_an_operation(name):
+    MAKE["operation"](name)
+
+
+@pytest.mark.parametrize("source", ["http", "inbox:orders"])
+def test_a_scope_may_be_empty_only_for_the_apps_own_keys(source):
+    outbox.ParentKey("invoice:42", source="app")
+
+    with pytest.raises(outbox.InvalidValue) as caught:
+        outbox.ParentKey("invoice:42", source=source)
+
+    assert str(caught.value) == (f"scope '': may be empty only for source 'app', not {source!r}: give the caller's id")
+
+
+def test_the_limits_in_the_code_are_those_of_the_specification():
+    assert {field: LIMITS[field] for field in FEWEST_AND_MOST} == FEWEST_AND_MOST
