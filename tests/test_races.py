@@ -183,11 +183,16 @@ def test_the_one_that_waited_keeps_its_own_lock_timeout(shop, ob):
 
 @pytest.mark.parametrize("in_flight", ["conflict", "wait"])
 def test_two_simultaneous_replays_are_both_answered(shop, in_flight):
+    longer_than_the_test = timedelta(seconds=2 * PATIENCE)
     shop.request()
     both_inside = threading.Barrier(2)
 
     def replay():
-        with Session(shop.engine) as session, session.begin(), shop.claim(session, in_flight=in_flight) as claim:
+        with (
+            Session(shop.engine) as session,
+            session.begin(),
+            shop.claim(session, in_flight=in_flight, wait=longer_than_the_test) as claim,
+        ):
             both_inside.wait(PATIENCE)
             return claim.response
 
