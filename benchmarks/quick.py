@@ -7,6 +7,7 @@ so that a machine whose speed drifts slows both; the median of the rounds is pri
 
 import argparse
 import asyncio
+import gc
 import os
 import platform
 import statistics
@@ -22,6 +23,7 @@ from uuid import uuid4
 
 import psycopg
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
@@ -32,7 +34,7 @@ from outbox import migrations
 ROUNDS = 7
 TRANSACTIONS = {0: 400, 1: 400, 10: 200, 100: 40}
 DRAINED = 10_000
-BATCH = int(os.environ.get("B", "500"))
+BATCH = 500
 GOALS = {1: 1.5, 10: 2.0, 100: 6.0}
 DRAIN_GOAL = 0.5
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -153,15 +155,19 @@ async def compare_drain(engine: Engine, bench: outbox.Outbox) -> bool:
 
     ours: list[Rate] = []
     bare: list[Rate] = []
+    async_engine = create_async_engine(engine.url)
+    gc.freeze()  # as the daemon does
     for measured in [False] + [True] * ROUNDS:
-        dispatcher = Dispatcher(engine, outbox=bench, include=[operations], concurrency=BATCH)
+        # Twice the batch: one half is sent while the other is settled and claimed.
+        dispatcher = Dispatcher(async_engine, outbox=bench, include=[operations], concurrency=2 * BATCH)
         fill(engine, bench)
-        rate = await drain_by_dispatcher(engine, dispatcher)
+        rate = await drain_by_dispatcher(dispatcher)
         fill(engine, bench)
         floor = drain_bare(engine)
         if measured:
             ours.append(rate)
             bare.append(floor)
+    await async_engine.dispose()
     ratio = statistics.median(a.per_second / b.per_second for a, b in zip(ours, bare, strict=True))
     print(f"draining {DRAINED} entries to an adapter that does nothing, one process, batches of {BATCH}")
     print(f"{'':>34}{'a second':>10}{'ratio':>10}{'at least':>10}{'client us':>11}")
@@ -181,7 +187,7 @@ def fill(engine: Engine, bench: outbox.Outbox) -> None:
         connection.execute(text("CHECKPOINT"))
 
 
-async def drain_by_dispatcher(engine: Engine, dispatcher: Dispatcher) -> Rate:
+async def drain_by_dispatcher(dispatcher: Dispatcher) -> Rate:
     started, cpu = time.perf_counter(), time.process_time()
     settled = await dispatcher.run_once()
     rate = Rate(settled / (time.perf_counter() - started), (time.process_time() - cpu) / settled * 1e6)

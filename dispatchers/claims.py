@@ -108,7 +108,7 @@ class Claims:
 
     async def exchange(self, settlements: Sequence[Settlement], request: ClaimRequest | None) -> Exchange:
         def work(connection: Connection) -> Exchange:
-            ours = sorted(settlements, key=lambda settlement: settlement[0].id)
+            ours = sorted(settlements, key=lambda settlement: settlement[0].id.int)
             settled = self._sql.settle(connection, self._tables, ours) if ours else set()
             claimed = self._sql.claim(connection, self._tables, request) if request and request.wants else []
             return Exchange(settled, claimed)

@@ -1,6 +1,7 @@
 """The process: signals, drain, the timetable. The only part that knows about time as such."""
 
 import asyncio
+import gc
 import logging
 import signal
 from contextlib import suppress
@@ -27,6 +28,7 @@ async def serve(dispatcher: Dispatcher) -> None:
     await dispatcher.check()
     timetable = _timetable(dispatcher)
     timetable.start()
+    gc.freeze()  # what has been loaded by now stays: without it, each full collection walks all of it again
     log.info("sending")
     try:
         await dispatcher.pump(stopping)

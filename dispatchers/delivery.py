@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from outbox.keys import Tag, encode_hex, encode_native, encode_uuid
@@ -29,9 +29,8 @@ Window: TypeAlias = timedelta | Literal[Forever.FOREVER] | None
 # --- what an adapter gets
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """One attempt's view of an entry.
+class Delivery(NamedTuple):
+    """One attempt's view of an entry. (A tuple, because one is made for every send, and a frozen dataclass costs four.)
 
     body: the payload's JSON bytes as they were enqueued; they are what goes out, whatever the deploy.
     key: the child key in the form that the adapter declared: the same for every attempt.

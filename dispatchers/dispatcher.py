@@ -31,6 +31,7 @@ log = logging.getLogger("outbox.dispatcher")
 
 BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
 DESTINATIONS_MAX = 50  # in one claim; more take turns
+LANES = 2  # exchanges with the database at once
 SWEEP_SECONDS = 1.0  # what became due behind the hints is found by then
 HINT_SLACK = timedelta(
     milliseconds=250
@@ -107,6 +108,7 @@ class Dispatcher:
         self._destinations: deque[str] = deque(self._routes.destinations)
         self._unasked = 0  # destinations that are to be asked before there is nothing due
         self._swept_at = -SWEEP_SECONDS
+        self._cutoff = NEVER
 
     @property
     def keyring(self) -> Keyring:
@@ -117,19 +119,15 @@ class Dispatcher:
 
         What comes due again meanwhile is left for the next call. Raises what the database raises.
         """
-        settled, cutoff = 0, NEVER
         self._settleable = asyncio.Event()  # of this event loop: each `asyncio.run` brings another
+        self._cutoff = NEVER
         await self._sweep()
-        while True:
-            count, claimed = await self._exchange(self._wants(), cutoff)
-            settled += count
-            if claimed:
-                cutoff = min(cutoff, claimed[0].leased_at)
-            elif self._sends:
-                await self._settleable.wait()
-            elif not self._settlements and self._unasked <= 0:
-                await self._sends.abandon()  # nothing is under way: this only sends the workers home
-                return settled
+        counts = await asyncio.gather(*(self._drain_what_is_due() for _ in range(LANES)), return_exceptions=True)
+        for count in counts:
+            if isinstance(count, BaseException):
+                raise count
+        await self._sends.abandon()  # nothing is under way: this only sends the workers home
+        return sum(count for count in counts if isinstance(count, int))
 
     async def pump(self, stopping: asyncio.Event) -> None:
         """Claim, send and settle until `stopping` is set; then finish what is in flight and settle it.
@@ -137,9 +135,7 @@ class Dispatcher:
         A database that is away is waited for; outcomes are kept meanwhile.
         """
         self._settleable = asyncio.Event()
-        while not stopping.is_set():
-            if not await self._exchange_patiently(stopping) and self._unasked <= 0:
-                await self._rest(stopping)
+        await asyncio.gather(*(self._pump_lane(stopping) for _ in range(LANES)))
         await self._drain()
 
     async def check(self) -> None:
@@ -157,6 +153,25 @@ class Dispatcher:
         from dispatchers import daemon  # loads apscheduler, which a single `run_once()` can do without
 
         daemon.run(self)
+
+    # --- the lanes: while one waits for the database, what the other has claimed is sent
+
+    async def _drain_what_is_due(self) -> int:
+        settled = 0
+        while True:
+            count, claimed = await self._exchange(self._wants(), self._cutoff)
+            settled += count
+            if claimed:
+                self._cutoff = min(self._cutoff, claimed[0].leased_at)
+            elif self._sends:
+                await self._settleable.wait()
+            elif not self._settlements and self._unasked <= 0:
+                return settled
+
+    async def _pump_lane(self, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            if not await self._exchange_patiently(stopping) and self._unasked <= 0:
+                await self._rest(stopping)
 
     # --- claiming and settling
 
@@ -236,10 +251,12 @@ class Dispatcher:
         self._swept_at = self._clock()
 
     def _remember_hints(self, claimed: Sequence[Claimed]) -> None:
+        latest: dict[str, datetime] = {}
         for entry in claimed:
-            hint = entry.queued_at - HINT_SLACK
-            if hint > self._hints.get(entry.destination, EPOCH):
-                self._hints[entry.destination] = hint
+            if entry.queued_at > latest.get(entry.destination, EPOCH):
+                latest[entry.destination] = entry.queued_at
+        for name, queued_at in latest.items():
+            self._hints[name] = max(self._hints.get(name, EPOCH), queued_at - HINT_SLACK)
 
     def _report_away(self, error: SQLAlchemyError) -> None:
         # Not the error's text: it shows the statement's parameters, what services answered among them.

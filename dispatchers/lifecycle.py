@@ -36,8 +36,7 @@ class Claimed(NamedTuple):
     lease_token: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(NamedTuple):
     """The end: `delivered` means that it happened, `failed` that it did not and will not."""
 
     state: Literal["delivered", "failed"]

@@ -67,6 +67,7 @@ class Sends:
         self._ready: deque[tuple[Claimed, Route, float]] = deque()
         self._working: set[Worker] = set()
         self._idle: list[Worker] = []
+        self._called = False
         self._watch: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._under_way = 0
@@ -81,7 +82,7 @@ class Sends:
         """Send these entries, each with its route and our clock before its claim."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # workers die with their event loop, and each `asyncio.run` brings another
-            self._loop, self._idle, self._watch = loop, [], None
+            self._loop, self._idle, self._watch, self._called = loop, [], None, False
         for claim in claims:
             self._ready.append(claim)
             self.busy[claim[0].destination] += 1
@@ -112,11 +113,12 @@ class Sends:
     # --- the workers
 
     def _set_to_work(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One worker more for what is ready. It calls the next one before its own send may have to wait: so as many are
-        at work as there are sends that wait, and one alone does those that need not.
+        """Call one worker more for what is ready. When it comes, it calls the next one before its own send may have to
+        wait: so as many are at work as there are sends that wait, and one or two do all those that need not.
         """
-        if not self._ready:
+        if not self._ready or self._called:
             return
+        self._called = True
         while self._idle:
             worker = self._idle.pop()
             if worker.wake is not None and not worker.wake.done():
@@ -129,6 +131,7 @@ class Sends:
         self._working.add(worker)
         try:
             while True:
+                self._called = False
                 while self._ready:
                     entry, route, started = self._ready.popleft()
                     self._set_to_work(loop)
@@ -159,7 +162,8 @@ class Sends:
     async def _attempt(self, worker: Worker, entry: Claimed, route: Route, started: float) -> None:
         change: Transition | None = None
         try:
-            change = admit(entry, route.memory, self._database_now(entry, started))
+            if entry.deliveries > 1:  # what was never claimed before has nothing that could speak against it
+                change = admit(entry, route.memory, self._database_now(entry, started))
             if change is None:
                 change = await self._send_in_time(worker, entry, route, started)
         finally:

@@ -41,7 +41,7 @@ def claim(connection: Connection, tables: Tables, request: Any) -> list[Claimed]
                 "forms": list(request.forms.values()),
             },
         )
-        claimed += [Claimed._make((*row, request.token)) for row in rows]
+        claimed += [Claimed._make((*row, request.token)) for row in rows.all()]
     return claimed
 
 

@@ -18,6 +18,7 @@ from outbox.schema import Instant
 
 SUPPORTED = ("postgresql", "sqlite")
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
+LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
 SQLITE_CLOCK = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"  # microseconds; 2440587.5 is 1970
 
 _prepared: WeakSet[Dialect] = WeakSet()
@@ -81,15 +82,23 @@ def require_transaction(connection: Connection) -> None:
     if dialect.name not in SUPPORTED:
         raise ConfigurationError(f"the outbox runs on {' and '.join(SUPPORTED)}, not on {dialect.name!r}")
     autocommit = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
-    # With SQLite, autocommit is how a prepared engine emits its own BEGIN IMMEDIATE.
-    if dialect.name != "sqlite" and not autocommit:
-        dbapi_connection: Any = connection.connection.dbapi_connection
-        autocommit = dialect.detect_autocommit_setting(dbapi_connection)
+    if (
+        not autocommit and dialect not in _prepared
+    ):  # a prepared SQLite emits its own BEGIN, in the driver's autocommit mode
+        autocommit = _is_driver_in_autocommit(connection)
     if autocommit:
         raise NoTransaction(
             "the connection is in autocommit mode, so an entry could not commit together with the business rows:"
             " use a session whose engine has no isolation_level='AUTOCOMMIT'"
         )
+
+
+def _is_driver_in_autocommit(connection: Connection) -> bool:
+    pooled: Any = connection.connection
+    if not connection.dialect.detect_autocommit_setting(pooled.dbapi_connection):
+        return False
+    # SQLite: the app may emit BEGIN by itself, as SQLAlchemy's documentation advises.
+    return connection.dialect.name != "sqlite" or not pooled.driver_connection.in_transaction
 
 
 def prepare_sqlite(engine: Any) -> None:
@@ -146,7 +155,7 @@ def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
     """The same, waiting up to `budget`. The caller's transaction and its own lock_timeout survive either way."""
     if connection.dialect.name == "sqlite":
         return True
-    milliseconds = max(1, int(budget.total_seconds() * 1000))
+    milliseconds = min(max(1, int(budget.total_seconds() * 1000)), LOCK_TIMEOUT_MAX)
     before = connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one()
     savepoint = connection.begin_nested()  # a timeout outside of one would end the caller's transaction
     try:

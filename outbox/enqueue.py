@@ -20,7 +20,10 @@ from outbox.keys import (
     parent_id,
 )
 from outbox.payload import encode_json
+from outbox.schema import NEVER
 from outbox.session import AnySession, ClaimedParent, duplicate, state_of, sync_session
+
+DUE_MAX = timedelta(days=36_525)  # a century: no calendar overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +134,14 @@ def _due(due: datetime | timedelta | None) -> tuple[datetime | None, timedelta]:
         case timedelta():
             if due < timedelta(0):
                 raise InvalidValue("due", due, "a timedelta counts from now and must not be negative")
+            if due > DUE_MAX:
+                raise InvalidValue("due", due, f"is more than {DUE_MAX.days} days from now")
             return None, due
         case datetime():
             if due.utcoffset() is None:
                 raise InvalidValue("due", due, "has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
+            if due >= NEVER - DUE_MAX:
+                raise InvalidValue("due", due, f"must lie before {NEVER - DUE_MAX:%Y}")
             return due, timedelta(0)
     raise InvalidValue("due", due, f"must be an aware datetime or a timedelta, not {type(due).__name__}")
 

@@ -40,7 +40,7 @@ def insert_entries(connection: Connection, entries: Sequence[NewEntry]) -> set[U
 
     Sorted by id, so that two transactions that write the same entries queue up instead of deadlocking.
     """
-    entries = sorted(entries, key=lambda entry: entry.id)
+    entries = sorted(entries, key=lambda entry: entry.id.int)
     tables = entries[0].configuration.tables
     if connection.dialect.name == "postgresql":
         return _insert_together(connection, tables, entries)

@@ -28,6 +28,10 @@ def canonical_json(value: Any) -> bytes:
         return _canonical(value).encode()
     except UnicodeEncodeError:
         raise NotSerializable("the request holds a lone surrogate, which UTF-8 cannot carry") from None
+    except ValueError as error:
+        if isinstance(error, NotSerializable):
+            raise
+        raise NotSerializable("the request holds an integer of more digits than Python writes") from None
     except RecursionError:
         raise NotSerializable("the request is nested too deeply, or holds itself") from None
 

@@ -19,7 +19,7 @@ from outbox.databases import is_busy
 from outbox.errors import AlreadyAnswered, ClaimError, ClaimLost, ClaimOpen, NotAnswered
 from outbox.keys import ParentKey
 from outbox.records import RecordKey, Response, claim_key, insert_record, key_in_flight
-from outbox.session import AnySession, ClaimedParent, state_of, sync_session
+from outbox.session import AnySession, ClaimedParent, state_of, sync_session, unscoped
 
 
 class Claim:
@@ -30,11 +30,12 @@ class Claim:
     response: the answer, once there is one.
     """
 
-    def __init__(self, session: Session, key: RecordKey, response: Response | None) -> None:
+    def __init__(self, session: Session, connection: Connection, key: RecordKey, response: Response | None) -> None:
         self.parent: ParentKey = key.parent
         self.replayed = response is not None
         self.response = response
         self._session = session
+        self._connection = connection
         self._key = key
         self._ended = False
         self._savepoint: SessionTransaction | None = None
@@ -72,19 +73,29 @@ class Claim:
     def parent_for(self, configuration: Configuration) -> ClaimedParent | None:
         if self.replayed:
             raise AlreadyAnswered(f"enqueue inside a replay: {self._story()}")
+        if self._ended:
+            raise self._lost()
         if configuration is not self._key.configuration:
             return None
         return ClaimedParent(self.parent, self._key.kid, self._key.id)
 
     def before_flush(self, session: Session) -> None:
-        if self.replayed and (session.new or session.deleted or any(map(session.is_modified, session.dirty))):
-            raise AlreadyAnswered(f"a write inside a replay: {self._story()}")
+        if not (self.replayed or self._ended):
+            return
+        if session.new or session.deleted or any(map(session.is_modified, session.dirty)):
+            raise self._doom()
 
-    def before_execute(self, execution: ORMExecuteState) -> None:
+    def before_orm_execute(self, execution: ORMExecuteState) -> None:
         if execution.is_insert or execution.is_update or execution.is_delete:
-            raise AlreadyAnswered(f"a write inside a replay: {self._story()}")
+            raise self._doom()
+
+    def before_execute(self, connection: Connection, statement: Any, *_: object) -> None:
+        if getattr(statement, "is_dml", False):
+            raise self._doom()
 
     def before_commit(self) -> None:
+        if self._ended:
+            raise self._lost()
         raise ClaimOpen(
             f"the session was committed inside the outbox.idempotent block of key {self.parent.key!r}: the record, the"
             " rows and the entries must commit together, so commit after the block"
@@ -97,7 +108,8 @@ class Claim:
 
     def open(self) -> None:
         if self.replayed:
-            event.listen(self._session, "do_orm_execute", self.before_execute)
+            for target, name, listener in self._guards():
+                event.listen(target, name, listener)
         else:
             # Where `reject`, and an exception that the caller survives, go back to.
             self._savepoint = self._session.begin_nested()
@@ -117,13 +129,17 @@ class Claim:
 
     def abandon(self) -> None:
         """Undo the block's work, so that a caller who goes on and commits keeps neither it nor a record."""
-        if self.replayed or self._ended:
+        if self.replayed:
+            return
+        if self._ended:
+            if self._session.in_transaction() or self._session.new:
+                self._doom()
             return
         if self._savepoint is not None and self._holds(self._savepoint):
             with suppress(DBAPIError):  # a connection that broke: nothing of the block can be committed over it
                 self._savepoint.rollback()
                 return
-        state_of(self._session).doomed = self._lost()
+        self._doom()
 
     def _holds(self, savepoint: SessionTransaction) -> bool:
         """Whether `savepoint` is open still, be it under others, or after a flush in it failed."""
@@ -133,8 +149,23 @@ class Claim:
         return current is savepoint
 
     def forget(self) -> None:
-        if self.replayed:
-            event.remove(self._session, "do_orm_execute", self.before_execute)
+        for target, name, listener in self._guards():
+            event.remove(target, name, listener)
+
+    def _guards(self) -> list[tuple[Any, str, Any]]:
+        """What keeps a replay from writing past the unit of work: through the session, or through its connection."""
+        if not self.replayed:
+            return []
+        return [
+            (self._session, "do_orm_execute", self.before_orm_execute),
+            (self._connection, "before_execute", self.before_execute),
+        ]
+
+    def _doom(self) -> ClaimError:
+        """Keep the transaction from committing, also if the caller survives the error that is to be raised."""
+        error = AlreadyAnswered(f"a write inside a replay: {self._story()}") if self.replayed else self._lost()
+        state_of(self._session).doomed = error
+        return error
 
     def _require_unanswered(self, verb: str) -> None:
         if self.replayed:
@@ -171,13 +202,15 @@ class IdempotentBlock:
         in_flight: Literal["conflict", "wait"],
         wait: timedelta,
     ) -> None:
-        self._session = session
+        self._session = unscoped(session)
         self._key = key
         self._in_flight: Literal["conflict", "wait"] = in_flight
         self._wait = wait
         self._claim: Claim | None = None
 
     def __enter__(self) -> Claim:
+        if hasattr(self._session, "run_sync"):
+            raise ClaimError(f"'with' needs a Session, not {type(self._session).__name__}: use 'async with'")
         return self._open(sync_session(self._session))
 
     def __exit__(
@@ -198,8 +231,9 @@ class IdempotentBlock:
         state = state_of(session)
         if state.claim is not None:
             raise ClaimOpen("an outbox.idempotent block is open on this session already: a request has one key")
-        response = claim_key(self._begin(session), self._key, self._in_flight, self._wait)
-        claim = self._claim = Claim(session, self._key, response)
+        connection = self._begin(session)
+        response = claim_key(connection, self._key, self._in_flight, self._wait)
+        claim = self._claim = Claim(session, connection, self._key, response)
         claim.open()
         state.claim = claim
         return claim

@@ -14,7 +14,7 @@ from outbox.fingerprint import fingerprint
 from outbox.idempotency import Claim, IdempotentBlock
 from outbox.keys import Keyring, ParentKey, parent_id
 from outbox.records import RecordKey, Response
-from outbox.session import AnySession, AsyncSessionLike, in_session
+from outbox.session import AnySession, AsyncSessionLike, in_session, unscoped
 from outbox.status import EntryStatus, cancel_entry, read_status
 
 DAY = timedelta(hours=24)
@@ -83,7 +83,8 @@ class Outbox:
         options: stored verbatim for the adapter: `account`, `api_version`, and what `configure(options=...)` names.
         due: an aware datetime, or a timedelta from the database's now: not before.
         ordering_key: stored with the entry; lanes are not enforced yet.
-        if_exists: "raise", or "ignore" to keep the first of two enqueues of the same parent, operation, discriminator.
+        if_exists: "raise", or "ignore" to keep the first of two enqueues of the same parent, operation, discriminator;
+            the first keeps its own key, also across a rotation.
 
         Raises, with nothing written: `InvalidValue`, `NotSerializable`, `ParentRequired`, `AlreadyAnswered` (inside a
         replay), `DuplicateEntry` (at once if the first is pending in this session, else at the flush). At the flush:
@@ -177,7 +178,7 @@ class Outbox:
         and the call is awaited. Returns the response, new or replayed. Raises what `idempotent` raises.
         """
         block = self.idempotent(session, key, **settings)
-        return _run_async(block, fn) if hasattr(session, "run_sync") else _run(block, fn)
+        return _run_async(block, fn) if hasattr(unscoped(session), "run_sync") else _run(block, fn)
 
     @overload
     def status(self, session: Session | scoped_session[Any], parent: str | ParentKey) -> list[EntryStatus]: ...

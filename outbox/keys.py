@@ -63,7 +63,9 @@ class ParentKey:
 
     @classmethod
     def of(cls, parent: "str | ParentKey") -> "ParentKey":
-        return parent if isinstance(parent, ParentKey) else _natural(parent)
+        if isinstance(parent, ParentKey):
+            return parent
+        return _natural(parent) if isinstance(parent, str) else cls(parent)
 
 
 @lru_cache(maxsize=1024)

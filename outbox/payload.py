@@ -34,6 +34,8 @@ def _reason(error: Exception) -> str:
             return "it is nested too deeply"
         case ValueError() if "Out of range float" in str(error):
             return "it holds NaN or an infinity"
+        case ValueError() if "digits" in str(error):
+            return "it holds an integer of more digits than Python writes"
         case ValueError():
             return "it holds itself"
     return str(error)

@@ -75,12 +75,19 @@ def _body(body: Any, bytes_max: int) -> tuple[bytes, str | None]:
         case bytes():
             data, content_type = body, "application/octet-stream"
         case str():
-            data, content_type = body.encode(), "text/plain; charset=utf-8"
+            data, content_type = _utf8(body), "text/plain; charset=utf-8"
         case _:
             return encode_json("response body", body, bytes_max), "application/json"
     if len(data) > bytes_max:
         raise NotSerializable(f"the response body has {len(data)} bytes, at most {bytes_max} are kept")
     return data, content_type
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise NotSerializable("the response body holds a lone surrogate, which UTF-8 cannot carry") from None
 
 
 def _check_header(name: object, value: object) -> None:

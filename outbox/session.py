@@ -147,14 +147,16 @@ AnySession = Session | scoped_session[Any] | AsyncSessionLike
 
 def sync_session(session: Any) -> Session:
     """The plain Session in which the work is done, whatever was handed in."""
-    if isinstance(session, Session):
-        return session
-    inner = getattr(session, "sync_session", None)
-    if inner is None and hasattr(session, "registry"):  # a scoped_session, sync or async
-        return sync_session(session())
+    session = unscoped(session)
+    inner = session if isinstance(session, Session) else getattr(session, "sync_session", None)
     if not isinstance(inner, Session):
         raise OutboxError(f"a Session or AsyncSession is needed, not {type(session).__name__}")
     return inner
+
+
+def unscoped(session: Any) -> Any:
+    """The session that a scoped_session or async_scoped_session stands for here; any other as it is."""
+    return session() if hasattr(session, "registry") else session
 
 
 @overload
@@ -163,7 +165,8 @@ def in_session(session: Session | scoped_session[Any], work: Callable[[Session],
 def in_session(session: AsyncSessionLike, work: Callable[[Session], Result]) -> Awaitable[Result]: ...
 def in_session(session: Any, work: Callable[[Session], Result]) -> Result | Awaitable[Result]:
     """Do `work` on the plain Session: at once for a Session, as an awaitable for an AsyncSession."""
-    if isinstance(session, Session) or not hasattr(session, "run_sync"):
+    session = unscoped(session)
+    if not hasattr(session, "run_sync"):
         return work(sync_session(session))
     awaitable: Awaitable[Result] = session.run_sync(work)
     return awaitable
@@ -185,7 +188,7 @@ def _before_flush(session: Session, flush_context: object, instances: object) ->
         state.write(session)
 
 
-@event.listens_for(Session, "after_flush")
+@event.listens_for(Session, "after_flush_postexec")
 def _after_flush(session: Session, flush_context: object) -> None:
     # What other listeners enqueued during the flush itself: the commit may not flush again.
     state: SessionState | None = session.info.get(_KEY)
@@ -221,6 +224,5 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
         return
     state.pending.clear()
     state.doomed = None
-    if state.claim is not None:
+    if state.claim is not None:  # it stays, to guard what its block still does
         state.claim.transaction_ended()
-        state.claim = None

@@ -223,7 +223,7 @@ class Client:
                     caught.append(error)
                     session.commit()
 
-        with suppress(outbox.ClaimError):  # the commit itself may be refused
+        with suppress(outbox.ClaimError, sa.exc.PendingRollbackError):  # the commit itself may be refused
             asyncio.run(run()) if self._is_async else run_sync()
         assert caught, "nothing came out of the block"
         return caught[0]

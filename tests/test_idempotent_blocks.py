@@ -188,7 +188,8 @@ SPOILT = {
     commit_and_go_on: outbox.ClaimLost,
     roll_back: outbox.ClaimLost,
     roll_back_after_the_answer: outbox.ClaimLost,
-    roll_back_and_write: outbox.ClaimLost,
+    # inside `async with session.begin()` SQLAlchemy itself refuses what follows a rollback
+    roll_back_and_write: (outbox.ClaimLost, sa.exc.InvalidRequestError),
     roll_back_and_enqueue: outbox.ClaimLost,
     close_the_session: outbox.ClaimLost,
     fail_a_flush: sa.exc.IntegrityError,
