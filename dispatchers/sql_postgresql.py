@@ -11,7 +11,7 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.dialects import postgresql
 
 from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
-from outbox.batches import Batch, batch_query
+from outbox.batches import Batch, Shape, batch_query
 from outbox.schema import NEVER, Tables
 
 Settlement = tuple[Claimed, Transition]
@@ -56,7 +56,7 @@ def settle(connection: Connection, tables: Tables, settlements: Sequence[Settlem
     for statement, types, rows in ((_end_statement, _ENDED, ended), (_move_statement, _MOVED, moved)):
         if rows:
             batch = Batch(connection, types, rows)
-            lost.update(connection.execute(statement(tables, batch.differing), batch.parameters).scalars())
+            lost.update(connection.execute(statement(tables, batch.shape), batch.parameters).scalars())
     return {entry.id for entry, _ in settlements} - lost
 
 
@@ -102,6 +102,10 @@ def _moved_row(entry: Claimed, change: Wait | Park | HandBack) -> tuple[Any, ...
     outcome = json.dumps({"reason": change.reason})
     doubt = (change.maybe_sent, change.in_doubt_since)
     return (entry.id, token, state, change.attempts, 0, delay, *doubt, change.reason, outcome)
+
+
+def _ids(shape: Shape) -> str:
+    return "ANY (CAST(:id AS uuid[]))" if "id" in shape.differing else "CAST(:id AS uuid)"
 
 
 def _quoted(tables: Tables) -> dict[str, str]:
@@ -157,14 +161,14 @@ def _claim_statement(tables: Tables) -> TextClause:
 
 
 @cache
-def _end_statement(tables: Tables, differing: frozenset[str]) -> TextClause:
+def _end_statement(tables: Tables, shape: Shape) -> TextClause:
     return text(
         """
         WITH o AS (
             SELECT b.* FROM ({rows}) AS b, (SELECT set_config('synchronous_commit', 'on', true)) AS durable
         ), ended AS (
             DELETE FROM {queue} AS q USING o
-            WHERE q.id = o.id AND q.id = ANY (CAST(:id AS uuid[])) AND (
+            WHERE q.id = o.id AND q.id = {ids} AND (
                 q.lease_token = o.token
                 OR (o.state = 'delivered' AND q.key_epoch = o.key_epoch AND q.state IN ('sending', 'retry', 'uncertain'))
             )
@@ -178,12 +182,12 @@ def _end_statement(tables: Tables, differing: frozenset[str]) -> TextClause:
             SELECT id, state, result, reason, deliveries, attempts, key_epoch, clock_timestamp() FROM ended
         )
         SELECT id FROM o EXCEPT SELECT id FROM ended
-        """.format(rows=batch_query(_ENDED, differing), **_quoted(tables))
+        """.format(rows=batch_query(_ENDED, shape), ids=_ids(shape), **_quoted(tables))
     )
 
 
 @cache
-def _move_statement(tables: Tables, differing: frozenset[str]) -> TextClause:
+def _move_statement(tables: Tables, shape: Shape) -> TextClause:
     return text(
         """
         WITH o AS (
@@ -201,12 +205,12 @@ def _move_statement(tables: Tables, differing: frozenset[str]) -> TextClause:
                 in_doubt_since = o.in_doubt_since,
                 outcome = COALESCE(o.outcome, q.outcome)
             FROM o
-            WHERE q.id = o.id AND q.id = ANY (CAST(:id AS uuid[])) AND q.lease_token = o.token
+            WHERE q.id = o.id AND q.id = {ids} AND q.lease_token = o.token
             RETURNING q.id, q.deliveries, o.reason
         ), noted AS (
             INSERT INTO {event} (entry_id, at, kind, delivery, reason)
             SELECT id, clock_timestamp(), 'attempt', deliveries, reason FROM moved WHERE reason IS NOT NULL
         )
         SELECT id FROM o EXCEPT SELECT id FROM moved
-        """.format(rows=batch_query(_MOVED, differing), never=NEVER.isoformat(), **_quoted(tables))
+        """.format(rows=batch_query(_MOVED, shape), ids=_ids(shape), never=NEVER.isoformat(), **_quoted(tables))
     )

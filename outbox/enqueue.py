@@ -127,10 +127,10 @@ def _options(configuration: Configuration, options: Mapping[str, Any] | None) ->
     return encode_json("options", dict(options), configuration.payload_bytes_max).decode()
 
 
-def _due(due: datetime | timedelta | None) -> tuple[datetime | None, timedelta]:
+def _due(due: datetime | timedelta | None) -> tuple[datetime | None, timedelta | None]:
     match due:
         case None:
-            return None, timedelta(0)
+            return None, None
         case timedelta():
             if due < timedelta(0):
                 raise InvalidValue("due", due, "a timedelta counts from now and must not be negative")
@@ -142,7 +142,7 @@ def _due(due: datetime | timedelta | None) -> tuple[datetime | None, timedelta]:
                 raise InvalidValue("due", due, "has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
             if due >= NEVER - DUE_MAX:
                 raise InvalidValue("due", due, f"must lie before {NEVER - DUE_MAX:%Y}")
-            return due, timedelta(0)
+            return due, None
     raise InvalidValue("due", due, f"must be an aware datetime or a timedelta, not {type(due).__name__}")
 
 

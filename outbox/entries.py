@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, insert, select, text
 from sqlalchemy.dialects import postgresql
 
-from outbox.batches import Batch, batch_query
+from outbox.batches import Batch, Shape, batch_query
 from outbox.configuration import Configuration
 from outbox.databases import clock, insert_unless_present
 from outbox.keys import KeyFields, Tag
@@ -17,7 +17,7 @@ from outbox.schema import SCHEMA_VERSION, Tables
 
 
 class NewEntry(NamedTuple):
-    """A validated entry that is not in the database yet. `due_at` None: due at once, or `delay` from now."""
+    """A validated entry that is not in the database yet. Without `due_at` and `delay` it is due at once."""
 
     configuration: Configuration
     id: UUID
@@ -31,7 +31,7 @@ class NewEntry(NamedTuple):
     options: str
     ordering_key: str | None
     due_at: datetime | None
-    delay: timedelta
+    delay: timedelta | None
     keep_first: bool
 
 
@@ -94,35 +94,37 @@ def _row(entry: NewEntry) -> tuple[Any, ...]:
 
 def _insert_together(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
     batch = Batch(connection, _COLUMNS, [_row(entry) for entry in entries])
-    return set(connection.execute(_statement(tables, batch.differing), batch.parameters).scalars())
+    result = connection.execute(_statement(tables, batch.shape), batch.parameters)
+    if len(entries) == 1:
+        return set() if result.rowcount else {entries[0].id}
+    return {entry.id for entry in entries}.difference(result.scalars())
 
 
 @cache
-def _statement(tables: Tables, differing: frozenset[str]) -> TextClause:
+def _statement(tables: Tables, shape: Shape) -> TextClause:
+    """Both tables at once. One row needs no ids back: the count tells."""
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     return text(
         f"""
-        WITH n AS (
-            {batch_query(_COLUMNS, differing)}
-        ), written AS (
+        WITH written AS (
             INSERT INTO {quote(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
-            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + delay, now() FROM n
+            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + COALESCE(delay, '0'), now()
+            FROM ({batch_query(_COLUMNS, shape)}) AS n
             ON CONFLICT (id) DO NOTHING
             RETURNING id, destination, ordering_key, due_at
-        ), queued AS (
-            INSERT INTO {quote(tables.queue)}
-                (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key)
-            SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key FROM written
         )
-        SELECT id FROM n EXCEPT SELECT id FROM written
+        INSERT INTO {quote(tables.queue)}
+            (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key)
+        SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key FROM written
+        {"RETURNING id" if shape.differing else ""}
         """
     )
 
 
 def _insert_one(connection: Connection, tables: Tables, entry: NewEntry) -> bool:
     now: datetime = connection.execute(select(clock())).scalar_one()
-    due_at = (entry.due_at or now) + entry.delay
+    due_at = (entry.due_at or now) + (entry.delay or timedelta(0))
     stored = dict(zip(_COLUMNS, _row(entry), strict=True)) | {
         "headers": "{}",
         "schema_version": SCHEMA_VERSION,
