@@ -5,49 +5,22 @@ Everything happens in short transactions of its own, committed before anything i
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from sqlalchemy import URL, Connection, Engine, create_engine, func, inspect, make_url, select, text
 
 from dispatchers import sql_portable, sql_postgresql
-from dispatchers.lifecycle import Claimed, Transition
+from dispatchers.lifecycle import Claimed, ClaimRequest, Settlement
 from outbox.configuration import Configuration
 from outbox.databases import prepare_sqlite
 from outbox.errors import ConfigurationError, SchemaError
 from outbox.keys import KeyFields, ParentKey, key_fields
-from outbox.schema import NEVER
 
 Result = TypeVar("Result")
-Settlement = tuple[Claimed, Transition]
-
-
-class Want(NamedTuple):
-    """How many entries of one destination at most. hint: what was due before it was seen already."""
-
-    destination: str
-    slots: int
-    hint: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRequest:
-    """What a dispatcher wants to take: at most `entries_max` in all, the first destinations first.
-
-    token: random, new for each claim. cutoff: only what was due by then.
-    forms: what an operation's first send is pinned to, by dotted prefix.
-    """
-
-    wants: Sequence[Want]
-    entries_max: int
-    token: UUID
-    lease: timedelta
-    forms: Mapping[str, str]
-    cutoff: datetime = NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +52,10 @@ class Store(Protocol):
 
     async def unknown_kid(self, known: Sequence[str]) -> str | None:
         """A key id among unsettled entries that is not in `known`, if there is one."""
+        ...
+
+    async def foreign_env(self, env: str) -> str | None:
+        """The name of another deployment among unsettled entries, if there is one."""
         ...
 
     async def check(self) -> None:
@@ -167,6 +144,16 @@ class Claims:
             found = select(entry.c.kid).join(queue, queue.c.id == entry.c.id).where(entry.c.kid.not_in(known)).limit(1)
             kid: str | None = connection.execute(found).scalar_one_or_none()
             return kid
+
+        return await self._run(work)
+
+    async def foreign_env(self, env: str) -> str | None:
+        entry, queue = self._tables.entry, self._tables.queue
+
+        def work(connection: Connection) -> str | None:
+            found = select(entry.c.env).join(queue, queue.c.id == entry.c.id).where(entry.c.env != env).limit(1)
+            foreign: str | None = connection.execute(found).scalar_one_or_none()
+            return foreign
 
         return await self._run(work)
 

@@ -8,37 +8,40 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from dispatchers.claims import ClaimRequest, Claims, Settlement, Store, Want
+from dispatchers.claims import Claims, Exchange, Store
+from dispatchers.decide import admit
 from dispatchers.delivery import Adapter
-from dispatchers.lifecycle import Claimed, HandBack, Transition
+from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settlement, Transition, Want
 from dispatchers.operations import Operations
 from dispatchers.routes import Route, Routes, merge
 from dispatchers.sending import Sends
+from dispatchers.turns import BATCH_ENTRIES_MAX, Turns
 from outbox.errors import ConfigurationError
 from outbox.instance import Outbox, default
 from outbox.keys import Keyring
-from outbox.schema import EPOCH, NEVER, SCHEMA_VERSION
+from outbox.schema import NEVER, SCHEMA_VERSION
 
 log = logging.getLogger("outbox.dispatcher")
 
-BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
-DESTINATIONS_MAX = 50  # in one claim; more take turns
 LANES = 2  # exchanges with the database at once
 SWEEP_SECONDS = 1.0  # what became due behind the hints is found by then
-HINT_SLACK = timedelta(
-    milliseconds=250
-)  # transactions that take so long to commit are seen without waiting for a sweep
 LINGER_SECONDS = 0.01  # settling waits so long for company
-UNSERVED_DELAY = timedelta(seconds=15)  # how long another process has to take what this one does not serve
+UNSERVED_DELAY = timedelta(seconds=2)  # until what this process does not serve is looked at again
+UNSERVED_SECONDS = 5.0  # how long it leaves a destination alone of which it serves nothing
 STORE_RETRY_SECONDS = (0.1, 5.0)
+
+
+class Progress(NamedTuple):
+    """What an exchange brought. asked: whether it asked for anything."""
+
+    asked: bool = False
+    claimed: int = 0
+    settled: int = 0
 
 
 def steady_clock() -> float:
@@ -86,8 +89,7 @@ class Dispatcher:
         self._keyring = keyring
         self._routes = Routes(merge(adapters or {}, *(o.adapters for o in include)), lease=lease, margin=margin)
         self._lease = lease
-        self._concurrency = concurrency
-        self._in_flight_max = in_flight_max
+        self._turns = Turns(self._routes.destinations, slots=concurrency, slots_in_all=in_flight_max)
         self._poll_seconds = poll.total_seconds()
         self.grace = grace
         self.store: Store = store or Claims(target, self._outbox.configuration)
@@ -101,12 +103,11 @@ class Dispatcher:
             clock=clock,
             chance=self._chance,
             settle=self._settle_later,
+            back=self._slot_is_free,
         )
         self._settlements: list[Settlement] = []
-        self._settleable = asyncio.Event()
-        self._hints: dict[str, datetime] = {}
-        self._destinations: deque[str] = deque(self._routes.destinations)
-        self._unasked = 0  # destinations that are to be asked before there is nothing due
+        self._news = asyncio.Event()  # something to settle, a free slot, or the end of an exchange
+        self._exchanging = 0
         self._swept_at = -SWEEP_SECONDS
         self._cutoff = NEVER
 
@@ -119,7 +120,7 @@ class Dispatcher:
 
         What comes due again meanwhile is left for the next call. Raises what the database raises.
         """
-        self._settleable = asyncio.Event()  # of this event loop: each `asyncio.run` brings another
+        self._news = asyncio.Event()  # of this event loop: each `asyncio.run` brings another
         self._cutoff = NEVER
         await self._sweep()
         counts = await asyncio.gather(*(self._drain_what_is_due() for _ in range(LANES)), return_exceptions=True)
@@ -134,18 +135,25 @@ class Dispatcher:
 
         A database that is away is waited for; outcomes are kept meanwhile.
         """
-        self._settleable = asyncio.Event()
+        self._news = asyncio.Event()
         await asyncio.gather(*(self._pump_lane(stopping) for _ in range(LANES)))
         await self._drain()
 
     async def check(self) -> None:
-        """Raise what would keep this dispatcher from working: missing tables, an unknown key id among the entries."""
+        """Raise what would keep this dispatcher from working: missing tables, entries of an unknown key id or env."""
         await self.store.check()
         kid = await self.store.unknown_kid(self.keyring.kids)
         if kid is not None:
             raise ConfigurationError(
                 f"unsettled entries were enqueued under kid {kid!r}, which is not in the key ring {self.keyring.kids}:"
                 " keep an old secret until its last entry has settled"
+            )
+        env = self._outbox.configuration.env
+        foreign = await self.store.foreign_env(env)
+        if foreign is not None:
+            raise ConfigurationError(
+                f"unsettled entries belong to env {foreign!r}, this dispatcher is of {env!r}: it would send them under keys"
+                " of the other deployment; is this a copy of its database?"
             )
 
     def run(self) -> None:
@@ -159,106 +167,80 @@ class Dispatcher:
     async def _drain_what_is_due(self) -> int:
         settled = 0
         while True:
-            count, claimed = await self._exchange(self._wants(), self._cutoff)
-            settled += count
-            if claimed:
-                self._cutoff = min(self._cutoff, claimed[0].leased_at)
-            elif self._sends:
-                await self._settleable.wait()
-            elif not self._settlements and self._unasked <= 0:
+            progress = await self._exchange(self._turns.take(self._clock()), self._cutoff)
+            settled += progress.settled
+            if progress.claimed or self._settlements or (progress.asked and not self._turns.all_asked):
+                continue
+            if self._sends or self._exchanging:
+                self._news.clear()
+                await self._news.wait()
+            elif self._turns.all_asked:
                 return settled
 
     async def _pump_lane(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
-            if not await self._exchange_patiently(stopping) and self._unasked <= 0:
+            progress = await self._exchange_patiently(stopping)
+            if not (progress.claimed or (progress.asked and not self._turns.all_asked)):
                 await self._rest(stopping)
 
     # --- claiming and settling
 
-    async def _exchange(self, wants: Sequence[Want], cutoff: datetime) -> tuple[int, list[Claimed]]:
-        """Settle what has come back, claim what is wanted, start its sending. Returns the count settled, the claims.
-
-        Sends of earlier claims go on meanwhile: the database works beside the event loop.
-        """
+    async def _exchange(self, wants: Sequence[Want], cutoff: datetime) -> Progress:
+        """Settle what has come back, claim what is wanted, start the sending of what was claimed."""
         settlements, self._settlements = self._settlements, []
-        self._settleable.clear()
-        request = ClaimRequest(
+        if not (wants or settlements):
+            return Progress()
+        started = self._clock()
+        self._exchanging += 1
+        exchange = Exchange()
+        try:
+            exchange = await self.store.exchange(settlements, self._request(wants, cutoff))
+        except BaseException:
+            self._settlements[:0] = settlements  # kept until the database is back
+            raise
+        finally:
+            self._exchanging -= 1
+            self._turns.found(wants, exchange.claimed)
+            self._news.set()
+        if exchange.claimed:
+            self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
+        self._report_lost(settlements, exchange.settled)
+        self._sends.start(self._routed(exchange.claimed, started))
+        outcomes = [entry for entry, change in settlements if not isinstance(change, HandBack)]
+        settled = sum(entry.id in exchange.settled for entry in outcomes)
+        return Progress(asked=bool(wants), claimed=len(exchange.claimed), settled=settled)
+
+    def _request(self, wants: Sequence[Want], cutoff: datetime) -> ClaimRequest:
+        return ClaimRequest(
             wants=wants,
-            entries_max=min(self._in_flight_max - len(self._sends), BATCH_ENTRIES_MAX),
+            entries_max=BATCH_ENTRIES_MAX,
             token=UUID(int=self._chance.getrandbits(128)),
             lease=self._lease,
             forms=self._routes.forms,
             cutoff=cutoff,
         )
-        started = self._clock()
-        try:
-            exchange = await self.store.exchange(settlements, request)
-        except BaseException:
-            self._settlements[:0] = settlements  # kept until the database is back
-            raise
-        self._report_lost(settlements, exchange.settled)
-        self._remember_hints(exchange.claimed)
-        self._sends.start(self._routed(exchange.claimed, started))
-        self._unasked = len(self._destinations) if exchange.claimed else self._unasked - max(len(wants), 1)
-        outcomes = [entry for entry, change in settlements if not isinstance(change, HandBack)]
-        return sum(entry.id in exchange.settled for entry in outcomes), exchange.claimed
 
-    async def _exchange_patiently(self, stopping: asyncio.Event) -> list[Claimed]:
+    async def _exchange_patiently(self, stopping: asyncio.Event) -> Progress:
         first, most = STORE_RETRY_SECONDS
         tries = 0
         while not stopping.is_set():
             try:
                 if self._clock() - self._swept_at >= SWEEP_SECONDS:
                     await self._sweep()
-                _, claimed = await self._exchange(self._wants(), NEVER)
-                return claimed
-            except SQLAlchemyError as error:
-                # Not the error's text: it shows the statement's parameters, what services answered among them.
-                log.warning(
-                    "the database is away; %d outcomes are kept: %s", len(self._settlements), type(error).__name__
-                )
+                return await self._exchange(self._turns.take(self._clock()), NEVER)
+            except Exception as error:
+                self._report_away(error)
                 delay = min(first * 2 ** min(tries, 10), most) * (0.5 + self._chance.random() / 2)
                 tries += 1
                 await _first_set(stopping, seconds=delay)
-        return []
-
-    def _wants(self) -> Sequence[Want]:
-        """The next destinations with free slots, taking turns, unless all slots together are taken.
-
-        Half of a destination's slots at most, so that one half is sent while the other is settled and claimed.
-        """
-        if len(self._sends) >= self._in_flight_max:
-            return []
-        half = (self._concurrency + 1) // 2
-        wants: list[Want] = []
-        for _ in range(min(len(self._destinations), DESTINATIONS_MAX)):
-            name = self._destinations[0]
-            self._destinations.rotate(-1)
-            slots = min(self._concurrency - self._sends.busy[name], half)
-            if slots > 0:
-                wants.append(Want(name, slots, self._hints.get(name, EPOCH)))
-        return wants
+        return Progress()
 
     async def _sweep(self) -> None:
         """Look for new destinations, and for what became due behind the hints."""
-        found = await self.store.destinations()
-        self._hints.clear()
-        known = {*self._routes.destinations, *found}
-        # Those known before keep their turn; new ones come first.
-        kept = [name for name in self._destinations if name in known]
-        self._destinations = deque([*sorted(known.difference(kept)), *kept])
-        self._unasked = len(self._destinations)
         self._swept_at = self._clock()
+        self._turns.learn(await self.store.destinations())
 
-    def _remember_hints(self, claimed: Sequence[Claimed]) -> None:
-        latest: dict[str, datetime] = {}
-        for entry in claimed:
-            if entry.queued_at > latest.get(entry.destination, EPOCH):
-                latest[entry.destination] = entry.queued_at
-        for name, queued_at in latest.items():
-            self._hints[name] = max(self._hints.get(name, EPOCH), queued_at - HINT_SLACK)
-
-    def _report_away(self, error: SQLAlchemyError) -> None:
+    def _report_away(self, error: Exception) -> None:
         # Not the error's text: it shows the statement's parameters, what services answered among them.
         log.warning("the database is away; %d outcomes are kept: %s", len(self._settlements), type(error).__name__)
 
@@ -268,26 +250,47 @@ class Dispatcher:
                 log.warning("entry %s: its lease was lost before it settled (%s)", entry.id, type(change).__name__)
 
     def _routed(self, claimed: Sequence[Claimed], started: float) -> Iterator[tuple[Claimed, Route, float]]:
-        """The claims that this process may send, each with its route; the others wait."""
+        """The claims that this process may send, each with its route; the others are handed back."""
         for entry in claimed:
             route = self._routes.find(entry.operation)
             if route is None:
-                self._leave(entry, "no adapter here serves it")
+                self._leave_unserved(entry)
             elif entry.schema_version > SCHEMA_VERSION:
                 self._leave(entry, "a newer release wrote it")
             elif entry.maybe_sent and entry.sent_as not in (None, route.form):
-                self._leave(entry, f"it was sent as {entry.sent_as!r}; the adapter would now send it as {route.form!r}")
+                self._leave_pinned(entry, route)
             else:
                 yield entry, route, started
 
-    def _leave(self, entry: Claimed, reason: str) -> None:
-        """Hand back what this process must not send; another may."""
+    def _leave_unserved(self, entry: Claimed) -> None:
+        """Another process may serve it. A destination that is none of ours is left alone, for those whose it is."""
+        if entry.destination not in self._turns.home:
+            self._turns.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
+            self._leave(entry, "no adapter here serves it", timedelta(0))
+        else:
+            self._leave(entry, "no adapter here serves it")
+
+    def _leave_pinned(self, entry: Claimed, route: Route) -> None:
+        """It may have been sent in another form. That waits for a process of that form, but not past the window."""
+        past = admit(entry, route.memory, entry.leased_at)
+        if isinstance(past, Park):
+            self._slot_is_free(entry)
+            self._settle_later(entry, past)
+        else:
+            self._leave(entry, f"it was sent as {entry.sent_as!r}; the adapter would now send it as {route.form!r}")
+
+    def _leave(self, entry: Claimed, reason: str, delay: timedelta = UNSERVED_DELAY) -> None:
         log.warning("entry %s (%s) waits: %s", entry.id, entry.operation, reason)
-        self._settle_later(entry, HandBack(reason, UNSERVED_DELAY))
+        self._slot_is_free(entry)
+        self._settle_later(entry, HandBack(reason, delay))
 
     def _settle_later(self, entry: Claimed, change: Transition) -> None:
         self._settlements.append((entry, change))
-        self._settleable.set()
+        self._news.set()
+
+    def _slot_is_free(self, entry: Claimed) -> None:
+        self._turns.give_back(entry.destination)
+        self._news.set()
 
     # --- waiting
 
@@ -300,8 +303,9 @@ class Dispatcher:
         """Wait until there is something to settle, or it is time to poll; then a moment longer, for company."""
         waiting = self._poll_seconds * (0.5 + self._chance.random() / 2)
         if not self._settlements:
-            await _first_set(self._settleable, stopping, seconds=waiting)
-            self._unasked = len(self._destinations)
+            self._news.clear()
+            await _first_set(self._news, stopping, seconds=waiting)
+            self._turns.begin_round()
         if self._settlements and self._sends and len(self._settlements) < BATCH_ENTRIES_MAX:
             await _first_set(stopping, seconds=LINGER_SECONDS)
 
@@ -312,7 +316,7 @@ class Dispatcher:
         while self._settlements:
             try:
                 await self._exchange([], NEVER)
-            except SQLAlchemyError as error:
+            except Exception as error:
                 self._report_away(error)
                 if self._clock() > until:
                     raise

@@ -1,9 +1,12 @@
-"""What the store hands out and takes back: claimed entries, and the transitions that end their lease."""
+"""What the store hands out and takes back: claims, and the transitions that end their leases."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
+
+from outbox.schema import NEVER
 
 
 class Claimed(NamedTuple):
@@ -75,3 +78,28 @@ class HandBack:
 
 
 Transition: TypeAlias = Settle | Wait | Park | HandBack
+Settlement: TypeAlias = tuple[Claimed, Transition]
+
+
+class Want(NamedTuple):
+    """How many entries of one destination at most. hint: what was due before it was seen already."""
+
+    destination: str
+    slots: int
+    hint: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRequest:
+    """What a dispatcher wants to take: at most `entries_max` in all, the first destinations first.
+
+    token: random, new for each claim. cutoff: only what was due by then.
+    forms: what an operation's first send is pinned to, by dotted prefix.
+    """
+
+    wants: Sequence[Want]
+    entries_max: int
+    token: UUID
+    lease: timedelta
+    forms: Mapping[str, str]
+    cutoff: datetime = NEVER

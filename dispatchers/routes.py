@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
@@ -11,6 +12,8 @@ from typing import Any
 from dispatchers.delivery import FOREVER, Adapter, Delivery, Memory
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
+
+log = logging.getLogger("outbox.dispatcher")
 
 
 class Route:
@@ -67,7 +70,11 @@ class Routes:
             if not name:
                 return None
         route = self._routes[name]
-        return route if route.adapter.serves(operation) else None
+        try:
+            return route if route.adapter.serves(operation) else None
+        except Exception:  # after the claim: it must not take the other claims along
+            log.exception("the adapter of %r could not tell whether it serves %r", name, operation)
+            return None
 
 
 def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:
@@ -135,10 +142,13 @@ def as_async(send: Callable[[Delivery], Any]) -> Callable[[Delivery], Any]:
 
 
 def _answer(answer: Future[Any], send: Callable[[Delivery], Any], delivery: Delivery) -> None:
-    answer.set_running_or_notify_cancel()
+    if not answer.set_running_or_notify_cancel():
+        return
     try:
         outcome = send(delivery)
-    except BaseException as error:
+    except Exception as error:
         answer.set_exception(error)
+    except BaseException as error:  # a SystemExit is not this process's: it says as little as any exception
+        answer.set_exception(RuntimeError(type(error).__name__))
     else:
         answer.set_result(outcome)

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -44,7 +44,8 @@ class Worker:
 class Sends:
     """Starts sends and brings back what became of them.
 
-    settle: called with each entry and its transition, and woken up by. keyring: asked only for a later key epoch.
+    settle: called with each entry and its transition. back: called with each entry whose send has ended, however.
+    keyring: asked only for a later key epoch.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Sends:
         clock: Callable[[], float],
         chance: random.Random,
         settle: Callable[[Claimed, Transition], None],
+        back: Callable[[Claimed], None],
     ) -> None:
         self._store = store
         self._keyring = keyring
@@ -64,6 +66,7 @@ class Sends:
         self._clock = clock
         self._chance = chance
         self._settle = settle
+        self._on_back = back
         self._ready: deque[tuple[Claimed, Route, float]] = deque()
         self._working: set[Worker] = set()
         self._idle: list[Worker] = []
@@ -72,8 +75,6 @@ class Sends:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._under_way = 0
         self._all_back: asyncio.Future[None] | None = None
-        self.busy: Counter[str] = Counter()
-        """How many are under way to each destination."""
 
     def __len__(self) -> int:
         return self._under_way
@@ -85,7 +86,6 @@ class Sends:
             self._loop, self._idle, self._watch, self._called = loop, [], None, False
         for claim in claims:
             self._ready.append(claim)
-            self.busy[claim[0].destination] += 1
             self._under_way += 1
         self._set_to_work(loop)
         if self._watch is None or self._watch.done():
@@ -103,6 +103,8 @@ class Sends:
         while self._ready:
             entry, _, _ = self._ready.popleft()
             self._back(entry)
+            self._settle(entry, HandBack("the process stopped before it was sent"))
+        self._called = False
         tasks = [worker.task for worker in self._working if worker.task is not None]
         self._idle = []
         for task in tasks:
@@ -166,6 +168,8 @@ class Sends:
                 change = admit(entry, route.memory, self._database_now(entry, started))
             if change is None:
                 change = await self._send_in_time(worker, entry, route, started)
+        except Exception:  # a defect of ours: its lease ends, and it counts as unknown
+            log.exception("entry %s (%s): nothing could be decided", entry.id, entry.operation)
         finally:
             self._back(entry)
             if change is not None:
@@ -173,9 +177,9 @@ class Sends:
 
     def _back(self, entry: Claimed) -> None:
         self._under_way -= 1
-        self.busy[entry.destination] -= 1
         if not self._under_way and self._all_back is not None and not self._all_back.done():
             self._all_back.set_result(None)
+        self._on_back(entry)
 
     async def _send_in_time(self, worker: Worker, entry: Claimed, route: Route, started: float) -> Transition:
         """Send, unless the lease could end before the answer: then another process may hold the entry already."""
@@ -202,7 +206,7 @@ class Sends:
             return Unknown(
                 f"no answer within {route.timeout_seconds:g} s" if cancels else "the adapter cancelled itself"
             )
-        except (Exception, BaseExceptionGroup) as error:
+        except (Exception, BaseExceptionGroup, SystemExit) as error:
             log.exception("the adapter of %r raised for entry %s", route.name, entry.id)
             return Unknown(f"the adapter raised {type(error).__name__}")
 

@@ -10,14 +10,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
-from dispatchers.lifecycle import Claimed, HandBack, Settle, Transition, Wait
+from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Settle, Settlement, Transition, Wait
 from outbox.databases import clock
 from outbox.schema import NEVER, Tables
 
-Settlement = tuple[Claimed, Transition]
 
-
-def claim(connection: Connection, tables: Tables, request: Any) -> list[Claimed]:
+def claim(connection: Connection, tables: Tables, request: ClaimRequest) -> list[Claimed]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt."""
     now = connection.execute(select(clock())).scalar_one()
     queue, entry = tables.queue, tables.entry
@@ -41,7 +39,7 @@ def claim(connection: Connection, tables: Tables, request: Any) -> list[Claimed]
     return claimed
 
 
-def _lease(connection: Connection, tables: Tables, row: Mapping[Any, Any], request: Any, now: Any) -> Claimed:
+def _lease(connection: Connection, tables: Tables, row: Mapping[Any, Any], request: ClaimRequest, now: Any) -> Claimed:
     queue, entry = tables.queue, tables.entry
     taken_over = row[queue.c.lease_token] is not None
     maybe_sent = row[queue.c.maybe_sent] or taken_over

@@ -10,14 +10,12 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.dialects import postgresql
 
-from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
+from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settle, Settlement, Wait
 from outbox.batches import Batch, Shape, batch_query
 from outbox.schema import NEVER, Tables
 
-Settlement = tuple[Claimed, Transition]
 
-
-def claim(connection: Connection, tables: Tables, request: Any) -> list[Claimed]:
+def claim(connection: Connection, tables: Tables, request: ClaimRequest) -> list[Claimed]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
     Destinations are grouped by how many are wanted, in powers of two: a LIMIT cannot differ between rows.

@@ -164,7 +164,8 @@ def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
         connection.execute(_SET_LOCK_TIMEOUT, {"value": before})
     except DBAPIError as error:
         savepoint.rollback()
-        if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+        code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+        if code != LOCK_NOT_AVAILABLE:
             raise
         return False
     savepoint.commit()

@@ -38,6 +38,7 @@ class Claim:
         self._connection = connection
         self._key = key
         self._ended = False
+        self._rejected = False
         self._savepoint: SessionTransaction | None = None
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
@@ -58,6 +59,7 @@ class Claim:
         response = Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
         self._require_savepoint().rollback()
         self._savepoint = self._session.begin_nested()
+        self._rejected = True
         self.response = response
         return response
 
@@ -75,15 +77,17 @@ class Claim:
             raise AlreadyAnswered(f"enqueue inside a replay: {self._story()}")
         if self._ended:
             raise self._lost()
+        if self._rejected:
+            raise self._after_rejection()
         if configuration is not self._key.configuration:
             return None
         return ClaimedParent(self.parent, self._key.kid, self._key.id)
 
     def before_flush(self, session: Session) -> None:
-        if not (self.replayed or self._ended):
+        if not (self.replayed or self._ended or self._rejected):
             return
         if session.new or session.deleted or any(map(session.is_modified, session.dirty)):
-            raise self._doom()
+            raise self._after_rejection() if self._rejected else self._doom()
 
     def before_orm_execute(self, execution: ORMExecuteState) -> None:
         if execution.is_insert or execution.is_update or execution.is_delete:
@@ -178,6 +182,11 @@ class Claim:
         if self._savepoint is None or not self._savepoint.is_active or self._ended:
             raise self._lost()
         return self._savepoint
+
+    def _after_rejection(self) -> AlreadyAnswered:
+        return AlreadyAnswered(
+            f"a write after claim.reject() of key {self.parent.key!r}: a rejected request keeps its answer and nothing else"
+        )
 
     def _lost(self) -> ClaimLost:
         return ClaimLost(

@@ -87,8 +87,8 @@ class Outbox:
             the first keeps its own key, also across a rotation.
 
         Raises, with nothing written: `InvalidValue`, `NotSerializable`, `ParentRequired`, `AlreadyAnswered` (inside a
-        replay), `DuplicateEntry` (at once if the first is pending in this session, else at the flush). At the flush:
-        `NoTransaction` for an autocommit connection.
+        replay), `DuplicateEntry` if the first is pending in this session. At the flush: `NoTransaction` for an autocommit
+        connection; `DuplicateEntry` if the first is in the database, after the flush's other entries were written.
         """
         return enqueue(
             self.configuration,

@@ -16,7 +16,7 @@ from sqlalchemy.orm.session import make_transient_to_detached
 from outbox.configuration import Configuration
 from outbox.databases import require_transaction
 from outbox.entries import NewEntry, insert_entries
-from outbox.errors import ClaimError, DuplicateEntry, OutboxError
+from outbox.errors import ClaimError, DuplicateEntry, NoTransaction, OutboxError
 from outbox.keys import ParentKey
 
 Result = TypeVar("Result")
@@ -53,14 +53,16 @@ class SessionState:
     pending: entries that wait for the next flush, each with the savepoint it was enqueued in, by configuration and id.
     claim: the open idempotency claim, if any.
     doomed: why this transaction must not commit any more.
+    committed: the transaction has committed and is about to end: too late to write anything in it.
     """
 
-    __slots__ = ("claim", "doomed", "marker", "pending")
+    __slots__ = ("claim", "committed", "doomed", "marker", "pending")
 
     def __init__(self) -> None:
         self.pending: dict[tuple[int, UUID], tuple[NewEntry, SessionTransaction | None]] = {}
         self.claim: OpenClaim | None = None
         self.doomed: ClaimError | None = None
+        self.committed = False
         self.marker: _Marker | None = None
 
     def find(self, configuration: Configuration, entry_id: UUID) -> NewEntry | None:
@@ -70,6 +72,8 @@ class SessionState:
 
     def add(self, session: Session, entry: NewEntry) -> None:
         """Keep `entry` for the session's next flush."""
+        if self.committed:
+            raise NoTransaction("enqueue in an after_commit listener comes too late: the transaction is over")
         self.pending[id(entry.configuration), entry.id] = entry, session.get_nested_transaction()
         if len(self.pending) == 1 and not session.new:
             self._mark(session)
@@ -92,18 +96,17 @@ class SessionState:
                 del self.pending[key]
 
     def write(self, session: Session) -> None:
-        """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` after the insert."""
-        pending, self.pending = [entry for entry, _ in self.pending.values()], {}
+        """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` when all is inserted."""
         connection = session.connection()
         require_transaction(connection)
-        while pending:
-            configuration = pending[0].configuration
-            ours = [entry for entry in pending if entry.configuration is configuration]
-            pending = [entry for entry in pending if entry.configuration is not configuration]
-            present = insert_entries(connection, ours)
-            for entry in ours:
-                if entry.id in present and not entry.keep_first:
-                    raise duplicate(entry)
+        groups: dict[int, list[NewEntry]] = {}
+        for entry, _ in self.pending.values():
+            groups.setdefault(id(entry.configuration), []).append(entry)
+        present = {entry_id for group in groups.values() for entry_id in insert_entries(connection, group)}
+        written, self.pending = self.pending, {}  # only now: what failed to be written must not be forgotten
+        for entry, _ in written.values():
+            if entry.id in present and not entry.keep_first:
+                raise duplicate(entry)
 
 
 def _enclosing(transaction: SessionTransaction) -> Iterator[SessionTransaction]:
@@ -210,6 +213,13 @@ def _before_commit(session: Session) -> None:
         state.write(session)
 
 
+@event.listens_for(Session, "after_commit")
+def _after_commit(session: Session) -> None:
+    state: SessionState | None = session.info.get(_KEY)
+    if state is not None:
+        state.committed = True
+
+
 @event.listens_for(Session, "after_soft_rollback")
 def _after_soft_rollback(session: Session, previous: SessionTransaction) -> None:
     state: SessionState | None = session.info.get(_KEY)
@@ -224,5 +234,6 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
         return
     state.pending.clear()
     state.doomed = None
+    state.committed = False
     if state.claim is not None:  # it stays, to guard what its block still does
         state.claim.transaction_ended()

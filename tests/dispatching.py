@@ -20,8 +20,8 @@ from support import TABLES, Database
 import outbox
 from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import ClaimRequest, Claims, Exchange, Settlement, Want
-from dispatchers.lifecycle import Claimed, Transition
+from dispatchers.claims import Claims, Exchange
+from dispatchers.lifecycle import Claimed, ClaimRequest, Settlement, Transition, Want
 from outbox.schema import EPOCH, MICROSECOND, NEVER
 
 LEASE = timedelta(minutes=1)

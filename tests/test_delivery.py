@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 from uuid import RFC_4122, UUID
@@ -137,9 +137,10 @@ def test_what_an_outcome_claims_must_be_said() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_a_value_cannot_be_changed(value: Any) -> None:
-    for field in fields(value):
-        with pytest.raises(FrozenInstanceError):
-            setattr(value, field.name, None)
+    names = value._fields if isinstance(value, tuple) else [field.name for field in fields(value)]
+    for name in names:
+        with pytest.raises(AttributeError):  # FrozenInstanceError is one
+            setattr(value, name, None)
 
     assert not hasattr(value, "__dict__")
 

@@ -34,8 +34,8 @@ import dispatchers
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Dispatcher, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import ClaimRequest, Claims, Exchange, Settlement
-from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Wait
+from dispatchers.claims import Claims, Exchange
+from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settle, Settlement, Wait
 from outbox.keys import KeyFields, ParentKey, derive_tag, key_fields
 
 # --- pressure
@@ -161,6 +161,7 @@ def test_outcomes_are_kept_while_the_database_is_away_and_settled_once(
     database: Database, ob: outbox.Outbox, fates: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.dispatcher.STORE_RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("dispatchers.dispatcher.LANES", 1)  # so that the fates meet their exchanges in order
     sent, waiting = put_one(database, ob, destination="a"), put_one(database, ob, destination="a")
     adapter = MemoryAdapter(lambda delivery: Delivered() if delivery.id == sent else Deferred("busy", after=HOUR))
     store = WrappedStore(Claims(database.engine, ob.configuration), *fates)
@@ -176,8 +177,9 @@ def test_outcomes_are_kept_while_the_database_is_away_and_settled_once(
 
 
 def test_run_once_raises_what_the_database_raises_and_the_next_call_settles(
-    database: Database, ob: outbox.Outbox
+    database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dispatchers.dispatcher.LANES", 1)  # so that the second exchange is the one that settles
     put(database, ob, count=3)
     adapter = MemoryAdapter()
     store = WrappedStore(Claims(database.engine, ob.configuration), "", "before")

@@ -50,10 +50,9 @@ def raise_after_the_answer(session, claim, ob):
     raise Boom
 
 
-def raise_after_a_rejection(session, claim, ob):
+def work_after_a_rejection(session, claim, ob):
     claim.reject(402)
     work(session, ob)
-    raise Boom
 
 
 def raise_in_a_savepoint(session, claim, ob):
@@ -177,7 +176,7 @@ SPOILT = {
     raise_at_once: Boom,
     raise_after_a_flush: Boom,
     raise_after_the_answer: Boom,
-    raise_after_a_rejection: Boom,
+    work_after_a_rejection: outbox.AlreadyAnswered,
     raise_in_a_savepoint: Boom,
     raise_with_a_savepoint_left_open: Boom,
     give_no_answer: outbox.NotAnswered,

@@ -214,7 +214,7 @@ def test_what_is_refused_names_the_operation_and_the_adapter() -> None:
 )
 def test_a_limit_that_allows_nothing_is_refused(declared: dict[str, Any]) -> None:
     with pytest.raises(
-        ConfigurationError, match="must be a positive timedelta, not|must be an int of at least 1, not 0"
+        ConfigurationError, match=r"must be a positive timedelta, not|must be an int of at least 1, not 0"
     ):
         check(Sender(**declared))
 

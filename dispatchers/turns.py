@@ -1,0 +1,99 @@
+"""Whose turn it is: which destinations to claim for next, how many entries of each, and from which due time on. No I/O."""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from dispatchers.lifecycle import Claimed, Want
+from outbox.schema import EPOCH
+
+BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
+DESTINATIONS_MAX = 50  # in one claim; more take turns
+HINT_SLACK = timedelta(
+    milliseconds=250
+)  # transactions that take so long to commit are seen without waiting for a sweep
+
+
+class Turns:
+    """The destinations in their order, and the slots of each.
+
+    home: the destinations that are always asked, because adapters are registered for them.
+    slots: sends at once to one destination; slots_in_all: to all of them.
+    """
+
+    def __init__(self, home: Iterable[str], *, slots: int, slots_in_all: int) -> None:
+        self.home = frozenset(home)
+        self._names = deque(sorted(self.home))
+        self._slots = slots
+        self._slots_in_all = slots_in_all
+        self._taken: Counter[str] = Counter()
+        self._taken_in_all = 0
+        self._hints: dict[str, datetime] = {}
+        self._alone_until: dict[str, float] = {}
+        self._unasked = 0
+
+    @property
+    def all_asked(self) -> bool:
+        """Whether every destination was asked since something was last found, or a round began."""
+        return self._unasked <= 0
+
+    def begin_round(self) -> None:
+        self._unasked = len(self._names)
+
+    def learn(self, found: Iterable[str]) -> None:
+        """These destinations have entries. What became due behind the hints is seen in the round that begins."""
+        self._hints.clear()
+        known = self.home.union(found)
+        kept = [name for name in self._names if name in known]
+        self._names = deque([*sorted(known.difference(kept)), *kept])  # new ones come first, the others keep their turn
+        self.begin_round()
+
+    def leave_alone(self, name: str, until: float) -> None:
+        """Nothing of this destination is served here; others may."""
+        self._alone_until[name] = until
+
+    def take(self, now: float) -> list[Want]:
+        """The next wants, whose slots are taken until `give_back`; fewer than there are slots, or none.
+
+        Half of a destination's slots at most, so that one half is sent while the other is settled and claimed.
+        """
+        half = (self._slots + 1) // 2
+        wants: list[Want] = []
+        for _ in range(min(len(self._names), DESTINATIONS_MAX)):
+            free_in_all = min(self._slots_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
+            if free_in_all <= 0:
+                break
+            name = self._names[0]
+            self._names.rotate(-1)
+            self._unasked -= 1
+            slots = min(self._slots - self._taken[name], half, free_in_all)
+            if slots > 0 and self._alone_until.get(name, 0.0) <= now:
+                wants.append(Want(name, slots, self._hints.get(name, EPOCH)))
+                self._taken[name] += slots
+                self._taken_in_all += slots
+        return wants
+
+    def found(self, wants: Sequence[Want], claimed: Sequence[Claimed]) -> None:
+        """What the wants brought: slots that stay empty are given back, and the next round begins."""
+        for want in wants:
+            self.give_back(want.destination, want.slots)
+        for entry in claimed:
+            self._taken[entry.destination] += 1
+            self._taken_in_all += 1
+        if claimed:
+            self._remember_hints(claimed)
+            self.begin_round()
+
+    def give_back(self, name: str, slots: int = 1) -> None:
+        self._taken[name] -= slots
+        self._taken_in_all -= slots
+        if not self._taken[name]:
+            del self._taken[name]
+
+    def _remember_hints(self, claimed: Sequence[Claimed]) -> None:
+        latest: dict[str, datetime] = {}
+        for entry in claimed:
+            if entry.queued_at > latest.get(entry.destination, EPOCH):
+                latest[entry.destination] = entry.queued_at
+        for name, queued_at in latest.items():
+            self._hints[name] = max(self._hints.get(name, EPOCH), queued_at - HINT_SLACK)
