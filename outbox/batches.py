@@ -1,9 +1,10 @@
 """Many rows in one PostgreSQL statement: a value that all rows share goes once, what differs goes as an array."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, CursorResult, Dialect, TextClause
 
 
 class Shape(NamedTuple):
@@ -49,6 +50,18 @@ def _value(name: str, type: str, shape: Shape) -> str:
     if name in shape.differing:
         return f"u.{name}"
     return f"CAST({'NULL' if name in shape.null else f':{name}'} AS {type}) AS {name}"
+
+
+def execute(connection: Connection, statement: TextClause, parameters: Mapping[str, Any]) -> CursorResult[Any]:
+    """Like `connection.execute`, without SQLAlchemy's work on each parameter where the driver takes them by name."""
+    if connection.dialect.positional:
+        return connection.execute(statement, parameters)
+    return connection.exec_driver_sql(_sql(statement, connection.dialect), dict(parameters))
+
+
+@cache
+def _sql(statement: TextClause, dialect: Dialect) -> str:
+    return str(statement.compile(dialect=dialect))
 
 
 class _BinaryArray(list[Any]):

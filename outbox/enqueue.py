@@ -1,7 +1,6 @@
 """The heart of the write side: an entry in the caller's transaction."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
@@ -12,6 +11,7 @@ from outbox.errors import InvalidValue, ParentRequired
 from outbox.keys import (
     ChildKey,
     ParentKey,
+    Tag,
     check_field,
     derive_tag,
     encode_native,
@@ -26,15 +26,30 @@ from outbox.session import AnySession, ClaimedParent, duplicate, state_of, sync_
 DUE_MAX = timedelta(days=36_525)  # a century: no calendar overflows
 
 
-@dataclass(frozen=True, slots=True)
 class Entry:
     """An effect that was asked for. Both are known before the flush.
 
     child_key: its native form; an adapter may send the same tag as a UUID or in hex.
     """
 
-    id: UUID
-    child_key: str
+    __slots__ = ("_tag", "id")
+
+    def __init__(self, id: UUID, tag: Tag) -> None:
+        self.id = id
+        self._tag = tag
+
+    @property
+    def child_key(self) -> str:
+        return encode_native(self._tag)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Entry) and (self.id, self._tag) == (other.id, other._tag)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"Entry(id={self.id!r}, child_key={self.child_key!r})"
 
 
 def enqueue(
@@ -79,7 +94,7 @@ def enqueue(
         state.add(inner, entry)
     elif not entry.keep_first:
         raise duplicate(entry)
-    return Entry(entry.id, encode_native((first or entry).tag))
+    return Entry(entry.id, (first or entry).tag)
 
 
 def child_key(configuration: Configuration, parent: str | ParentKey, operation: str, discriminator: str) -> ChildKey:

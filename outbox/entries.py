@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, insert, select, text
 from sqlalchemy.dialects import postgresql
 
-from outbox.batches import Batch, Shape, batch_query
+from outbox.batches import Batch, Shape, batch_query, execute
 from outbox.configuration import Configuration
 from outbox.databases import clock, insert_unless_present
 from outbox.keys import KeyFields, Tag
@@ -94,15 +94,18 @@ def _row(entry: NewEntry) -> tuple[Any, ...]:
 
 def _insert_together(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
     batch = Batch(connection, _COLUMNS, [_row(entry) for entry in entries])
-    result = connection.execute(_statement(tables, batch.shape), batch.parameters)
+    result = execute(connection, _statement(tables, batch.shape), batch.parameters)
+    if result.rowcount == len(entries):
+        result.close()
+        return set()
     if len(entries) == 1:
-        return set() if result.rowcount else {entries[0].id}
+        return {entries[0].id}
     return {entry.id for entry in entries}.difference(result.scalars())
 
 
 @cache
 def _statement(tables: Tables, shape: Shape) -> TextClause:
-    """Both tables at once. One row needs no ids back: the count tells."""
+    """Both tables at once. The ids come back, to be read if they are fewer than the rows; for one row the count tells."""
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     return text(

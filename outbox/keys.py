@@ -177,19 +177,27 @@ def _u64(number: int) -> bytes:
     return number.to_bytes(8, "big")
 
 
+# The beginnings of what is hashed: the number of parts, and the label.
+_CHILD_KEY = _u64(7) + _parts(b"obx/child-key/v1")
+_CHILD_KEY_PUBLIC = _u64(7) + _parts(b"obx/child-key/v1-public")
+_CHILD_KEY_EPOCH = _u64(8) + _parts(b"obx/child-key/v1/epoch")
+_CHILD_KEY_PUBLIC_EPOCH = _u64(8) + _parts(b"obx/child-key/v1-public/epoch")
+_ENTRY_ID = _u64(7) + _parts(b"obx/entry-id/v1")
+
+
 def derive_tag(keyring: Keyring, kid: str, fields: KeyFields, epoch: int = 0) -> Tag:
     """The tag of one effect. `epoch` above 0 only after a person's, or a proof's, "send again"."""
-    label = b"obx/child-key/v1-public" if keyring.is_public else b"obx/child-key/v1"
     if epoch == 0:
-        message = _u64(7) + _parts(label) + fields.encoded
+        message = (_CHILD_KEY_PUBLIC if keyring.is_public else _CHILD_KEY) + fields.encoded
     else:
-        message = _u64(8) + _parts(label + b"/epoch") + fields.encoded + _parts(b"%d" % epoch)
+        label = _CHILD_KEY_PUBLIC_EPOCH if keyring.is_public else _CHILD_KEY_EPOCH
+        message = label + fields.encoded + _parts(b"%d" % epoch)
     return Tag(hmac.digest(keyring.secret(kid), message, "sha256"))
 
 
 def entry_id(fields: KeyFields) -> UUID:
     """The id by which entries are told apart. No secret is in it: it never changes, and a rotation keeps it."""
-    return _uuid8(_u64(7) + _parts(b"obx/entry-id/v1") + fields.encoded)
+    return _uuid8(_ENTRY_ID + fields.encoded)
 
 
 @lru_cache(maxsize=1024)
@@ -224,10 +232,10 @@ def _uuid8(data: bytes) -> UUID:
 
 
 def _as_uuid(data: bytes, version: int) -> UUID:
-    octets = bytearray(data)
-    octets[6] = octets[6] & 0x0F | version << 4
-    octets[8] = octets[8] & 0x3F | 0x80  # the variant: RFC 9562, section 4.1
-    return UUID(bytes=bytes(octets))
+    number = int.from_bytes(data, "big")
+    number = number & ~(0xF << 76) | version << 76
+    number = number & ~(0x3 << 62) | 0x2 << 62  # the variant: RFC 9562, section 4.1
+    return UUID(int=number)
 
 
 # --- limits

@@ -150,8 +150,9 @@ AnySession = Session | scoped_session[Any] | AsyncSessionLike
 
 def sync_session(session: Any) -> Session:
     """The plain Session in which the work is done, whatever was handed in."""
-    session = unscoped(session)
-    inner = session if isinstance(session, Session) else getattr(session, "sync_session", None)
+    if isinstance(session, Session):
+        return session
+    inner = getattr(unscoped(session), "sync_session", None) or unscoped(session)
     if not isinstance(inner, Session):
         raise OutboxError(f"a Session or AsyncSession is needed, not {type(session).__name__}")
     return inner
