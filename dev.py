@@ -1,7 +1,8 @@
 """Everything a developer runs, on a machine with Python 3.11 and a package registry and nothing else.
 
     python3 dev.py demo [ARGS]     show it at work
-    python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS
+    python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS; without ARGS also the tests that touch
+                                   SQLAlchemy on the oldest release of it that is supported
     python3 dev.py bench --quick   a quick benchmark
     python3 dev.py check           lint, types and contracts only
     python3 dev.py env             only make the environment
@@ -18,6 +19,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -32,6 +34,10 @@ PYPROJECT = ROOT / "pyproject.toml"
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 READY = VENV / "ready.json"
+
+OLDEST = VENV / "oldest"
+OLDEST_LOCK = ROOT / "requirements-oldest.lock"
+OLDEST_TESTS = ("enqueue*", "idempotent*", "run_idempotent", "races", "crash*", "claims", "dispatcher*", "migrations")
 
 PYTEST_WORKERS = 2
 CHECKS = (
@@ -61,7 +67,10 @@ def main(arguments: Sequence[str]) -> int:
     if command == "lock":
         return lock(rest)
     failed = 0 if command == "env" else run_checks()
-    return run_pytest(rest, failed) if command == "test" else min(failed, 1)
+    if command == "test":
+        failed += 0 if rest else run_on_oldest()
+        return run_pytest(rest, failed)
+    return min(failed, 1)
 
 
 def usage_error(text: str = "") -> int:
@@ -161,25 +170,38 @@ def inside() -> dict[str, str]:
     return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
 
 
-def run(program: str, *arguments: str, output: int | None = None) -> subprocess.CompletedProcess[str]:
+def run(program: str, *arguments: str, output: int | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [str(PYTHON.parent / program), *arguments]
-    return subprocess.run(command, env=inside(), stdout=output, stderr=output and subprocess.STDOUT, text=True)
+    environment = {**inside(), **variables}
+    return subprocess.run(command, env=environment, stdout=output, stderr=output and subprocess.STDOUT, text=True)
 
 
 def run_checks() -> int:
     """Run every check, whatever became of the one before. Returns: how many failed."""
-    failed = []
-    for name, *options in CHECKS:
-        started = time.monotonic()
-        done = run(*name.split(), *options, output=subprocess.PIPE)
-        verdict = "FAILED" if done.returncode else "ok"
-        print(f"{name:<14} {verdict:<6} {time.monotonic() - started:6.1f} s", flush=True)
-        if done.returncode:
-            failed.append(name)
-            print(done.stdout, flush=True)
-    if failed:
-        print(f"failed: {', '.join(failed)}", flush=True)
-    return len(failed)
+    return sum(checked(name, *name.split(), *options) for name, *options in CHECKS)
+
+
+def checked(name: str, *command: str, **variables: str) -> int:
+    """Run `command` quietly, and show what it printed only if it failed. Returns: 1 if it did."""
+    started = time.monotonic()
+    done = run(*command, output=subprocess.PIPE, **variables)
+    verdict = "FAILED" if done.returncode else "ok"
+    print(f"{name:<14} {verdict:<6} {time.monotonic() - started:6.1f} s", flush=True)
+    if done.returncode:
+        print(done.stdout, flush=True)
+    return min(done.returncode, 1)
+
+
+def run_on_oldest() -> int:
+    """The tests that touch SQLAlchemy, on the oldest release of it that pyproject.toml allows. Returns: 1 if they failed."""
+    mark = OLDEST / "ready"
+    if not mark.exists() or mark.read_text() != digest(OLDEST_LOCK):
+        shutil.rmtree(OLDEST, ignore_errors=True)
+        with step("installing the oldest SQLAlchemy"):
+            pip("install", "--no-deps", "--require-hashes", "--target", str(OLDEST), "--requirement", str(OLDEST_LOCK))
+        mark.write_text(digest(OLDEST_LOCK))
+    files = sorted(str(file) for pattern in OLDEST_TESTS for file in ROOT.glob(f"tests/test_{pattern}.py"))
+    return checked("oldest", "pytest", "-q", "-n", str(PYTEST_WORKERS), *files, PYTHONPATH=str(OLDEST))
 
 
 def run_pytest(arguments: Sequence[str], failed: int) -> int:
