@@ -152,6 +152,13 @@ def test_a_send_that_outlives_its_lease_costs_no_slot(database: Database, ob: ou
 # --- a store that breaks
 
 
+@pytest.fixture
+def one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a store's fates meet its exchanges in order."""
+    monkeypatch.setattr("dispatchers.dispatcher.LANES", 1)
+
+
+@pytest.mark.usefixtures("one_lane")
 @pytest.mark.parametrize(
     "fates",
     [["", "before"], ["", "after"], ["", "before", "before", "after"], ["before", "", "after", "before"]],
@@ -161,7 +168,6 @@ def test_outcomes_are_kept_while_the_database_is_away_and_settled_once(
     database: Database, ob: outbox.Outbox, fates: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.dispatcher.STORE_RETRY_SECONDS", (0.01, 0.01))
-    monkeypatch.setattr("dispatchers.dispatcher.LANES", 1)  # so that the fates meet their exchanges in order
     sent, waiting = put_one(database, ob, destination="a"), put_one(database, ob, destination="a")
     adapter = MemoryAdapter(lambda delivery: Delivered() if delivery.id == sent else Deferred("busy", after=HOUR))
     store = WrappedStore(Claims(database.engine, ob.configuration), *fates)
@@ -176,10 +182,10 @@ def test_outcomes_are_kept_while_the_database_is_away_and_settled_once(
     assert len(database.rows(TABLES.event)) == 1
 
 
+@pytest.mark.usefixtures("one_lane")
 def test_run_once_raises_what_the_database_raises_and_the_next_call_settles(
-    database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+    database: Database, ob: outbox.Outbox
 ) -> None:
-    monkeypatch.setattr("dispatchers.dispatcher.LANES", 1)  # so that the second exchange is the one that settles
     put(database, ob, count=3)
     adapter = MemoryAdapter()
     store = WrappedStore(Claims(database.engine, ob.configuration), "", "before")
@@ -194,6 +200,7 @@ def test_run_once_raises_what_the_database_raises_and_the_next_call_settles(
     assert len(adapter.deliveries) == 3
 
 
+@pytest.mark.usefixtures("one_lane")
 def test_a_claim_whose_acknowledgement_was_lost_is_taken_over_in_doubt(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     adapter = MemoryAdapter()
