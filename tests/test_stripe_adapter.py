@@ -19,7 +19,8 @@ import stripe
 import stripe.oauth_error
 
 from dispatchers.adapters import StripeAdapter
-from dispatchers.adapters.stripe import ROWS, _Exchange, _param_names, outcome_of
+from dispatchers.adapters.stripe import _param_names
+from dispatchers.adapters.stripe_outcomes import ROWS, Exchange, outcome_of
 from dispatchers.delivery import (
     Deferred,
     Delivered,
@@ -555,7 +556,7 @@ def test_an_exception_without_a_row_is_answered_as_its_parent() -> None:
     class NewError(stripe.RateLimitError):
         """Of a later SDK."""
 
-    assert isinstance(outcome_of(NewError("m", http_status=429), _Exchange(started=True)), Deferred)
+    assert isinstance(outcome_of(NewError("m", http_status=429), Exchange(started=True)), Deferred)
 
 
 @pytest.mark.parametrize(
@@ -578,7 +579,7 @@ def test_an_exception_without_a_row_is_answered_as_its_parent() -> None:
     ],
 )
 def test_an_exception_raised_after_the_send_began_means(exception: Exception, expected: Outcome) -> None:
-    assert outcome_of(exception, _Exchange(started=True)) == expected
+    assert outcome_of(exception, Exchange(started=True)) == expected
 
 
 # --- the connection, over real sockets
@@ -651,7 +652,7 @@ def test_a_refusal_that_another_send_met_is_no_proof_for_this_one() -> None:
         try:
             raise raised(stripe.APIConnectionError, "ReadError") from httpx.ReadError("of this one")
         except stripe.APIConnectionError as error:
-            outcome = outcome_of(error, _Exchange(started=True))
+            outcome = outcome_of(error, Exchange(started=True))
 
     assert isinstance(outcome, Unknown)
 
