@@ -123,12 +123,13 @@ class Dispatcher:
         self._news = asyncio.Event()  # of this event loop: each `asyncio.run` brings another
         self._cutoff = NEVER
         await self._sweep()
+        settled = await self._claim_first()
         counts = await asyncio.gather(*(self._drain_what_is_due() for _ in range(LANES)), return_exceptions=True)
         for count in counts:
             if isinstance(count, BaseException):
                 raise count
         await self._sends.abandon()  # nothing is under way: this only sends the workers home
-        return sum(count for count in counts if isinstance(count, int))
+        return settled + sum(count for count in counts if isinstance(count, int))
 
     async def pump(self, stopping: asyncio.Event) -> None:
         """Claim, send and settle until `stopping` is set; then finish what is in flight and settle it.
@@ -163,6 +164,16 @@ class Dispatcher:
         daemon.run(self)
 
     # --- the lanes: while one waits for the database, what the other has claimed is sent
+
+    async def _claim_first(self) -> int:
+        """One lane alone, until the first claim says what "now" is: the other's claim could otherwise come so late that it
+        finds what has come due again meanwhile.
+        """
+        settled, asked = 0, True
+        while self._cutoff == NEVER and asked and not self._turns.all_asked:
+            progress = await self._exchange(self._turns.take(self._clock()), NEVER)
+            settled, asked = settled + progress.settled, progress.asked
+        return settled
 
     async def _drain_what_is_due(self) -> int:
         settled = 0
