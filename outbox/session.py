@@ -217,7 +217,7 @@ def _before_commit(session: Session) -> None:
 @event.listens_for(Session, "after_commit")
 def _after_commit(session: Session) -> None:
     state: SessionState | None = session.info.get(_KEY)
-    if state is not None:
+    if state is not None and not session.in_nested_transaction():  # it comes for a released savepoint, too
         state.committed = True
 
 

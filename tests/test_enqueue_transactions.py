@@ -7,6 +7,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support import CHARGE, PAYLOAD, Order, colliding_order, statements_of
 
+import outbox
+
 
 def enqueue(ob, session, parent):
     return ob.enqueue(session, CHARGE, PAYLOAD, parent=parent)
@@ -112,6 +114,27 @@ def test_two_transactions_of_one_session_write_their_own(database, ob):
             session.commit()
 
     assert parents(database) == ["first", "second"]
+
+
+def test_an_enqueue_after_a_released_savepoint_is_kept(database, ob):
+    with database.session() as session:
+        with session.begin_nested():
+            enqueue(ob, session, "invoice:41")
+        enqueue(ob, session, "invoice:42")
+        session.commit()
+
+    assert sorted(parents(database)) == ["invoice:41", "invoice:42"]
+
+
+def test_an_enqueue_in_an_after_commit_listener_is_refused(database, ob):
+    with database.session() as session:
+        sa.event.listen(session, "after_commit", lambda committed: enqueue(ob, committed, "invoice:43"))
+        enqueue(ob, session, "invoice:42")
+
+        with pytest.raises(outbox.NoTransaction, match="enqueue in an after_commit listener comes too late"):
+            session.commit()
+
+    assert parents(database) == ["invoice:42"]
 
 
 def test_a_query_flushes_what_is_pending(database, ob):
