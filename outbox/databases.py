@@ -136,6 +136,11 @@ def require_prepared(connection: Connection) -> None:
         )
 
 
+def sqlstate(error: BaseException | None) -> str | None:
+    """The code that PostgreSQL gave a driver's error, under the name that the driver has for it."""
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
 def is_busy(error: DBAPIError) -> bool:
     """Whether SQLite gave up waiting for another writer."""
     return isinstance(error, OperationalError) and "database is locked" in str(error.orig)
@@ -164,8 +169,7 @@ def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
         connection.execute(_SET_LOCK_TIMEOUT, {"value": before})
     except DBAPIError as error:
         savepoint.rollback()
-        code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-        if code != LOCK_NOT_AVAILABLE:
+        if sqlstate(error.orig) != LOCK_NOT_AVAILABLE:
             raise
         return False
     savepoint.commit()

@@ -37,6 +37,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema, DropSchema
 
+from outbox.databases import LOCK_NOT_AVAILABLE, SUPPORTED, sqlstate
 from outbox.errors import ConfigurationError, NoTransaction, SchemaError
 from outbox.schema import define_tables
 
@@ -46,8 +47,6 @@ if TYPE_CHECKING:  # imported at run time, each would ask for a package that onl
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 Target: TypeAlias = "str | URL | Engine | AsyncEngine | Connection"
-
-DIALECTS = ("postgresql", "sqlite")
 
 MIGRATION_LOCK = int.from_bytes(b"outbox")
 """The advisory lock of PostgreSQL under which a database is migrated; of a transaction, so PgBouncer may stand between."""
@@ -271,8 +270,8 @@ def _open(url: URL) -> Engine:
 
 
 def _refuse_unknown_dialect(name: str) -> None:
-    if name not in DIALECTS:
-        raise SchemaError(f"there are no migrations for {name!r}, only for {' and '.join(DIALECTS)}")
+    if name not in SUPPORTED:
+        raise SchemaError(f"there are no migrations for {name!r}, only for {' and '.join(SUPPORTED)}")
 
 
 # Locks
@@ -329,10 +328,9 @@ def _lock_named(holder: str) -> Iterator[None]:
 
 
 def _is_lock_denied(error: BaseException | None) -> bool:
-    # 55P03: lock_not_available (PostgreSQL, "Error Codes"). 5, 6: SQLITE_BUSY, SQLITE_LOCKED, below extended codes' high bits
+    # 5, 6: SQLITE_BUSY, SQLITE_LOCKED, below extended codes' high bits
     # (sqlite.org/rescode.html)
-    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    return state == "55P03" or getattr(error, "sqlite_errorcode", 0) & 0xFF in (5, 6)
+    return sqlstate(error) == LOCK_NOT_AVAILABLE or getattr(error, "sqlite_errorcode", 0) & 0xFF in (5, 6)
 
 
 # What is there
@@ -406,5 +404,5 @@ def _drop_own_schema(connection: Connection, schema: str | None) -> None:
             connection.execute(DropSchema(schema))
     except DBAPIError as error:
         # 2BP01: dependent_objects_still_exist. Something else lives in it by now, so it stays
-        if (getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)) != "2BP01":
+        if sqlstate(error.orig) != "2BP01":
             raise
