@@ -19,16 +19,21 @@ from outbox.databases import prepare_sqlite
 from outbox.enqueue import Entry
 from outbox.errors import (
     AlreadyAnswered,
+    CallbackError,
     ClaimError,
     ClaimLost,
     ClaimOpen,
     ConfigurationError,
+    DecisionRefused,
     DuplicateEntry,
+    EntryNotFound,
+    Held,
     InvalidValue,
     KeyExpired,
     KeyInFlight,
     KeyMalformed,
     KeyMissing,
+    LeaseLost,
     NotAnswered,
     NoTransaction,
     NotSerializable,
@@ -36,12 +41,20 @@ from outbox.errors import (
     ParentRequired,
     RequestMismatch,
     RequestRefused,
+    RequestTooLarge,
+    RequestUndone,
     SchemaError,
 )
+from outbox.fingerprint import Fingerprint
 from outbox.idempotency import Claim
+from outbox.inbox import InboxMessage
 from outbox.instance import Outbox, default
+from outbox.key_sources import BodyKey
 from outbox.keys import Keyring, ParentKey
+from outbox.leases import AsyncLeasedClaim, LeasedClaim
+from outbox.observing import ObservedClaim
 from outbox.records import Response
+from outbox.request_status import RequestStatus
 from outbox.schema import define_tables
 from outbox.status import EntryStatus
 
@@ -50,34 +63,51 @@ enqueue = default.enqueue
 child_key = default.child_key
 idempotent = default.idempotent
 run_idempotent = default.run_idempotent
+inbox = default.inbox
+leased = default.leased
 status = default.status
 cancel = default.cancel
+request_status = default.request_status
 
 __all__ = [
     "AlreadyAnswered",
+    "AsyncLeasedClaim",
+    "BodyKey",
+    "CallbackError",
     "Claim",
     "ClaimError",
     "ClaimLost",
     "ClaimOpen",
     "ConfigurationError",
+    "DecisionRefused",
     "DuplicateEntry",
     "Entry",
+    "EntryNotFound",
     "EntryStatus",
+    "Fingerprint",
+    "Held",
+    "InboxMessage",
     "InvalidValue",
     "KeyExpired",
     "KeyInFlight",
     "KeyMalformed",
     "KeyMissing",
     "Keyring",
+    "LeaseLost",
+    "LeasedClaim",
     "NoTransaction",
     "NotAnswered",
     "NotSerializable",
+    "ObservedClaim",
     "Outbox",
     "OutboxError",
     "ParentKey",
     "ParentRequired",
     "RequestMismatch",
     "RequestRefused",
+    "RequestStatus",
+    "RequestTooLarge",
+    "RequestUndone",
     "Response",
     "SchemaError",
     "cancel",
@@ -87,7 +117,10 @@ __all__ = [
     "define_tables",
     "enqueue",
     "idempotent",
+    "inbox",
+    "leased",
     "prepare_sqlite",
+    "request_status",
     "run_idempotent",
     "status",
 ]

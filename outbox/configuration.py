@@ -4,12 +4,15 @@ import os
 from collections.abc import Collection
 from datetime import timedelta
 from functools import cached_property
+from uuid import UUID
 
 from sqlalchemy import MetaData
 
 from outbox.errors import ConfigurationError
 from outbox.keys import Keyring, check_field
+from outbox.observing import GuardedObserver, Observer
 from outbox.schema import Tables, define_tables
+from outbox.table_names import check_table_names
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 OPTIONS = frozenset({"account", "api_version"})
@@ -29,10 +32,13 @@ class Configuration:
         options: Collection[str] = (),
         payload_bytes_max: int = PAYLOAD_BYTES_MAX,
         audit: timedelta = AUDIT_WINDOW,
+        observe: Observer | None = None,
+        status_url: str | None = None,
     ) -> None:
         if not isinstance(keyring, Keyring):
             raise ConfigurationError(f"keyring must be an outbox.Keyring, not {type(keyring).__name__}")
         check_field("env", env)
+        check_table_names(schema, prefix)
         self.keyring = keyring
         self.env = env
         self.schema = schema
@@ -40,6 +46,12 @@ class Configuration:
         self.options = OPTIONS | frozenset(options)
         self.payload_bytes_max = payload_bytes_max
         self.audit = audit
+        self.observer = None if observe is None else GuardedObserver(observe)
+        self.status_url = _checked_status_url(status_url)
+
+    def status_url_of(self, id: UUID) -> str | None:
+        """Where the request of this id can be watched, if the app said where."""
+        return None if self.status_url is None else self.status_url.replace("{id}", str(id))
 
     @cached_property
     def tables(self) -> Tables:
@@ -62,7 +74,21 @@ class Configuration:
             self.options,
             self.payload_bytes_max,
             self.audit,
+            self.observer,
+            self.status_url,
         )
+
+
+def _checked_status_url(template: str | None) -> str | None:
+    if template is None:
+        return None
+    if not isinstance(template, str) or "{id}" not in template:
+        raise ConfigurationError(
+            f"status_url must be a URL or path with {{id}} in it, e.g. '/requests/{{id}}', not {template!r}"
+        )
+    if not template.isascii() or not template.isprintable() or " " in template:
+        raise ConfigurationError(f"status_url {template!r} holds a character that no URL may hold: percent-encode it")
+    return template
 
 
 def configuration_from_environment() -> Configuration:

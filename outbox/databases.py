@@ -1,16 +1,36 @@
 """Where databases differ: their clock, their locks, how they begin. Nothing else in this package asks which one it talks to."""
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 from uuid import UUID
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Dialect, Engine, Table, event, literal, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Connection,
+    CursorResult,
+    Dialect,
+    Engine,
+    Executable,
+    Function,
+    LargeBinary,
+    Table,
+    bindparam,
+    event,
+    literal,
+    quoted_name,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql import ClauseElement, ColumnElement
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.errors import ConfigurationError, NoTransaction
@@ -18,7 +38,11 @@ from outbox.schema import Instant
 
 SUPPORTED = ("postgresql", "sqlite")
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
+SERIALIZATION_FAILURE = "40001"  # the same: it would have to change, or overlook, what its snapshot does not show
+DEADLOCK = "40P01"  # the same: one of those who wait for one another is ended
+CONFLICTS = (SERIALIZATION_FAILURE, DEADLOCK)
 LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
+PASSING = ("08", "40001", "40P01", "53", "57P")  # appendix A: connections, victims of a conflict, resources, shutdown
 SQLITE_CLOCK = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"  # microseconds; 2440587.5 is 1970
 
 _prepared: WeakSet[Dialect] = WeakSet()
@@ -59,18 +83,99 @@ def _later_sqlite(element: _later, compiler: SQLCompiler, **kw: Any) -> str:
     return f"{SQLITE_CLOCK} + CAST({compiler.process(element.clauses, **kw)} * 1000000 AS INTEGER)"
 
 
-def clock_plus(delay: timedelta) -> ColumnElement[Any]:
-    """The database's clock, `delay` from now."""
-    return _later(literal(delay.total_seconds()))
+def clock_plus(delay: timedelta | BindParameter[float]) -> ColumnElement[Any]:
+    """The database's clock, `delay` from now; a parameter tells it in seconds."""
+    return _later(literal(delay.total_seconds()) if isinstance(delay, timedelta) else delay)
 
 
-# --- writing
+# --- where a response's body is
 
 
-def insert_unless_present(connection: Connection, table: Table) -> Any:
+@cache  # every claim asks for it, and making it costs some 0.1 ms; one a set of tables
+def stored_body(record: Table) -> ColumnElement[bytes]:
+    """The body of a record: its own, or on PostgreSQL the one in its day's partition; NULL if that is gone.
+
+    Of an ordinary record the function is never called.
+    """
+    return _stored_body(record)
+
+
+class _stored_body(FunctionElement[bytes]):  # noqa: N801
+    type = LargeBinary()
+    inherit_cache = True
+
+    def __init__(self, record: Table) -> None:
+        prefix = record.name.removesuffix("record")
+        read: Function[bytes] = Function(
+            quoted_name(f"{prefix}body_of", quote=None),
+            record.c.id,
+            record.c.body_day,
+            packagenames=None if record.schema is None else (quoted_name(record.schema, quote=None),),
+        )
+        super().__init__(record.c.body, record.c.body_day, read)
+
+
+@compiles(_stored_body)
+def _stored_body_default(element: _stored_body, compiler: SQLCompiler, **kw: Any) -> str:
+    body, day, read = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"CASE WHEN {day} IS NULL THEN {body} ELSE {read} END"
+
+
+@compiles(_stored_body, "sqlite")
+def _stored_body_sqlite(element: _stored_body, compiler: SQLCompiler, **kw: Any) -> str:
+    return compiler.process(next(iter(element.clauses)), **kw)
+
+
+# --- statements
+
+
+class Executed(NamedTuple):
+    """What a statement gave."""
+
+    rowcount: int
+    rows: Sequence[Any]
+
+
+def execute(connection: Connection, statement: Executable, parameters: dict[str, Any]) -> Executed:
+    """Like `connection.execute`, in half its time where the driver converts values by itself and nobody listens to statements.
+
+    connection: in a transaction. statement: built once and kept, as all that varies in it is in `parameters`.
+    """
+    if connection.dialect.driver not in ("psycopg", "psycopg_async"):
+        return _executed(connection.execute(statement, parameters))
+    sql = _sql(statement, connection.dialect)
+    if _is_watched(connection):
+        return _executed(connection.exec_driver_sql(sql, parameters))
+    cursor = connection.connection.cursor()
+    try:
+        cursor.execute(sql, parameters)
+        return Executed(cursor.rowcount, cursor.fetchall() if cursor.description else ())
+    except BaseException as error:
+        # SQLAlchemy's own way out: the error's class, the connection's fate, the app's error handlers
+        connection._handle_dbapi_exception(error, sql, parameters, cursor, None)
+    finally:
+        cursor.close()
+
+
+def _executed(result: CursorResult[Any]) -> Executed:
+    return Executed(result.rowcount, result.all() if result.returns_rows else ())
+
+
+def _is_watched(connection: Connection) -> bool:
+    """Whether statements are logged or reported to listeners: `echo`, an event, a tracing library."""
+    return connection._has_events or connection.engine._has_events or bool(connection._echo)
+
+
+@cache
+def _sql(statement: Executable, dialect: Dialect) -> str:
+    compiled: ClauseElement = statement  # type: ignore[assignment]  # every statement is both
+    return str(compiled.compile(dialect=dialect))
+
+
+def insert_unless_present(dialect: str, table: Table) -> Any:
     """An INSERT that does nothing where the primary key exists: no error, so the transaction lives on."""
-    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
-    return dialect.insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
+    name: Any = sqlite if dialect == "sqlite" else postgresql
+    return name.insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
 
 
 # --- what a transaction must be
@@ -146,14 +251,69 @@ def is_busy(error: DBAPIError) -> bool:
     return isinstance(error, OperationalError) and "database is locked" in str(error.orig)
 
 
+def is_conflict(error: DBAPIError) -> bool:
+    """Whether PostgreSQL ended the transaction in favour of another one. Nothing of it is committed; run anew, it may be."""
+    return sqlstate(error.orig) in CONFLICTS
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the same transaction may well commit later: the database is away or busy, or ended it in favour of another."""
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, TimeoutError | OSError)  # no connection in the pool, or none to be had
+    code = sqlstate(error.orig)
+    if error.connection_invalidated or code is None:
+        return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+    return code.startswith(PASSING)
+
+
 # --- locks that end with the transaction
 
 
-def try_lock(connection: Connection, id: UUID) -> bool:
-    """Take the transaction-level lock of `id` if nobody holds it. Never waits. SQLite's only writer holds them all."""
-    if connection.dialect.name == "sqlite":
-        return True
-    return bool(connection.execute(_TRY_LOCK, {"key": _lock_number(id)}).scalar_one())
+class try_locking(FunctionElement[Any]):  # noqa: N801
+    """Takes the transaction-level lock of a number if nobody holds it, and tells. Never waits. SQLite's only writer holds all."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(try_locking)
+def _try_locking(element: try_locking, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"pg_try_advisory_xact_lock({compiler.process(element.clauses, **kw)})"
+
+
+@compiles(try_locking, "sqlite")
+def _try_locking_sqlite(element: try_locking, compiler: SQLCompiler, **kw: Any) -> str:
+    return "1"
+
+
+class keeps_snapshot(FunctionElement[Any]):  # noqa: N801
+    """Whether the transaction reads as of its first statement (REPEATABLE READ, SERIALIZABLE): what a lock's last holder has
+    committed may stay unseen. Not on SQLite: BEGIN IMMEDIATE, and nobody has written since its snapshot."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(keeps_snapshot)
+def _keeps_snapshot(element: keeps_snapshot, compiler: SQLCompiler, **kw: Any) -> str:
+    return "current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
+
+
+@compiles(keeps_snapshot, "sqlite")
+def _keeps_snapshot_sqlite(element: keeps_snapshot, compiler: SQLCompiler, **kw: Any) -> str:
+    return "0"
+
+
+class Lock(NamedTuple):
+    """What became of a try to lock: whether the lock is held now, and whether the transaction keeps its snapshot."""
+
+    taken: bool
+    keeps_snapshot: bool
+
+
+def try_lock(connection: Connection, id: UUID) -> Lock:
+    """Take the transaction-level lock of `id` if nobody holds it."""
+    return Lock._make(connection.execute(_TRY_LOCK, {"lock": lock_number(id)}).one())
 
 
 def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
@@ -165,7 +325,7 @@ def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
     savepoint = connection.begin_nested()  # a timeout outside of one would end the caller's transaction
     try:
         connection.execute(_SET_LOCK_TIMEOUT, {"value": f"{milliseconds}ms"})
-        connection.execute(_LOCK, {"key": _lock_number(id)})
+        connection.execute(_LOCK, {"key": lock_number(id)})
         connection.execute(_SET_LOCK_TIMEOUT, {"value": before})
     except DBAPIError as error:
         savepoint.rollback()
@@ -176,10 +336,11 @@ def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
     return True
 
 
-_TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(:key)")
+_TRY_LOCK = select(try_locking(bindparam("lock", type_=BigInteger)), keeps_snapshot())
 _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
 _SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")
 
 
-def _lock_number(id: UUID) -> int:
+def lock_number(id: UUID) -> int:
+    """The number by which PostgreSQL knows the lock of `id`."""
     return int.from_bytes(id.bytes[:8], "big", signed=True)

@@ -6,14 +6,15 @@ from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, TextClause, insert, select, text
+from sqlalchemy import BigInteger, Connection, Text, TextClause, cast, func, insert, literal_column, select, text
 from sqlalchemy.dialects import postgresql
 
-from outbox.batches import Batch, Shape, batch_query, execute
+from outbox.batches import Batch, Shape, batch_query
 from outbox.configuration import Configuration
-from outbox.databases import clock, insert_unless_present
+from outbox.databases import clock, execute, insert_unless_present
 from outbox.keys import KeyFields, Tag
-from outbox.schema import SCHEMA_VERSION, Tables
+from outbox.lanes import next_position, take_positions
+from outbox.schema import NEVER, SCHEMA_VERSION, Tables
 
 
 class NewEntry(NamedTuple):
@@ -33,18 +34,23 @@ class NewEntry(NamedTuple):
     due_at: datetime | None
     delay: timedelta | None
     keep_first: bool
+    position: int | None = None
 
 
 def insert_entries(connection: Connection, entries: Sequence[NewEntry]) -> set[UUID]:
     """Insert entries of one configuration and their queue rows; returns the ids that were there before, left as they were.
 
-    Sorted by id, so that two transactions that write the same entries queue up instead of deadlocking.
+    On PostgreSQL one statement, and for those with an ordering key two more, whatever their number.
     """
-    entries = sorted(entries, key=lambda entry: entry.id.int)
     tables = entries[0].configuration.tables
-    if connection.dialect.name == "postgresql":
+    if connection.dialect.name != "postgresql":
+        return _insert_one_by_one(connection, tables, entries)
+    ordered = [entry for entry in entries if entry.ordering_key is not None]
+    if not ordered:
         return _insert_together(connection, tables, entries)
-    return {entry.id for entry in entries if not _insert_one(connection, tables, entry)}
+    others = [entry for entry in entries if entry.ordering_key is None]
+    present = _insert_together(connection, tables, others) if others else set()
+    return present | _insert_in_lanes(connection, tables, ordered)
 
 
 # Name and type of each value of a new entry.
@@ -67,6 +73,8 @@ _COLUMNS = {
     "due_at": "timestamptz",
     "delay": "interval",
 }
+
+_IN_LANE = _COLUMNS | {"position": "bigint"}
 
 
 def _row(entry: NewEntry) -> tuple[Any, ...]:
@@ -93,19 +101,50 @@ def _row(entry: NewEntry) -> tuple[Any, ...]:
 
 
 def _insert_together(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
+    """Sorted by id, so that two transactions that write the same entries queue up instead of deadlocking."""
+    entries = sorted(entries, key=lambda entry: entry.id.int)
     batch = Batch(connection, _COLUMNS, [_row(entry) for entry in entries])
-    result = execute(connection, _statement(tables, batch.shape), batch.parameters)
-    if result.rowcount == len(entries):
-        result.close()
+    return _write(connection, tables, entries, _statement(tables, batch.shape), batch)
+
+
+def _insert_in_lanes(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
+    """Entries with an ordering key, in the order in which they were enqueued."""
+    positions = take_positions(connection, tables, [entry.ordering_key or "" for entry in entries])
+    placed = [entry._replace(position=position) for entry, position in zip(entries, positions, strict=True)]
+    placed.sort(key=lambda entry: entry.id.int)
+    batch = Batch(connection, _IN_LANE, [(*_row(entry), entry.position) for entry in placed])
+    return _write(connection, tables, entries, _lane_statement(tables, batch.shape), batch)
+
+
+def _write(
+    connection: Connection, tables: Tables, entries: Sequence[NewEntry], statement: TextClause, batch: Batch
+) -> set[UUID]:
+    result = execute(connection, statement, batch.parameters)
+    written: int = result.rowcount
+    if written == len(entries):
         return set()
-    if len(entries) == 1:
-        return {entries[0].id}
-    return {entry.id for entry in entries}.difference(result.scalars())
+    ids = {entry.id for entry in entries}
+    present = _present_before(connection, tables, ids) if written else ids
+    return present if len(present) == len(ids) - written else ids  # better one named wrongly than one let through
+
+
+def _present_before(connection: Connection, tables: Tables, ids: set[UUID]) -> set[UUID]:
+    """Which of `ids` the last statement did not write, having written others: a question for the few that meet duplicates.
+
+    Other transactions' rows bear another time. Of this one's, the last statement's have the highest command number.
+    """
+    entry = tables.entry
+    command = cast(cast(literal_column("cmin"), Text), BigInteger)
+    rows = connection.execute(
+        select(entry.c.id, entry.c.created_at == func.now(), command).where(entry.c.id.in_(ids))
+    ).all()
+    last = max(number for _, is_ours, number in rows if is_ours)
+    return {id for id, is_ours, number in rows if not is_ours or number < last}
 
 
 @cache
 def _statement(tables: Tables, shape: Shape) -> TextClause:
-    """Both tables at once. The ids come back, to be read if they are fewer than the rows; for one row the count tells."""
+    """Both tables at once. Nothing comes back but the count, which is all that is asked of it nearly always."""
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     return text(
@@ -120,12 +159,46 @@ def _statement(tables: Tables, shape: Shape) -> TextClause:
         INSERT INTO {quote(tables.queue)}
             (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key)
         SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key FROM written
-        {"RETURNING id" if shape.differing else ""}
         """
     )
 
 
-def _insert_one(connection: Connection, tables: Tables, entry: NewEntry) -> bool:
+@cache
+def _lane_statement(tables: Tables, shape: Shape) -> TextClause:
+    """The same with positions. Of those that are written of one lane, the first is due; it may yet be blocked."""
+    quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
+    stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
+    return text(
+        f"""
+        WITH n AS ({batch_query(_IN_LANE, shape)}), written AS (
+            INSERT INTO {quote(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
+            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + COALESCE(delay, '0'), now() FROM n
+            ON CONFLICT (id) DO NOTHING
+            RETURNING id, destination, ordering_key, due_at
+        )
+        INSERT INTO {quote(tables.queue)}
+            (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key, position)
+        SELECT w.id, w.destination, 'pending',
+            CASE WHEN row_number() OVER (PARTITION BY w.ordering_key ORDER BY n.position) = 1
+                 THEN w.due_at ELSE '{NEVER.isoformat()}' END,
+            0, 0, false, 0, w.ordering_key, n.position
+        FROM written AS w JOIN n ON n.id = w.id
+        """
+    )
+
+
+def _insert_one_by_one(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
+    present: set[UUID] = set()
+    lanes: set[str] = set()
+    for entry in entries:
+        if not _insert_one(connection, tables, entry, is_blocked=entry.ordering_key in lanes):
+            present.add(entry.id)
+        elif entry.ordering_key is not None:
+            lanes.add(entry.ordering_key)
+    return present
+
+
+def _insert_one(connection: Connection, tables: Tables, entry: NewEntry, *, is_blocked: bool) -> bool:
     now: datetime = connection.execute(select(clock())).scalar_one()
     due_at = (entry.due_at or now) + (entry.delay or timedelta(0))
     stored = dict(zip(_COLUMNS, _row(entry), strict=True)) | {
@@ -135,7 +208,7 @@ def _insert_one(connection: Connection, tables: Tables, entry: NewEntry) -> bool
         "created_at": now,
     }
     del stored["delay"]
-    written = connection.execute(insert_unless_present(connection, tables.entry).values(stored))
+    written = connection.execute(insert_unless_present(connection.dialect.name, tables.entry).values(stored))
     if not written.rowcount:
         return False
     connection.execute(
@@ -143,12 +216,13 @@ def _insert_one(connection: Connection, tables: Tables, entry: NewEntry) -> bool
             id=entry.id,
             destination=entry.destination,
             state="pending",
-            due_at=due_at,
+            due_at=NEVER if is_blocked else due_at,
             deliveries=0,
             attempts=0,
             maybe_sent=False,
             key_epoch=0,
             ordering_key=entry.ordering_key,
+            position=None if entry.ordering_key is None else next_position(tables, entry.ordering_key),
         )
     )
     return True

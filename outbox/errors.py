@@ -8,17 +8,24 @@ OutboxError
 ├── ParentRequired          enqueue outside a claim and without a parent
 ├── DuplicateEntry          the same effect asked for twice: .entry_id
 ├── SchemaError             the tables are missing, or of another version
+├── EntryNotFound           no entry has this id
+├── DecisionRefused         an entry's state does not allow what a person asked for: .state
+├── Held                    every dispatcher holds after a failover, a restore or a copy, until a person resumes
+├── CallbackError           a callback ends the transaction that is not its own, or leaves it unable to commit
 ├── ClaimError              a claim is used against its rules
 │   ├── AlreadyAnswered     work inside a replay
 │   ├── ClaimOpen           a commit, or a second claim, while a claim is open
 │   ├── ClaimLost           the transaction of an open claim ended under it
-│   └── NotAnswered         the block ended without `respond` or `reject`
+│   ├── LeaseLost           another attempt took a leased claim over
+│   └── NotAnswered         the block ended without `respond`, `accept` or `reject`
 └── RequestRefused          the request cannot be answered: .status, for HTTP
     ├── KeyMissing          400
     ├── KeyMalformed        400
     ├── KeyInFlight         409: .retry_after
+    ├── RequestTooLarge     413: a body of more bytes than a fingerprint is taken of
     ├── RequestMismatch     422: the key was used with another request
-    └── KeyExpired          422: the key is older than its retry window
+    ├── KeyExpired          422: the key is older than its retry window
+    └── RequestUndone       503: the database ended the transaction in favour of another: .retry_after
 """
 
 from datetime import timedelta
@@ -70,6 +77,26 @@ class SchemaError(OutboxError):
     """The outbox's tables are missing or of another version; the text names the command that mends it."""
 
 
+class EntryNotFound(OutboxError):
+    """No entry has this id in this outbox."""
+
+
+class DecisionRefused(OutboxError):
+    """What a person asked for is not possible in the entry's present state. Nothing was changed."""
+
+    def __init__(self, message: str, state: str) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+class Held(OutboxError):
+    """The database may have forgotten what was sent, or is a copy: nothing is sent until `outbox resume --after-restore`."""
+
+
+class CallbackError(OutboxError):
+    """A callback ended its transaction, which is the one that settles the entry, or left it unable to commit."""
+
+
 class ClaimError(OutboxError):
     """An idempotency claim is used against its rules."""
 
@@ -86,8 +113,12 @@ class ClaimLost(ClaimError):
     """The transaction in which the claim was made has ended; its lock and its work are gone."""
 
 
+class LeaseLost(ClaimError):
+    """The lease of a leased claim ran out and another attempt has it, or has answered; nothing of this one is stored."""
+
+
 class NotAnswered(ClaimError):
-    """An `outbox.idempotent` block ended without `respond` or `reject`; nothing of it is kept."""
+    """An `outbox.idempotent` block ended without `respond`, `accept` or `reject`; nothing of it is kept."""
 
 
 class RequestRefused(OutboxError):
@@ -114,6 +145,12 @@ class KeyInFlight(RequestRefused):
         self.retry_after = retry_after
 
 
+class RequestTooLarge(RequestRefused):
+    """The request's body has more bytes than are read to recognise a retry of it."""
+
+    status = 413
+
+
 class RequestMismatch(RequestRefused):
     """The key was used before, with another request."""
 
@@ -124,3 +161,13 @@ class KeyExpired(RequestRefused):
     """The key's retry window has passed and its effects are still remembered downstream: use a new key."""
 
     status = 422
+
+
+class RequestUndone(RequestRefused):
+    """The database ended the request's transaction in favour of another. Nothing of it is kept; `retry_after`: ask again."""
+
+    status = 503
+
+    def __init__(self, message: str, retry_after: timedelta) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

@@ -3,26 +3,159 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeAlias
 
-from outbox.errors import NotSerializable
+from outbox.errors import InvalidValue, NotSerializable
 
 FINGERPRINT_VERSION = 1
-"""Stored with each fingerprint; a change of the algorithm gets another number."""
+"""Stored with each fingerprint; a change of the algorithm gets another number.
+
+Two of different versions, older or newer, are not compared, and the stored answer is replayed: during a roll-out or a roll-back
+a refusal would tell honest clients to take a new key, and so to do again what was done.
+"""
+
+Path: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What must be equal in two requests of one key, for `request=`; made by `Fingerprint.raw` or `Fingerprint.json`.
+
+    method, route, content_type: what else tells requests apart. route: the template (`/orders/{id}/refunds`), which a
+    new host or a trailing query does not change. digest: 32 bytes.
+    """
+
+    digest: bytes
+
+    @classmethod
+    def raw(cls, body: bytes, *, method: str = "", route: str = "", content_type: str = "") -> "Fingerprint":
+        """Of the body's bytes as they came: the form in which nothing is overlooked."""
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise NotSerializable(
+                f"Fingerprint.raw takes bytes, not {type(body).__name__}: Fingerprint.json takes JSON"
+            )
+        return cls(_digest("raw", bytes(body), (method, route, content_type)))
+
+    @classmethod
+    def json(
+        cls, body: Any, *, leave_out: Iterable[str] = (), method: str = "", route: str = "", content_type: str = ""
+    ) -> "Fingerprint":
+        """Of JSON in its canonical form (RFC 8785), for clients that write the same request in different bytes.
+
+        body: `bytes` are parsed, strictly; anything else is a parsed value.
+        leave_out: JSON Pointers (RFC 6901) to what differs from one retry to the next: `/sent_at`, `/trace/id`, `/items/0/at`.
+            Every other member counts, also one that the app does not know yet.
+        Raises `NotSerializable` for what is no JSON, has a member twice, NaN or an infinity; `InvalidValue` for a pointer.
+        """
+        paths = frozenset(_path(pointer) for pointer in _listed(leave_out))
+        value = _parsed(bytes(body)) if isinstance(body, bytes | bytearray | memoryview) else body
+        if paths:
+            value = _without(value, paths)
+        return cls(_digest("json", canonical_json(value), (method, route, content_type)))
 
 
 def fingerprint(request: Any) -> bytes:
-    """32 bytes. `bytes` count as they are; anything else is JSON, in its canonical form (RFC 8785)."""
-    if isinstance(request, bytes | bytearray | memoryview):
-        return hashlib.sha256(b"raw\0" + bytes(request)).digest()
-    return hashlib.sha256(b"json\0" + canonical_json(request)).digest()
+    """32 bytes. `bytes` count as they are, a `Fingerprint` is one; anything else is JSON, in its canonical form (RFC 8785)."""
+    match request:
+        case Fingerprint():
+            return request.digest
+        case bytes() | bytearray() | memoryview():
+            return Fingerprint.raw(bytes(request)).digest
+    return _digest("json", canonical_json(request), ("", "", ""))
+
+
+def _digest(form: str, content: bytes, endpoint: tuple[str, str, str]) -> bytes:
+    if not any(endpoint):
+        return hashlib.sha256(form.encode() + b"\0" + content).digest()
+    # JSON holds no NUL byte: where the list ends is never in doubt.
+    return hashlib.sha256(b"http\0" + canonical_json([form, *endpoint]) + b"\0" + content).digest()
+
+
+# --- parsing
+
+
+def _parsed(body: bytes) -> Any:
+    """The JSON in `body`. Raises for everything that two parsers might read differently."""
+    try:
+        return json.loads(
+            body.decode(), object_pairs_hook=_members, parse_constant=_refuse_constant, parse_float=Decimal
+        )
+    except UnicodeDecodeError:
+        raise NotSerializable("the request is not JSON: its bytes are no UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise NotSerializable(f"the request is not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise NotSerializable("the request is nested too deeply, or holds itself") from None
+    except InvalidOperation:
+        raise NotSerializable("the request holds a number with an exponent beyond all limits") from None
+    except ValueError as error:
+        if isinstance(error, NotSerializable):
+            raise
+        raise NotSerializable("the request holds an integer of more digits than Python reads") from None
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise NotSerializable(
+            "the request has one member twice: which of them counts would be the parser's choice, so neither does"
+        )
+    return members
+
+
+def _refuse_constant(name: str) -> Any:
+    raise NotSerializable(f"{name} in the request is no JSON number")
+
+
+# --- leaving out
+
+
+def _listed(pointers: Iterable[str]) -> Iterable[str]:
+    if isinstance(pointers, str):
+        raise InvalidValue("leave_out", pointers, "must be a list of JSON Pointers, not one str")
+    return pointers
+
+
+def _path(pointer: object) -> Path:
+    """The names along a JSON Pointer. Source: RFC 6901, sections 3 and 4."""
+    if not isinstance(pointer, str) or not pointer.startswith("/"):
+        raise InvalidValue("leave_out", pointer, "must be a JSON Pointer (RFC 6901), e.g. '/sent_at' or '/trace/id'")
+    if "~" in pointer.replace("~0", "").replace("~1", ""):
+        raise InvalidValue("leave_out", pointer, "has a '~' that is not '~0' (for '~') or '~1' (for '/')")
+    return tuple(name.replace("~1", "/").replace("~0", "~") for name in pointer[1:].split("/"))
+
+
+def _without(value: Any, paths: frozenset[Path]) -> Any:
+    """A copy of `value` that lacks what stands at `paths`; a path at which nothing stands does no harm."""
+    match value:
+        case str() | bytes():
+            return value
+        case Mapping():
+            return {name: _without(item, _below(paths, name)) for name, item in value.items() if (name,) not in paths}
+        case Sequence():
+            return [_without(item, _below(paths, place)) for place, item in _numbered(value) if (place,) not in paths]
+    return value
+
+
+def _below(paths: frozenset[Path], name: str) -> frozenset[Path]:
+    return frozenset(path[1:] for path in paths if len(path) > 1 and path[0] == name)
+
+
+def _numbered(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    return ((str(place), item) for place, item in enumerate(items))
+
+
+# --- the canonical form
 
 
 def canonical_json(value: Any) -> bytes:
     """RFC 8785: members sorted by UTF-16 code units, numbers as ECMAScript writes them, no white space.
 
-    Integers are written in full, also beyond 2**53, where the RFC would round them and two amounts could look alike.
+    Integers are written in full, also beyond 2**53, where the RFC would round them and two amounts could look alike; so
+    are decimals that no float says exactly.
     """
     try:
         return _canonical(value).encode()
@@ -44,6 +177,8 @@ def _canonical(value: Any) -> str:
             return str(int(value))
         case float():
             return _ecmascript_number(value)
+        case Decimal():
+            return _decimal(value)
         case Mapping():
             members = sorted((_member_name(name), item) for name, item in value.items())
             return "{" + ",".join(f"{name[1]}:{_canonical(item)}" for name, item in members) + "}"
@@ -56,6 +191,19 @@ def _member_name(name: Any) -> tuple[bytes, str]:
     if not isinstance(name, str):
         raise NotSerializable(f"the member name {name!r} in the request is no str")
     return name.encode("utf-16-be", "surrogatepass"), json.dumps(name, ensure_ascii=False)
+
+
+def _decimal(number: Decimal) -> str:
+    """As the float that says the same, if there is one; else in full: two amounts that round to one float stay apart."""
+    if not number.is_finite():
+        raise NotSerializable(f"{number} in the request is no JSON number")
+    near = float(number)
+    if math.isfinite(near) and Decimal(repr(near)) == number:
+        return _ecmascript_number(near)
+    sign, digits, exponent = number.as_tuple()
+    text = "".join(map(str, digits)).lstrip("0")
+    shortest = text.rstrip("0")
+    return f"{'-' if sign else ''}{shortest}e{int(exponent) + len(text) - len(shortest)}"
 
 
 def _ecmascript_number(number: float) -> str:

@@ -14,10 +14,13 @@ from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction
 
+from outbox.accepted import accepted_response, require_open_entries
 from outbox.configuration import Configuration
 from outbox.databases import is_busy
-from outbox.errors import AlreadyAnswered, ClaimError, ClaimLost, ClaimOpen, NotAnswered
-from outbox.keys import ParentKey
+from outbox.errors import AlreadyAnswered, ClaimError, ClaimLost, ClaimOpen, NotAnswered, RequestRefused
+from outbox.key_sources import BodyRequest, choose_key
+from outbox.keys import ParentKey, check_operation
+from outbox.observing import ClaimWatch
 from outbox.records import RecordKey, Response, claim_key, insert_record, key_in_flight
 from outbox.session import AnySession, ClaimedParent, state_of, sync_session, unscoped
 
@@ -25,12 +28,14 @@ from outbox.session import AnySession, ClaimedParent, state_of, sync_session, un
 class Claim:
     """A request's claim on its key, open for the length of the `outbox.idempotent` block.
 
+    id: the record's id, by which `outbox.request_status` finds it.
     parent: the key from which the entries of the block derive theirs.
     replayed: whether the request was answered before; then `response` is that answer and nothing may be written.
     response: the answer, once there is one.
     """
 
     def __init__(self, session: Session, connection: Connection, key: RecordKey, response: Response | None) -> None:
+        self.id = key.id
         self.parent: ParentKey = key.parent
         self.replayed = response is not None
         self.response = response
@@ -39,6 +44,7 @@ class Claim:
         self._key = key
         self._ended = False
         self._rejected = False
+        self._completion: str | None = None
         self._savepoint: SessionTransaction | None = None
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
@@ -62,6 +68,23 @@ class Claim:
         self._rejected = True
         self.response = response
         return response
+
+    def accept(self, completion: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """Answer 202 now; the final response is built when every entry of the request has ended.
+
+        That is done by the dispatcher's `on_completed(completion)`, in the transaction that settles the last entry. Until
+        then a retry gets this 202 again, after it the final response.
+
+        body: by default JSON with the request's `id`, `state` and `status_url`. headers: Location is the status URL, by
+        default made of `configure(status_url=...)`; Retry-After says when to ask there first.
+        Raises what `respond` raises, `InvalidValue` for a malformed name, and `ConfigurationError` without a status URL; at the
+        block's end `ClaimError` if it has enqueued nothing: there would be nothing to wait for.
+        """
+        self._require_unanswered("accept")
+        check_operation(completion, "completion")
+        self.response = accepted_response(self._key.configuration, self.id, body, headers)
+        self._completion = completion
+        return self.response
 
     @property
     def answer(self) -> Response:
@@ -126,10 +149,14 @@ class Claim:
         savepoint = self._require_savepoint()
         if self.response is None:
             raise NotAnswered(
-                f"the outbox.idempotent block of key {self.parent.key!r} ended without claim.respond() or claim.reject()"
+                f"the outbox.idempotent block of key {self.parent.key!r} ended without claim.respond(), claim.accept() or"
+                " claim.reject()"
             )
         savepoint.commit()
-        insert_record(self._session.connection(), self._key, self.response)
+        connection = self._session.connection()
+        if self._completion is not None:
+            require_open_entries(connection, self._key)
+        insert_record(connection, self._key, self.response, self._completion)
 
     def abandon(self) -> None:
         """Undo the block's work, so that a caller who goes on and commits keeps neither it nor a record."""
@@ -207,7 +234,7 @@ class IdempotentBlock:
     def __init__(
         self,
         session: AnySession,
-        key: RecordKey,
+        key: RecordKey | BodyRequest,
         in_flight: Literal["conflict", "wait"],
         wait: timedelta,
     ) -> None:
@@ -239,13 +266,31 @@ class IdempotentBlock:
     def _open(self, session: Session) -> Claim:
         state = state_of(session)
         if state.claim is not None:
-            raise ClaimOpen("an outbox.idempotent block is open on this session already: a request has one key")
-        connection = self._begin(session)
-        response = claim_key(connection, self._key, self._in_flight, self._wait)
-        claim = self._claim = Claim(session, connection, self._key, response)
+            raise ClaimOpen("an outbox.idempotent or outbox.inbox block is open on this session already: one at a time")
+        watch = self._watch()
+        claim = self._claim = self._take_watched(session, watch) if watch else self._take(session, None)
         claim.open()
         state.claim = claim
         return claim
+
+    def _watch(self) -> ClaimWatch | None:
+        observer = self._key.configuration.observer
+        return None if observer is None else ClaimWatch(observer, self._key.source)
+
+    def _take_watched(self, session: Session, watch: ClaimWatch) -> Claim:
+        state_of(session).at_end.append(watch.report)
+        try:
+            claim = self._take(session, watch)
+        except RequestRefused as error:
+            watch.refused(error)
+            raise
+        watch.claimed("hit" if claim.replayed else "miss")
+        return claim
+
+    def _take(self, session: Session, watch: ClaimWatch | None) -> Claim:
+        connection = self._begin(session)
+        key = choose_key(connection, self._key, self._in_flight, self._wait, watch)
+        return Claim(session, connection, key, claim_key(connection, key, self._in_flight, self._wait, watch))
 
     def _begin(self, session: Session) -> Connection:
         try:
@@ -253,7 +298,7 @@ class IdempotentBlock:
             return session.connection()
         except DBAPIError as error:
             if is_busy(error):  # SQLite: another writer outlasted the busy timeout
-                raise key_in_flight(self._key) from error
+                raise key_in_flight(self._key.name) from error
             raise
 
     def _close(self, session: Session, error: BaseException | None) -> None:

@@ -12,8 +12,13 @@ from outbox.enqueue import Entry, child_key, enqueue
 from outbox.errors import ConfigurationError, InvalidValue, KeyMalformed, KeyMissing
 from outbox.fingerprint import fingerprint
 from outbox.idempotency import Claim, IdempotentBlock
+from outbox.inbox import INBOX_KEEP, InboxBlock, message_key
+from outbox.key_sources import BodyKey, BodyRequest
 from outbox.keys import Keyring, ParentKey, parent_id
+from outbox.leases import LeasedBlock, Source
+from outbox.observing import Observer
 from outbox.records import RecordKey, Response
+from outbox.request_status import RequestStatus, read_request
 from outbox.session import AnySession, AsyncSessionLike, in_session, unscoped
 from outbox.status import EntryStatus, cancel_entry, read_status
 
@@ -37,6 +42,8 @@ class Outbox:
         options: Collection[str] = (),
         payload_bytes_max: int = PAYLOAD_BYTES_MAX,
         audit: timedelta = AUDIT_WINDOW,
+        observe: Observer | None = None,
+        status_url: str | None = None,
     ) -> None:
         self._configuration: Configuration | None = Configuration(
             keyring,
@@ -46,6 +53,8 @@ class Outbox:
             options=options,
             payload_bytes_max=payload_bytes_max,
             audit=audit,
+            observe=observe,
+            status_url=status_url,
         )
 
     @property
@@ -82,7 +91,9 @@ class Outbox:
         destination: what may be slow or down by itself; by default the operation's first segment.
         options: stored verbatim for the adapter: `account`, `api_version`, and what `configure(options=...)` names.
         due: an aware datetime, or a timedelta from the database's now: not before.
-        ordering_key: stored with the entry; lanes are not enforced yet.
+        ordering_key: entries of one key, whatever their operation, are sent one at a time, in commit order; whoever enqueues
+            under it waits, at the flush, for the end of the others' transactions. Behind one that failed or is uncertain they
+            wait until it is released, unless its adapter says otherwise. Put the tenant into it.
         if_exists: "raise", or "ignore" to keep the first of two enqueues of the same parent, operation, discriminator;
             the first keeps its own key, also across a rotation.
 
@@ -115,7 +126,7 @@ class Outbox:
     def idempotent(
         self,
         session: AnySession,
-        key: str,
+        key: str | BodyKey,
         *,
         scope: str,
         request: Any,
@@ -130,22 +141,62 @@ class Outbox:
         The record, the rows and the entries commit with the caller's commit after the block, or vanish together. An
         exception inside stores nothing and frees the key.
 
-        key: what the client repeats. scope: the authenticated caller, never from the request's body.
-        request: what must be equal in a retry: the body's `bytes`, or JSON (compared in canonical form).
+        key: what the client repeats; a natural key such as `invoice:42`, with source "app"; or `outbox.BodyKey(window)`, for
+            callers that cannot send one. scope: the authenticated caller, never from the request's body.
+        request: what must be equal in a retry: the body's `bytes`, JSON (compared in canonical form), or an
+            `outbox.Fingerprint`.
         in_flight: another transaction holds the key: "conflict" raises `KeyInFlight` at once, "wait" after `wait`.
         keep: how long a retry is answered with the stored response.
 
         Raises `KeyMissing`, `KeyMalformed`, `KeyInFlight` (.retry_after), `RequestMismatch`, `KeyExpired`.
         """
-        return IdempotentBlock(
-            session, self._record_key(key, scope, source, request, keep), _in_flight(in_flight), wait
-        )
+        return IdempotentBlock(session, self._request(key, scope, source, request, keep), _in_flight(in_flight), wait)
+
+    def leased(
+        self,
+        engine: Source,
+        key: str | BodyKey,
+        *,
+        scope: str,
+        request: Any,
+        source: str = "http",
+        lease: timedelta = timedelta(minutes=1),
+        renew_for: timedelta | None = None,
+        in_flight: Literal["conflict", "wait"] = "conflict",
+        wait: timedelta = timedelta(seconds=5),
+        keep: timedelta = DAY,
+    ) -> LeasedBlock:
+        """Claim a request's key under a lease, for a handler that calls outside services itself or runs for long.
+
+        `with` it on an Engine or a sessionmaker, `async with` it on their async kin. The claim is committed at once, in a
+        short transaction of its own; the block has none open. Inside, check `claim.replayed` first; else do the work, calling
+        out with `claim.child_key(operation)`, and answer: `claim.respond(...)`, or with rows and entries
+        `claim.fence(session)`.
+
+        lease: how long the key stays with this attempt; longer than any single call. `claim.renew()` begins it anew.
+        renew_for: renew it in the background, for this long at most.
+        in_flight, wait: as for `idempotent`; `KeyInFlight.retry_after` is the rest of the lease.
+        keep: how long a retry may take an unfinished request over, and how long it is answered with the stored response. No
+            longer than the services that are called here remember a key.
+
+        An exception stores nothing and ends the lease: the next attempt takes over at once. So does one after a killed
+        process or a cancelled task, when the lease has run out. All attempts have the same child keys; the request stays
+        the first one's: another under this key is a `RequestMismatch`.
+
+        Raises what `idempotent` raises, and `LeaseLost` from whatever is stored after another attempt took over.
+        """
+        if not isinstance(lease, timedelta) or lease < timedelta(seconds=1):
+            raise InvalidValue("lease", lease, "must be a timedelta of at least 1 s")
+        if renew_for is not None and renew_for <= timedelta(0):
+            raise InvalidValue("renew_for", renew_for, "must be positive, or None for no renewals in the background")
+        budget = wait if _in_flight(in_flight) == "wait" else timedelta(0)
+        return LeasedBlock(engine, self._request(key, scope, source, request, keep), lease, renew_for, budget)
 
     @overload
     def run_idempotent(
         self,
         session: Session | scoped_session[Any],
-        key: str,
+        key: str | BodyKey,
         fn: Callable[[Claim], object],
         *,
         scope: str,
@@ -159,7 +210,7 @@ class Outbox:
     def run_idempotent(
         self,
         session: AsyncSessionLike,
-        key: str,
+        key: str | BodyKey,
         fn: Callable[[Claim], Awaitable[object]],
         *,
         scope: str,
@@ -170,7 +221,7 @@ class Outbox:
         keep: timedelta = DAY,
     ) -> Awaitable[Response]: ...
     def run_idempotent(
-        self, session: Any, key: str, fn: Callable[[Claim], Any], **settings: Any
+        self, session: Any, key: str | BodyKey, fn: Callable[[Claim], Any], **settings: Any
     ) -> Response | Awaitable[Response]:
         """`idempotent` in the form in which a replay cannot be forgotten: `fn(claim)` runs only if there is work to do.
 
@@ -179,6 +230,35 @@ class Outbox:
         """
         block = self.idempotent(session, key, **settings)
         return _run_async(block, fn) if hasattr(unscoped(session), "run_sync") else _run(block, fn)
+
+    def inbox(
+        self,
+        session: AnySession,
+        *,
+        consumer: str,
+        message_id: str,
+        scope: str,
+        in_flight: Literal["conflict", "wait"] = "conflict",
+        wait: timedelta = timedelta(seconds=5),
+        keep: timedelta = INBOX_KEEP,
+    ) -> InboxBlock:
+        """Take a consumed message in this transaction: `with` it on a Session, `async with` it on an AsyncSession.
+
+        Inside, check `message.duplicate` first and do nothing if it is; else do the work. What the block writes and
+        enqueues commits together with the record that the message was handled, or vanishes together: commit after the
+        block, acknowledge the message after the commit. An exception inside undoes the block and stores nothing, so the
+        message is worked on again when it is redelivered.
+
+        consumer: who handles it; each consumer handles each message once. scope: whose message ids these are, the broker
+            and the queue; `outbox.inboxes` makes it and message_id from a client library's message.
+        in_flight: another transaction is handling the message: "conflict" raises `KeyInFlight` at once, "wait" after
+            `wait`. Leave the message unacknowledged.
+        keep: for how long the message is known at least: as long as the broker keeps it, in its dead-letter queue too.
+
+        Raises `KeyInFlight` (.retry_after), `InvalidValue`, `ClaimOpen`; `AlreadyAnswered` for work on a duplicate.
+        """
+        key = message_key(self.configuration, consumer=consumer, message_id=message_id, scope=scope, keep=keep)
+        return InboxBlock(session, key, _in_flight(in_flight), wait)
 
     @overload
     def status(self, session: Session | scoped_session[Any], parent: str | ParentKey) -> list[EntryStatus]: ...
@@ -206,6 +286,29 @@ class Outbox:
             session, lambda inner: cancel_entry(configuration, inner, entry_id)
         )
         return cancelled
+
+    @overload
+    def request_status(
+        self, session: Session | scoped_session[Any], id: UUID, *, scope: str
+    ) -> RequestStatus | None: ...
+    @overload
+    def request_status(self, session: AsyncSessionLike, id: UUID, *, scope: str) -> Awaitable[RequestStatus | None]: ...
+    def request_status(
+        self, session: Any, id: UUID, *, scope: str
+    ) -> RequestStatus | Awaitable[RequestStatus | None] | None:
+        """The request whose claim had this `id`, with all its entries, or None: also if it is another scope's.
+
+        Payloads are not in it. With an AsyncSession it is awaited. Flushes the session.
+        """
+        configuration = self.configuration
+        found: RequestStatus | Awaitable[RequestStatus | None] | None
+        found = in_session(session, lambda inner: read_request(configuration, inner, id, scope))
+        return found
+
+    def _request(self, key: Any, scope: str, source: str, request: Any, keep: timedelta) -> RecordKey | BodyRequest:
+        if isinstance(key, BodyKey):
+            return BodyRequest.of(self.configuration, key, scope, source, fingerprint(request))
+        return self._record_key(key, scope, source, request, keep)
 
     def _record_key(self, key: Any, scope: str, source: str, request: Any, keep: timedelta) -> RecordKey:
         if key is None or key == "":
@@ -244,12 +347,16 @@ class DefaultOutbox(Outbox):
         options: Collection[str] = (),
         payload_bytes_max: int = PAYLOAD_BYTES_MAX,
         audit: timedelta = AUDIT_WINDOW,
+        observe: Observer | None = None,
+        status_url: str | None = None,
     ) -> None:
         """Set up the module functions, once, at the app's start. The same settings again do no harm.
 
         keyring: the secrets; env: the deployment's name, part of every key, so that staging and production differ.
         schema, prefix: where the tables are. options: more names for `enqueue(options=...)`.
         payload_bytes_max: of one entry's JSON. audit: how long a record stays readable.
+        observe: told of every claim, an `outbox.ObservedClaim`, when its transaction has ended; it must not block.
+        status_url: where an accepted request can be watched, with `{id}` in it: the Location of `claim.accept`.
         Raises `ConfigurationError` for a second call that differs: half of the app would use other keys.
         """
         new = Configuration(
@@ -260,6 +367,8 @@ class DefaultOutbox(Outbox):
             options=options,
             payload_bytes_max=payload_bytes_max,
             audit=audit,
+            observe=observe,
+            status_url=status_url,
         )
         if self._configuration is not None and self._configuration != new:
             raise ConfigurationError(

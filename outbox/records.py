@@ -1,28 +1,58 @@
 """The idempotency record in the database: find it, lock its key, insert it with its answer."""
 
 import json
+import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, and_, delete, exists, literal, select
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    Executable,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    false,
+    literal_column,
+    not_,
+    null,
+    or_,
+    select,
+    true,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql import ColumnElement
 
 from outbox.configuration import Configuration
 from outbox.databases import (
+    SERIALIZATION_FAILURE,
     clock,
     clock_plus,
+    execute,
     insert_unless_present,
+    keeps_snapshot,
+    lock_number,
     require_prepared,
     require_transaction,
-    try_lock,
+    sqlstate,
+    stored_body,
+    try_locking,
     wait_for_lock,
 )
 from outbox.errors import InvalidValue, KeyExpired, KeyInFlight, NotSerializable, RequestMismatch
 from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.keys import ParentKey
+from outbox.observing import ClaimWatch
 from outbox.payload import encode_json
+from outbox.schema import Tables
 
 RETRY_AFTER = timedelta(seconds=1)
 """What a 409 advises: a request in one transaction is short, and asking again costs one read."""
@@ -41,6 +71,14 @@ class RecordKey:
     @property
     def kid(self) -> str:
         return self.configuration.keyring.current
+
+    @property
+    def name(self) -> str:
+        return self.parent.key
+
+    @property
+    def source(self) -> str:
+        return self.parent.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +100,11 @@ class Response:
         if content_type and not any(name.lower() == "content-type" for name in kept):
             kept["Content-Type"] = content_type
         return cls(status, data, kept)
+
+    @property
+    def state(self) -> Literal["succeeded", "failed"]:
+        """What a record with this answer is called."""
+        return "succeeded" if self.status < 400 else "failed"
 
     def json(self) -> Any:
         """The body parsed as JSON."""
@@ -105,109 +148,214 @@ def _check_header(name: object, value: object) -> None:
 
 
 def claim_key(
-    connection: Connection, key: RecordKey, in_flight: Literal["conflict", "wait"], wait: timedelta
+    connection: Connection,
+    key: RecordKey,
+    in_flight: Literal["conflict", "wait"],
+    wait: timedelta,
+    watch: ClaimWatch | None = None,
 ) -> Response | None:
     """Take the key for this transaction, or return the answer that it has. Raises what refuses the request.
 
-    The record is looked for before the lock, so that two replays at once are both answered, and again under it, as a
-    separate statement: its first holder may just have committed.
+    One statement finds the record and tries the lock, and takes no lock for an answer to replay, so that two replays at once
+    are both answered. Under the lock it is looked for again, as a separate statement: the lock's holder may just have committed.
     """
     require_transaction(connection)
     require_prepared(connection)
-    answer = _find(connection, key, locked=False)
+    found = _look(connection, key, lock=True)
+    answer = _answer(key, found)
     if answer is not None:
         return answer
-    locked = try_lock(connection, key.id)
+    locked = found.locked
     if not locked and in_flight == "wait":
-        locked = wait_for_lock(connection, key.id, wait)
-    answer = _find(connection, key, locked=locked)
-    if answer is None and not locked:
-        raise key_in_flight(key)
+        with nullcontext() if watch is None else watch.waiting():
+            locked = wait_for_lock(connection, key.id, wait)
+    if not locked:
+        raise key_in_flight(key.name)
+    if found.keeps_snapshot:
+        return find_despite_snapshot(connection, key)
+    return _find_locked(connection, key)
+
+
+def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | None:
+    """The same under the lock, in a transaction that sees no later commit than its first statement did.
+
+    A record that was committed since is met by an insert only, here one that is taken back. Without it the request would be
+    worked through, to fail at its end. Savepoints, so that the caller's transaction lives on.
+    """
+    try:
+        with connection.begin_nested():
+            answer = _find_locked(connection, key)
+        if answer is None:
+            with connection.begin_nested() as trial:
+                insert_record(connection, key, Response(204))
+                trial.rollback()
+    except DBAPIError as error:
+        if sqlstate(error.orig) != SERIALIZATION_FAILURE:
+            raise
+        raise KeyInFlight(
+            f"a request with key {key.parent.key!r} was answered after this transaction's snapshot: roll it back and ask again",
+            RETRY_AFTER,
+        ) from error
     return answer
 
 
-def key_in_flight(key: RecordKey) -> KeyInFlight:
+def key_in_flight(name: str, rest: timedelta = RETRY_AFTER) -> KeyInFlight:
+    seconds = max(1, math.ceil(rest.total_seconds()))
     return KeyInFlight(
-        f"a request with key {key.parent.key!r} is being processed now: ask again in {RETRY_AFTER.seconds} s",
+        f"a request with key {name!r} is being processed now: ask again in {seconds} s", timedelta(seconds=seconds)
+    )
+
+
+def insert_record(connection: Connection, key: RecordKey, response: Response, completion: str | None = None) -> None:
+    """Store the answer; it becomes visible with the caller's commit.
+
+    completion: who builds the final answer of a request that is only accepted: `response` stands in for it until then.
+    """
+    parent, configuration = key.parent, key.configuration
+    accepted = completion is not None
+    values = {
+        "new_id": key.id,
+        "new_env": configuration.env,
+        "new_scope": parent.scope,
+        "new_source": parent.source,
+        "new_parent": parent.key,
+        "new_kid": key.kid,
+        "new_state": "accepted" if accepted else response.state,
+        "new_fingerprint": key.fingerprint,
+        "new_fingerprint_version": FINGERPRINT_VERSION,
+        "new_status": response.status,
+        "new_body": response.body,
+        "new_headers": json.dumps(dict(response.headers)),
+        "new_completion": completion,
+        "keep": key.keep.total_seconds(),
+        "audit": max(key.keep, configuration.audit).total_seconds(),
+    }
+    written = execute(connection, _insertion(configuration.tables, connection.dialect.name, accepted), values)
+    if not written.rowcount:  # only if something else than this library writes records: the lock keeps ours apart
+        raise key_in_flight(key.name)
+
+
+@cache
+def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
+    record = tables.record
+    given = (
+        *("id", "env", "scope", "source", "parent", "kid", "state", "fingerprint", "fingerprint_version"),
+        *("status", "body", "headers", "completion"),
+    )
+    statement: Executable = insert_unless_present(dialect, record).values(
+        {name: bindparam(f"new_{name}", type_=record.c[name].type) for name in given}
+        | {
+            "created_at": clock(),
+            "answered_at": null() if accepted else clock(),
+            "replay_until": clock_plus(bindparam("keep", type_=Double)),
+            "keep_until": clock_plus(bindparam("audit", type_=Double)),
+        }
+    )
+    return statement
+
+
+def _find_locked(connection: Connection, key: RecordKey) -> Response | None:
+    """The answer to replay, or None if the key is free, as it is for whoever holds the key's lock."""
+    found = _look(connection, key)
+    answer = _answer(key, found)
+    if answer is None and found.status is not None:
+        _free_expired(connection, key)
+    return answer
+
+
+def _answer(key: RecordKey, found: "_Found") -> Response | None:
+    """The answer to replay, or None if there is none, or none any more. Raises for a mismatch or an expired key."""
+    if found.buried:
+        raise key_expired(key)
+    if found.lease_until is not None:
+        require_same_request(key, found.fingerprint, found.fingerprint_version)
+        raise _under_lease(key, found.lease_until - found.now, expired=found.expired)
+    if found.status is None or found.expired:
+        return None
+    require_same_request(key, found.fingerprint, found.fingerprint_version)
+    if found.body is None:
+        raise key_expired(key)
+    return Response(found.status, found.body, json.loads(found.headers))
+
+
+def require_same_request(key: RecordKey, fingerprint: bytes, version: int) -> None:
+    """Raise `RequestMismatch` if the fingerprint that is stored tells this request from the first one."""
+    if version == FINGERPRINT_VERSION and fingerprint != key.fingerprint:
+        raise RequestMismatch(
+            f"key {key.parent.key!r} was used before with another request: use a new key for a new request"
+        )
+
+
+def _under_lease(key: RecordKey, rest: timedelta, *, expired: bool) -> KeyInFlight | KeyExpired:
+    if rest > timedelta(0):
+        return key_in_flight(key.name, rest)
+    if expired:
+        return key_expired(key)
+    return KeyInFlight(
+        f"the request with key {key.name!r} was begun under a lease that ran out before its answer: it is for outbox.leased"
+        " to take over",
         RETRY_AFTER,
     )
 
 
-def insert_record(connection: Connection, key: RecordKey, response: Response) -> None:
-    """Store the answer; it becomes visible with the caller's commit."""
-    tables = key.configuration.tables
-    parent = key.parent
-    now = clock()
-    written = connection.execute(
-        insert_unless_present(connection, tables.record).values(
-            id=key.id,
-            env=key.configuration.env,
-            scope=parent.scope,
-            source=parent.source,
-            parent=parent.key,
-            kid=key.kid,
-            state="succeeded" if response.status < 400 else "failed",
-            fingerprint=key.fingerprint,
-            fingerprint_version=FINGERPRINT_VERSION,
-            status=response.status,
-            body=response.body,
-            headers=json.dumps(dict(response.headers)),
-            created_at=now,
-            answered_at=now,
-            replay_until=clock_plus(key.keep),
-            keep_until=clock_plus(max(key.keep, key.configuration.audit)),
-        )
-    )
-    if not written.rowcount:  # only if something else than this library writes records: the lock keeps ours apart
-        raise key_in_flight(key)
-
-
-def _find(connection: Connection, key: RecordKey, *, locked: bool) -> Response | None:
-    """The answer to replay, or None if the key is free. Raises for a mismatch or an expired key."""
-    found = _select(connection, key)
-    if found.buried:
-        raise _expired(key)
-    if found.status is None:
-        return None
-    if found.expired:
-        if locked:
-            _free_expired(connection, key)
-        return None
-    if found.fingerprint_version == FINGERPRINT_VERSION and found.fingerprint != key.fingerprint:
-        raise RequestMismatch(
-            f"key {key.parent.key!r} was used before with another request: use a new key for a new request"
-        )
-    return Response(found.status, found.body, json.loads(found.headers))
-
-
 class _Found(NamedTuple):
     status: int | None
-    body: bytes
+    body: bytes | None
     headers: str
     fingerprint: bytes
     fingerprint_version: int
     expired: bool
     buried: bool
+    lease_until: datetime | None
+    now: datetime
+    locked: bool
+    keeps_snapshot: bool
 
 
-def _select(connection: Connection, key: RecordKey) -> _Found:
-    """One row always: the record's answer, whether it has expired, whether a tombstone stands for it."""
-    record, tombstone = key.configuration.tables.record, key.configuration.tables.tombstone
-    wanted = select(literal(key.id, record.c.id.type).label("id")).subquery()
-    row = connection.execute(
-        select(
-            record.c.status,
-            record.c.body,
-            record.c.headers,
-            record.c.fingerprint,
-            record.c.fingerprint_version,
-            record.c.replay_until <= clock(),
-            (tombstone.c.forget_at > clock()),
-        ).select_from(
-            wanted.outerjoin(record, record.c.id == wanted.c.id).outerjoin(tombstone, tombstone.c.id == wanted.c.id)
-        )
-    ).one()
-    return _Found._make(row)
+def _look(connection: Connection, key: RecordKey, *, lock: bool = False) -> _Found:
+    """One row always: the record's answer, whether it has expired, whether a tombstone stands for it.
+
+    lock: try the key's lock, unless there is an answer to replay or to refuse with.
+    """
+    statement = _look_and_lock(key.configuration.tables) if lock else _look_only(key.configuration.tables)
+    parameters = {"wanted": key.id, "lock": lock_number(key.id)} if lock else {"wanted": key.id}
+    return _Found._make(execute(connection, statement, parameters).rows[0])
+
+
+@cache
+def _look_and_lock(tables: Tables) -> Executable:
+    is_settled = or_(_stands(tables), tables.tombstone.c.forget_at > clock())
+    locked = case((is_settled, false()), else_=try_locking(bindparam("lock", type_=BigInteger)))
+    return _looking(tables, locked, keeps_snapshot())
+
+
+@cache
+def _look_only(tables: Tables) -> Executable:
+    return _looking(tables, true(), false())
+
+
+def _looking(tables: Tables, *lock: ColumnElement[bool]) -> Executable:
+    record, tombstone = tables.record, tables.tombstone
+    wanted = select(bindparam("wanted", type_=record.c.id.type).label("id")).subquery()
+    return select(
+        record.c.status,
+        stored_body(record),
+        record.c.headers,
+        record.c.fingerprint,
+        record.c.fingerprint_version,
+        not_(_stands(tables)),
+        tombstone.c.forget_at > clock(),
+        record.c.lease_until,
+        clock(),
+        *lock,
+    ).select_from(
+        wanted.outerjoin(record, record.c.id == wanted.c.id).outerjoin(tombstone, tombstone.c.id == wanted.c.id)
+    )
+
+
+def _stands(tables: Tables) -> ColumnElement[bool]:
+    """Whether the record still speaks for its key: an open request's key stays its own."""
+    return or_(tables.record.c.state == literal_column("'accepted'"), tables.record.c.replay_until > clock())
 
 
 def _free_expired(connection: Connection, key: RecordKey) -> None:
@@ -218,11 +366,14 @@ def _free_expired(connection: Connection, key: RecordKey) -> None:
     record, entry = key.configuration.tables.record, key.configuration.tables.entry
     elsewhere = and_(entry.c.record_id == key.id, entry.c.record_id != entry.c.parent_id)
     caused = exists().where(entry.c.parent_id == key.id) | exists().where(elsewhere)
-    if not connection.execute(delete(record).where(record.c.id == key.id, ~caused)).rowcount:
-        raise _expired(key)
+    if connection.execute(delete(record).where(record.c.id == key.id, ~caused)).rowcount:
+        return
+    found = _look(connection, key)  # upkeep may have deleted it just now
+    if found.status is not None or found.buried:
+        raise key_expired(key)
 
 
-def _expired(key: RecordKey) -> KeyExpired:
+def key_expired(key: RecordKey) -> KeyExpired:
     return KeyExpired(
         f"key {key.parent.key!r} is older than its retry window, and what it caused is still remembered: use a new key"
     )

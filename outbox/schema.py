@@ -4,6 +4,7 @@ An entry is cold: written once in the app's transaction, never updated. What cha
 `queue`, one row per entry that has not ended; what became of it in `settlement`, one row, append-only.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,9 +15,13 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
+    Connection,
+    Date,
     DateTime,
     Dialect,
     Float,
+    FromClause,
     Index,
     Integer,
     LargeBinary,
@@ -28,16 +33,29 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     Uuid,
+    and_,
     event,
+    literal_column,
     text,
 )
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.types import TypeEngine
 
+from outbox.table_names import check_table_names
+
 SCHEMA_VERSION = 1
-"""Written on every entry; a dispatcher claims only entries of versions that it knows."""
+"""Written on every entry: which releases can read it. A dispatcher leaves entries of a newer version to a newer one.
+
+It goes up when a dispatcher that does not know the change would read an entry wrongly: what a payload, an option or a
+header means, how a key is derived. A new table, index or column that older releases may ignore leaves it as it is: that is
+what the migrations' revisions count.
+"""
 
 NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 """The due time of what is not to be claimed. PostgreSQL's own 'infinity' cannot be read back by its drivers."""
+
+OPEN = "('accepted', 'leased')"
+"""The states of a record that has no final answer yet, as SQL."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -67,6 +85,7 @@ class Tables:
     """The outbox's tables under one schema and prefix."""
 
     metadata: MetaData
+    position: Sequence
     entry: Table
     queue: Table
     settlement: Table
@@ -79,10 +98,11 @@ class Tables:
 
 
 def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str = "outbox_") -> Tables:
-    """Add the outbox's tables to `metadata`, e.g. to the app's own, so that its Alembic sees them."""
-    Sequence(f"{prefix}position", schema=schema, metadata=metadata)
+    """Add the outbox's tables to `metadata`, for `create_all`. The app's own Alembic wants `outbox.migrations.metadata()`."""
+    check_table_names(schema, prefix)
     tables = Tables(
         metadata=metadata,
+        position=Sequence(f"{prefix}position", schema=schema, metadata=metadata),
         entry=Table(f"{prefix}entry", metadata, *_entry(prefix), schema=schema),
         queue=Table(f"{prefix}queue", metadata, *_queue(prefix), schema=schema),
         settlement=Table(f"{prefix}settlement", metadata, *_settlement(prefix), schema=schema),
@@ -97,6 +117,7 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         options = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         ddl = DDL(f"ALTER TABLE %(fullname)s SET ({options})")  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
         event.listen(table, "after_create", ddl.execute_if(dialect="postgresql"))
+    _listen_for_functions(tables, schema, prefix)
     return tables
 
 
@@ -115,6 +136,120 @@ def storage_parameters(tables: Tables) -> dict[Table, dict[str, int]]:
         },
         tables.record: {"fillfactor": 90},
     }
+
+
+def is_open(record: FromClause, state: str) -> ColumnElement[bool]:
+    """Whether a record is in this one of the `OPEN` states, as its index has it.
+
+    Written out, not a parameter, as the index is of these rows only. All of them are named too: SQLite takes a partial index
+    only for its own condition, word for word (sqlite.org/partialindex.html).
+    """
+    return and_(record.c.state.bool_op("IN")(literal_column(OPEN)), record.c.state == literal_column(f"'{state}'"))
+
+
+def cancel_function(schema: str | None, prefix: str) -> str:
+    """The quoted name of PostgreSQL's function by which the app cancels an entry: its role may not delete one otherwise."""
+    return quoted(f"{prefix}cancel", schema)
+
+
+def holding(meta: str) -> str:
+    """PostgreSQL's condition, over the quoted name of `meta`, under which the database may have forgotten commits.
+
+    A hold is on record; or nobody has noticed yet that the server is on another timeline than the one marked, because a
+    standby was promoted or a backup was recovered. CASE, since a server that marked no timeline may refuse the question.
+    """
+    return (
+        f"EXISTS (SELECT FROM {meta} AS m WHERE m.held_reason IS NOT NULL OR CASE WHEN m.timeline IS NOT NULL"
+        " THEN m.timeline <> substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END)"
+    )
+
+
+def cancel_function_ddl(schema: str | None, prefix: str) -> tuple[str, str]:
+    """The statements that make it. It may be called by its owner and those to whom `outbox db roles` grants it.
+
+    It deletes only what was never possibly sent, nothing in a database that may have forgotten, and lets the next of its lane
+    come (outbox/lanes.py): first it locks the entry, then it reads the lane, for which each statement in it has a snapshot of
+    its own. BEGIN ATOMIC binds every name when it is
+    made, so that a caller's search_path leads it nowhere else. Source: PostgreSQL, "CREATE FUNCTION", "Writing SECURITY DEFINER
+    Functions Safely".
+    """
+    name = cancel_function(schema, prefix)
+    entry, queue = quoted(f"{prefix}entry", schema), quoted(f"{prefix}queue", schema)
+    cancellable = (
+        "q.id = entry_id AND q.state IN ('pending', 'retry') AND q.lease_token IS NULL AND NOT q.maybe_sent"
+        f" AND NOT {holding(quoted(f'{prefix}meta', schema))}"
+    )
+    create = f"""
+CREATE OR REPLACE FUNCTION {name}(entry_id uuid) RETURNS boolean LANGUAGE sql SECURITY DEFINER
+BEGIN ATOMIC
+    SELECT q.id FROM {queue} AS q WHERE {cancellable} FOR UPDATE;
+    UPDATE {queue} AS q SET due_at = CASE
+        WHEN q.due_at = '{NEVER.isoformat()}' AND q.hold IS NULL THEN GREATEST(e.due_at, now()) ELSE q.due_at END
+    FROM {entry} AS e WHERE e.id = q.id AND q.id = (
+        SELECT n.id FROM {queue} AS n, {queue} AS q
+        WHERE {cancellable} AND n.ordering_key = q.ordering_key AND n.position > q.position AND n.state IN ('pending', 'retry')
+        ORDER BY n.position LIMIT 1 FOR UPDATE OF n
+    );
+    WITH cancelled AS (
+        DELETE FROM {queue} AS q WHERE {cancellable}
+        RETURNING q.id, q.deliveries, q.attempts, q.key_epoch
+    ), settled AS (
+        INSERT INTO {quoted(f"{prefix}settlement", schema)} (id, state, deliveries, attempts, key_epoch, settled_at)
+        SELECT c.id, 'cancelled', c.deliveries, c.attempts, c.key_epoch, clock_timestamp() FROM cancelled AS c
+    )
+    SELECT EXISTS (SELECT FROM cancelled);
+END"""
+    return create.strip(), f"REVOKE ALL ON FUNCTION {name}(uuid) FROM PUBLIC"
+
+
+def body_function_ddl(schema: str | None, prefix: str) -> str:
+    """The statement that makes the function by which a body is read that stands in its day's partition: `outbox.bodies`.
+
+    It has the rights of who calls it. EXECUTE plans for the day that is asked for: no other day's partition is opened or
+    locked, whereas a prepared plan would lock all of them. NULL: the partition is gone.
+    """
+    table = quoted(f"{prefix}body", schema)
+    return f"""
+CREATE OR REPLACE FUNCTION {body_function(schema, prefix)}(record_id uuid, on_day date) RETURNS bytea LANGUAGE plpgsql STABLE
+AS $read$
+DECLARE
+    found bytea;
+BEGIN
+    EXECUTE $one$SELECT body FROM {table} WHERE id = $1 AND day = $2$one$ INTO found USING record_id, on_day;
+    RETURN found;
+END
+$read$""".strip()
+
+
+def body_function(schema: str | None, prefix: str) -> str:
+    """The quoted name of that function; its arguments are `(uuid, date)`."""
+    return quoted(f"{prefix}body_of", schema)
+
+
+def _listen_for_functions(tables: Tables, schema: str | None, prefix: str) -> None:
+    cancel, body = cancel_function(schema, prefix), body_function(schema, prefix)
+    needed = {tables.entry, tables.queue, tables.settlement, tables.meta}
+    _listen(tables, needed, "after_create", *cancel_function_ddl(schema, prefix))
+    _listen(tables, needed, "before_drop", f"DROP FUNCTION IF EXISTS {cancel}(uuid)")
+    _listen(tables, {tables.record}, "after_create", body_function_ddl(schema, prefix))
+    _listen(tables, {tables.record}, "before_drop", f"DROP FUNCTION IF EXISTS {body}(uuid, date)")
+
+
+def _listen(tables: Tables, needed: set[Table], moment: str, *statements: str) -> None:
+    def execute(target: MetaData, connection: Connection, tables: Collection[Table], **rest: object) -> None:
+        # `create_all` and `drop_all` may be told to spare some tables, or find them there
+        if connection.dialect.name == "postgresql" and needed <= set(tables):
+            for statement in statements:
+                connection.execute(text(statement))
+
+    event.listen(tables.metadata, moment, execute)
+
+
+def quoted(name: str, schema: str | None = None) -> str:
+    """A name as PostgreSQL takes it, quoted where it must be."""
+    prepare = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
+    written: str = prepare.format_table(Table(name, MetaData(), schema=schema))
+    return written
 
 
 def _key_columns() -> list[Column[Any]]:
@@ -176,6 +311,7 @@ def _queue(prefix: str) -> list[Any]:
         Column("position", BigInteger),
         Column("hold", Text),
         Column("outcome", Text),
+        Column("waiting_since", Instant),  # it was due then, and has only been handed back since
         CheckConstraint("state IN ('pending', 'sending', 'retry', 'uncertain')", name=f"{prefix}queue_state"),
         # a lease is whole or absent, and is what `sending` means
         CheckConstraint(
@@ -210,6 +346,9 @@ def _settlement(prefix: str) -> list[Any]:
         Column("key_epoch", SmallInteger, nullable=False),
         Column("settled_at", Instant, nullable=False),
         CheckConstraint("state IN ('delivered', 'failed', 'cancelled')", name=f"{prefix}settlement_state"),
+        # serves retention: what was settled long enough ago. Not a block range index: the pages that retention frees are
+        # filled again, so that each range soon holds rows of every age
+        Index(f"{prefix}settlement_settled", "settled_at"),
     ]
 
 
@@ -224,6 +363,10 @@ def _destination(prefix: str) -> list[Any]:
         Column("breaker_failures", Integer, nullable=False),
         Column("rate_per_second", Float),
         Column("changed_at", Instant, nullable=False),
+        Column("breaker_token", Uuid),
+        Column("rate_at", Instant),
+        Column("decided_by", String(255)),
+        Column("decided_at", Instant),
         CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
     ]
 
@@ -246,7 +389,7 @@ def _event(prefix: str) -> list[Any]:
         Column("delivery", Integer),
         Column("actor", String(255)),
         Column("reason", Text),
-        CheckConstraint("kind IN ('attempt', 'decision')", name=f"{prefix}event_kind"),
+        CheckConstraint("kind IN ('attempt', 'decision', 'look')", name=f"{prefix}event_kind"),
         # serves the history of one entry
         Index(f"{prefix}event_entry", "entry_id"),
     ]
@@ -261,6 +404,11 @@ def _meta(prefix: str) -> list[Any]:
         Column("lsn", String(32)),
         Column("held_reason", Text),
         Column("checked_at", Instant),
+        Column("number", BigInteger),
+        Column("place", String(64)),
+        Column("resumed_at", Instant),
+        Column("resumed_by", String(255)),
+        Column("resumed_reason", Text),
         CheckConstraint("id = 1", name=f"{prefix}meta_single"),
     ]
 
@@ -283,6 +431,7 @@ def _record(prefix: str) -> list[Any]:
         Column("answered_at", Instant),
         Column("replay_until", Instant, nullable=False),
         Column("keep_until", Instant, nullable=False),
+        Column("body_day", Date),  # where the body is, if not here: `outbox.bodies`
         CheckConstraint("state IN ('accepted', 'leased', 'succeeded', 'failed')", name=f"{prefix}record_state"),
         # answered is whole or absent; a one-transaction claim is never visible without its answer
         CheckConstraint(
@@ -296,6 +445,22 @@ def _record(prefix: str) -> list[Any]:
         ),
         # serves retention: the records that nobody may ask for any more
         Index(f"{prefix}record_keep", "keep_until"),
+        # serves the dispatcher, which looks for accepted requests that wait for nothing, and the gauges of those that are open
+        Index(
+            f"{prefix}record_open",
+            "state",
+            "created_at",
+            postgresql_where=text(f"state IN {OPEN}"),
+            sqlite_where=text(f"state IN {OPEN}"),
+        ),
+        # serves retention: whether a day's bodies are needed still
+        Index(
+            f"{prefix}record_body",
+            "body_day",
+            "keep_until",
+            postgresql_where=text("body_day IS NOT NULL"),
+            sqlite_where=text("body_day IS NOT NULL"),
+        ),
     ]
 
 

@@ -28,7 +28,7 @@ class ClaimedParent(NamedTuple):
 
     parent: ParentKey
     kid: str
-    record_id: UUID
+    record_id: UUID | None
 
 
 class OpenClaim(Protocol):
@@ -54,15 +54,17 @@ class SessionState:
     claim: the open idempotency claim, if any.
     doomed: why this transaction must not commit any more.
     committed: the transaction has committed and is about to end: too late to write anything in it.
+    at_end: what to call when the transaction has ended, either way, and its locks are gone; it raises nothing.
     """
 
-    __slots__ = ("claim", "committed", "doomed", "marker", "pending")
+    __slots__ = ("at_end", "claim", "committed", "doomed", "marker", "pending")
 
     def __init__(self) -> None:
         self.pending: dict[tuple[int, UUID], tuple[NewEntry, SessionTransaction | None]] = {}
         self.claim: OpenClaim | None = None
         self.doomed: ClaimError | None = None
         self.committed = False
+        self.at_end: list[Callable[[], None]] = []
         self.marker: _Marker | None = None
 
     def find(self, configuration: Configuration, entry_id: UUID) -> NewEntry | None:
@@ -238,3 +240,6 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
     state.committed = False
     if state.claim is not None:  # it stays, to guard what its block still does
         state.claim.transaction_ended()
+    calls, state.at_end = state.at_end, []
+    for call in calls:
+        call()

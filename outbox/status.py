@@ -6,12 +6,14 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from outbox.configuration import Configuration
 from outbox.databases import clock, require_transaction
 from outbox.keys import ParentKey, Tag, encode_native, parent_id
+from outbox.lanes import Place, advance
+from outbox.schema import Tables, cancel_function
 
 State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed", "cancelled"]
 
@@ -43,6 +45,19 @@ def read_status(configuration: Configuration, session: Session, parent: str | Pa
     """Every entry under `parent`, oldest first, including what this session has enqueued."""
     session.flush()
     tables = configuration.tables
+    under = tables.entry.c.parent_id == parent_id(configuration.env, ParentKey.of(parent))
+    return _read(session.connection(), tables, under)
+
+
+def entries_of_request(connection: Connection, tables: Tables, record_id: UUID) -> list[EntryStatus]:
+    """Every entry that the request of this record caused, oldest first: under its own key and under other parents."""
+    entry = tables.entry
+    own = _read(connection, tables, entry.c.parent_id == record_id)
+    elsewhere = _read(connection, tables, entry.c.record_id == record_id, entry.c.record_id != entry.c.parent_id)
+    return sorted([*own, *elsewhere], key=lambda status: (status.created_at, status.id))
+
+
+def _read(connection: Connection, tables: Tables, *conditions: ColumnElement[bool]) -> list[EntryStatus]:
     entry, queue, settlement = tables.entry, tables.queue, tables.settlement
     statement = (
         select(
@@ -61,7 +76,7 @@ def read_status(configuration: Configuration, session: Session, parent: str | Pa
         .select_from(
             entry.outerjoin(queue, queue.c.id == entry.c.id).outerjoin(settlement, settlement.c.id == entry.c.id)
         )
-        .where(entry.c.parent_id == parent_id(configuration.env, ParentKey.of(parent)))
+        .where(*conditions)
         .order_by(entry.c.created_at, entry.c.id)
     )
     return [
@@ -77,7 +92,7 @@ def read_status(configuration: Configuration, session: Session, parent: str | Pa
             created_at=row.created_at,
             settled_at=row.settled_at,
         )
-        for row in session.connection().execute(statement)
+        for row in connection.execute(statement)
     ]
 
 
@@ -87,11 +102,19 @@ def _waiting_reason(outcome: str | None) -> str | None:
 
 
 def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID) -> bool:
-    """Cancel what was never possibly sent: one DELETE with that condition, then the settlement."""
+    """Cancel what was never possibly sent. On PostgreSQL by the function that the app's role may call."""
     session.flush()
     connection = session.connection()
     require_transaction(connection)
-    queue, settlement = configuration.tables.queue, configuration.tables.settlement
+    if connection.dialect.name == "postgresql":
+        function = cancel_function(configuration.schema, configuration.prefix)
+        return bool(connection.execute(text(f"SELECT {function}(:id)"), {"id": entry_id}).scalar_one())
+    return _cancel_by_hand(connection, configuration.tables, entry_id)
+
+
+def _cancel_by_hand(connection: Connection, tables: Tables, entry_id: UUID) -> bool:
+    """The same where there are neither functions nor roles: one DELETE with the condition, and what follows from it."""
+    queue, settlement = tables.queue, tables.settlement
     cancelled = connection.execute(
         delete(queue)
         .where(
@@ -99,8 +122,9 @@ def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID)
             queue.c.state.in_(("pending", "retry")),
             queue.c.lease_token.is_(None),
             ~queue.c.maybe_sent,
+            ~exists().where(tables.meta.c.held_reason.is_not(None)),
         )
-        .returning(queue.c.deliveries, queue.c.attempts, queue.c.key_epoch)
+        .returning(queue.c.deliveries, queue.c.attempts, queue.c.key_epoch, queue.c.ordering_key, queue.c.position)
     ).one_or_none()
     if cancelled is None:
         return False
@@ -114,4 +138,6 @@ def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID)
             settled_at=clock(),
         )
     )
+    if cancelled.position is not None:
+        advance(connection, tables, [Place(cancelled.ordering_key, cancelled.position)])
     return True

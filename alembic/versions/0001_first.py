@@ -164,6 +164,11 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("lsn", sa.String(32)),
         sa.Column("held_reason", sa.Text()),
         sa.Column("checked_at", at),
+        sa.Column("number", sa.BigInteger()),
+        sa.Column("place", sa.String(64)),
+        sa.Column("resumed_at", at),
+        sa.Column("resumed_by", sa.String(255)),
+        sa.Column("resumed_reason", sa.Text()),
         sa.CheckConstraint("id = 1", name=f"{prefix}meta_single"),
         schema=schema,
     )

@@ -1,0 +1,28 @@
+"""Requests over HTTP that may come twice: the Idempotency-Key header, problem documents, and one module for each framework.
+
+- `outbox.http.starlette` and `outbox.http.fastapi`: a middleware that commits before the first byte of an answer, and
+  the claim, as a call or as a dependency.
+- `outbox.http.flask`: a decorator for views.
+- `outbox.http.django`: a decorator for views, and a session in the transaction that Django has.
+
+This package loads none of them; what it exports is for other frameworks, too. The whole: docs/http-api.md.
+"""
+
+from outbox.http.answers import KEPT_HEADERS, REPLAYED, Answer, replay
+from outbox.http.header import HEADER, parse_key
+from outbox.http.policy import Policy, request_content
+from outbox.http.problems import problem_of
+from outbox.http.transaction import RequestTransaction
+
+__all__ = [
+    "HEADER",
+    "KEPT_HEADERS",
+    "REPLAYED",
+    "Answer",
+    "Policy",
+    "RequestTransaction",
+    "parse_key",
+    "problem_of",
+    "replay",
+    "request_content",
+]

@@ -1,0 +1,99 @@
+"""What is kept of an answer, and what is sent: the first time, and for a retry. Pure."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from outbox.errors import ClaimError
+from outbox.records import Response
+
+REPLAYED = "Idempotent-Replayed"  # Stripe's name for it: docs.stripe.com/api/idempotent_requests
+
+KEPT_HEADERS = (
+    "Content-Type",
+    "Content-Encoding",
+    "Content-Language",
+    "Content-Location",
+    "Content-Disposition",
+    "ETag",
+    "Last-Modified",
+    "Link",
+    "Location",
+)
+"""What is kept of an answer's headers: what says something of the answer, and nothing of the connection or the caller."""
+
+# Of one connection or one caller (RFC 9110, section 7.6.1; RFC 6265): they are the server's to write, never a record's.
+NEVER_REPLAYED = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer", "transfer-encoding"),
+        *("upgrade", "content-length", "date", "server", "set-cookie", "set-cookie2", "www-authenticate"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as it goes over the wire; several headers may have one name."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...]
+
+
+class Verdict(Enum):
+    """What becomes of the transaction of a request that was answered."""
+
+    KEEP_SENT = auto()
+    KEEP_CHOSEN = auto()
+    UNDO = auto()
+
+
+def judge(chosen: Response | None, status: int) -> Verdict:
+    """What becomes of the transaction, given what `claim.respond` or `reject` chose and the status that the app sends.
+
+    An answer below 400 is kept. One from 400 on is kept only if it was chosen: an error that nobody chose undoes all and
+    frees the key. Raises `ClaimError` if one answer was chosen and another, a good one, is sent.
+    """
+    if chosen is not None and chosen.status == status:
+        return Verdict.KEEP_CHOSEN
+    if status >= 400:
+        return Verdict.UNDO
+    if chosen is None:
+        return Verdict.KEEP_SENT
+    raise ClaimError(
+        f"the handler chose an answer of status {chosen.status} and sends one of status {status}:"
+        " return what claim.respond() or claim.reject() returned, as a response of the framework"
+    )
+
+
+def kept_headers(answer: Answer, allowed: Collection[str]) -> dict[str, str]:
+    """The headers of `answer` that are allowed, those of one name joined (RFC 9110, section 5.2)."""
+    names = {name.lower(): name for name in allowed}
+    kept: dict[str, str] = {}
+    for name, value in answer.headers:
+        known = names.get(name.lower())
+        if known is not None:
+            kept[known] = f"{kept[known]}, {value}" if known in kept else value
+    return kept
+
+
+def first_answer(chosen: Response, sent: Answer) -> Answer:
+    """`chosen` as the first client gets it: with what else the app sends, its cookies for one."""
+    replaced = {"content-length", *(name.lower() for name in chosen.headers)}
+    others = [(name, value) for name, value in sent.headers if name.lower() not in replaced]
+    return _answer(chosen, others)
+
+
+def plain_answer(kept: Response) -> Answer:
+    """`kept`, and nothing else."""
+    return _answer(kept, [])
+
+
+def replay(kept: Response) -> Answer:
+    """`kept` as a retry gets it: the same status, the same bytes, and a header that says so."""
+    return _answer(kept, [(REPLAYED, "true")])
+
+
+def _answer(kept: Response, others: list[tuple[str, str]]) -> Answer:
+    headers = [(name, value) for name, value in kept.headers.items() if name.lower() not in NEVER_REPLAYED]
+    return Answer(kept.status, kept.body, (*headers, *others))

@@ -1,0 +1,251 @@
+"""Requests to Django, on PostgreSQL with psycopg 3: a decorator for views, in the one transaction that Django has.
+
+    idempotency = Idempotency(scope=lambda request: request.user.get_username())
+
+    @login_required
+    @idempotency.claimed
+    def place_order(request, claimed):
+        order = Order.objects.create(...)                                   # Django's ORM
+        outbox.enqueue(claimed.session, "stripe.payment_intents.create", {...})
+        return JsonResponse({"order": order.pk}, status=201)
+
+The session works on the connection that Django has open, within `transaction.atomic()`, and in a savepoint of it: Django
+commits what both have written, once, before the answer leaves. The session is for the outbox; rows are for Django's ORM.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import Any
+
+from django.conf import settings
+from django.db import Error as DjangoError
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from outbox.databases import CONFLICTS, sqlstate
+from outbox.errors import ConfigurationError, RequestRefused
+from outbox.http.answers import Answer, plain_answer
+from outbox.http.header import HEADER
+from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_scope, too_large
+from outbox.http.transaction import RequestTransaction, undone, undone_by_conflict
+from outbox.idempotency import Claim
+from outbox.records import Response as KeptResponse
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRequest:
+    """A request whose key is claimed: what the view works with.
+
+    session: for `outbox.enqueue` and the like, in Django's own transaction. claim: for `respond` and `reject`, if the answer is
+    an error that is to be kept.
+    """
+
+    session: Session
+    claim: Claim
+
+
+class Idempotency:
+    """Claims the keys of requests to sync views.
+
+    scope: the app's own function: who is calling, as text, given the request. A replay goes to the same caller only, so let it
+        raise for one who may not ask. There is no default.
+    content: what must be equal in a retry, given the request, as bytes or JSON; by default the method, the path, the query,
+        the content type and the body.
+    using: Django's name of the database.
+    body_bytes_max: of a request; a larger one is a 413.
+    Raises `ConfigurationError` without a scope function.
+    """
+
+    def __init__(
+        self,
+        *,
+        scope: Callable[[HttpRequest], str],
+        content: Callable[[HttpRequest], Any] | None = None,
+        policy: Policy | None = None,
+        using: str = "default",
+        body_bytes_max: int = BODY_BYTES_MAX,
+    ) -> None:
+        require_scope(scope, "scope=lambda request: request.user.get_username()")
+        self._scope = scope
+        self._content = content
+        self._policy = policy or Policy()
+        self._using = using
+        self._body_bytes_max = body_bytes_max
+
+    def claimed(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+        """Decorate a view: after the request it is given the `ClaimedRequest`; its answer is kept, a retry does not reach it.
+
+        A view that raises, or answers with an error that `claim` was not told, is undone, and its key is free.
+        Raises `ConfigurationError` for an async view, whose ORM works on another thread.
+        """
+        if inspect.iscoroutinefunction(view):
+            raise ConfigurationError(
+                f"the view {view.__name__!r} is async, and Django's transactions are not: make it a def"
+            )
+
+        @wraps(view)
+        def claim_and_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            try:
+                caller, key, content = self._asked(request)
+                with (
+                    self._transaction() as session,
+                    closing(RequestTransaction(session, self._policy, key, caller, content)) as claimed,
+                ):
+                    if claimed.replay is not None:
+                        return as_response(claimed.replay)
+                    with undone_by_conflict():
+                        sent = view(request, ClaimedRequest(session, claimed.claim), *args, **kwargs)
+                    return self._finish(claimed, sent)
+            except RequestRefused as refusal:
+                return as_response(self._policy.problem(refusal))
+
+        return claim_and_view
+
+    def _asked(self, request: HttpRequest) -> tuple[str, str, Any]:
+        """Who asks, under which key, for what."""
+        caller = self._scope(request)
+        headers: Any = request.headers
+        key = self._policy.key_of([headers[HEADER]] if HEADER in headers else [])
+        return caller, key, self._content_of(request, headers) if self._content is None else self._content(request)
+
+    def _content_of(self, request: HttpRequest, headers: Any) -> bytes:
+        if len(request.body) > self._body_bytes_max:  # how much is read at all, DATA_UPLOAD_MAX_MEMORY_SIZE says
+            raise too_large(self._body_bytes_max)
+        query = request.META.get("QUERY_STRING", "").encode("latin-1")
+        return request_content(request.method or "", request.path, query, headers.get("Content-Type", ""), request.body)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
+        atomic: Any = transaction.atomic(self._using)
+        with _undone_for_django(), atomic, joined_session(self._using) as session:
+            yield session
+
+    def _finish(self, claimed: RequestTransaction, response: Any) -> HttpResponse:
+        if hasattr(response, "render"):
+            response.render()
+        body = b"".join(self._bounded(response))
+        answer = claimed.finish(Answer(response.status_code, body, tuple(response.items())))
+        made: Any = as_response(answer)
+        made.cookies = response.cookies
+        made._resource_closers = (
+            response._resource_closers
+        )  # an open file's, for one: the server closes what it is given
+        return made
+
+    def _bounded(self, response: Any) -> Iterator[bytes]:
+        """The whole body, a stream's or a file's as well: nothing of it may leave before the commit."""
+        size = 0
+        for chunk in response:
+            size += len(chunk)
+            self._policy.check_answer_size(size)
+            yield chunk
+
+
+def as_response(answer: KeptResponse | Answer) -> HttpResponse:
+    """What `claim.respond` or `claim.reject` returned, for the view to return."""
+    wire = plain_answer(answer) if isinstance(answer, KeptResponse) else answer
+    response = HttpResponse(wire.body, status=wire.status)
+    del response["Content-Type"]  # Django's default: what was kept says it
+    for name, value in wire.headers:
+        response[name] = value
+    return response
+
+
+# --- a session in Django's transaction
+
+
+@contextmanager
+def joined_session(using: str = "default") -> Iterator[Session]:
+    """A Session in the transaction that `transaction.atomic()` has open, and in a savepoint of it.
+
+    At the block's end it is committed into that transaction: for good when Django commits. An exception undoes what the
+    session has written, and what Django has written since the block began. Raises `ConfigurationError` outside of `atomic()`, on
+    another database than PostgreSQL with psycopg 3, and without USE_TZ.
+    """
+    connection = connections[using]
+    _require_joinable(connection, using)
+    with (
+        _engine(using).connect() as joined,
+        joined.begin(),
+        Session(joined, join_transaction_mode="create_savepoint") as session,
+    ):
+        with connection.execute_wrapper(_after_the_session(session, connection)):
+            yield session
+        session.commit()
+
+
+def _require_joinable(connection: Any, using: str) -> None:
+    if not connection.in_atomic_block:
+        raise ConfigurationError(
+            f"Django has no transaction open on {using!r}, which the outbox could join: with transaction.atomic(using={using!r})"
+        )
+    if connection.vendor != "postgresql" or type(connection.connection).__module__.partition(".")[0] != "psycopg":
+        raise ConfigurationError(
+            f"the outbox joins Django on PostgreSQL with psycopg 3 only, and {using!r} is another database"
+        )
+    if not settings.USE_TZ:
+        raise ConfigurationError(
+            "the outbox needs instants with their time zone from Django's connection: set USE_TZ = True"
+        )
+
+
+def _after_the_session(session: Session, connection: Any) -> Callable[..., Any]:
+    """Sends, before each statement of Django's, what waits in the session: both's savepoints are in the order of the code."""
+
+    def execute(django_execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+        has_failed = (
+            connection.connection.info.transaction_status.name == "INERROR"
+        )  # nothing but a rollback can be sent
+        if session.is_active and not has_failed:
+            session.flush()
+            session.connection()  # a savepoint is sent when its connection is first asked for
+        return django_execute(sql, params, many, context)
+
+    return execute
+
+
+class _Borrowed:
+    """Django's connection as SQLAlchemy gets it: the one thing that it cannot do is to end the transaction, or to close."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def commit(self) -> None:
+        pass
+
+    def rollback(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@cache
+def _engine(using: str) -> Engine:
+    """Connects to whatever this thread's connection of Django is, each time anew."""
+    return create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: _Borrowed(connections[using].connection),
+        poolclass=NullPool,
+        use_native_hstore=False,  # it would look for the type on the connection, which is none of psycopg's
+    )
+
+
+@contextmanager
+def _undone_for_django() -> Iterator[None]:
+    """The same as `undone_by_conflict` for what Django's ORM, and its commit, raise."""
+    try:
+        yield
+    except DjangoError as error:
+        if sqlstate(error.__cause__) not in CONFLICTS:
+            raise
+        raise undone() from error

@@ -1,0 +1,51 @@
+"""Requests to FastAPI: the claim as a dependency, after the app's own one that tells who is calling.
+
+Claimed = Annotated[ClaimedRequest[AsyncSession], Depends(claimed(async_sessionmaker(engine), scope=customer_of))]
+
+@app.post("/orders", status_code=201)
+async def place_order(cart: Cart, request: Claimed) -> Order: ...
+
+app.add_middleware(IdempotencyMiddleware)
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Header, Request
+
+from outbox.http.header import EXAMPLE, HEADER
+from outbox.http.policy import Policy, require_scope
+from outbox.http.starlette import ClaimedRequest, Claims, IdempotencyMiddleware, as_response
+
+__all__ = ["ClaimedRequest", "IdempotencyMiddleware", "as_response", "claimed"]
+
+SessionT = TypeVar("SessionT")
+
+
+def claimed(
+    sessions: Callable[[], SessionT],
+    *,
+    scope: Callable[..., str | Awaitable[str]],
+    content: Callable[[Request], Any] | None = None,
+    policy: Policy | None = None,
+) -> Callable[..., AsyncIterator[ClaimedRequest[SessionT]]]:
+    """A dependency that claims the request's key, and hands out the session to work in.
+
+    scope: a dependency: who is calling, as text. It runs first, and what it raises comes before any claim; let it
+        refuse those who may not ask, since a replay goes to whoever it lets pass. There is no default.
+    sessions, content, policy: as of `outbox.http.starlette.Idempotency`.
+    Raises `ConfigurationError` without a scope function.
+    """
+    require_scope(scope, "scope=current_customer, a dependency that authenticates")
+    claims = Claims(sessions, content, policy or Policy())
+
+    async def claim(
+        request: Request,
+        caller: Annotated[str, Depends(scope)],
+        # Read from the request itself, where two headers are two; named here for the app's OpenAPI document.
+        idempotency_key: Annotated[str | None, Header(alias=HEADER, description=f"For example {EXAMPLE}")] = None,
+    ) -> AsyncIterator[ClaimedRequest[SessionT]]:
+        async with claims.claim(request, caller) as claimed_request:
+            yield claimed_request
+
+    return claim

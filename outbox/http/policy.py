@@ -1,0 +1,114 @@
+"""How an app wants its requests to be received: one object, the same for every framework."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
+
+from outbox.errors import ConfigurationError, InvalidValue, NotSerializable, RequestRefused, RequestTooLarge
+from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED, Answer
+from outbox.http.header import parse_key
+from outbox.http.problems import NAMES, TYPES, problem_of
+from outbox.idempotency import IdempotentBlock
+from outbox.instance import DAY, Outbox, default
+from outbox.keys import pae
+
+BODY_BYTES_MAX = 1024 * 1024
+"""Of a request, by default; its body is held in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How requests are received. Raises `InvalidValue` for a setting that cannot work.
+
+    outbox: the `Outbox` whose records these are; by default that of `outbox.configure`.
+    strict: take a key only as a String of RFC 9651, in double quotes.
+    in_flight, wait: a request whose key is held: "conflict" is a 409 at once, "wait" after `wait`.
+    keep: how long a retry is answered with the stored response.
+    kept_headers: the headers of an answer that are kept for its replays. Those of one connection or caller, Set-Cookie
+        above all, are refused.
+    problem_types: what stands before a problem's name in its type URI, or the URI of each name.
+    """
+
+    outbox: Outbox = field(default=default)
+    strict: bool = False
+    in_flight: Literal["conflict", "wait"] = "conflict"
+    wait: timedelta = timedelta(seconds=5)
+    keep: timedelta = DAY
+    kept_headers: Collection[str] = KEPT_HEADERS
+    problem_types: str | Mapping[str, str] = TYPES
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kept_headers, str):
+            raise InvalidValue("kept_headers", self.kept_headers, "must be a collection of names, not one str")
+        for name in self.kept_headers:
+            if name.lower() in NEVER_REPLAYED:
+                raise InvalidValue("kept_headers", name, "belongs to one connection or caller and is never replayed")
+        if not isinstance(self.problem_types, str) and (unknown := set(self.problem_types) - NAMES):
+            raise InvalidValue("problem_types", sorted(unknown), f"are no problems' names; those are {sorted(NAMES)}")
+
+    def check_answer_size(self, size: int) -> None:
+        """Raise `NotSerializable` if an answer of `size` bytes cannot be kept."""
+        bytes_max = self.outbox.configuration.payload_bytes_max
+        if size > bytes_max:
+            raise NotSerializable(
+                f"the answer has more than {bytes_max} bytes, which is what can be kept for a replay: answer with less,"
+                " or with a link to it, or set payload_bytes_max"
+            )
+
+    def key_of(self, lines: Sequence[str]) -> str:
+        """The key in the values of a request's Idempotency-Key lines."""
+        return parse_key(lines, strict=self.strict)
+
+    def block(self, session: Session, key: str, scope: str, request: Any) -> IdempotentBlock:
+        """The `outbox.idempotent` block of this request."""
+        return self.outbox.idempotent(
+            session,
+            key,
+            scope=scope,
+            request=request,
+            source="http",
+            in_flight=self.in_flight,
+            wait=self.wait,
+            keep=self.keep,
+        )
+
+    def problem(self, refusal: RequestRefused) -> Answer:
+        """The answer to a refused request."""
+        return problem_of(refusal, self.problem_types)
+
+
+def too_large(body_bytes_max: int) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"the request's body has more than {body_bytes_max} bytes, so that a retry of it could not be told from another"
+        " request: send less at once"
+    )
+
+
+COMPARED = (
+    "the method",
+    "the path, with its parameters filled in",
+    "the query",
+    "the content type",
+    "the body's bytes, as they came",
+)
+"""What `request_content` is made of, in the words of the page that an API publishes."""
+
+
+def request_content(method: str, path: str, query: bytes, content_type: str, body: bytes) -> bytes:
+    """What must be equal in a retry: the method, the path with its parameters filled in, the query, and the body as it came.
+
+    The path, not the route's template alone: `/orders/1/refunds` and `/orders/2/refunds` are two requests.
+    """
+    return pae(b"obx/http-request/v1", method.encode(), path.encode(), query, content_type.encode(), body)
+
+
+def require_scope(scope: object, example: str) -> None:
+    """Raise `ConfigurationError` unless `scope` is the app's own function."""
+    if not callable(scope):
+        raise ConfigurationError(
+            f"scope must be the app's own function that tells who is calling, not {scope!r}: without it one caller's"
+            f" answer could be replayed to another. For example {example}"
+        )

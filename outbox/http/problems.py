@@ -1,0 +1,105 @@
+"""What a refused request is answered with: a problem document of RFC 9457. Pure."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from outbox.errors import (
+    KeyExpired,
+    KeyInFlight,
+    KeyMalformed,
+    KeyMissing,
+    RequestMismatch,
+    RequestRefused,
+    RequestTooLarge,
+    RequestUndone,
+)
+from outbox.http.answers import Answer
+
+MEDIA_TYPE = "application/problem+json"  # RFC 9457, section 3
+
+# Never fetched, only told apart: a `tag:` URI, as RFC 9457, section 3.1.1, has it for a type without a page.
+TYPES = "tag:sqlalchemy-outbox,2026:"
+
+
+class Kind(NamedTuple):
+    """A kind of refusal. remedy: what the client is to do. says_when: whether Retry-After tells it when."""
+
+    name: str
+    title: str
+    remedy: str
+    says_when: bool = False
+
+
+KINDS: Mapping[type[RequestRefused], Kind] = {
+    KeyMissing: Kind(
+        "key-missing",
+        "The request has no idempotency key",
+        "Send the header, and repeat it with each retry.",
+    ),
+    KeyMalformed: Kind(
+        "key-malformed",
+        "The idempotency key is malformed",
+        "Send one key, in one header, written as specified.",
+    ),
+    KeyInFlight: Kind(
+        "key-in-flight",
+        "A request with this idempotency key is being processed",
+        "Send the same request again, with the same key, after the seconds that Retry-After names.",
+        says_when=True,
+    ),
+    RequestTooLarge: Kind(
+        "request-too-large",
+        "The request's body is too large",
+        "Send less at once.",
+    ),
+    RequestMismatch: Kind(
+        "request-mismatch",
+        "The idempotency key was used with another request",
+        "Use a new key for a new request; repeat an old one unchanged.",
+    ),
+    KeyExpired: Kind(
+        "key-expired",
+        "The idempotency key is older than its retry window",
+        "Look up what became of the first request. If it is to be done once more, use a new key.",
+    ),
+    RequestUndone: Kind(
+        "request-undone",
+        "The request met another one and was undone",
+        "Nothing of it is kept. Send the same request again, with the same key, after the seconds that Retry-After names.",
+        says_when=True,
+    ),
+    RequestRefused: Kind(
+        "request-refused",
+        "The request cannot be answered as it stands",
+        "Read what `detail` says.",
+    ),
+}
+"""What there is to say of each refusal; of a class that is not here, what is said of the first of its bases that is."""
+
+NAMES = frozenset(kind.name for kind in KINDS.values())
+
+
+def problem_of(refusal: RequestRefused, types: str | Mapping[str, str] = TYPES) -> Answer:
+    """The answer to a refused request: `type`, `title`, `status` and `detail`, and Retry-After if it says when to ask again.
+
+    types: what stands before the problem's name in its type URI, such as `https://api.example.com/problems/`, or the
+    URI of each name; a name without one has the URI that it has by default.
+    """
+    kind = next(KINDS[base] for base in type(refusal).__mro__ if base in KINDS)
+    problem = {
+        "type": type_uri(kind, types),
+        "title": kind.title,
+        "status": refusal.status,
+        "detail": str(refusal),
+    }
+    headers = [("Content-Type", MEDIA_TYPE)]
+    if isinstance(refusal, KeyInFlight | RequestUndone):
+        headers.append(("Retry-After", str(max(1, math.ceil(refusal.retry_after.total_seconds())))))
+    return Answer(refusal.status, json.dumps(problem).encode(), tuple(headers))
+
+
+def type_uri(kind: Kind, types: str | Mapping[str, str]) -> str:
+    """The problem's type, by which programs tell it from others."""
+    return types + kind.name if isinstance(types, str) else types.get(kind.name, TYPES + kind.name)

@@ -1,0 +1,126 @@
+"""The idempotency specification as a fragment of an OpenAPI document, to be merged into an API's own. Pure.
+
+Source: spec.openapis.org/oas/v3.1.1. The fragment is a valid document by itself; what refers to it takes
+`#/components/parameters/IdempotencyKey` and the responses `Idempotency400` and so on.
+"""
+
+import re
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+from outbox.http.specification import Refusal, Route, Specification
+
+OPENAPI = "3.1.1"
+PARAMETER = "IdempotencyKey"
+PROBLEM = "IdempotencyProblem"
+
+RETRY_AFTER = {
+    "description": "In how many seconds to ask again.",
+    "schema": {"type": "integer", "minimum": 1},
+}
+
+
+def openapi_of(it: Specification) -> dict[str, Any]:
+    """The fragment, as JSON has it: the header, the answers to refused requests, and the routes that were named."""
+    responses = {_name(status): _response(it, list(refusals)) for status, refusals in _by_status(it)}
+    document: dict[str, Any] = {
+        "openapi": OPENAPI,
+        # Required, and of no meaning in a fragment: what it is merged into has its own.
+        "info": {"title": "Idempotency", "version": "0"},
+        "components": {
+            "parameters": {PARAMETER: _parameter(it)},
+            "headers": {"IdempotentReplayed": _replayed(it), "RetryAfter": RETRY_AFTER},
+            "responses": responses | _accepted(it),
+            "schemas": {PROBLEM: _problem()},
+        },
+    }
+    return document | ({"paths": _paths(it, responses)} if it.routes else {})
+
+
+def _parameter(it: Specification) -> dict[str, Any]:
+    forms = "in double quotes" if it.key.strict else "in double quotes or without them"
+    return {
+        "name": it.key.header,
+        "in": "header",
+        "required": True,
+        "description": (
+            f"The key of this request, {it.key.bytes_min} to {it.key.bytes_max} bytes, {forms}:"
+            " new for each new request, the same for each of its retries."
+        ),
+        "schema": {"type": "string", "pattern": it.key.pattern},
+        "example": it.key.example,
+    }
+
+
+def _replayed(it: Specification) -> dict[str, Any]:
+    return {
+        "description": f"`{it.replayed_header}`: the request was answered before, and this is that answer.",
+        "schema": {"type": "string", "const": "true"},
+    }
+
+
+def _problem() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": "A problem document of RFC 9457.",
+        "required": ["type", "title", "status", "detail"],
+        "properties": {
+            "type": {"type": "string", "format": "uri-reference"},
+            "title": {"type": "string"},
+            "status": {"type": "integer", "minimum": 400, "maximum": 599},
+            "detail": {"type": "string"},
+        },
+    }
+
+
+def _by_status(it: Specification) -> "groupby[int, Refusal]":
+    return groupby(it.refusals, key=lambda refusal: refusal.status)
+
+
+def _response(it: Specification, refusals: list[Refusal]) -> dict[str, Any]:
+    types = {"properties": {"type": {"enum": [refusal.type for refusal in refusals]}}}
+    headers = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}}
+    return {
+        "description": " ".join(f"{refusal.title}. {refusal.remedy}" for refusal in refusals),
+        **({"headers": headers} if any(refusal.says_when for refusal in refusals) else {}),
+        "content": {
+            it.problem_media_type: {
+                "schema": {"allOf": [{"$ref": f"#/components/schemas/{PROBLEM}"}, types]},
+                "examples": {refusal.name: {"value": _example(refusal)} for refusal in refusals},
+            }
+        },
+    }
+
+
+def _example(refusal: Refusal) -> dict[str, Any]:
+    return {"type": refusal.type, "title": refusal.title, "status": refusal.status, "detail": refusal.remedy}
+
+
+def _accepted(it: Specification) -> dict[str, Any]:
+    if it.status_url is None:
+        return {}
+    location = {
+        "description": f"Where the request's state is told: {it.status_url}",
+        "schema": {"type": "string", "format": "uri-reference"},
+    }
+    headers = {"Location": location, "Retry-After": {"$ref": "#/components/headers/RetryAfter"}}
+    return {_name(202): {"description": "The request is accepted, and goes on.", "headers": headers}}
+
+
+def _paths(it: Specification, responses: Mapping[str, Any]) -> dict[str, Any]:
+    refused = {name.removeprefix(_name("")): {"$ref": f"#/components/responses/{name}"} for name in responses}
+    paths: dict[str, Any] = {}
+    for route in it.routes:
+        parameters = [*_path_parameters(route), {"$ref": f"#/components/parameters/{PARAMETER}"}]
+        paths.setdefault(route.path, {})[route.method.lower()] = {"parameters": parameters, "responses": refused}
+    return paths
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    names = re.findall(r"\{([^{}]+)\}", route.path)
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+
+
+def _name(status: int | str) -> str:
+    return f"Idempotency{status}"

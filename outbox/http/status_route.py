@@ -1,0 +1,159 @@
+"""The status resource of accepted requests: an ASGI app, to be mounted where `configure(status_url=...)` points.
+
+    app.mount("/requests", StatusRoute(sessionmaker(engine), caller=scope_of))
+
+It answers GET and HEAD with 200 and JSON, open or final, as Google's long-running operations and Microsoft's guidelines have it:
+a final response of 402 is what became of the request, not of the question. While the request is open, Retry-After says when
+to ask again. Nothing of it may be cached (RFC 9111, section 5.2.2.5).
+"""
+
+import asyncio
+import base64
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from outbox.instance import Outbox, default
+from outbox.records import Response
+from outbox.request_status import RequestStatus
+from outbox.status import EntryStatus
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Caller: TypeAlias = Callable[[Mapping[str, Any]], Any]
+
+NOT_FOUND = {"status": 404, "title": "Not Found", "detail": "no request of yours has this id"}
+NOT_ALLOWED = {"status": 405, "title": "Method Not Allowed", "detail": "a request's status can only be read"}
+
+
+class StatusRoute:
+    """The ASGI app.
+
+    sessions: makes a Session (used on a thread) or an AsyncSession: a `sessionmaker` or an `async_sessionmaker`.
+    caller: the app's own function, sync or async. Given ASGI's connection scope, it returns the scope that the authenticated
+        caller's requests are claimed under, or None for nobody. To answer otherwise (401), it raises the framework's error.
+    outbox: by default the configured one.
+
+    The path's last segment is the request's id. For what is not there, and for what is another scope's, the answer is the same
+    404: that a request exists is its own caller's business.
+    """
+
+    def __init__(self, sessions: Callable[[], Any], *, caller: Caller, outbox: Outbox | None = None) -> None:
+        self._sessions = sessions
+        self._caller = caller
+        self._outbox = outbox or default
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the status of a request is read over HTTP, not {scope['type']!r}")
+        if scope["method"] not in ("GET", "HEAD"):
+            await _problem(send, NOT_ALLOWED, {"Allow": "GET, HEAD"})
+            return
+        status = await self._find(scope)
+        if status is None:
+            await _problem(send, NOT_FOUND, {}, with_body=scope["method"] == "GET")
+            return
+        after = {} if status.retry_after is None else {"Retry-After": str(int(status.retry_after.total_seconds()))}
+        await _answer(send, 200, "application/json", shown(status), after, with_body=scope["method"] == "GET")
+
+    async def _find(self, scope: Scope) -> RequestStatus | None:
+        id = _id(scope["path"])
+        caller = self._caller(scope)
+        if inspect.isawaitable(caller):
+            caller = await caller
+        if id is None or caller is None:
+            return None
+        session = self._sessions()
+        if hasattr(session, "run_sync"):
+            return await self._read_async(session, id, caller)
+        found: RequestStatus | None = await asyncio.to_thread(self._read, session, id, caller)
+        return found
+
+    def _read(self, session: Session, id: UUID, caller: str) -> RequestStatus | None:
+        with session:
+            return self._outbox.request_status(session, id, scope=caller)
+
+    async def _read_async(
+        self, session: AbstractAsyncContextManager[Any], id: UUID, caller: str
+    ) -> RequestStatus | None:
+        async with session as opened:
+            found: RequestStatus | None = await self._outbox.request_status(opened, id, scope=caller)
+            return found
+
+
+def shown(status: RequestStatus) -> dict[str, Any]:
+    """The resource as JSON. No payload, key or reason is in it; a result is what the adapter kept."""
+    return {
+        "id": str(status.id),
+        "state": status.state,
+        "created_at": status.created_at.isoformat(),
+        "answered_at": None if status.answered_at is None else status.answered_at.isoformat(),
+        "effects": [_effect(entry) for entry in status.entries],
+        "response": None if status.response is None else _response(status.response),
+    }
+
+
+def _effect(entry: EntryStatus) -> dict[str, Any]:
+    return {
+        "operation": entry.operation,
+        "discriminator": entry.discriminator,
+        "state": entry.state,
+        "result": entry.result,
+        "settled_at": None if entry.settled_at is None else entry.settled_at.isoformat(),
+    }
+
+
+def _response(response: Response) -> dict[str, Any]:
+    told = {"status": response.status, "headers": dict(response.headers)}
+    return {**told, **_body(response)}
+
+
+def _body(response: Response) -> dict[str, Any]:
+    """JSON as JSON, text as a string, anything else in base64 under a name of its own."""
+    types = [value for name, value in response.headers.items() if name.lower() == "content-type"]
+    kind = types[0].partition(";")[0].strip().lower() if types else ""
+    try:
+        if not response.body:
+            return {"body": None}
+        if kind == "application/json" or kind.endswith("+json"):
+            return {"body": json.loads(response.body, parse_constant=_refuse)}
+        if kind.startswith("text/"):
+            return {"body": response.body.decode()}
+    except (ValueError, RecursionError):  # it is not what its header says, or nests too deep
+        pass
+    return {"body_base64": base64.b64encode(response.body).decode()}
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _id(path: str) -> UUID | None:
+    segment = path.rpartition("/")[2]
+    try:
+        id = UUID(segment)
+    except ValueError:
+        return None
+    return id if str(id) == segment else None
+
+
+async def _problem(
+    send: Send, problem: Mapping[str, Any], headers: Mapping[str, str], *, with_body: bool = True
+) -> None:
+    await _answer(send, problem["status"], "application/problem+json", problem, headers, with_body=with_body)
+
+
+async def _answer(
+    send: Send, status: int, kind: str, content: object, headers: Mapping[str, str], *, with_body: bool
+) -> None:
+    body = json.dumps(content).encode()
+    told = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store", **headers}
+    lines = [(name.lower().encode(), value.encode()) for name, value in told.items()]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body if with_body else b""})

@@ -1,0 +1,92 @@
+"""One request's transaction: the session, the claim on its key, and how the two end. Does blocking I/O."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from outbox.databases import is_conflict
+from outbox.errors import RequestUndone
+from outbox.http.answers import Answer, Verdict, first_answer, judge, kept_headers, replay
+from outbox.http.policy import Policy
+from outbox.idempotency import Claim, IdempotentBlock
+from outbox.records import RETRY_AFTER
+
+
+class Undone(Exception):
+    """Ends a block whose work is not to be kept."""
+
+
+@contextmanager
+def undone_by_conflict() -> Iterator[None]:
+    """Around a request's work: what the database ends in favour of another transaction is a `RequestUndone`."""
+    try:
+        yield
+    except DBAPIError as error:
+        if not is_conflict(error):
+            raise
+        raise undone() from error
+
+
+def undone() -> RequestUndone:
+    return RequestUndone(
+        "the database ended this request's transaction in favour of another one: nothing of it is kept, send it again",
+        RETRY_AFTER,
+    )
+
+
+class RequestTransaction:
+    """The transaction of one request. What was not committed when it is closed, is rolled back.
+
+    session, claim: what the handler works with.
+    replay: the answer, if the request was answered before; then there is nothing to do but to send it.
+
+    Made in `session`, which it closes in any case. Raises what `outbox.idempotent` raises, and `RequestUndone`.
+    """
+
+    def __init__(self, session: Session, policy: Policy, key: str, scope: str, request: Any) -> None:
+        self.session = session
+        self._policy = policy
+        self._block: IdempotentBlock | None = None
+        try:
+            block = policy.block(session, key, scope, request)
+            with undone_by_conflict():
+                self.claim: Claim = block.__enter__()
+        except BaseException:
+            session.close()
+            raise
+        self._block = block
+        self.replay: Answer | None = replay(self.claim.answer) if self.claim.replayed else None
+
+    def finish(self, sent: Answer) -> Answer:
+        """Keep the answer and commit, or undo all. Returns what may go out now; raises what keeps it from being committed.
+
+        That is `RequestUndone` where the database preferred another transaction.
+        """
+        match judge(self.claim.response, sent.status):
+            case Verdict.UNDO:
+                self.close()
+                return sent
+            case Verdict.KEEP_SENT:
+                self.claim.respond(sent.status, sent.body or None, kept_headers(sent, self._policy.kept_headers))
+                answer = sent
+            case Verdict.KEEP_CHOSEN:
+                answer = first_answer(self.claim.answer, sent)
+        with undone_by_conflict():
+            self._end_block(None)
+            self.session.commit()
+        return answer
+
+    def close(self) -> None:
+        """Roll back what was not committed, and give the connection back."""
+        try:
+            self._end_block(Undone())
+        finally:
+            self.session.close()
+
+    def _end_block(self, error: BaseException | None) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            block.__exit__(type(error) if error else None, error, None)

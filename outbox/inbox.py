@@ -1,0 +1,149 @@
+"""Handle a consumed message once: the same record as a request's, for something that wants no answer.
+
+The record, the consumer's rows and its entries commit together, and only then is the message acknowledged. A crash between the
+two brings the message back, and the record says that it was handled. Recipes for each broker: docs/inbox.md.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Literal
+
+from sqlalchemy.orm import Session
+
+from outbox.configuration import Configuration
+from outbox.errors import ClaimLost, ClaimOpen, InvalidValue, KeyExpired, KeyInFlight
+from outbox.idempotency import Claim, IdempotentBlock
+from outbox.keys import ParentKey, check_field, parent_id
+from outbox.observing import ClaimWatch
+from outbox.records import RecordKey, Response, claim_key
+from outbox.session import AnySession
+
+SOURCE = "inbox:"
+
+INBOX_KEEP = timedelta(days=35)
+"""SQS, whose limit is the longest among managed queues' own, keeps a message for 14 days, and its dead-letter queue for 14 more
+(MessageRetentionPeriod in the SQS API reference, SetQueueAttributes); a week to spare."""
+
+HANDLED = Response(204)
+"""What is stored instead of an answer: nothing."""
+
+NO_FINGERPRINT = b""
+"""A message is known by its id alone: a redelivery may differ in its headers, a redrive in its encoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxMessage:
+    """A consumed message, in the `outbox.inbox` block that handles it.
+
+    parent: the key from which the entries of the block derive theirs: scope, source `inbox:<consumer>`, the message's id.
+    duplicate: whether this consumer handled it before; then nothing may be written, and the message is acknowledged.
+    """
+
+    parent: ParentKey
+    duplicate: bool
+
+
+class InboxBlock:
+    """What `outbox.inbox` returns: `with` it on a Session, `async with` it on an AsyncSession."""
+
+    def __init__(
+        self, session: AnySession, key: RecordKey, in_flight: Literal["conflict", "wait"], wait: timedelta
+    ) -> None:
+        self._block = _MessageBlock(session, key, in_flight, wait)
+
+    def __enter__(self) -> InboxMessage:
+        return _message(self._block.__enter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._block.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> InboxMessage:
+        return _message(await self._block.__aenter__())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._block.__aexit__(kind, error, trace)
+
+
+def message_key(
+    configuration: Configuration, *, consumer: str, message_id: str, scope: str, keep: timedelta
+) -> RecordKey:
+    """The record of one message for one consumer. Raises `InvalidValue`."""
+    check_field("consumer", consumer)
+    check_field("message_id", message_id)
+    if not scope:
+        raise InvalidValue("scope", scope, "must say whose message ids these are: the broker and the queue, say")
+    if keep <= timedelta(0):
+        raise InvalidValue("keep", keep, "must be positive")
+    parent = ParentKey(message_id, scope=scope, source=SOURCE + consumer)
+    return RecordKey(
+        configuration=configuration,
+        id=parent_id(configuration.env, parent),
+        parent=parent,
+        fingerprint=NO_FINGERPRINT,
+        keep=keep,
+    )
+
+
+def _message(claim: Claim) -> InboxMessage:
+    return InboxMessage(parent=claim.parent, duplicate=claim.replayed)
+
+
+class _MessageClaim(Claim):
+    """A claim that is answered from the start, and speaks of messages."""
+
+    def open(self) -> None:
+        super().open()
+        self.response = HANDLED
+
+    def before_commit(self) -> None:
+        if self._ended:
+            raise self._lost()
+        raise ClaimOpen(
+            f"the session was committed inside the outbox.inbox block of message {self.parent.key!r}: the record, the"
+            " rows and the entries must commit together, so commit after the block"
+        )
+
+    def _lost(self) -> ClaimLost:
+        return ClaimLost(
+            f"the transaction of message {self.parent.key!r} was rolled back or committed inside its outbox.inbox block;"
+            " roll the session back and leave the message for redelivery"
+        )
+
+    def _story(self) -> str:
+        consumer = self.parent.source.removeprefix(SOURCE)
+        return (
+            f"consumer {consumer!r} has handled message {self.parent.key!r} before."
+            " Check message.duplicate first, and acknowledge the message"
+        )
+
+
+class _MessageBlock(IdempotentBlock):
+    def __init__(
+        self, session: AnySession, key: RecordKey, in_flight: Literal["conflict", "wait"], wait: timedelta
+    ) -> None:
+        super().__init__(session, key, in_flight, wait)
+        self._message_key = key
+
+    def _open(self, session: Session) -> Claim:
+        try:
+            return super()._open(session)
+        except KeyInFlight as error:
+            raise KeyInFlight(
+                f"message {self._message_key.parent.key!r} is being handled by another transaction now:"
+                " leave it unacknowledged, so that it is redelivered",
+                error.retry_after,
+            ) from error
+
+    def _take(self, session: Session, watch: ClaimWatch | None) -> Claim:
+        connection = self._begin(session)
+        try:
+            response = claim_key(connection, self._message_key, self._in_flight, self._wait, watch)
+        except KeyExpired:
+            # What it caused is remembered still, so it was handled. Unlike a client's key, a message's id is not used anew.
+            response = HANDLED
+        return _MessageClaim(session, connection, self._message_key, response)

@@ -1,0 +1,23 @@
+"""RabbitMQ: pika's `BasicProperties`, or an aio-pika message. AMQP 0-9-1 has no id of the broker's own: a delivery tag counts
+the deliveries of one channel.
+"""
+
+from typing import Protocol
+
+from outbox.inboxes.identity import MessageIdentity, event_id
+
+
+class HasMessageId(Protocol):
+    @property
+    def message_id(self) -> str | None: ...
+
+
+def by_event_id(properties: HasMessageId, *, scope: str) -> MessageIdentity:
+    """The producer's id, in the property `message_id`: dead-lettering keeps it, and so must whatever redrives.
+
+    scope: whose ids these are, e.g. the producer's name. Raises `InvalidValue` for a message without one.
+    """
+    return {
+        "scope": scope,
+        "message_id": event_id(properties.message_id, "property message_id", "the producer must set it"),
+    }

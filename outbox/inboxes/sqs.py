@@ -1,0 +1,26 @@
+"""Amazon SQS: a message as boto3's `receive_message` returns it, one of `response["Messages"]`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from outbox.inboxes.identity import MessageIdentity, event_id
+
+
+def by_event_id(message: Mapping[str, Any], *, scope: str, attribute: str) -> MessageIdentity:
+    """The producer's id, in the message attribute named: the same after a redrive from the dead-letter queue.
+
+    scope: whose ids these are, e.g. the producer's name. The attribute has to be asked for when receiving:
+    `receive_message(..., MessageAttributeNames=[attribute])`. Raises `InvalidValue` for a message without it.
+    """
+    found = message.get("MessageAttributes", {}).get(attribute, {}).get("StringValue")
+    way_out = "the producer must send it, and receive_message ask for it with MessageAttributeNames"
+    return {"scope": scope, "message_id": event_id(found, f"message attribute {attribute!r}", way_out)}
+
+
+def by_message_id(message: Mapping[str, Any], *, queue: str) -> MessageIdentity:
+    """SQS's own id, for producers that give none. A redrive from a dead-letter queue gives a message another, and so does a
+    producer that sends again: neither is noticed as a duplicate.
+
+    queue: its ARN or URL. Source: "Configuring a dead-letter queue redrive" in the SQS developer guide.
+    """
+    return {"scope": f"sqs:{queue}", "message_id": message["MessageId"]}

@@ -1,0 +1,398 @@
+"""A leased claim, for work that cannot be one transaction: the claim commits first, and its lease is renewed.
+
+    with outbox.leased(engine, key, scope=customer, request=body, lease=timedelta(minutes=1)) as claim:
+        if claim.replayed:
+            return claim.response
+        intent = stripe.PaymentIntent.create(..., idempotency_key=claim.child_key("stripe.payment_intents.create"))
+        with Session(engine) as session, session.begin(), claim.fence(session) as fence:
+            session.add(Order(...))
+            fence.respond(201, {"order": 42})
+
+Whoever holds the lease answers. Once it has run out another attempt takes the request over, and what the first one still
+stores is refused; the child keys are the same for both, so that the outside service deduplicates what both sent.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from outbox import leased_records
+from outbox.configuration import Configuration
+from outbox.databases import is_busy, sqlstate
+from outbox.errors import AlreadyAnswered, ClaimError, KeyInFlight, LeaseLost, NotAnswered
+from outbox.idempotency import Claim, IdempotentBlock
+from outbox.key_sources import BodyRequest
+from outbox.keys import ChildKey, ParentKey, derive_tag, encode_native, key_fields
+from outbox.leased_records import Lease, Taken
+from outbox.observing import ClaimWatch, watched
+from outbox.records import RecordKey, Response, key_in_flight
+from outbox.renewal import TaskRenewal, ThreadRenewal
+from outbox.session import AnySession, AsyncSessionLike, ClaimedParent, state_of
+
+log = logging.getLogger("outbox.leases")
+
+Result = TypeVar("Result")
+
+POLL = timedelta(milliseconds=100)
+"""How often "wait" asks whether the request is answered: one indexed read each time."""
+
+SERIALIZATION_FAILURE = "40001"  # PostgreSQL, appendix A: under REPEATABLE READ another transaction was quicker
+
+
+class AsyncEngineLike(Protocol):
+    """An `AsyncEngine`, known by its shape: naming the class would make the asyncio extra a requirement."""
+
+    @property
+    def sync_engine(self) -> Engine: ...
+
+
+Source: TypeAlias = Engine | AsyncEngineLike | Callable[[], Session] | Callable[[], AsyncSessionLike]
+"""What short transactions are begun on."""
+
+
+class LeasedAttempt:
+    """One attempt at a request: what a leased claim is, for sync and async handlers alike.
+
+    parent: the key from which children derive theirs. replayed: whether the request was answered before; then `response` is
+    that answer, and nothing is to be done.
+    """
+
+    def __init__(self, taken: Taken) -> None:
+        self.parent: ParentKey = taken.key.parent
+        self.replayed = taken.response is not None
+        self.response = taken.response
+        self._key = taken.key
+        self._lease = taken.lease
+
+    def child_key(self, operation: str, discriminator: str = "") -> ChildKey:
+        """The key to send with an outside call of this attempt: the same for every attempt at the request.
+
+        It is the one that `enqueue` would derive inside a fence: an effect is either called or enqueued, or they need
+        different discriminators. Pure.
+        """
+        lease = self._held("child_key")
+        configuration = self._key.configuration
+        fields = key_fields(configuration.env, self.parent, operation, discriminator)
+        return encode_native(derive_tag(configuration.keyring, lease.kid, fields))
+
+    def fence(self, session: AnySession) -> "FencedBlock":
+        """A block in the app's own transaction, in which the lease cannot be lost: `with` it, or `async with` it.
+
+        It locks the record first. What the block writes, the entries that it enqueues (their parent is the claim's) and the
+        answer, if it gives one with `respond` or `reject`, commit together. Without an answer it is a step on the way.
+        Under REPEATABLE READ or SERIALIZABLE it must be the first of its transaction.
+        Raises `LeaseLost`, and the transaction cannot be committed any more.
+        """
+        return FencedBlock(session, self, self.lease)
+
+    @property
+    def answer(self) -> Response:
+        """The response; raises `NotAnswered` while there is none."""
+        if self.response is None:
+            raise NotAnswered(f"the request with key {self.parent.key!r} has no answer yet")
+        return self.response
+
+    @property
+    def lease(self) -> Lease:
+        """The lease. Raises `AlreadyAnswered` in a replay."""
+        if self._lease is None:
+            raise self._answered("work inside a replay")
+        return self._lease
+
+    def _held(self, verb: str) -> Lease:
+        if self.response is not None:
+            raise self._answered(f"{verb} after an answer")
+        return self.lease
+
+    def _answered(self, what: str) -> AlreadyAnswered:
+        return AlreadyAnswered(
+            f"{what}: the request with key {self.parent.key!r} has one already. Check claim.replayed first and return"
+            " claim.response"
+        )
+
+    def _response(self, status: int, body: Any, headers: Mapping[str, str] | None) -> Response:
+        self._held("respond")
+        return Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
+
+
+class LeasedClaim(LeasedAttempt):
+    """A leased claim for `with`; see `LeasedAttempt`."""
+
+    def __init__(self, taken: Taken, source: Any) -> None:
+        super().__init__(taken)
+        self._source = source
+
+    def renew(self) -> None:
+        """Begin the lease anew, in a short transaction. Raises `LeaseLost`."""
+        lease = self._held("renew")
+        try:
+            run(self._source, lambda connection: leased_records.renew(connection, lease))
+        except LeaseLost:
+            self._held("renew")  # an answer of our own, given meanwhile, is no loss
+            raise
+
+    def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """Store the answer now, in a short transaction of its own: for a request that writes no rows.
+
+        See `Claim.respond` for the body. With rows, or entries: `fence(session)`. Raises `LeaseLost`.
+        """
+        lease, response = self._held("respond"), self._response(status, body, headers)
+        run(self._source, lambda connection: leased_records.answer(connection, lease, response))
+        self.response = response
+        return response
+
+
+class AsyncLeasedClaim(LeasedAttempt):
+    """A leased claim for `async with`; see `LeasedAttempt`."""
+
+    def __init__(self, taken: Taken, source: Any) -> None:
+        super().__init__(taken)
+        self._source = source
+
+    async def renew(self) -> None:
+        """See `LeasedClaim.renew`."""
+        lease = self._held("renew")
+        try:
+            await run_async(self._source, lambda connection: leased_records.renew(connection, lease))
+        except LeaseLost:
+            self._held("renew")
+            raise
+
+    async def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """See `LeasedClaim.respond`."""
+        lease, response = self._held("respond"), self._response(status, body, headers)
+        await run_async(self._source, lambda connection: leased_records.answer(connection, lease, response))
+        self.response = response
+        return response
+
+
+# --- a transaction of the app's in which the lease holds
+
+
+class Fence(Claim):
+    """An open fence: a claim on a session, whose record is there already."""
+
+    def __init__(self, session: Session, connection: Connection, attempt: LeasedAttempt, lease: Lease) -> None:
+        super().__init__(session, connection, lease.key, None)
+        self._attempt = attempt
+        self._lease = lease
+
+    def parent_for(self, configuration: Configuration) -> ClaimedParent | None:
+        claimed = super().parent_for(configuration)
+        return claimed._replace(kid=self._lease.kid) if claimed is not None else None
+
+    def accept(self, completion: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """Raises `ClaimError`: a leased claim has one answer, and its caller waits for it."""
+        raise ClaimError(
+            "accept inside a fence: a leased claim ends with its final answer, fence.respond(); a request to be answered later"
+            " is accepted in an outbox.idempotent block"
+        )
+
+    def close(self) -> None:
+        self._require_savepoint().commit()
+        if self.response is not None:
+            leased_records.answer(self._session.connection(), self._lease, self.response)
+            self._attempt.response = self.response
+
+
+class FencedBlock(IdempotentBlock):
+    """What `claim.fence(session)` returns."""
+
+    def __init__(self, session: AnySession, attempt: LeasedAttempt, lease: Lease) -> None:
+        super().__init__(session, lease.key, "conflict", timedelta(0))
+        self._attempt = attempt
+        self._lease = lease
+
+    def _watch(self) -> None:
+        return None  # it is no claim of its own
+
+    def _take(self, session: Session, watch: ClaimWatch | None) -> Claim:
+        connection = self._begin(session)
+        try:
+            leased_records.require_held(connection, self._lease, lock=True)
+        except LeaseLost as error:
+            state_of(session).doomed = error
+            # An answer of our own is another error; one whose commit failed may be given again.
+            self._attempt._held("fence")
+            raise
+        return Fence(session, connection, self._attempt, self._lease)
+
+
+# --- the block
+
+
+class LeasedBlock:
+    """What `outbox.leased` returns: `with` it on an Engine or a factory of Sessions, `async with` it on their async kin."""
+
+    def __init__(
+        self,
+        source: Source,
+        request: RecordKey | BodyRequest,
+        lease: timedelta,
+        renew_for: timedelta | None,
+        wait: timedelta,
+    ) -> None:
+        self._source = checked_source(source)
+        self._request = request
+        self._length = lease
+        self._renew_for = renew_for
+        self._wait = wait
+        self._claim: LeasedClaim | AsyncLeasedClaim | None = None
+        self._renewal: ThreadRenewal | TaskRenewal | None = None
+
+    def __enter__(self) -> LeasedClaim:
+        with self._watched() as watch:
+            give_up_at = None
+            while True:
+                try:
+                    with _in_flight_if_slower(self._request.name):
+                        taken = run(self._source, self._take)
+                    break
+                except KeyInFlight:
+                    give_up_at = give_up_at or time.monotonic() + self._wait.total_seconds()
+                    if time.monotonic() >= give_up_at:
+                        raise
+                    with watch.waiting():
+                        time.sleep(POLL.total_seconds())
+            watch.claimed(taken.outcome)
+        claim = self._claim = LeasedClaim(taken, self._source)
+        if taken.lease is not None and self._renew_for is not None:
+            self._renewal = ThreadRenewal(claim.renew, taken.key.id, self._length, self._renew_for)
+        return claim
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(self._renewal, ThreadRenewal):
+            self._renewal.stop()
+        lease = self._lease_to_end(error)
+        if lease is not None:
+            with logged(lease):
+                run(self._source, lambda connection: leased_records.end(connection, lease))
+        self._require_answer(error)
+
+    async def __aenter__(self) -> AsyncLeasedClaim:
+        with self._watched() as watch:
+            give_up_at = None
+            while True:
+                try:
+                    with _in_flight_if_slower(self._request.name):
+                        taken = await run_async(self._source, self._take)
+                    break
+                except KeyInFlight:
+                    give_up_at = give_up_at or time.monotonic() + self._wait.total_seconds()
+                    if time.monotonic() >= give_up_at:
+                        raise
+                    with watch.waiting():
+                        await asyncio.sleep(POLL.total_seconds())
+            watch.claimed(taken.outcome)
+        claim = self._claim = AsyncLeasedClaim(taken, self._source)
+        if taken.lease is not None and self._renew_for is not None:
+            self._renewal = TaskRenewal(claim.renew, taken.key.id, self._length, self._renew_for)
+        return claim
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(self._renewal, TaskRenewal):
+            await self._renewal.stop()
+        lease = self._lease_to_end(error)
+        if lease is not None:
+            with logged(lease):
+                await run_async(self._source, lambda connection: leased_records.end(connection, lease))
+        self._require_answer(error)
+
+    def _watched(self) -> AbstractContextManager[ClaimWatch]:
+        return watched(self._request.configuration.observer, self._request.source)
+
+    def _take(self, connection: Connection) -> Taken:
+        return leased_records.take(connection, self._request, self._length)
+
+    def _lease_to_end(self, error: BaseException | None) -> Lease | None:
+        """The lease, if the handler has come to its end without an answer that is stored for certain.
+
+        After a cancellation, an interrupt or an exit it has not: a call in a thread may be going on. Such a lease runs out.
+        """
+        claim = self._claim
+        if claim is None:
+            raise ClaimError("the outbox.leased block was never entered")
+        if claim.replayed or (error is not None and not isinstance(error, Exception)):
+            return None
+        return claim.lease if error is not None or claim.response is None else None
+
+    def _require_answer(self, error: BaseException | None) -> None:
+        if error is None and self._claim is not None and self._claim.response is None:
+            raise NotAnswered(
+                f"the outbox.leased block of key {self._claim.parent.key!r} ended without an answer: claim.respond(...), or"
+                " fence.respond(...) in a claim.fence(session), gives it"
+            )
+
+
+@contextmanager
+def logged(lease: Lease) -> Iterator[None]:
+    """What keeps the lease from being ended must not hide the handler's own error: the lease runs out by itself."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("the lease of request %s could not be ended, and runs out: %s", lease.key.id, type(error).__name__)
+
+
+# --- short transactions of our own
+
+
+def checked_source(source: Any) -> Any:
+    """Raise unless transactions of our own can be begun on it. Returns it."""
+    is_engine = isinstance(source, Engine) or hasattr(source, "sync_engine")
+    if is_engine or (callable(source) and not hasattr(source, "registry")):
+        return source
+    raise ClaimError(
+        f"outbox.leased begins transactions of its own: give it an Engine, an AsyncEngine or a sessionmaker, not"
+        f" {type(source).__name__}"
+    )
+
+
+def run(source: Any, work: Callable[[Connection], Result]) -> Result:
+    """Do `work` in a transaction of its own."""
+    if isinstance(source, Engine):
+        with source.begin() as connection:
+            return work(connection)
+    session = None if hasattr(source, "sync_engine") else source()
+    if not isinstance(session, Session):
+        raise ClaimError(f"'with' needs an Engine or a sessionmaker, not {type(source).__name__}: use 'async with'")
+    with session, session.begin():
+        return work(session.connection())
+
+
+async def run_async(source: Any, work: Callable[[Connection], Result]) -> Result:
+    """Do `work` in a transaction of its own."""
+    if hasattr(source, "sync_engine"):
+        async with source.begin() as connection:
+            result: Result = await connection.run_sync(work)
+            return result
+    session: Any = None if isinstance(source, Engine) else source()
+    if not hasattr(session, "run_sync"):
+        raise ClaimError(
+            f"'async with' needs an AsyncEngine or an async_sessionmaker, not {type(source).__name__}: use 'with'"
+        )
+    async with session, session.begin():
+        done: Result = await session.run_sync(lambda inner: work(inner.connection()))
+        return done
+
+
+@contextmanager
+def _in_flight_if_slower(name: str) -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        if sqlstate(error.orig) == SERIALIZATION_FAILURE or is_busy(error):
+            raise key_in_flight(name) from error
+        raise

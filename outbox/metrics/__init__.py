@@ -1,0 +1,4 @@
+"""Ready-made observers and gauges: `outbox.metrics.prometheus`, `outbox.metrics.opentelemetry`; see docs/metrics.md.
+
+Each needs the extra of its name. Importing this package loads neither.
+"""

@@ -1,0 +1,118 @@
+"""What only the database knows: how old the requests are that have no final answer, how large the tables have grown."""
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+
+from sqlalchemy import ColumnElement, Connection, Table, func, or_, select, text
+
+from outbox.bodies import body_table, read_layout
+from outbox.databases import clock
+from outbox.schema import Tables, is_open, quoted
+
+OPEN_STATES = ("accepted", "leased")
+ZERO = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRecords:
+    """The requests in one state, accepted or leased: how many, and how long ago they were made.
+
+    age_p95: 95 of a hundred are no older than this; zero if there are none. age_p99: the same of 99.
+    """
+
+    state: str
+    count: int = 0
+    age_p95: timedelta = ZERO
+    age_p99: timedelta = ZERO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSize:
+    """table: `record`, `entry` and so on, without schema and prefix.
+
+    rows: on PostgreSQL the server's estimate, of its last ANALYZE or VACUUM; None before the first.
+    size_bytes: with indexes and what is stored out of line; None on SQLite, which does not say.
+    """
+
+    table: str
+    rows: int | None
+    size_bytes: int | None
+
+
+def read_open_records(connection: Connection, tables: Tables) -> list[OpenRecords]:
+    """The open requests, one item a state, also for a state without any. Reads all that are open."""
+    return [_open_records(connection, tables, state) for state in OPEN_STATES]
+
+
+def _open_records(connection: Connection, tables: Tables, state: str) -> OpenRecords:
+    record = tables.record
+    numbered = (
+        select(
+            record.c.created_at,
+            func.count().over().label("among"),
+            func.row_number().over(order_by=record.c.created_at.desc()).label("number"),
+        )
+        .where(is_open(record, state))
+        .subquery()
+    )
+    number, among = numbered.c.number, numbered.c.among
+    rows = connection.execute(
+        select(numbered.c.created_at, clock(), among)
+        .where(or_(number == _number_at(95, among), number == _number_at(99, among)))
+        .order_by(number)
+    ).all()
+    if not rows:
+        return OpenRecords(state=state)
+    ages = [now - created_at for created_at, now, _ in rows]  # of one row, if it stands for both
+    return OpenRecords(state=state, count=rows[0].among, age_p95=ages[0], age_p99=ages[-1])
+
+
+def _number_at(percent: int, among: ColumnElement[int]) -> ColumnElement[int]:
+    """Which of so many stands at this percentile, counted from the youngest: the nearest rank, rounded up."""
+    return (among * percent + 99) // 100
+
+
+def read_table_sizes(connection: Connection, tables: Tables) -> list[TableSize]:
+    """The size of every table of the outbox. PostgreSQL looks them up; SQLite counts."""
+    if connection.dialect.name == "sqlite":
+        return [_counted(connection, name, table) for name, table in _by_name(tables)]
+    return [*(_looked_up(connection, name, table) for name, table in _by_name(tables)), *_of_bodies(connection, tables)]
+
+
+def read_days_ahead(connection: Connection, tables: Tables) -> int | None:
+    """For how many days to come there is a partition for bodies; None in the ordinary layout. Zero: tomorrow's is missing."""
+    layout = read_layout(connection, tables)
+    return layout.ahead if layout is not None and layout.is_on else None
+
+
+def _counted(connection: Connection, name: str, table: Table) -> TableSize:
+    rows = connection.execute(select(func.count()).select_from(table)).scalar_one()
+    return TableSize(table=name, rows=rows, size_bytes=None)
+
+
+def _looked_up(connection: Connection, name: str, table: Table) -> TableSize:
+    rows, size_bytes = connection.execute(_SIZE, {"table": quoted(table.name, table.schema)}).one()
+    return TableSize(table=name, rows=rows, size_bytes=size_bytes)
+
+
+def _of_bodies(connection: Connection, tables: Tables) -> list[TableSize]:
+    """Of all partitions together, where there are any."""
+    rows, size_bytes = connection.execute(_SIZE_OF_PARTITIONS, {"table": body_table(tables)}).one()
+    return [] if size_bytes is None else [TableSize(table="body", rows=rows, size_bytes=size_bytes)]
+
+
+_SIZE_OF_PARTITIONS = text(
+    "SELECT CAST(sum(NULLIF(reltuples, -1)) AS bigint), CAST(sum(pg_total_relation_size(relid)) AS bigint)"
+    " FROM pg_partition_tree(to_regclass(:table)) JOIN pg_class ON pg_class.oid = relid WHERE isleaf"
+)
+
+# reltuples is -1 while it is unknown: PostgreSQL, "pg_class"
+_SIZE = text(
+    "SELECT NULLIF(reltuples, -1)::bigint, pg_total_relation_size(oid) FROM pg_class"
+    " WHERE oid = CAST(CAST(:table AS text) AS regclass)"
+)
+
+
+def _by_name(tables: Tables) -> list[tuple[str, Table]]:
+    values = ((field.name, getattr(tables, field.name)) for field in fields(tables))
+    return [(name, value) for name, value in values if isinstance(value, Table)]

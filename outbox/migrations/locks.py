@@ -1,0 +1,75 @@
+"""How a migration stays alone, and never long in anyone's way."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from outbox.databases import LOCK_NOT_AVAILABLE, sqlstate
+from outbox.errors import NoTransaction, SchemaError
+
+MIGRATION_LOCK = int.from_bytes(b"outbox")
+"""The advisory lock of PostgreSQL under which a database is migrated; of a transaction, so PgBouncer may stand between."""
+
+MIGRATION_WAIT_SECONDS = 60
+"""How long a run waits for another one: longer than any migration that holds a table's lock may take."""
+
+TABLE_LOCK_WAIT_SECONDS = 5
+"""How long a migration waits for a table. Everyone who comes after it queues behind it, so it gives up early."""
+
+
+@contextmanager
+def exclusively(connection: Connection, *, is_callers: bool) -> Iterator[None]:
+    """In a transaction, alone among migrations, and never long in anyone's way."""
+    if connection.dialect.name == "sqlite":
+        with _lock_named("another connection is writing to this SQLite database"):
+            _begin_immediate(connection, is_callers=is_callers)
+            yield
+        return
+    dbapi_connection = connection.connection.dbapi_connection
+    if dbapi_connection is not None and connection.dialect.detect_autocommit_setting(dbapi_connection):
+        raise NoTransaction(
+            "the connection is in autocommit mode: a migration that fails would leave half of its tables"
+        )
+    waits_before = connection.scalar(text("SELECT current_setting('lock_timeout')"))
+    _set_lock_timeout(connection, f"{MIGRATION_WAIT_SECONDS}s")
+    with _lock_named(f"another migration has held this database for {MIGRATION_WAIT_SECONDS} s"):
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+    _set_lock_timeout(connection, f"{TABLE_LOCK_WAIT_SECONDS}s")
+    with _lock_named(
+        f"another session, perhaps a long transaction, has held one of the tables for {TABLE_LOCK_WAIT_SECONDS} s"
+    ):
+        yield
+    _set_lock_timeout(connection, waits_before)  # a caller's transaction goes on as it was
+
+
+def _set_lock_timeout(connection: Connection, value: str) -> None:
+    connection.execute(text("SELECT set_config('lock_timeout', :value, true)"), {"value": value})
+
+
+def _begin_immediate(connection: Connection, *, is_callers: bool) -> None:
+    """Open a transaction that may write: by itself, Python's sqlite3 opens none for DDL, or one that is refused later."""
+    connection.exec_driver_sql("SELECT 1")
+    opened = connection.connection.driver_connection
+    if opened is not None and opened.in_transaction:
+        if is_callers:
+            return
+        connection.exec_driver_sql("ROLLBACK")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+@contextmanager
+def _lock_named(holder: str) -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        if not _is_lock_denied(error.orig):
+            raise
+        raise SchemaError(f"no lock: {holder}. Nothing was changed; try again when it has ended") from error
+
+
+def _is_lock_denied(error: BaseException | None) -> bool:
+    # 5, 6: SQLITE_BUSY, SQLITE_LOCKED, below extended codes' high bits
+    # (sqlite.org/rescode.html)
+    return sqlstate(error) == LOCK_NOT_AVAILABLE or getattr(error, "sqlite_errorcode", 0) & 0xFF in (5, 6)

@@ -1,0 +1,132 @@
+"""Run the migrations, or print them."""
+
+import io
+
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateSchema, DropSchema
+
+from outbox.databases import sqlstate
+from outbox.errors import SchemaError
+from outbox.migrations.inspection import refuse_tables_of_others, revision_of, version_table
+from outbox.migrations.locks import MIGRATION_LOCK, MIGRATION_WAIT_SECONDS, TABLE_LOCK_WAIT_SECONDS, exclusively
+from outbox.migrations.scripts import configured, head, open_scripts, run
+from outbox.migrations.targets import Target, connected, refuse_unknown_dialect
+
+SCHEMA_COMMENT = "Created by sqlalchemy-outbox, which drops it with its last table."
+
+
+def upgrade(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:
+    """Bring the tables to this release's shape; does nothing where they have it already.
+
+    A PostgreSQL schema that does not exist is created. On SQLite a schema is an attached database, and must be attached.
+
+    Raises: SchemaError when a lock is not to be had (nothing is changed then), when the database belongs to a newer release,
+    or when tables of these names exist that no migration made.
+    """
+    scripts = open_scripts()
+    is_callers = isinstance(target, Connection)
+    with connected(target) as connection, exclusively(connection, is_callers=is_callers):
+        _create_missing_schema(connection, schema)
+        revision = revision_of(connection, schema, prefix)
+        if revision is None:
+            refuse_tables_of_others(connection, schema, prefix)
+        elif revision > head():
+            raise SchemaError(
+                f"the outbox's tables are at revision {revision}, made by a newer release than this one, which knows"
+                f" {head()}: upgrade with the newer sqlalchemy-outbox"
+            )
+        context = configured(schema, prefix, connection=connection, fn=lambda at, _: scripts._upgrade_revs("head", at))
+        run(context, schema, prefix)
+
+
+def downgrade(target: Target, revision: str = "base", *, schema: str | None = None, prefix: str = "outbox_") -> None:
+    """Go back to `revision`. Going back to "base" drops every table of the outbox WITH ALL THAT IS IN THEM.
+
+    The version table goes too, and the PostgreSQL schema if `upgrade` created it and nothing else is in it by now.
+
+    Raises: SchemaError when a lock is not to be had; nothing is changed then.
+    """
+    scripts = open_scripts()
+    is_callers = isinstance(target, Connection)
+    with connected(target) as connection, exclusively(connection, is_callers=is_callers):
+        if not inspect(connection).has_table(f"{prefix}version", schema=schema):
+            return
+        context = configured(
+            schema, prefix, connection=connection, fn=lambda at, _: scripts._downgrade_revs(revision, at)
+        )
+        run(context, schema, prefix)
+        if revision_of(connection, schema, prefix) is None:
+            version_table(schema, prefix).drop(connection)
+            _drop_own_schema(connection, schema)
+
+
+def sql(
+    dialect: str = "postgresql", *, since: str | None = None, schema: str | None = None, prefix: str = "outbox_"
+) -> str:
+    """The SQL that makes the tables, as one transaction, for someone to read and run by hand.
+
+    since: the revision that the database is at (`current` tells); left out, the database is empty.
+    Raises: SchemaError for a revision that this release does not know.
+    """
+    refuse_unknown_dialect(dialect)
+    scripts = open_scripts()
+    known = sorted(script.revision for script in scripts.walk_revisions())
+    if since is not None and since not in known:
+        raise SchemaError(f"there is no revision {since!r}: this release knows {', '.join(known)}")
+    printed = io.StringIO()
+    context = configured(
+        schema,
+        prefix,
+        dialect_name=dialect,
+        dialect_opts={"paramstyle": "named"},  # with the driver's own, every % would be printed twice
+        as_sql=True,
+        literal_binds=True,
+        transactional_ddl=False,  # BEGIN and COMMIT stand below, around the locks too
+        output_buffer=printed,
+        starting_rev=since,
+        fn=lambda at, _: scripts._upgrade_revs("head", at),
+    )
+    run(context, schema, prefix)
+    opening = {"postgresql": _opening_on_postgresql(context.dialect, schema), "sqlite": ["BEGIN IMMEDIATE"]}[dialect]
+    return "".join(f"{line};\n\n" for line in opening) + printed.getvalue() + "COMMIT;\n"
+
+
+def _opening_on_postgresql(dialect: Dialect, schema: str | None) -> list[str]:
+    lines = [
+        "BEGIN",
+        f"SET LOCAL lock_timeout = '{MIGRATION_WAIT_SECONDS}s'",
+        f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})",
+        f"SET LOCAL lock_timeout = '{TABLE_LOCK_WAIT_SECONDS}s'",
+    ]
+    return lines if schema is None else [*lines, str(CreateSchema(schema, if_not_exists=True).compile(dialect=dialect))]
+
+
+def _create_missing_schema(connection: Connection, schema: str | None) -> None:
+    # not IF NOT EXISTS: that wants the right to create schemas even where there is nothing to create
+    if schema is None or inspect(connection).has_schema(schema):
+        return
+    if connection.dialect.name == "sqlite":
+        raise SchemaError(f"no database is attached as {schema!r}; on SQLite, leave the schema out or ATTACH one first")
+    connection.execute(CreateSchema(schema))
+    quoted = connection.dialect.identifier_preparer.quote_schema(schema)
+    connection.exec_driver_sql(f"COMMENT ON SCHEMA {quoted} IS '{SCHEMA_COMMENT}'")
+
+
+def _drop_own_schema(connection: Connection, schema: str | None) -> None:
+    if schema is None or connection.dialect.name != "postgresql":
+        return
+    comment = connection.scalar(
+        text("SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = :schema"),
+        {"schema": schema},
+    )
+    if comment != SCHEMA_COMMENT:
+        return
+    try:
+        with connection.begin_nested():
+            connection.execute(DropSchema(schema))
+    except DBAPIError as error:
+        # 2BP01: dependent_objects_still_exist. Something else lives in it by now, so it stays
+        if sqlstate(error.orig) != "2BP01":
+            raise

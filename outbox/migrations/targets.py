@@ -1,0 +1,76 @@
+"""What a migration may be pointed at: a URL, an engine or a connection."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.mock import MockConnection
+from sqlalchemy.pool import NullPool
+
+from outbox.databases import SUPPORTED
+from outbox.errors import ConfigurationError, SchemaError
+
+if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only an extra brings
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+Target: TypeAlias = "str | URL | Engine | AsyncEngine | Connection"
+
+SYNC_DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql+psycopg_async": "postgresql+psycopg"}
+
+
+@contextmanager
+def connected(target: Target) -> Iterator[Connection]:
+    """A connection in a transaction: the caller's own, or one that commits at the block's end."""
+    if isinstance(target, Connection):
+        refuse_unknown_dialect(target.dialect.name)
+        yield target
+        return
+    engine = _engine(target)
+    refuse_unknown_dialect(engine.dialect.name)
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            # whatever the engine's own: in autocommit nothing would be whole, and an older snapshot than the lock's would miss
+            # what another run has just made
+            connection.execution_options(isolation_level="READ COMMITTED")
+        with connection.begin():
+            yield connection
+
+
+def _engine(target: Any) -> Engine:
+    if isinstance(target, str | URL):
+        return _open(make_url(target))
+    if target is None or isinstance(target, MockConnection):
+        raise ConfigurationError(
+            "there is no connection to migrate, as in Alembic's offline mode (--sql): print the outbox's part with"
+            " `outbox db sql`"
+        )
+    engine = getattr(target, "sync_engine", target)
+    if not isinstance(engine, Engine) or hasattr(target, "sync_connection"):
+        raise ConfigurationError(
+            f"{type(target).__name__} is no target: give a URL, an engine or a sync Connection"
+            " (with an AsyncConnection: `await connection.run_sync(upgrade)`)"
+        )
+    return _open(engine.url) if engine.dialect.is_async else engine
+
+
+def _open(url: URL) -> Engine:
+    if url.get_dialect().is_async:
+        if url.drivername not in SYNC_DRIVERS:
+            raise ConfigurationError(
+                f"migrations are synchronous, {url.drivername} is not: give a URL with a synchronous driver"
+                " (postgresql+psycopg://...), or a connection: `await connection.run_sync(upgrade)`"
+            )
+        url = url.set(drivername=SYNC_DRIVERS[url.drivername])
+    in_memory = url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
+    if url.get_backend_name() == "sqlite" and in_memory:
+        raise ConfigurationError(
+            f"{url!r} would be another, empty database in memory: give the Engine or Connection itself"
+        )
+    return create_engine(url, poolclass=NullPool)
+
+
+def refuse_unknown_dialect(name: str) -> None:
+    if name not in SUPPORTED:
+        raise SchemaError(f"there are no migrations for {name!r}, only for {' and '.join(SUPPORTED)}")

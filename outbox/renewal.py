@@ -1,0 +1,88 @@
+"""Renew a lease in the background: in a thread beside a sync handler, in a task beside an async one.
+
+A renewal ends with the block, when the request is answered or the lease lost, and after the time that it was given: a handler
+that hangs must not keep its key for ever.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from uuid import UUID
+
+from outbox.errors import AlreadyAnswered, LeaseLost
+
+log = logging.getLogger("outbox.leases")
+
+RENEWALS_PER_LEASE = 3  # two may fail before the lease runs out
+
+
+class ThreadRenewal:
+    """Calls `renew` three times a lease, from a daemon thread: it dies with the process, and the lease runs out."""
+
+    def __init__(self, renew: Callable[[], None], record_id: UUID, lease: timedelta, renew_for: timedelta) -> None:
+        self._renew = renew
+        self._record_id = record_id
+        self._seconds = lease.total_seconds() / RENEWALS_PER_LEASE
+        self._until = time.monotonic() + renew_for.total_seconds()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outbox-lease", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._seconds) and time.monotonic() < self._until:
+            try:
+                self._renew()
+            except Exception as error:
+                if not goes_on(error, self._record_id):
+                    return
+
+
+class TaskRenewal:
+    """The same as a task of the running event loop."""
+
+    def __init__(
+        self, renew: Callable[[], Awaitable[None]], record_id: UUID, lease: timedelta, renew_for: timedelta
+    ) -> None:
+        self._renew = renew
+        self._record_id = record_id
+        self._seconds = lease.total_seconds() / RENEWALS_PER_LEASE
+        self._until = time.monotonic() + renew_for.total_seconds()
+        self._stopped = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name="outbox-lease")
+
+    async def stop(self) -> None:
+        # Not cancelled: that would break a connection off in the middle of a statement.
+        self._stopped.set()
+        await self._task
+
+    async def _run(self) -> None:
+        while not await self._stops_within(self._seconds) and time.monotonic() < self._until:
+            try:
+                await self._renew()
+            except Exception as error:
+                if not goes_on(error, self._record_id):
+                    return
+
+    async def _stops_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+        return self._stopped.is_set()
+
+
+def goes_on(error: Exception, record_id: UUID) -> bool:
+    """Whether to try again: not once the request is answered or the lease lost. A database that is away may come back."""
+    if isinstance(error, AlreadyAnswered):
+        return False
+    if isinstance(error, LeaseLost):
+        log.warning("the lease of request %s was lost: another attempt has taken it over", record_id)
+        return False
+    log.warning("the lease of request %s could not be renewed: %s", record_id, type(error).__name__)
+    return True

@@ -1,0 +1,21 @@
+"""What the outbox's tables may be called. Pure."""
+
+from outbox.errors import InvalidValue
+
+NAME_BYTES_MAX = 63  # PostgreSQL, "Lexical Structure": it cuts a longer name off, and two of ours could become one
+PREFIX_BYTES_MAX = 32
+"""What it leaves for the rest of a name: `settlement_settled`, and what a later release may add."""
+
+
+def check_table_names(schema: str | None, prefix: str) -> None:
+    """Raise `InvalidValue` for a schema or prefix under which the tables cannot be made, or not be told apart."""
+    _check("prefix", prefix, 0, PREFIX_BYTES_MAX, "give a shorter one, or a schema of their own to the tables")
+    if schema is not None:
+        _check(
+            "schema", schema, 1, NAME_BYTES_MAX, "name one that PostgreSQL can have, or None for the connection's own"
+        )
+
+
+def _check(field: str, value: object, bytes_min: int, bytes_max: int, way_out: str) -> None:
+    if not isinstance(value, str) or not value.isprintable() or not bytes_min <= len(value.encode()) <= bytes_max:
+        raise InvalidValue(field, value, f"must be printable text of {bytes_min} to {bytes_max} bytes: {way_out}")

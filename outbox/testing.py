@@ -1,0 +1,197 @@
+"""For the tests of an app: what has it enqueued?
+
+    from outbox.testing import assert_enqueued, refute_enqueued
+
+    place_order(session)
+    assert_enqueued(session, "stripe.payment_intents.create", {"amount": 2000}, parent="order:42")
+    refute_enqueued(session, "email.send")
+
+They look in the session's own transaction, so that a test which rolls back at its end sees what its code would have committed,
+and flush it first. With an AsyncSession they are awaited. Nothing needs to be running: to send what was enqueued,
+`dispatchers.testing.drain`.
+"""
+
+import json
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, overload
+from uuid import UUID
+
+from sqlalchemy import Row, select
+from sqlalchemy.orm import Session, scoped_session
+
+from outbox.instance import Outbox, default
+from outbox.keys import ParentKey
+from outbox.schema import Tables
+from outbox.session import AsyncSessionLike, in_session
+
+__all__ = ["Enqueued", "all_enqueued", "assert_enqueued", "refute_enqueued"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enqueued:
+    """One entry as it was enqueued. payload: parsed again, so a tuple has become a list."""
+
+    id: UUID
+    operation: str
+    payload: Any
+    parent: ParentKey
+    discriminator: str
+    destination: str
+    options: dict[str, Any]
+    ordering_key: str | None
+    due_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    operation: str | None
+    payload: Any
+    parent: ParentKey | None
+    discriminator: str | None
+
+    def fits(self, entry: Enqueued) -> bool:
+        return (
+            self.operation in (None, entry.operation)
+            and self.parent in (None, entry.parent)
+            and self.discriminator in (None, entry.discriminator)
+            and _holds(entry.payload, self.payload)
+        )
+
+    def __str__(self) -> str:
+        conditions = {"payload": self.payload, "parent": self.parent, "discriminator": self.discriminator}
+        told = [f"{name} {value!r}" for name, value in conditions.items() if value is not None]
+        return " with ".join([repr(self.operation) if self.operation else "anything", *told[:1]]) + "".join(
+            f" and {condition}" for condition in told[1:]
+        )
+
+
+def _holds(payload: Any, wanted: Any) -> bool:
+    """Whether `payload` is what is wanted; an object may have further members."""
+    if isinstance(wanted, dict) and isinstance(payload, dict):
+        return all(name in payload and _holds(payload[name], value) for name, value in wanted.items())
+    return wanted is None or bool(payload == wanted)
+
+
+@overload
+def all_enqueued(session: Session | scoped_session[Any], *, using: Outbox | None = None) -> list[Enqueued]: ...
+@overload
+def all_enqueued(session: AsyncSessionLike, *, using: Outbox | None = None) -> Awaitable[list[Enqueued]]: ...
+def all_enqueued(session: Any, *, using: Outbox | None = None) -> list[Enqueued] | Awaitable[list[Enqueued]]:
+    """Every entry that the session sees, the older transactions' first. using: by default the one of `outbox.configure`."""
+    tables = (using or default).configuration.tables
+    found: list[Enqueued] | Awaitable[list[Enqueued]] = in_session(session, lambda inner: _read(inner, tables))
+    return found
+
+
+@overload
+def assert_enqueued(
+    session: Session | scoped_session[Any],
+    operation: str,
+    payload: Any = None,
+    *,
+    parent: str | ParentKey | None = None,
+    discriminator: str | None = None,
+    count: int = 1,
+    using: Outbox | None = None,
+) -> list[Enqueued]: ...
+@overload
+def assert_enqueued(
+    session: AsyncSessionLike,
+    operation: str,
+    payload: Any = None,
+    *,
+    parent: str | ParentKey | None = None,
+    discriminator: str | None = None,
+    count: int = 1,
+    using: Outbox | None = None,
+) -> Awaitable[list[Enqueued]]: ...
+def assert_enqueued(
+    session: Any,
+    operation: str,
+    payload: Any = None,
+    *,
+    parent: str | ParentKey | None = None,
+    discriminator: str | None = None,
+    count: int = 1,
+    using: Outbox | None = None,
+) -> Any:
+    """Raise AssertionError, which tells what there is instead, unless exactly `count` entries are as wanted. Returns those.
+
+    payload: what it must hold; an object may have further members, at any depth. What is None may be anything.
+    """
+    wanted = _Wanted(operation, payload, None if parent is None else ParentKey.of(parent), discriminator)
+    return _in_session(session, using, wanted, count)
+
+
+@overload
+def refute_enqueued(
+    session: Session | scoped_session[Any],
+    operation: str | None = None,
+    payload: Any = None,
+    *,
+    parent: str | ParentKey | None = None,
+    using: Outbox | None = None,
+) -> list[Enqueued]: ...
+@overload
+def refute_enqueued(
+    session: AsyncSessionLike,
+    operation: str | None = None,
+    payload: Any = None,
+    *,
+    parent: str | ParentKey | None = None,
+    using: Outbox | None = None,
+) -> Awaitable[list[Enqueued]]: ...
+def refute_enqueued(
+    session: Any,
+    operation: str | None = None,
+    payload: Any = None,
+    *,
+    parent: str | ParentKey | None = None,
+    using: Outbox | None = None,
+) -> Any:
+    """Raise AssertionError if any entry is like this; without an operation, if there is any entry at all."""
+    wanted = _Wanted(operation, payload, None if parent is None else ParentKey.of(parent), None)
+    return _in_session(session, using, wanted, 0)
+
+
+def _in_session(session: Any, using: Outbox | None, wanted: _Wanted, count: int) -> Any:
+    tables = (using or default).configuration.tables
+    return in_session(session, lambda inner: _require(_read(inner, tables), wanted, count))
+
+
+def _require(found: list[Enqueued], wanted: _Wanted, count: int) -> list[Enqueued]:
+    fitting = [entry for entry in found if wanted.fits(entry)]
+    if len(fitting) != count:
+        told = "".join(f"\n    {_line(entry)}" for entry in found) or " nothing"
+        raise AssertionError(
+            f"{len(fitting)} entries are {wanted}, not {count}; enqueued {'is' if found == [] else 'are'}:{told}"
+        )
+    return fitting
+
+
+def _line(entry: Enqueued) -> str:
+    told = f"{entry.operation} {json.dumps(entry.payload)} of parent {entry.parent.key!r}"
+    return told + (f", discriminator {entry.discriminator!r}" if entry.discriminator else "")
+
+
+def _read(session: Session, tables: Tables) -> list[Enqueued]:
+    session.flush()
+    entry = tables.entry
+    rows = session.connection().execute(select(entry).order_by(entry.c.created_at, entry.c.id))
+    return [_enqueued(row) for row in rows]
+
+
+def _enqueued(row: Row[Any]) -> Enqueued:
+    return Enqueued(
+        id=row.id,
+        operation=row.operation,
+        payload=json.loads(row.payload),
+        parent=ParentKey(row.parent, scope=row.scope, source=row.source),
+        discriminator=row.discriminator,
+        destination=row.destination,
+        options=json.loads(row.options),
+        ordering_key=row.ordering_key,
+        due_at=row.due_at,
+    )
