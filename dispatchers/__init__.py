@@ -8,38 +8,79 @@
     Dispatcher(engine, include=[effects], adapters={"stripe": StripeAdapter(api_key=...)}).run()
 
 An adapter's author reads `delivery.py`. The heart is `dispatcher.py`; what becomes of an entry is decided in `decide.py`.
+Each name is imported when it is first asked for: `outbox --help` must not wait for SQLAlchemy.
 """
 
-from dispatchers.delivery import (
-    FOREVER,
-    NATIVE,
-    Adapter,
-    Deferred,
-    Delivered,
-    Delivery,
-    InProgress,
-    KeyConflict,
-    KeyFormat,
-    Outcome,
-    Rejected,
-    Unknown,
-)
-from dispatchers.dispatcher import Dispatcher
-from dispatchers.operations import Operations
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dispatchers.callbacks import Completed, SettledEntry, Settlement
+    from dispatchers.delivery import (
+        FOREVER,
+        NATIVE,
+        Absent,
+        Adapter,
+        CannotTell,
+        Deferred,
+        Delivered,
+        Delivery,
+        Finding,
+        Found,
+        InProgress,
+        KeyConflict,
+        KeyFormat,
+        Outcome,
+        Rejected,
+        Unknown,
+    )
+    from dispatchers.dispatcher import Dispatcher
+    from dispatchers.operations import Operations
+    from dispatchers.pressure import Breaker, Limits
 
 __all__ = [
     "FOREVER",
     "NATIVE",
+    "Absent",
     "Adapter",
+    "Breaker",
+    "CannotTell",
+    "Completed",
     "Deferred",
     "Delivered",
     "Delivery",
     "Dispatcher",
+    "Finding",
+    "Found",
     "InProgress",
     "KeyConflict",
     "KeyFormat",
+    "Limits",
     "Operations",
     "Outcome",
     "Rejected",
+    "SettledEntry",
+    "Settlement",
     "Unknown",
 ]
+
+_HOMES = dict.fromkeys(__all__, "delivery") | {
+    "Breaker": "pressure",
+    "Completed": "callbacks",
+    "Dispatcher": "dispatcher",
+    "Limits": "pressure",
+    "Operations": "operations",
+    "SettledEntry": "callbacks",
+    "Settlement": "callbacks",
+}
+"""In which module each name lives."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

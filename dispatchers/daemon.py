@@ -5,23 +5,34 @@ import gc
 import logging
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from dispatchers.claims import Claims
 from dispatchers.dispatcher import Dispatcher
-from dispatchers.upkeep import report_gauges
+from dispatchers.upkeep import Upkeep, keep_bodies, report_gauges, report_lag, retain
 
 log = logging.getLogger("outbox.daemon")
 
 GAUGES_SECONDS = 60
+RECONCILE_SECONDS = 60
+RETENTION_SECONDS = 120
+BODIES_SECONDS = 600
+RETENTION_JITTER_SECONDS = 30  # so that a fleet that was deployed at once does not do it at once
 SETTLE_SECONDS = 2.0  # after a second signal
+CLOSE_SECONDS = 2.0  # for connections, which a database that has vanished would never let go
+LATE_SECONDS = 5.0  # after the grace, a drain has ended unless the database does not answer
 STOPPED_AT_ONCE = 1  # the exit status then
 
 
 def run(dispatcher: Dispatcher) -> None:
-    """Work until SIGTERM or Ctrl-C, then drain; a second signal stops at once and leaves leases to expire."""
+    """Work until SIGTERM or Ctrl-C, then drain; a second signal stops at once and leaves leases to expire.
+
+    So does a database that has not answered by the end of the grace.
+    """
     try:
         asyncio.run(serve(dispatcher))
     except asyncio.CancelledError:
@@ -34,8 +45,8 @@ async def serve(dispatcher: Dispatcher) -> None:
     """The same on a running event loop, whose signal handlers it takes over."""
     stopping = asyncio.Event()
     _listen(dispatcher, stopping)
+    timetable = _timetable(dispatcher, stopping)
     await dispatcher.check()
-    timetable = _timetable(dispatcher)
     timetable.start()
     gc.freeze()  # what has been loaded by now stays: without it, each full collection walks all of it again
     log.info("sending")
@@ -43,7 +54,9 @@ async def serve(dispatcher: Dispatcher) -> None:
         await dispatcher.pump(stopping)
     finally:
         timetable.shutdown(wait=False)
-        await dispatcher.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await dispatcher.close()
     log.info("stopped")
 
 
@@ -59,10 +72,18 @@ def _listen(dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
         else:
             log.info("%s: finishing what is in flight, for %s at most", number.name, dispatcher.grace)
             stopping.set()
+            abandoning.add(loop.create_task(_abandon_late(dispatcher, serving)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):  # Windows has no such handlers: Ctrl-C then ends the process
             loop.add_signal_handler(number, stop, number)
+
+
+async def _abandon_late(dispatcher: Dispatcher, serving: asyncio.Task[Any] | None) -> None:
+    """An exchange with a database that has vanished without a word would keep the drain from beginning."""
+    await asyncio.sleep(dispatcher.grace.total_seconds() + LATE_SECONDS)
+    log.warning("the grace is over and the database does not answer: stopping; what is in flight will be in doubt")
+    await _abandon(dispatcher, serving)
 
 
 async def _abandon(dispatcher: Dispatcher, serving: asyncio.Task[Any] | None) -> None:
@@ -72,14 +93,40 @@ async def _abandon(dispatcher: Dispatcher, serving: asyncio.Task[Any] | None) ->
         serving.cancel()
 
 
-def _timetable(dispatcher: Dispatcher) -> AsyncIOScheduler:
+def _timetable(dispatcher: Dispatcher, stopping: asyncio.Event) -> AsyncIOScheduler:
+    """Gauges, looks, retention and the bodies' partitions."""
     timetable = AsyncIOScheduler(timezone="UTC")
-    timetable.add_job(
-        report_gauges,
-        "interval",
-        [dispatcher.store],
-        seconds=GAUGES_SECONDS,
-        coalesce=True,
-        max_instances=1,
-    )
+
+    def add(work: Callable[..., Awaitable[Any]], *arguments: Any, seconds: int, jitter: int | None = None) -> None:
+        timetable.add_job(
+            _patiently,
+            "interval",
+            [work, *arguments],
+            seconds=seconds,
+            jitter=jitter,
+            coalesce=True,
+            max_instances=1,
+        )
+
+    add(report_gauges, dispatcher.store, seconds=GAUGES_SECONDS)
+    add(dispatcher.reconcile, seconds=RECONCILE_SECONDS)
+    if isinstance(dispatcher.store, Claims):  # a simulation's store has no tables
+        run, tables = dispatcher.store.run, dispatcher.store.tables
+        add(report_lag, run, tables, seconds=GAUGES_SECONDS)
+        upkeep = Upkeep(run, tables, dispatcher.retention)
+        add(retain, upkeep, stopping, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
+        run_apart = dispatcher.store.run_apart
+        add(keep_bodies, run, run_apart, tables, seconds=BODIES_SECONDS, jitter=RETENTION_JITTER_SECONDS)
     return timetable
+
+
+async def _patiently(work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+    """Do what the timetable asks for. What fails is reported, and done at its next time."""
+    name = getattr(work, "__name__", type(work).__name__)
+    try:
+        await work(*arguments)
+    except asyncio.CancelledError:
+        log.info("%s was left for the next process", name)  # the timetable is shut down: nobody waits for this
+    except Exception as error:
+        # Not the error's text: it shows the statement's parameters.
+        log.warning("%s failed, and will be tried again: %s", name, type(error).__name__)

@@ -1,10 +1,13 @@
 """What becomes of an entry. Pure: every rule about what happened stands here, and nothing else does.
 
-`admit` is asked after a claim, before anything is sent; `decide` after the adapter's answer. Doubt is sticky: once an
+`admit` is asked after a claim, before anything is sent; `decide` after the adapter's answer; `conclude` instead of both where
+it is known already, by a person's word or from an earlier claim. Doubt is sticky: once an
 attempt may have been executed, only proof ends it (success, or a conclusive rejection); until then the entry may be sent
-again under the same key while the service surely remembers that key, and is uncertain after that.
+again under the same key while the service surely remembers that key, and is uncertain after that; where the service can be
+looked at, not before a look, of which `looking` decides.
 """
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
@@ -19,7 +22,21 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.lifecycle import Claimed, Park, Settle, Transition, Wait
+from dispatchers.lifecycle import (
+    KEY_CONFLICT,
+    SEND_AGAIN,
+    Claimed,
+    End,
+    Keep,
+    Known,
+    Looks,
+    Park,
+    Requeue,
+    Seek,
+    Settle,
+    Transition,
+    Wait,
+)
 
 BACKOFF_FIRST = timedelta(seconds=1)
 BACKOFF_MAX = timedelta(minutes=10)
@@ -29,13 +46,17 @@ DOUBLINGS_MAX = 20  # beyond BACKOFF_MAX already; keeps the power small
 
 def admit(entry: Claimed, memory: Memory, now: datetime) -> Transition | None:
     """Whether `entry` may be sent now: None for yes, else what becomes of it instead."""
-    if not entry.maybe_sent:
-        return _end(entry, entry.attempts, "sent too often") if entry.attempts >= memory.attempts_max else None
-    if memory.window is None and not memory.at_least_once:
-        return _park(entry, entry.attempts, "its sender vanished, and the service keeps no keys")
-    last = last_safe_send(entry.in_doubt_since, memory)
-    if last is not None and now >= last:
-        return _park(entry, entry.attempts, "it may have been sent, and the service may have forgotten its key")
+    change = _refused(entry, memory, now)
+    return change and _look_first(entry, change, memory, now)
+
+
+def _refused(entry: Claimed, memory: Memory, now: datetime) -> Transition | None:
+    if entry.in_doubt_since is not None:
+        if _is_for_one_attempt(memory):
+            return _park(entry, entry.attempts, "its sender vanished, and the service keeps no keys")
+        last = last_safe_send(entry.in_doubt_since, memory)
+        if last is not None and now >= last:
+            return _park(entry, entry.attempts, "it may have been sent, and the service may have forgotten its key")
     if entry.attempts >= memory.attempts_max:
         return _end(entry, entry.attempts, f"no answer in {entry.attempts} attempts")
     return None
@@ -47,16 +68,23 @@ def decide(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitt
     now: the database's. jitter: 0 to 1, the share of the backoff that is really waited ("full jitter").
     Source: docs/states.md.
     """
+    return _look_first(entry, _decided(entry, outcome, memory, now, jitter), memory, now)
+
+
+def _decided(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
     attempts = entry.attempts + 1
     match outcome:
         case Delivered(result=result):
             return Settle("delivered", attempts, result=result)
         case Rejected(reason=reason, conclusive=conclusive, result=result):
-            if not entry.maybe_sent or (conclusive and remembered(entry.in_doubt_since, memory, now)):
+            # A stored answer speaks for every attempt under this key, not for those under an earlier one.
+            proves = conclusive and entry.key_epoch == 0 and remembered(entry.in_doubt_since, memory, now)
+            if proves or not entry.maybe_sent:
                 return Settle("failed", attempts, result=result, reason=reason)
-            return _park(entry, attempts, f"{reason}; but an earlier attempt may have been executed")
+            told = f"{reason}; but an earlier attempt may have been executed"
+            return replace(_park(entry, attempts, told), stored=conclusive)
         case KeyConflict(reason=reason):
-            return _doubt(entry, attempts, f"the service holds this key for another request: {reason}")
+            return _doubt(entry, attempts, f"{KEY_CONFLICT}: {reason}", stored=True)
         case Deferred(reason=reason, after=after):
             # Certainly not executed: no attempt, and no news about earlier ones.
             return _wait(
@@ -66,13 +94,60 @@ def decide(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitt
             reason = "the service is executing this key now"
             return _wait(entry, memory, now, jitter, reason, after, attempts, True, _doubt_began(entry))
         case Unknown(reason=reason, final=True):
-            return _doubt(entry, attempts, reason)
+            return _doubt(entry, attempts, reason, stored=True)
         case Unknown(reason=reason, after=after):
-            if memory.window is None and not memory.at_least_once:
+            if _is_for_one_attempt(memory):
                 return _doubt(entry, attempts, f"{reason}; the service keeps no keys")
             return _wait(entry, memory, now, jitter, reason, after, attempts, True, _doubt_began(entry))
         case _:
             assert_never(outcome)
+
+
+def conclude(entry: Claimed, known: Known, memory: Memory, quiescence: timedelta) -> Transition:
+    """What becomes of an entry whose fate is on record; it is not sent.
+
+    quiescence: how long a sender may still be at work that lost its lease; nothing is sent again before.
+    """
+    attempts = entry.attempts if known.attempts is None else known.attempts
+    match known.state:
+        case "send_again":
+            return _requeue(entry, known, memory, quiescence)
+        case "uncertain":  # its lane halted when that was written down
+            return Park(
+                known.reason or "", attempts, entry.maybe_sent, entry.in_doubt_since, known.stored, halts_lane=False
+            )
+        case "delivered" | "failed" | "cancelled":
+            end = Settle(known.state, attempts, known.result, known.reason)
+            # By a person's word no lane halts that goes on already; one that has halted stays so, until it is released.
+            return without_halt(end) if known.attempts is None else end
+        case _:
+            assert_never(known.state)
+
+
+def without_halt(change: Transition) -> Transition:
+    """The same, but the lane of the entry goes on behind it."""
+    if isinstance(change, Settle) and change.state == "failed":
+        return change._replace(halts_lane=False)
+    return replace(change, halts_lane=False) if isinstance(change, Park) else change
+
+
+def keep(entry: Claimed, end: End, problem: str, jitter: float) -> Keep:
+    """What became of it is known, but the callback that must commit with it failed: try that again later."""
+    return Keep(end, backoff(entry.deliveries, jitter), f"{_word(end)}, but {problem}")
+
+
+def _word(end: End) -> str:
+    return end.state if isinstance(end, Settle) else "uncertain"
+
+
+def _requeue(entry: Claimed, known: Known, memory: Memory, quiescence: timedelta) -> Requeue:
+    """The same key while that is worth something, else one that the service has never seen."""
+    reason = known.reason or SEND_AGAIN
+    sent_at = entry.leased_at + quiescence
+    last = last_safe_send(entry.in_doubt_since, memory)
+    if memory.window is not None and not known.stored and (last is None or sent_at < last):
+        return Requeue(entry.key_epoch, entry.in_doubt_since, quiescence, reason)
+    return Requeue(entry.key_epoch + 1, None, quiescence, reason)
 
 
 def remembered(in_doubt_since: datetime | None, memory: Memory, now: datetime) -> bool:
@@ -93,11 +168,24 @@ def last_safe_send(in_doubt_since: datetime | None, memory: Memory) -> datetime 
     return in_doubt_since + min(memory.window, CENTURY) - memory.timeout - memory.margin
 
 
-def backoff(deliveries: int, jitter: float) -> timedelta:
+def backoff(tries: int, jitter: float, first: timedelta = BACKOFF_FIRST, most: timedelta = BACKOFF_MAX) -> timedelta:
     """Exponential with full jitter, capped. Source: AWS Architecture Blog, "Exponential Backoff And Jitter"."""
-    doublings = min(max(deliveries - 1, 0), DOUBLINGS_MAX)
-    ceiling: timedelta = min(BACKOFF_FIRST * 2**doublings, BACKOFF_MAX)
+    doublings = min(max(tries - 1, 0), DOUBLINGS_MAX)
+    ceiling: timedelta = min(first * 2**doublings, most)
     return ceiling * jitter
+
+
+def _look_first(entry: Claimed, change: Transition, memory: Memory, now: datetime) -> Transition:
+    """A look before it is given up, where there can be one; by then no sender can be at work any more."""
+    if not (isinstance(change, Park) and memory.can_look) or change.reason.startswith(KEY_CONFLICT):
+        return change
+    looks = Looks(change.reason, 0, now + memory.quiescence, entry.deliveries, change.stored)
+    return Seek(looks, memory.quiescence, change.reason, change.attempts, change.maybe_sent, change.in_doubt_since)
+
+
+def _is_for_one_attempt(memory: Memory) -> bool:
+    """Whether nothing in doubt is sent again as it is: no key would keep it from happening twice."""
+    return memory.window is None and (memory.can_look or not memory.at_least_once)
 
 
 def _wait(
@@ -136,9 +224,9 @@ def _park(entry: Claimed, attempts: int, reason: str) -> Park:
     return Park(reason, attempts, entry.maybe_sent, entry.in_doubt_since)
 
 
-def _doubt(entry: Claimed, attempts: int, reason: str) -> Park:
+def _doubt(entry: Claimed, attempts: int, reason: str, *, stored: bool = False) -> Park:
     """Uncertain, with this attempt itself in doubt."""
-    return Park(reason, attempts, True, _doubt_began(entry))
+    return Park(reason, attempts, True, _doubt_began(entry), stored)
 
 
 def _doubt_began(entry: Claimed) -> datetime:

@@ -1,19 +1,21 @@
 """The contract that an adapter's author reads: what an adapter gets, what it answers, what it declares.
 
 An adapter is handed one `Delivery` and answers with one `Outcome`. It never retries by itself, never decides what
-becomes of the entry, and never touches the database: the dispatcher does all three.
+becomes of the entry, and never touches the database: the dispatcher does all three. One that can look at its service says
+with `find` what it found there of an earlier attempt.
 """
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from outbox.keys import Tag, encode_hex, encode_native, encode_uuid
+from outbox.schema import EPOCH
 
 
 class Forever(Enum):
@@ -30,13 +32,17 @@ Window: TypeAlias = timedelta | Literal[Forever.FOREVER] | None
 
 
 class Delivery(NamedTuple):
-    """One attempt's view of an entry. (A tuple, because one is made for every send, and a frozen dataclass costs four.)
+    """One attempt's view of an entry, or one look's. (A tuple: one is made for every send, and a frozen dataclass costs four.)
 
     body: the payload's JSON bytes as they were enqueued; they are what goes out, whatever the deploy.
     key: the child key in the form that the adapter declared: the same for every attempt.
-    attempt: 1 for the first; how many sends of this entry may have left, this one included.
+    attempt: 1 for the first; how many sends of this entry may have left, this one included. For a look, those before it.
     options: stored verbatim by `outbox.enqueue`, e.g. {"account": "acct_1"}.
     deadline: when the dispatcher cancels this send, on the event loop's clock (`asyncio.timeout_at(deadline)`).
+    due_at: from when on the app wanted it sent, by the database's clock: the same for every attempt.
+    age: how long ago it was enqueued, by the same clock. No attempt is older, and clocks need not agree to tell.
+
+    Its repr shows no body, options or headers.
     """
 
     id: UUID
@@ -47,11 +53,16 @@ class Delivery(NamedTuple):
     options: Mapping[str, Any]
     headers: Mapping[str, str]
     deadline: float
+    due_at: datetime = EPOCH
+    age: timedelta = timedelta(0)
 
     @property
     def payload(self) -> Any:
         """The payload parsed; a new object at each call."""
         return json.loads(self.body)
+
+    def __repr__(self) -> str:
+        return f"Delivery(id={self.id!r}, operation={self.operation!r}, key={self.key!r}, attempt={self.attempt})"
 
 
 # --- what an adapter answers: a closed union
@@ -89,10 +100,14 @@ class KeyConflict:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """Certainly not executed; try later, `after` at the earliest."""
+    """Certainly not executed; try later, `after` at the earliest.
+
+    cools: the service said so to all of us, not of this one entry (429, 401): its whole destination waits.
+    """
 
     reason: str
     after: timedelta | None = None
+    cools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +119,46 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """It may have been executed. `final`: asking again under this key tells nothing new."""
+    """It may have been executed. `final`: asking again under this key tells nothing new. `cools`: as in `Deferred`."""
 
     reason: str
     after: timedelta | None = None
     final: bool = False
+    cools: bool = False
 
 
 Outcome: TypeAlias = Delivered | Rejected | KeyConflict | Deferred | InProgress | Unknown
+
+
+# --- what a look finds: a closed union
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The service shows that it happened.
+
+    result: what to remember of it, as JSON; None if nothing.
+    """
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The service proves that no attempt at this entry was executed, under the present key at least.
+
+    It was reached, all that could be the effect was read, and what it shows is up to date: else it is `CannotTell`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class CannotTell:
+    """Neither is proved: the service was out of reach, its search lags behind, or more was there than could be read."""
+
+    reason: str = ""
+
+
+Finding: TypeAlias = Found | Absent | CannotTell
 
 
 # --- what an adapter declares
@@ -172,8 +219,14 @@ class Adapter(Protocol):
         (the default) parks the entry as `uncertain`.
     attempts_max: after so many sends without an answer that ends it, the entry ends: failed, or uncertain if in doubt.
     age_max: the same for the time since its first claim. Waiting for that has no limit.
+    halts_lane: whether a failed or uncertain entry with an ordering key halts its lane until somebody releases it; False lets
+        the entries behind it go on.
     pinned: what else must not change between two attempts (an API version, an account); a later attempt in doubt whose
         adapter differs here or in `key_format` is refused and reported.
+
+    find: a look at the service, async or sync, for an entry that may have been executed: given the `Delivery`, it answers
+        with a `Finding` within `timeout`, and changes nothing there. None, the default: it cannot be looked at. What it
+        raises counts as `CannotTell`.
 
     An adapter with an `async def aclose()` has it called when its dispatcher stops.
     """
@@ -185,11 +238,21 @@ class Adapter(Protocol):
     at_least_once: bool = False
     attempts_max: int = 20
     age_max: timedelta = timedelta(days=3)
+    halts_lane: bool = True
     pinned: str = ""
+    find: Any = None  # a function of the delivery; typed so, because a method may take its place as well
 
     def serves(self, operation: str) -> bool:
         """Whether it knows `operation`. What it does not know waits, for a newer process perhaps, and is reported."""
         return True
+
+    def sends_alike(self, pinned: str, options: Mapping[str, Any]) -> bool:
+        """Whether an entry with these options that may have left under another `pinned` would leave now as it did then.
+
+        So it is where the options name all that the two differ in. Else it is not sent again, and waits for a process that
+        is pinned as the first one was.
+        """
+        return False
 
     async def send(self, delivery: Delivery) -> Outcome:
         """Call the service once. Foreign errors are answers here, not exceptions; what escapes becomes `Unknown`."""
@@ -198,11 +261,17 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What `decide` needs to know of a service: an adapter's declaration, as plain values."""
+    """What `decide` needs to know of a service: an adapter's declaration, as plain values.
+
+    quiescence: how long a sender may still be at work that lost its lease. can_look: whether there is a `find`.
+    """
 
     window: Window
     timeout: timedelta = timedelta(seconds=30)
     at_least_once: bool = False
     attempts_max: int = 20
     age_max: timedelta = timedelta(days=3)
+    halts_lane: bool = True
     margin: timedelta = field(default=timedelta(seconds=5))
+    quiescence: timedelta = timedelta(seconds=65)
+    can_look: bool = False

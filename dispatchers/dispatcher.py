@@ -6,21 +6,47 @@ A claim is committed before anything is sent, and no transaction is open during 
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from dispatchers.callbacks import Callbacks
 from dispatchers.claims import Claims, Exchange, Store
-from dispatchers.decide import admit
+from dispatchers.completing import Completing
+from dispatchers.decide import admit, conclude, without_halt
 from dispatchers.delivery import Adapter
-from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settlement, Transition, Want
+from dispatchers.leaving import Reports
+from dispatchers.lifecycle import (
+    Claimed,
+    ClaimRequest,
+    Ending,
+    HandBack,
+    Known,
+    Looks,
+    Park,
+    Settle,
+    Transition,
+    Want,
+    known_of,
+    looks_of,
+)
+from dispatchers.looking import admit_look
 from dispatchers.operations import Operations
+from dispatchers.pressing import PressureWatch
+from dispatchers.pressure import Limits, check_limits
+from dispatchers.retention import KEEP, Retention
 from dispatchers.routes import Route, Routes, merge
 from dispatchers.sending import Sends
+from dispatchers.settling import STORE_RETRY_SECONDS, Settling
 from dispatchers.turns import BATCH_ENTRIES_MAX, Turns
+from dispatchers.watching import MarkFile, Watch
+from outbox.databases import is_passing, sqlstate
 from outbox.errors import ConfigurationError
 from outbox.instance import Outbox, default
 from outbox.keys import Keyring
@@ -33,11 +59,10 @@ SWEEP_SECONDS = 1.0  # what became due behind the hints is found by then
 LINGER_SECONDS = 0.01  # settling waits so long for company
 UNSERVED_DELAY = timedelta(seconds=2)  # until what this process does not serve is looked at again
 UNSERVED_SECONDS = 5.0  # how long it leaves a destination alone of which it serves nothing
-STORE_RETRY_SECONDS = (0.1, 5.0)
 
 
 class Progress(NamedTuple):
-    """What an exchange brought. asked: whether it asked for anything."""
+    """What an exchange brought. asked: whether it asked for anything. claimed: with what was passed over."""
 
     asked: bool = False
     claimed: int = 0
@@ -59,7 +84,9 @@ class Dispatcher:
     include: the app's own `Operations`. keyring, outbox: by default the configured ones.
     lease: how long a claim holds; a crashed process's entries are free again after that. margin: what clocks and pauses
         may take off it. concurrency: sends at once to one destination; in_flight_max: to all of them.
+    limits: by destination, where they are others: concurrency, rate, circuit breaker.
     poll: how long an idle dispatcher waits. grace: how long a drain waits for what is in flight.
+    mark: a file, outside the database, in which the last known state of its history is remembered: see docs/restore.md.
     store, clock, chance: what it works with, for tests and simulations.
 
     Raises `ConfigurationError` for adapters under which the promises could not be kept.
@@ -77,24 +104,50 @@ class Dispatcher:
         margin: timedelta = timedelta(seconds=5),
         concurrency: int = 100,
         in_flight_max: int = 1000,
+        limits: Mapping[str, Limits] | None = None,
         poll: timedelta = timedelta(seconds=1),
         grace: timedelta = timedelta(seconds=30),
+        keep: timedelta = KEEP,
+        mark: str | os.PathLike[str] | None = None,
         store: Store | None = None,
         clock: Callable[[], float] = steady_clock,
         chance: random.Random | None = None,
     ) -> None:
         if concurrency < 1 or in_flight_max < 1:
             raise ConfigurationError("concurrency and in_flight_max must be at least 1")
+        for name, span in (("lease", lease), ("margin", margin), ("poll", poll)):
+            if not isinstance(span, timedelta) or span <= timedelta(0):  # a negative margin would lengthen each window
+                raise ConfigurationError(f"{name} must be a positive timedelta, not {span!r}")
         self._outbox = outbox or default
         self._keyring = keyring
+        self._callbacks = Callbacks(operations.callbacks for operations in include)
         self._routes = Routes(merge(adapters or {}, *(o.adapters for o in include)), lease=lease, margin=margin)
         self._lease = lease
-        self._turns = Turns(self._routes.destinations, slots=concurrency, slots_in_all=in_flight_max)
+        self._quiescence = lease + margin  # by then a sender that lost its lease has noticed
+        limited = check_limits(limits or {})
+        chance = chance or random.SystemRandom()
+        self._pressure = PressureWatch(limited, clock=clock, chance=chance)
+        self._turns = Turns(
+            self._routes.destinations,
+            slots=concurrency,
+            slots_in_all=in_flight_max,
+            slots_of={name: given.concurrency for name, given in limited.items() if given.concurrency is not None},
+            shut_until=self._pressure.shut_until,
+        )
         self._poll_seconds = poll.total_seconds()
         self.grace = grace
+        self.retention = Retention.of(keep, self._routes.windows)
         self.store: Store = store or Claims(target, self._outbox.configuration)
+        self._require_async_for(self._callbacks.first_async())
         self._clock = clock
-        self._chance = chance or random.SystemRandom()
+        self._chance = chance
+        self._watch = Watch(
+            self.store,
+            env=lambda: self._outbox.configuration.env,
+            clock=clock,
+            file=None if mark is None else MarkFile(Path(mark)),
+        )
+        self._reports = Reports(clock)
         self._sends = Sends(
             store=self.store,
             keyring=lambda: self.keyring,
@@ -104,9 +157,21 @@ class Dispatcher:
             chance=self._chance,
             settle=self._settle_later,
             back=self._slot_is_free,
+            hear=self._pressure.hear,
+            memory=self._pressure.memory,
         )
-        self._settlements: list[Settlement] = []
-        self._news = asyncio.Event()  # something to settle, a free slot, or the end of an exchange
+        self._settling = Settling(
+            self.store,
+            patience=margin / 2,
+            chance=self._chance,
+            settle=self._settle_in_batch,
+            ended=self._has_settled_alone,
+        )
+        self._completing = Completing(self.store, self._callbacks, clock=clock, chance=self._chance)
+        self._sought: UUID | None = None
+        self._settled_alone = 0
+        self._settlements: list[Ending] = []
+        self._news = asyncio.Event()  # something to settle, a claim, a free slot, or a lane's end
         self._exchanging = 0
         self._swept_at = -SWEEP_SECONDS
         self._cutoff = NEVER
@@ -118,18 +183,25 @@ class Dispatcher:
     async def run_once(self) -> int:
         """Claim, send and settle whatever is due now; returns how many entries it settled, whatever their outcome.
 
-        What comes due again meanwhile is left for the next call. Raises what the database raises.
+        What comes due again meanwhile is left for the next call. Raises `Held` after a failover or a restore of the
+        database, until a person resumes, and what the database raises.
         """
         self._news = asyncio.Event()  # of this event loop: each `asyncio.run` brings another
         self._cutoff = NEVER
+        self._settled_alone = 0
+        self._settling.begin()
         await self._sweep()
+        self._watch.require_trust()
+        await self.reconcile()
+        await self._completing.run_once()
         settled = await self._claim_first()
         counts = await asyncio.gather(*(self._drain_what_is_due() for _ in range(LANES)), return_exceptions=True)
         for count in counts:
             if isinstance(count, BaseException):
                 raise count
+        await self._exchange([], self._cutoff)  # what of the last ones is still to be told
         await self._sends.abandon()  # nothing is under way: this only sends the workers home
-        return settled + sum(count for count in counts if isinstance(count, int))
+        return settled + self._settled_alone + sum(count for count in counts if isinstance(count, int))
 
     async def pump(self, stopping: asyncio.Event) -> None:
         """Claim, send and settle until `stopping` is set; then finish what is in flight and settle it.
@@ -137,11 +209,23 @@ class Dispatcher:
         A database that is away is waited for; outcomes are kept meanwhile.
         """
         self._news = asyncio.Event()
-        await asyncio.gather(*(self._pump_lane(stopping) for _ in range(LANES)))
+        self._settling.begin()
+        await asyncio.gather(*(self._pump_lane(stopping) for _ in range(LANES)), self._completing.pump(stopping))
         await self._drain()
 
+    async def reconcile(self) -> None:
+        """Have some of the entries looked for that became uncertain when nobody could look; the timetable asks for more."""
+        if self._routes.can_look:
+            self._sought = await self.store.seek(self._routes.may_look, self._quiescence, self._sought)
+
+    def _require_async_for(self, callback: str | None) -> None:
+        if callback is not None and not self.store.takes_async_callbacks:
+            raise ConfigurationError(
+                f"the callback {callback} is async: hand the dispatcher an AsyncEngine (create_async_engine), or make it sync"
+            )
+
     async def check(self) -> None:
-        """Raise what would keep this dispatcher from working: missing tables, entries of an unknown key id or env."""
+        """Raise what would keep this dispatcher from working: missing or outdated tables, entries of an unknown key id or env."""
         await self.store.check()
         kid = await self.store.unknown_kid(self.keyring.kids)
         if kid is not None:
@@ -154,7 +238,7 @@ class Dispatcher:
         if foreign is not None:
             raise ConfigurationError(
                 f"unsettled entries belong to env {foreign!r}, this dispatcher is of {env!r}: it would send them under keys"
-                " of the other deployment; is this a copy of its database?"
+                " of the other deployment; if this is a copy of its database, `outbox resume --after-restore` holds them back"
             )
 
     def run(self) -> None:
@@ -182,10 +266,11 @@ class Dispatcher:
             settled += progress.settled
             if progress.claimed or self._settlements or (progress.asked and not self._turns.all_asked):
                 continue
-            if self._sends or self._exchanging:
+            if self._sends or self._settling or self._exchanging:
                 self._news.clear()
                 await self._news.wait()
             elif self._turns.all_asked:
+                self._news.set()  # the other lane may wait for the end of this one's exchange
                 return settled
 
     async def _pump_lane(self, stopping: asyncio.Event) -> None:
@@ -199,27 +284,32 @@ class Dispatcher:
     async def _exchange(self, wants: Sequence[Want], cutoff: datetime) -> Progress:
         """Settle what has come back, claim what is wanted, start the sending of what was claimed."""
         settlements, self._settlements = self._settlements, []
-        if not (wants or settlements):
+        if not (wants or settlements or self._pressure.has_news):
             return Progress()
         started = self._clock()
         self._exchanging += 1
-        exchange = Exchange()
+        exchange, request = Exchange(), self._request(wants, cutoff)
         try:
-            exchange = await self.store.exchange(settlements, self._request(wants, cutoff))
+            exchange = await self.store.exchange(settlements, request)
         except BaseException:
             self._settlements[:0] = settlements  # kept until the database is back
+            self._news.set()
             raise
         finally:
             self._exchanging -= 1
+            pressing = request.pressing
+            if pressing is not None and self._pressure.learn(pressing, exchange.pressures, request.token):
+                self._turns.begin_round()
             self._turns.found(wants, exchange.claimed)
-            self._news.set()
         if exchange.claimed:
+            self._news.set()  # not for nothing: two idle lanes would wake each other without end
             self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
         self._report_lost(settlements, exchange.settled)
         self._sends.start(self._routed(exchange.claimed, started))
         outcomes = [entry for entry, change in settlements if not isinstance(change, HandBack)]
         settled = sum(entry.id in exchange.settled for entry in outcomes)
-        return Progress(asked=bool(wants), claimed=len(exchange.claimed), settled=settled)
+        claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due behind
+        return Progress(asked=bool(wants), claimed=claimed, settled=settled)
 
     def _request(self, wants: Sequence[Want], cutoff: datetime) -> ClaimRequest:
         return ClaimRequest(
@@ -229,6 +319,9 @@ class Dispatcher:
             lease=self._lease,
             forms=self._routes.forms,
             cutoff=cutoff,
+            completions=self._callbacks.complete_requests,
+            seen=self._watch.seen,
+            pressing=self._pressure.take(wants),
         )
 
     async def _exchange_patiently(self, stopping: asyncio.Event) -> Progress:
@@ -238,6 +331,9 @@ class Dispatcher:
             try:
                 if self._clock() - self._swept_at >= SWEEP_SECONDS:
                     await self._sweep()
+                    self._watch.tell()
+                    if stopping.is_set():  # meanwhile: what is claimed now would never be sent
+                        break
                 return await self._exchange(self._turns.take(self._clock()), NEVER)
             except Exception as error:
                 self._report_away(error)
@@ -247,15 +343,19 @@ class Dispatcher:
         return Progress()
 
     async def _sweep(self) -> None:
-        """Look for new destinations, and for what became due behind the hints."""
+        """Look whether the database is what it was, for new destinations, for what is due behind the hints, and for pressure."""
         self._swept_at = self._clock()
+        await self._watch.look()
         self._turns.learn(await self.store.destinations())
+        self._pressure.look(await self.store.pressures())
 
     def _report_away(self, error: Exception) -> None:
         # Not the error's text: it shows the statement's parameters, what services answered among them.
-        log.warning("the database is away; %d outcomes are kept: %s", len(self._settlements), type(error).__name__)
+        does = "is away" if is_passing(error) else "refuses what is asked of it"
+        kept, code = len(self._settlements), sqlstate(getattr(error, "orig", None)) or ""
+        log.warning("the database %s; %d outcomes are kept: %s", does, kept, f"{type(error).__name__} {code}".rstrip())
 
-    def _report_lost(self, settlements: Sequence[Settlement], settled: set[UUID]) -> None:
+    def _report_lost(self, settlements: Sequence[Ending], settled: set[UUID]) -> None:
         for entry, change in settlements:
             if entry.id not in settled:
                 log.warning("entry %s: its lease was lost before it settled (%s)", entry.id, type(change).__name__)
@@ -268,7 +368,12 @@ class Dispatcher:
                 self._leave_unserved(entry)
             elif entry.schema_version > SCHEMA_VERSION:
                 self._leave(entry, "a newer release wrote it")
-            elif entry.maybe_sent and entry.sent_as not in (None, route.form):
+            elif entry.outcome is not None and (known := known_of(entry.outcome)) is not None:
+                self._conclude(entry, known, route)
+            elif entry.outcome is not None and (looks := looks_of(entry.outcome)) is not None:
+                if self._may_look(entry, looks, route):
+                    yield entry, route, started
+            elif entry.in_doubt_since is not None and not route.sends_alike(entry):
                 self._leave_pinned(entry, route)
             else:
                 yield entry, route, started
@@ -281,9 +386,17 @@ class Dispatcher:
         else:
             self._leave(entry, "no adapter here serves it")
 
+    def _may_look(self, entry: Claimed, looks: Looks, route: Route) -> bool:
+        change = admit_look(entry, looks, route.memory, entry.leased_at, route.form)
+        if change is None:
+            return True
+        self._slot_is_free(entry)
+        self._settle_later(entry, change)
+        return False
+
     def _leave_pinned(self, entry: Claimed, route: Route) -> None:
         """It may have been sent in another form. That waits for a process of that form, but not past the window."""
-        past = admit(entry, route.memory, entry.leased_at)
+        past = admit(entry, replace(route.memory, can_look=False), entry.leased_at)  # nor may it be looked for so
         if isinstance(past, Park):
             self._slot_is_free(entry)
             self._settle_later(entry, past)
@@ -291,13 +404,43 @@ class Dispatcher:
             self._leave(entry, f"it was sent as {entry.sent_as!r}; the adapter would now send it as {route.form!r}")
 
     def _leave(self, entry: Claimed, reason: str, delay: timedelta = UNSERVED_DELAY) -> None:
-        log.warning("entry %s (%s) waits: %s", entry.id, entry.operation, reason)
+        self._reports.leave(entry, reason)
         self._slot_is_free(entry)
-        self._settle_later(entry, HandBack(reason, delay))
+        self._settle_later(entry, HandBack(reason, delay, shown=True))
+
+    def _conclude(self, entry: Claimed, known: Known, route: Route) -> None:
+        """What becomes of it is on record already: a person's decision, or an outcome whose callback failed."""
+        self._slot_is_free(entry)
+        self._settle_later(entry, conclude(entry, known, route.memory, self._quiescence))
 
     def _settle_later(self, entry: Claimed, change: Transition) -> None:
+        """With the next batch, or alone if a callback or its request's completion commits with it."""
+        self._pressure.end(entry)
+        if entry.position is not None:
+            change = self._halting(entry, change)
+        if self._callbacks and isinstance(change, Settle | Park):
+            calls = self._callbacks.calls(entry, change)
+            if any(calls):
+                # Its slot stays taken, or slow callbacks would let outcomes pile up until their leases end.
+                self._turns.hold(entry.destination)
+                self._settling.start(entry, change, calls)
+                return
+        self._settle_in_batch(entry, change)
+
+    def _halting(self, entry: Claimed, change: Transition) -> Transition:
+        """The same, without a halt where the adapter lets lanes go on."""
+        route = self._routes.find(entry.operation)
+        return change if route is None or route.memory.halts_lane else without_halt(change)
+
+    def _settle_in_batch(self, entry: Claimed, change: Transition) -> None:
         self._settlements.append((entry, change))
         self._news.set()
+
+    def _has_settled_alone(self, entry: Claimed, settled: bool) -> None:
+        self._settled_alone += settled
+        self._slot_is_free(entry)
+        if settled:
+            self._turns.begin_round()  # its callback may have enqueued something
 
     def _slot_is_free(self, entry: Claimed) -> None:
         self._turns.give_back(entry.destination)
@@ -312,7 +455,7 @@ class Dispatcher:
 
     async def _rest(self, stopping: asyncio.Event) -> None:
         """Wait until there is something to settle, or it is time to poll; then a moment longer, for company."""
-        waiting = self._poll_seconds * (0.5 + self._chance.random() / 2)
+        waiting = min(self._poll_seconds * (0.5 + self._chance.random() / 2), self._pressure.opens_in(self._clock()))
         if not self._settlements:
             self._news.clear()
             await _first_set(self._news, stopping, seconds=waiting)
@@ -324,6 +467,7 @@ class Dispatcher:
         """Finish what is in flight within the grace, settle it, and leave the rest to their leases' end."""
         until = self._clock() + self.grace.total_seconds()
         await self._sends.finish(self.grace)
+        await self._settling.finish(timedelta(seconds=until - self._clock()))
         while self._settlements:
             try:
                 await self._exchange([], NEVER)
@@ -336,6 +480,7 @@ class Dispatcher:
     async def abandon(self) -> None:
         """Stop sending at once. What was in flight is in doubt, and found so when its lease ends."""
         await self._sends.abandon()
+        await self._settling.abandon()
 
 
 async def _first_set(*events: asyncio.Event, seconds: float) -> None:

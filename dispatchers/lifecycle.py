@@ -1,11 +1,13 @@
 """What the store hands out and takes back: claims, and the transitions that end their leases."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
+from dispatchers.pressure import Pressing
 from outbox.schema import NEVER
 
 
@@ -15,7 +17,13 @@ class Claimed(NamedTuple):
     deliveries: claims so far, this one included. attempts: sends that may have left, this one not included.
     in_doubt_since: when the first attempt under this key began whose fate is unknown.
     sent_as: the key's form and what else the first possible send was pinned to.
-    first_leased_at: since when it has been tried. queued_at: its place in the queue. leased_at: when this lease began.
+    due_at, created_at: as it was enqueued. first_leased_at: since when it has been tried. queued_at: its place in the queue.
+    leased_at: when this lease began.
+    outcome: what was written down before this claim, as JSON: see `outcome_on_record`, below.
+    record_id: the request that it belongs to. completion: who answers that request, if it was accepted and awaits its end.
+    ordering_key, position: its place in its lane, if it has one.
+
+    Its repr shows neither payload nor outcome, which may hold a result.
     """
 
     id: UUID
@@ -27,6 +35,8 @@ class Claimed(NamedTuple):
     tag: bytes
     kid: str
     schema_version: int
+    due_at: datetime
+    created_at: datetime
     first_leased_at: datetime
     queued_at: datetime
     deliveries: int
@@ -36,16 +46,45 @@ class Claimed(NamedTuple):
     key_epoch: int
     sent_as: str | None
     leased_at: datetime
+    outcome: str | None
+    record_id: UUID | None
+    completion: str | None
+    ordering_key: str | None
+    position: int | None
     lease_token: UUID
+
+    def __repr__(self) -> str:
+        return f"Claimed(id={self.id!r}, operation={self.operation!r}, deliveries={self.deliveries})"
 
 
 class Settle(NamedTuple):
-    """The end: `delivered` means that it happened, `failed` that it did not and will not."""
+    """The end: `delivered` means that it happened, `failed` and `cancelled` that it did not and will not.
 
-    state: Literal["delivered", "failed"]
+    looked: a look has shown it, not an attempt.
+    halts_lane: of a failed one: whether its lane halts behind it.
+    """
+
+    state: Literal["delivered", "failed", "cancelled"]
     attempts: int
     result: Any = None
     reason: str | None = None
+    looked: bool = False
+    halts_lane: bool = True
+
+
+class Looks(NamedTuple):
+    """How an entry is being looked for: on record while nothing may be sent.
+
+    why: what made a look necessary. made: how many could not tell; from the first of them on it is uncertain.
+    quiet_at: when the looking began to count: from then on no earlier sender can be at work, by the database's clock.
+    deliveries: how often it had been claimed when this was written down. stored: as in `Park`.
+    """
+
+    why: str
+    made: int
+    quiet_at: datetime
+    deliveries: int
+    stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +100,163 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """`uncertain`: never sent again without a look at the service or a person's word."""
+    """`uncertain`: never sent again without a look at the service or a person's word.
+
+    stored: the service has an answer on record under this key, and would only repeat it.
+    looks: it has been looked for, in vain, and is to be again after `delay`; None for never.
+    halts_lane: whether its lane halts behind it.
+    """
 
     reason: str
     attempts: int
     maybe_sent: bool
     in_doubt_since: datetime | None
+    stored: bool = False
+    looks: Looks | None = None
+    delay: timedelta | None = None
+    halts_lane: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Nothing is sent before a look, `delay` from now, None for never: `retry` before the first one, then `uncertain`.
+
+    looked: a look led to this, not an attempt.
+    """
+
+    looks: Looks
+    delay: timedelta | None
+    reason: str
+    attempts: int
+    maybe_sent: bool
+    in_doubt_since: datetime | None
+    looked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """It is to be sent again: `pending`, after `delay`.
+
+    key_epoch: as it was while the service surely remembers the key, else the next one, and then doubt counts anew too.
+    absent: a look has proved that it did not happen; attempts and age go on counting. Else a person asked, and they count anew.
+    """
+
+    key_epoch: int
+    in_doubt_since: datetime | None
+    delay: timedelta
+    reason: str
+    attempts: int = 0
+    maybe_sent: bool = True
+    absent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What became of it is known, but its callback failed: write it down, and try the callback again after `delay`."""
+
+    end: "Settle | Park"
+    delay: timedelta
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class HandBack:
-    """Not tried at all: as if never claimed, to be looked at again `delay` from now."""
+    """Not tried at all: as if never claimed, to be looked at again `delay` from now, or never by itself.
+
+    shown: whether the reason is to be told of the entry while it waits.
+    """
 
     reason: str
-    delay: timedelta = timedelta(0)
+    delay: timedelta | None = timedelta(0)
+    shown: bool = False
 
 
-Transition: TypeAlias = Settle | Wait | Park | HandBack
-Settlement: TypeAlias = tuple[Claimed, Transition]
+End: TypeAlias = Settle | Park
+"""What a callback may be registered for."""
+
+Transition: TypeAlias = Settle | Wait | Park | Seek | Requeue | Keep | HandBack
+
+Ending: TypeAlias = tuple[Claimed, Transition]
+"""A claim, and what ends its lease."""
+
+
+# --- the queue's `outcome`: a JSON object. reason: why the entry waits or is uncertain. stored: as in `Park`. known: what has
+# become of it by a person's word, or by an outcome whose callback failed; with it on record the entry is never sent again.
+# looks: it is to be looked for; with that on record it is never sent without a look.
+
+SEND_AGAIN = "send_again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is on record of an entry before its claim, under `known`.
+
+    state: its end, `uncertain` for one whose callback is due, or `send_again`.
+    """
+
+    state: Literal["delivered", "failed", "cancelled", "uncertain", "send_again"]
+    attempts: int | None = None
+    result: Any = None
+    reason: str | None = None
+    stored: bool = False
+
+
+KEY_CONFLICT = "the service holds this key for another request"
+"""How the reason of such an entry begins, wherever it is kept: what a look finds under its key would be that other's effect."""
+
+
+def outcome_on_record(
+    reason: str, *, stored: bool = False, known: Known | None = None, looks: Looks | None = None
+) -> str:
+    """The text of the queue's `outcome`."""
+    record: dict[str, Any] = {"reason": reason}
+    if stored or (looks is not None and looks.stored):
+        record["stored"] = True
+    if looks is not None:
+        told = {name: getattr(looks, name) for name in ("why", "made", "deliveries")}
+        record["looks"] = told | {"quiet_at": looks.quiet_at.isoformat()}
+    if known is not None:
+        record["known"] = {name: value for name in _KNOWN if (value := getattr(known, name)) is not None}
+    return json.dumps(record)
+
+
+def with_reason(outcome: str | None, reason: str) -> str:
+    """The queue's `outcome` with another reason, whatever else is on record."""
+    return json.dumps((json.loads(outcome) if outcome else {}) | {"reason": reason})
+
+
+def known_of(outcome: str | None) -> Known | None:
+    """What is known of an entry with this `outcome`, if anything is. Fields that a newer release adds are passed over."""
+    record = json.loads(outcome) if outcome else {}
+    known = record.get("known")
+    if not known:
+        return None
+    return Known(**{name: known[name] for name in _KNOWN if name in known}, stored=record.get("stored", False))
+
+
+_KNOWN = ("state", "attempts", "result", "reason")
+
+
+def looks_of(outcome: str | None) -> Looks | None:
+    """How an entry with this `outcome` is being looked for, if it is."""
+    record = json.loads(outcome) if outcome else {}
+    looks = record.get("looks")
+    if not looks or record.get("known"):
+        return None
+    quiet_at = datetime.fromisoformat(looks["quiet_at"])
+    return Looks(looks["why"], looks["made"], quiet_at, looks["deliveries"], record.get("stored", False))
 
 
 class Want(NamedTuple):
-    """How many entries of one destination at most. hint: what was due before it was seen already."""
+    """How many entries of one destination at most. hint: what was due before it was seen already.
+
+    admitted: whether its pressure was looked at already, under its row's lock; else the claim itself looks.
+    """
 
     destination: str
     slots: int
     hint: datetime
+    admitted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +265,9 @@ class ClaimRequest:
 
     token: random, new for each claim. cutoff: only what was due by then.
     forms: what an operation's first send is pinned to, by dotted prefix.
+    completions: whether to ask who answers the entries' requests; else `record_id` and `completion` may stay None.
+    seen: which mark of the database's history this process has seen there; nothing is claimed where only an earlier one is.
+    pressing: what is to be written down of the destinations, and decided under their rows' lock; None for nothing.
     """
 
     wants: Sequence[Want]
@@ -103,3 +276,6 @@ class ClaimRequest:
     lease: timedelta
     forms: Mapping[str, str]
     cutoff: datetime = NEVER
+    completions: bool = False
+    seen: int = 0
+    pressing: Pressing | None = None

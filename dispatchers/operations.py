@@ -4,11 +4,15 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
+from dispatchers.callbacks import Callback, Function, Kind, OnCompleted
 from dispatchers.delivery import NATIVE, Adapter, Delivery, KeyFormat, Window
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 
 Send = TypeVar("Send", bound=Callable[[Delivery], Any])
+AnyCallback = TypeVar("AnyCallback", bound=Callback)
+AnyCompletion = TypeVar("AnyCompletion", bound=OnCompleted)
+Registered = TypeVar("Registered", bound=Function)
 
 
 class Operations:
@@ -19,10 +23,15 @@ class Operations:
 
     def __init__(self) -> None:
         self._adapters: dict[str, Adapter] = {}
+        self._callbacks: dict[tuple[Kind, str], Function] = {}
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
         return dict(self._adapters)
+
+    @property
+    def callbacks(self) -> Mapping[tuple[Kind, str], Function]:
+        return dict(self._callbacks)
 
     def operation(
         self,
@@ -35,7 +44,9 @@ class Operations:
         replays_errors: Literal["all", "2xx", "none"] = "none",
         attempts_max: int = 20,
         age_max: timedelta = timedelta(days=3),
+        halts_lane: bool = True,
         pinned: str = "",
+        find: Callable[[Delivery], Any] | None = None,
     ) -> Callable[[Send], Send]:
         """Register the decorated function, async or sync, as the adapter of `name` and of names below it.
 
@@ -56,8 +67,46 @@ class Operations:
             adapter.replays_errors = replays_errors
             adapter.attempts_max = attempts_max
             adapter.age_max = age_max
+            adapter.halts_lane = halts_lane
             adapter.pinned = pinned
+            adapter.find = find
             self._adapters[name] = adapter
+            return function
+
+        return register
+
+    def on_settled(self, name: str) -> Callable[[AnyCallback], AnyCallback]:
+        """Register `function(session, settlement)` for when `name`, or an operation below it, has ended.
+
+        Sync or async (then the dispatcher needs an AsyncEngine), it runs in the transaction that settles the entry as delivered,
+        failed or cancelled: what it writes and enqueues commits with that, once. What it enqueues without `parent=` derives
+        from the same parent. It must not commit or roll back, and not call outside services. If it raises, the outcome is
+        written down, the entry is not sent again, and the callback is tried again with backoff. `outbox.cancel` settles
+        without it.
+        """
+        check_operation(name)
+        return self._callback("on_settled", name)
+
+    def on_uncertain(self, name: str) -> Callable[[AnyCallback], AnyCallback]:
+        """The same for an entry that becomes uncertain; `on_settled` follows once somebody has resolved it."""
+        check_operation(name)
+        return self._callback("on_uncertain", name)
+
+    def on_completed(self, name: str) -> Callable[[AnyCompletion], AnyCompletion]:
+        """Register `function(session, completed)` for when every entry of a request has ended that was accepted under `name`.
+
+        It calls `completed.respond(...)`, the request's final response, in the transaction that settles the last entry, after
+        that entry's own callback. The same rules hold as for `on_settled`: if it raises, all of that is tried again with
+        backoff. What it enqueues does not keep the request open.
+        """
+        check_operation(name, "completion")
+        return self._callback("on_completed", name)
+
+    def _callback(self, kind: Kind, name: str) -> Callable[[Registered], Registered]:
+        def register(function: Registered) -> Registered:
+            if (kind, name) in self._callbacks:
+                raise ConfigurationError(f"{kind}({name!r}) is registered twice: which callback is meant?")
+            self._callbacks[kind, name] = function
             return function
 
         return register

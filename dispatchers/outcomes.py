@@ -5,7 +5,19 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
+from dispatchers.delivery import (
+    Absent,
+    CannotTell,
+    Deferred,
+    Delivered,
+    Finding,
+    Found,
+    InProgress,
+    KeyConflict,
+    Outcome,
+    Rejected,
+    Unknown,
+)
 
 REASON_CHARS_MAX = 1000
 RESULT_BYTES_MAX = 64 * 1024
@@ -26,6 +38,17 @@ def storable(answer: object) -> Outcome:
     if isinstance(answer, InProgress):
         return InProgress(after)
     return replace(answer, reason=_text(answer.reason), after=after)
+
+
+def storable_finding(answer: object) -> Finding:
+    """The same of what a look answered. What is no finding tells nothing: `CannotTell`."""
+    if isinstance(answer, Found):
+        return Found(_result(answer.result))
+    if isinstance(answer, Absent):
+        return answer
+    if isinstance(answer, CannotTell):
+        return CannotTell(_text(answer.reason))
+    return CannotTell(f"the adapter answered with a {type(answer).__name__}")
 
 
 def _result(result: Any) -> Any:

@@ -1,15 +1,15 @@
 """Which adapter serves which operation, and what each declares: checked once, before anything is sent."""
 
-import asyncio
 import inspect
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from datetime import timedelta
-from threading import Thread
 from typing import Any
 
-from dispatchers.delivery import FOREVER, Adapter, Delivery, Memory
+from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, Memory
+from dispatchers.lifecycle import Claimed
+from dispatchers.threads import on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 
@@ -19,22 +19,37 @@ log = logging.getLogger("outbox.dispatcher")
 class Route:
     """An adapter as the dispatcher uses it: its declaration as plain values."""
 
-    __slots__ = ("adapter", "form", "memory", "name", "send", "timeout_seconds")
+    __slots__ = ("adapter", "encode_key", "find", "form", "memory", "name", "send", "timeout_seconds")
 
-    def __init__(self, name: str, adapter: Adapter, margin: timedelta) -> None:
+    def __init__(self, name: str, adapter: Adapter, lease: timedelta, margin: timedelta) -> None:
         self.name = name
         self.adapter = adapter
+        find = finder_of(adapter)
         self.memory = Memory(
             window=adapter.window,
             timeout=adapter.timeout,
             at_least_once=adapter.at_least_once,
             attempts_max=adapter.attempts_max,
             age_max=adapter.age_max,
+            halts_lane=adapter.halts_lane,
             margin=margin,
+            quiescence=lease + margin,  # by then a sender that lost its lease has noticed
+            can_look=find is not None,
         )
         self.form = f"{adapter.key_format} {adapter.pinned}".rstrip()
         self.timeout_seconds = adapter.timeout.total_seconds()
         self.send = as_async(adapter.send)
+        self.find = as_async(find or _cannot_look)
+        self.encode_key = adapter.key_format.encode
+
+    def sends_alike(self, entry: Claimed) -> bool:
+        """Whether `entry` would leave now as it may have left before: under the same key, for the same account and version."""
+        if entry.sent_as in (None, self.form):
+            return True
+        key_format, _, pinned = entry.sent_as.partition(" ")
+        if key_format != str(self.adapter.key_format):
+            return False
+        return self.adapter.sends_alike(pinned, json.loads(entry.options))
 
 
 class Routes:
@@ -45,9 +60,11 @@ class Routes:
         for name, adapter in adapters.items():
             check_operation(name)
             check_adapter(name, adapter, lease=lease, margin=margin)
-            self._routes[name] = Route(name, adapter, margin)
+            self._routes[name] = Route(name, adapter, lease, margin)
         self._found: dict[str, Route | None] = {}
         self.forms = {name: route.form for name, route in self._routes.items()}
+        self.windows = [route.memory.window for route in self._routes.values()]
+        self.can_look = any(route.memory.can_look for route in self._routes.values())
         self.destinations = sorted({name.partition(".")[0] for name in self._routes})
 
     def find(self, operation: str) -> Route | None:
@@ -57,6 +74,11 @@ class Routes:
                 self._found.clear()
             self._found[operation] = self._longest_prefix(operation)
         return self._found[operation]
+
+    def may_look(self, operation: str, sent_as: str | None) -> bool:
+        """Whether an entry of `operation` that was sent in this form can be looked for here."""
+        route = self.find(operation)
+        return route is not None and route.memory.can_look and sent_as in (None, route.form)
 
     def closing(self) -> list[Callable[[], Awaitable[None]]]:
         """The adapters' `aclose`, of those that have one."""
@@ -117,6 +139,8 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
             f"its window {adapter.window} is not longer than lease, timeout and margin together"
             f" ({lease + adapter.timeout + margin}): the service may forget a key before a second attempt"
         )
+    if (find := finder_of(adapter)) is not None and not callable(find):
+        raise refuse(f"its find must be a function of the delivery, or None, not {find!r}")
     misfit = adapter.key_format.misfit()
     if misfit is not None:
         raise refuse(f"no child key fits its key format: {misfit}")
@@ -124,31 +148,22 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
         raise refuse("`pinned` and the key format together are longer than 255 characters")
 
 
-def as_async(send: Callable[[Delivery], Any]) -> Callable[[Delivery], Any]:
-    """`send` itself if it is async, else its call on a thread, so that it may block.
+def _cannot_look(delivery: Delivery) -> CannotTell:
+    return CannotTell("its adapter has no find")
 
-    A thread of its own for each: one that hangs keeps no other from beginning, and does not keep the process from ending.
-    """
+
+def finder_of(adapter: Adapter) -> Callable[[Delivery], Any] | None:
+    """Its `find`, if it has one: an adapter need not inherit from `Adapter`."""
+    return getattr(adapter, "find", None)
+
+
+def as_async(send: Callable[[Delivery], Any]) -> Callable[[Delivery], Any]:
+    """`send` itself if it is async, else its call on a thread, so that it may block."""
     if inspect.iscoroutinefunction(send) or inspect.iscoroutinefunction(type(send).__call__):
         return send
 
     async def threaded(delivery: Delivery) -> Any:
-        answer: Future[Any] = Future()
-        Thread(target=_answer, args=(answer, send, delivery), name="outbox-send", daemon=True).start()
-        outcome = await asyncio.wrap_future(answer)
+        outcome = await on_own_thread("outbox-send", send, delivery)
         return await outcome if inspect.isawaitable(outcome) else outcome  # a plain wrapper around an async function
 
     return threaded
-
-
-def _answer(answer: Future[Any], send: Callable[[Delivery], Any], delivery: Delivery) -> None:
-    if not answer.set_running_or_notify_cancel():
-        return
-    try:
-        outcome = send(delivery)
-    except Exception as error:
-        answer.set_exception(error)
-    except BaseException as error:  # a SystemExit is not this process's: it says as little as any exception
-        answer.set_exception(RuntimeError(type(error).__name__))
-    else:
-        answer.set_result(outcome)

@@ -1,4 +1,4 @@
-"""The sends under way: each held to its lease and its deadline, each with an outcome whatever its adapter does."""
+"""The sends and looks under way: each held to its lease and its deadline, each with an outcome whatever its adapter does."""
 
 import asyncio
 import json
@@ -13,9 +13,10 @@ from typing import Any
 
 from dispatchers.claims import Store
 from dispatchers.decide import admit, decide
-from dispatchers.delivery import Deferred, Delivered, Delivery, Outcome, Unknown
-from dispatchers.lifecycle import Claimed, HandBack, Transition
-from dispatchers.outcomes import storable
+from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Finding, Memory, Outcome, Unknown
+from dispatchers.lifecycle import Claimed, HandBack, Looks, Transition, looks_of
+from dispatchers.looking import judge
+from dispatchers.outcomes import storable, storable_finding
 from dispatchers.routes import Route
 from outbox.keys import Keyring, Tag, derive_tag
 
@@ -45,7 +46,8 @@ class Sends:
     """Starts sends and brings back what became of them.
 
     settle: called with each entry and its transition. back: called with each entry whose send has ended, however.
-    keyring: asked only for a later key epoch.
+    keyring: asked only for a later key epoch. hear: called with each entry and what its adapter answered. memory: what its
+    service remembers of an entry, for `decide`.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Sends:
         chance: random.Random,
         settle: Callable[[Claimed, Transition], None],
         back: Callable[[Claimed], None],
+        hear: Callable[[Claimed, Outcome], None],
+        memory: Callable[[Claimed, Memory], Memory],
     ) -> None:
         self._store = store
         self._keyring = keyring
@@ -67,8 +71,10 @@ class Sends:
         self._chance = chance
         self._settle = settle
         self._on_back = back
+        self._hear = hear
+        self._memory = memory
         self._ready: deque[tuple[Claimed, Route, float]] = deque()
-        self._working: set[Worker] = set()
+        self._working: dict[Worker, None] = {}  # no set: a seed's run repeats only if theirs is an order
         self._idle: list[Worker] = []
         self._called = False
         self._watch: asyncio.Task[None] | None = None
@@ -130,7 +136,7 @@ class Sends:
         worker.task = loop.create_task(self._work(worker, loop))
 
     async def _work(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
-        self._working.add(worker)
+        self._working[worker] = None
         try:
             while True:
                 self._called = False
@@ -147,7 +153,7 @@ class Sends:
                 self._idle.append(worker)
                 await worker.wake
         finally:
-            self._working.discard(worker)
+            self._working.pop(worker, None)
 
     async def _cancel_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
         """One watch for all: a timer for each costs as much as the rest of a send."""
@@ -164,10 +170,14 @@ class Sends:
     async def _attempt(self, worker: Worker, entry: Claimed, route: Route, started: float) -> None:
         change: Transition | None = None
         try:
-            if entry.deliveries > 1:  # what was never claimed before has nothing that could speak against it
+            # First: it may ask the database, and between the checks and the call nothing may take any time.
+            delivery = await self._prepare(worker, entry, route)
+            looks = looks_of(entry.outcome)
+            # What was never claimed before has nothing that could speak against it, if the database remembers all.
+            if (entry.deliveries > 1 or entry.maybe_sent) and looks is None:
                 change = admit(entry, route.memory, self._database_now(entry, started))
             if change is None:
-                change = await self._send_in_time(worker, entry, route, started)
+                change = await self._ask_in_time(worker, entry, route, delivery, started, looks)
         except Exception:  # a defect of ours: its lease ends, and it counts as unknown
             log.exception("entry %s (%s): nothing could be decided", entry.id, entry.operation)
         finally:
@@ -181,56 +191,100 @@ class Sends:
             self._all_back.set_result(None)
         self._on_back(entry)
 
-    async def _send_in_time(self, worker: Worker, entry: Claimed, route: Route, started: float) -> Transition:
-        """Send, unless the lease could end before the answer: then another process may hold the entry already."""
-        if self._clock() - started > self._usable_seconds - route.timeout_seconds:
-            return HandBack("its lease was too short when its turn came")
-        outcome = await self._outcome(worker, entry, route)
-        now = self._database_now(entry, started)
-        jitter = 0.0 if isinstance(outcome, Delivered) else self._chance.random()
-        return decide(entry, outcome, route.memory, now, jitter)
-
-    async def _outcome(self, worker: Worker, entry: Claimed, route: Route) -> Outcome:
-        """What the adapter answers; an exception says nothing about the far side."""
+    async def _prepare(self, worker: Worker, entry: Claimed, route: Route) -> Delivery | None:
         try:
-            delivery = await self._delivery(worker, entry, route)
+            tag = Tag(entry.tag) if entry.key_epoch == 0 else await self._tag_of_epoch(entry)
+            return _delivery(entry, route, tag, worker.deadline)
+        except asyncio.CancelledError:
+            if not _is_overdue_only(worker):
+                raise
+            log.warning("entry %s (%s): its key was not to be had in time", entry.id, entry.operation)
         except Exception:
             log.exception("entry %s (%s) cannot be made into a delivery", entry.id, entry.operation)
+        return None
+
+    async def _ask_in_time(
+        self,
+        worker: Worker,
+        entry: Claimed,
+        route: Route,
+        delivery: Delivery | None,
+        started: float,
+        looks: Looks | None,
+    ) -> Transition:
+        """Send it or look for it, unless the lease could end before the answer: then another process may hold it already."""
+        if self._clock() - started > self._usable_seconds - route.timeout_seconds:
+            return HandBack("its lease was too short when its turn came")
+        if looks is not None:
+            finding = await self._finding(worker, entry, route, delivery, started)
+            now = self._database_now(entry, started)
+            return judge(entry, looks, finding, route.memory, now, self._chance.random())
+        outcome = await self._outcome(worker, entry, route, delivery)
+        if isinstance(outcome, Delivered):  # for which neither the time nor chance counts
+            return decide(entry, outcome, route.memory, entry.leased_at, 0.0)
+        memory = self._memory(entry, route.memory)
+        return decide(entry, outcome, memory, self._database_now(entry, started), self._chance.random())
+
+    async def _outcome(self, worker: Worker, entry: Claimed, route: Route, delivery: Delivery | None) -> Outcome:
+        if delivery is None:
             return Deferred("it cannot be made into a delivery; the log says why")
+        outcome = storable(await self._answer(worker, entry, route, route.send, delivery))
+        self._hear(entry, outcome)
+        return outcome
+
+    async def _finding(
+        self, worker: Worker, entry: Claimed, route: Route, delivery: Delivery | None, started: float
+    ) -> Finding:
+        if delivery is None:
+            return CannotTell("it cannot be made into a delivery; the log says why")
+        age = self._database_now(entry, started) - entry.created_at
+        delivery = delivery._replace(attempt=entry.attempts, age=age)
+        answer = await self._answer(worker, entry, route, route.find, delivery)
+        return CannotTell(answer.reason) if isinstance(answer, Unknown) else storable_finding(answer)
+
+    async def _answer(
+        self, worker: Worker, entry: Claimed, route: Route, ask: Callable[[Delivery], Any], delivery: Delivery
+    ) -> Any:
+        """What the adapter answers; an exception says nothing about the far side."""
         try:
-            return storable(await route.send(delivery))
+            return await ask(delivery)
         except asyncio.CancelledError:
-            cancels = worker.task.cancelling() if worker.task is not None else 0
-            if cancels > worker.overdue:
+            if not _is_overdue_only(worker):
                 raise
             return Unknown(
-                f"no answer within {route.timeout_seconds:g} s" if cancels else "the adapter cancelled itself"
+                f"no answer within {route.timeout_seconds:g} s" if worker.overdue else "the adapter cancelled itself"
             )
         except (Exception, BaseExceptionGroup, SystemExit) as error:
             log.exception("the adapter of %r raised for entry %s", route.name, entry.id)
             return Unknown(f"the adapter raised {type(error).__name__}")
 
-    async def _delivery(self, worker: Worker, entry: Claimed, route: Route) -> Delivery:
-        return Delivery(
-            id=entry.id,
-            operation=entry.operation,
-            body=entry.payload,
-            key=route.adapter.key_format.encode(await self._tag(entry)),
-            attempt=entry.attempts + 1,
-            options=_parsed(entry.options),
-            headers=_parsed(entry.headers),
-            deadline=worker.deadline,
-        )
-
-    async def _tag(self, entry: Claimed) -> Tag:
-        """The stored tag; derived anew only for a later key epoch, after a "send again"."""
-        if entry.key_epoch == 0:
-            return Tag(entry.tag)
+    async def _tag_of_epoch(self, entry: Claimed) -> Tag:
+        """The tag of a later key epoch, after a "send again": only the first one's is stored."""
         return derive_tag(self._keyring(), entry.kid, await self._store.key_fields(entry.id), entry.key_epoch)
 
     def _database_now(self, entry: Claimed, started: float) -> datetime:
         """The database's time: its clock at the lease's start, and our own since before it. Never too early."""
         return entry.leased_at + timedelta(seconds=self._clock() - started)
+
+
+def _is_overdue_only(worker: Worker) -> bool:
+    """Whether nobody but our own watch has cancelled it, if anybody has."""
+    return (worker.task.cancelling() if worker.task is not None else 0) <= worker.overdue
+
+
+def _delivery(entry: Claimed, route: Route, tag: Tag, deadline: float) -> Delivery:
+    return Delivery(
+        entry.id,
+        entry.operation,
+        entry.payload,
+        route.encode_key(tag),
+        entry.attempts + 1,
+        _parsed(entry.options),
+        _parsed(entry.headers),
+        deadline,
+        entry.due_at,
+        entry.leased_at - entry.created_at,
+    )
 
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -5,25 +5,36 @@ The same rules as `sql_postgresql`, which says why; one suite of tests runs over
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, Table, delete, exists, func, insert, or_, select, update
 
-from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Settle, Settlement, Transition, Wait
+from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Settle, Transition
+from dispatchers.moves import Moved, moved
+from dispatchers.sql_pressure import is_pressed
 from outbox.databases import clock
 from outbox.schema import NEVER, Tables
 
 
 def claim(connection: Connection, tables: Tables, request: ClaimRequest) -> list[Claimed]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt."""
-    now = connection.execute(select(clock())).scalar_one()
-    queue, entry = tables.queue, tables.entry
+    queue, entry, record, meta = tables.queue, tables.entry, tables.record, tables.meta
+    number = select(meta.c.number).scalar_subquery()
+    now, is_held, marked = connection.execute(select(clock(), _holding(tables), number)).one()
+    if is_held or (marked or 0) < request.seen:
+        return []
+    accepted = (record.c.id == entry.c.record_id) & (record.c.state == "accepted")
     claimed: list[Claimed] = []
-    for name, slots, hint in request.wants:
+    pressed = _pressed(connection, tables, request, now)
+    for name, slots, hint, admitted in request.wants:
+        if name in pressed and not admitted:
+            continue
         due = (
-            select(queue, entry)
+            select(queue, entry, record.c.completion)
             .join(entry, entry.c.id == queue.c.id)
+            .outerjoin(record, accepted)
             .where(
                 queue.c.destination == name,
                 queue.c.due_at >= hint,
@@ -39,10 +50,20 @@ def claim(connection: Connection, tables: Tables, request: ClaimRequest) -> list
     return claimed
 
 
+def _holding(tables: Tables) -> Any:
+    return exists().where(tables.meta.c.held_reason.is_not(None))
+
+
+def _pressed(connection: Connection, tables: Tables, request: ClaimRequest, now: Any) -> set[str]:
+    names = [want.destination for want in request.wants if not want.admitted]
+    rows = select(tables.destination.c.name).where(tables.destination.c.name.in_(names), is_pressed(tables, now))
+    return set(connection.execute(rows).scalars())
+
+
 def _lease(connection: Connection, tables: Tables, row: Mapping[Any, Any], request: ClaimRequest, now: Any) -> Claimed:
     queue, entry = tables.queue, tables.entry
     taken_over = row[queue.c.lease_token] is not None
-    maybe_sent = row[queue.c.maybe_sent] or taken_over
+    in_doubt_since = row[queue.c.in_doubt_since] or (row[queue.c.leased_at] if taken_over else None)
     lease = {
         "state": "sending",
         "lease_token": request.token,
@@ -51,15 +72,17 @@ def _lease(connection: Connection, tables: Tables, row: Mapping[Any, Any], reque
         "first_leased_at": row[queue.c.first_leased_at] or now,
         "deliveries": row[queue.c.deliveries] + 1,
         "attempts": row[queue.c.attempts] + taken_over,
-        "maybe_sent": maybe_sent,
-        "in_doubt_since": row[queue.c.in_doubt_since] or (row[queue.c.leased_at] if taken_over else None),
-        "sent_as": (maybe_sent and row[queue.c.sent_as]) or _form(request.forms, row[entry.c.operation]),
+        "maybe_sent": row[queue.c.maybe_sent] or taken_over,
+        "in_doubt_since": in_doubt_since,
+        "sent_as": (in_doubt_since and row[queue.c.sent_as]) or _form(request.forms, row[entry.c.operation]),
     }
     connection.execute(update(queue).where(queue.c.id == row[queue.c.id]).values(lease))
     written = {name: row[entry.c[name]] for name in Claimed._fields if name in entry.c}
-    kept = {name: row[queue.c[name]] for name in ("id", "destination", "key_epoch")}
+    kept = {
+        name: row[queue.c[name]] for name in ("id", "destination", "key_epoch", "outcome", "ordering_key", "position")
+    }
     leased = {name: value for name, value in lease.items() if name in Claimed._fields}
-    return Claimed(**written | kept | leased, queued_at=row[queue.c.due_at])
+    return Claimed(**written | kept | leased, queued_at=row[queue.c.due_at], completion=row[tables.record.c.completion])
 
 
 def _form(forms: Mapping[str, str], operation: str) -> str | None:
@@ -67,7 +90,7 @@ def _form(forms: Mapping[str, str], operation: str) -> str | None:
     return forms[max(serving, key=len)] if serving else None
 
 
-def settle(connection: Connection, tables: Tables, settlements: Sequence[Settlement]) -> set[UUID]:
+def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]) -> set[UUID]:
     """Record what became of claimed entries, each only if its lease is still ours; returns the ids for which it was.
 
     One exception: proof of success is taken late, from whoever brings it, while the key is the same.
@@ -77,17 +100,17 @@ def settle(connection: Connection, tables: Tables, settlements: Sequence[Settlem
 
 def _settle_one(connection: Connection, tables: Tables, entry: Claimed, change: Transition) -> bool:
     queue = tables.queue
-    ours = queue.c.lease_token == entry.lease_token
+    ours = (queue.c.lease_token == entry.lease_token) & ~_holding(tables)
+    late = (queue.c.key_epoch == entry.key_epoch) & queue.c.state.in_(("sending", "retry", "uncertain"))
     if isinstance(change, Settle):
-        if change.state == "delivered":
-            states = ("sending", "retry", "uncertain")
-            ours = or_(ours, (queue.c.key_epoch == entry.key_epoch) & queue.c.state.in_(states))
-        return _end(connection, tables, entry, change, ours)
-    values = _moved(entry, change, connection.execute(select(clock())).scalar_one())
-    moved = connection.execute(update(queue).where(queue.c.id == entry.id, ours).values(values))
-    if moved.rowcount and not isinstance(change, HandBack):
-        _note(connection, tables, entry, change.reason)
-    return bool(moved.rowcount)
+        return _end(connection, tables, entry, change, or_(ours, late) if change.state == "delivered" else ours)
+    values = moved(entry, change)
+    ours = or_(ours, late) if values.proof else ours
+    row = _row(queue, values, connection.execute(select(clock())).scalar_one())
+    updated = connection.execute(update(queue).where(queue.c.id == entry.id, ours).values(row))
+    if updated.rowcount and values.reason is not None:
+        _note(connection, tables, entry, values.reason, looked=values.looked)
+    return bool(updated.rowcount)
 
 
 def _end(connection: Connection, tables: Tables, entry: Claimed, change: Settle, ours: Any) -> bool:
@@ -108,34 +131,38 @@ def _end(connection: Connection, tables: Tables, entry: Claimed, change: Settle,
             settled_at=clock(),
         )
     )
-    if change.state == "failed":
-        _note(connection, tables, entry, change.reason)
+    if change.state == "failed" or change.looked:
+        _note(connection, tables, entry, change.reason, looked=change.looked)
     return True
 
 
-def _moved(entry: Claimed, change: Any, now: Any) -> dict[str, Any]:
+def _row(queue: Table, values: Moved, now: datetime) -> dict[str, Any]:
     """The queue row's new values; what is not named stays."""
-    unleased = {"lease_token": None, "lease_until": None, "leased_at": None}
-    if isinstance(change, HandBack):
-        # Given back as it was: nothing is counted, doubt stays what the claim found.
-        back = {"due_at": now + change.delay, "deliveries": entry.deliveries - 1}
-        if entry.deliveries == 1:
-            return unleased | back | {"state": "pending", "first_leased_at": None}
-        return unleased | back | {"state": "retry"}
-    waits = isinstance(change, Wait)
-    return unleased | {
-        "state": "retry" if waits else "uncertain",
-        "due_at": now + change.delay if waits else NEVER,
-        "attempts": change.attempts,
-        "maybe_sent": change.maybe_sent,
-        "in_doubt_since": change.in_doubt_since,
-        "outcome": json.dumps({"reason": change.reason}),
+    row = {
+        "state": values.state,
+        "due_at": NEVER if values.delay is None else now + values.delay,
+        "lease_token": None,
+        "lease_until": None,
+        "leased_at": None,
+        "deliveries": queue.c.deliveries - values.uncounted,  # late proof comes from an earlier delivery
+        "attempts": values.attempts,
+        "maybe_sent": values.maybe_sent,
+        "in_doubt_since": values.in_doubt_since,
+        "key_epoch": values.key_epoch,
     }
+    if values.uncounted:
+        row["waiting_since"] = func.coalesce(queue.c.waiting_since, queue.c.due_at)
+    else:
+        row["waiting_since"] = None
+    if values.anew:
+        row["first_leased_at"] = None
+    if values.outcome is not None:
+        row["outcome"] = values.outcome
+    return row
 
 
-def _note(connection: Connection, tables: Tables, entry: Claimed, reason: str | None) -> None:
+def _note(connection: Connection, tables: Tables, entry: Claimed, reason: str | None, *, looked: bool) -> None:
+    kind = "look" if looked else "attempt"
     connection.execute(
-        insert(tables.event).values(
-            entry_id=entry.id, at=clock(), kind="attempt", delivery=entry.deliveries, reason=reason
-        )
+        insert(tables.event).values(entry_id=entry.id, at=clock(), kind=kind, delivery=entry.deliveries, reason=reason)
     )

@@ -1,8 +1,10 @@
 """Whose turn it is: which destinations to claim for next, how many entries of each, and from which due time on. No I/O."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Any
 
 from dispatchers.lifecycle import Claimed, Want
 from outbox.schema import EPOCH
@@ -13,18 +15,31 @@ HINT_SLACK = timedelta(
     milliseconds=250
 )  # transactions that take so long to commit are seen without waiting for a sweep
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
 
 class Turns:
     """The destinations in their order, and the slots of each.
 
     home: the destinations that are always asked, because adapters are registered for them.
-    slots: sends at once to one destination; slots_in_all: to all of them.
+    slots: sends at once to one destination, slots_of: to those that have a number of their own; slots_in_all: to all of them.
+    shut_until: the destinations to which nothing may be sent before then.
     """
 
-    def __init__(self, home: Iterable[str], *, slots: int, slots_in_all: int) -> None:
+    def __init__(
+        self,
+        home: Iterable[str],
+        *,
+        slots: int,
+        slots_in_all: int,
+        slots_of: Mapping[str, int] = _NONE,
+        shut_until: Mapping[str, float] = _NONE,
+    ) -> None:
         self.home = frozenset(home)
         self._names = deque(sorted(self.home))
         self._slots = slots
+        self._slots_of = slots_of
+        self._shut_until = shut_until
         self._slots_in_all = slots_in_all
         self._taken: Counter[str] = Counter()
         self._taken_in_all = 0
@@ -57,7 +72,6 @@ class Turns:
 
         Half of a destination's slots at most, so that one half is sent while the other is settled and claimed.
         """
-        half = (self._slots + 1) // 2
         wants: list[Want] = []
         for _ in range(min(len(self._names), DESTINATIONS_MAX)):
             free_in_all = min(self._slots_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
@@ -66,8 +80,9 @@ class Turns:
             name = self._names[0]
             self._names.rotate(-1)
             self._unasked -= 1
-            slots = min(self._slots - self._taken[name], half, free_in_all)
-            if slots > 0 and self._alone_until.get(name, 0.0) <= now:
+            slots = self._slots_of.get(name, self._slots)
+            slots = min(slots - self._taken[name], (slots + 1) // 2, free_in_all)
+            if slots > 0 and max(self._alone_until.get(name, 0.0), self._shut_until.get(name, 0.0)) <= now:
                 wants.append(Want(name, slots, self._hints.get(name, EPOCH)))
                 self._taken[name] += slots
                 self._taken_in_all += slots
@@ -77,12 +92,16 @@ class Turns:
         """What the wants brought: slots that stay empty are given back, and the next round begins."""
         for want in wants:
             self.give_back(want.destination, want.slots)
-        for entry in claimed:
-            self._taken[entry.destination] += 1
-            self._taken_in_all += 1
+        for name, count in Counter([entry.destination for entry in claimed]).items():
+            self.hold(name, count)
         if claimed:
             self._remember_hints(claimed)
             self.begin_round()
+
+    def hold(self, name: str, slots: int = 1) -> None:
+        """Keep more slots taken: for an entry that was claimed, or whose send has ended but not its settling."""
+        self._taken[name] += slots
+        self._taken_in_all += slots
 
     def give_back(self, name: str, slots: int = 1) -> None:
         self._taken[name] -= slots

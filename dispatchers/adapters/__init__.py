@@ -9,12 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dispatchers.adapters.email import SmtpAdapter
+    from dispatchers.adapters.email_looks import ImapSearch
+    from dispatchers.adapters.http import HttpAdapter
     from dispatchers.adapters.memory import MemoryAdapter
     from dispatchers.adapters.stripe import StripeAdapter
 
-__all__ = ["MemoryAdapter", "StripeAdapter"]
+__all__ = ["HttpAdapter", "ImapSearch", "MemoryAdapter", "SmtpAdapter", "StripeAdapter"]
 
-_HOMES = {"MemoryAdapter": "memory", "StripeAdapter": "stripe"}
+_HOMES = {
+    "HttpAdapter": "http",
+    "ImapSearch": "email_looks",
+    "MemoryAdapter": "memory",
+    "SmtpAdapter": "email",
+    "StripeAdapter": "stripe",
+}
 """In which module each adapter lives; where it needs an SDK, the extra that installs it has the module's name."""
 
 

@@ -4,8 +4,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any, Literal
 
-from dispatchers.delivery import FOREVER, Adapter, Delivered, Delivery, Outcome, Rejected, Window
+from dispatchers.delivery import (
+    FOREVER,
+    Absent,
+    Adapter,
+    Delivered,
+    Delivery,
+    Finding,
+    Found,
+    Outcome,
+    Rejected,
+    Window,
+)
 
 
 class MemoryAdapter(Adapter):
@@ -15,6 +27,7 @@ class MemoryAdapter(Adapter):
         delivers, with {"id": the entry's id}.
     window: FOREVER, or what a test wants declared. With None it keeps no keys: every send is executed.
     keep: False for benchmarks: nothing is remembered, so nothing is deduplicated either.
+    find: how it is looked at: True by its own books, or a function of the delivery; None: it cannot be.
 
     The first `Delivered` or `Rejected` of a key is the answer to every later send of it: `replayed`, or `conclusive`.
     All other outcomes leave no trace under the key.
@@ -29,10 +42,12 @@ class MemoryAdapter(Adapter):
         window: Window = FOREVER,
         timeout: timedelta = timedelta(seconds=30),
         keep: bool = True,
+        find: Callable[[Delivery], Any] | Literal[True] | None = None,
     ) -> None:
         self.window = window
         self.timeout = timeout
         self.keep = keep
+        self.find = self._in_the_books if find is True else find
         self.deliveries: list[Delivery] = []
         """Everything that was sent here, repeats included."""
         self.effects: Counter[str] = Counter()
@@ -55,6 +70,10 @@ class MemoryAdapter(Adapter):
         if isinstance(outcome, Delivered | Rejected) and self.window is not None:
             self._answers[delivery.key] = outcome
         return outcome
+
+    def _in_the_books(self, delivery: Delivery) -> Finding:
+        executed = [each for each in self.deliveries if each.id == delivery.id and self.effects[each.key]]
+        return Found({"id": str(delivery.id)}) if executed else Absent()
 
 
 def _in_turn(outcomes: Iterable[Outcome]) -> Callable[[Delivery], Outcome]:

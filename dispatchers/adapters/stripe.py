@@ -11,8 +11,8 @@ The payload is its parameters. An id that belongs in the URL stands among them, 
 above, `customer` for `stripe.customers.update`); no operation has a parameter and a URL id of one name.
 """
 
-import asyncio
 import inspect
+import logging
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,22 +26,23 @@ from typing import Any, Final
 import httpx
 import stripe
 
-from dispatchers.adapters.stripe_outcomes import Exchange, outcome_of, remembered
+from dispatchers.adapters.stripe_looks import MARK, METADATA_KEYS_MAX, Unlistable, Wanted, look
+from dispatchers.adapters.stripe_outcomes import Exchange, Failure, outcome_of, remembered
 from dispatchers.delivery import (
     Adapter,
+    CannotTell,
     Deferred,
     Delivered,
     Delivery,
+    Finding,
     Outcome,
     Rejected,
 )
+from dispatchers.transport import HEADER_VALUE, Transport
 from outbox.errors import ConfigurationError
 
 WINDOW: Final = timedelta(hours=24)  # docs.stripe.com/api/idempotent_requests: "at least 24 hours old"
-METADATA_KEYS_MAX: Final = 50  # docs.stripe.com/metadata
-ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024  # ours: a hundred times Stripe's largest common object
 OPTIONS: Final = frozenset({"account", "api_version"})
-HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 class StripeAdapter(Adapter):
@@ -53,12 +54,13 @@ class StripeAdapter(Adapter):
     account: the connected account on whose behalf it calls (`Stripe-Account`). An entry's options {"account": ...,
         "api_version": ...} go before both; {"account": None} is the platform itself.
     base_url: where Stripe's hosts are imitated, for tests and demos; all of the SDK's hosts are replaced.
-    timeout: how long one send may take in all; connecting gets up to half of it, so that an unreachable Stripe is known
-        as such.
+    timeout: how long one send may take in all; connecting and TLS get up to a third of it each, so that an
+        unreachable Stripe is known as such.
     window: how long Stripe surely remembers a key.
 
     `metadata.outbox_id` is set to the entry's id on what a `.create` makes, where Stripe takes metadata and the payload
-    does not set it. An entry's headers are not sent. `replays` counts the answers that Stripe only repeated.
+    does not set it: by that mark, what may have been executed is looked for in Stripe's lists (`stripe_looks.LISTED` names
+    them). An entry's headers are not sent. `replays` counts the answers that Stripe only repeated.
     """
 
     replays_errors = "all"
@@ -86,13 +88,13 @@ class StripeAdapter(Adapter):
         self.mode = next((mode for mode in ("live", "test") if f"_{mode}_" in api_key), "?")
         self.pinned = f"stripe version={self.api_version} account={account or '-'} mode={self.mode}"
         self.replays = 0
-        self._transport = _Transport(timeout)
+        self._transport = Transport(timeout=timeout, tls=ssl.create_default_context(cafile=stripe.ca_bundle_path))
         self._client = stripe.StripeClient(
             api_key,
             stripe_version=self.api_version,
             base_addresses=_everywhere(base_url),
             max_network_retries=0,
-            http_client=self._transport,
+            http_client=_Client(self._transport),
         )
         self._operations: dict[str, _Operation] = {}
 
@@ -115,13 +117,32 @@ class StripeAdapter(Adapter):
         self.replays += exchange.replayed
         return outcome
 
+    async def find(self, delivery: Delivery) -> Finding:
+        exchange = Exchange(reads=True)
+        _current.set(exchange)
+        try:
+            wanted = Wanted.of(delivery)
+            return await look(wanted, self._list(wanted.kind, delivery), exchange, delivery.age + self.timeout)
+        except Unlistable as why:
+            return CannotTell(str(why))
+        except _Refused as refused:
+            return CannotTell(getattr(refused.outcome, "reason", "refused"))
+        except Exception as error:
+            return CannotTell(Failure.of(error, exchange).reason)
+
     def serves(self, operation: str) -> bool:
         """Whether this version of the SDK has it; a newer deploy may have enqueued it for one that does."""
         return operation in self._operations or _Operation.found(self._client, operation) is not None
 
+    def sends_alike(self, pinned: str, options: Mapping[str, Any]) -> bool:
+        """What the entry's own options name is none of the adapters' defaults."""
+        given = {"version": "api_version" in options, "account": "account" in options, "mode": False}
+        then, now = _settings(pinned), _settings(self.pinned)
+        return all(given[name] or then.get(name) == now[name] for name in now)
+
     async def aclose(self) -> None:
         """Close the connections. The adapter may be used again afterwards."""
-        await self._transport.close_async()
+        await self._transport.aclose()
 
     def _call(self, delivery: Delivery) -> Awaitable[Any]:
         """The SDK's call, not yet begun. Raises `_Refused` for what must not be sent."""
@@ -133,6 +154,15 @@ class StripeAdapter(Adapter):
         if operation.takes_metadata:
             _mark(params, str(delivery.id))
         return operation.method(*ids, params, self._options(delivery))
+
+    def _list(self, kind: str, delivery: Delivery) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+        """The SDK's list of what the entry makes, read as it was sent: on behalf of the same account."""
+        service: Any = self._client.v1
+        for word in kind.split("."):
+            service = getattr(service, word)
+        options = self._options(delivery)
+        del options["idempotency_key"]
+        return lambda params: service.list_async(params, options)
 
     def _operation(self, name: str) -> "_Operation":
         operation = self._operations.get(name) or _Operation.found(self._client, name)
@@ -186,6 +216,11 @@ class _Operation:
         return cls(method, ids, action == "create" and "metadata" in _param_names(method))
 
 
+def _settings(pinned: str) -> dict[str, str]:
+    """What `StripeAdapter.pinned` says, by name."""
+    return dict(word.split("=", 1) for word in pinned.split() if "=" in word)
+
+
 def _param_names(method: Callable[..., Any]) -> frozenset[str]:
     """The parameters that an operation takes in its body: the keys of the TypedDict that the SDK names."""
     named = re.search(r"\w+Params", str(inspect.signature(method).parameters["params"].annotation))
@@ -200,7 +235,7 @@ def _mark(params: dict[str, Any], entry_id: str) -> None:
     if metadata is None:
         metadata = {}
     if isinstance(metadata, dict) and len(metadata) < METADATA_KEYS_MAX:
-        params["metadata"] = {**metadata, "outbox_id": metadata.get("outbox_id", entry_id)}
+        params["metadata"] = {**metadata, MARK: metadata.get(MARK, entry_id)}
 
 
 def _taken_id(params: dict[str, Any], name: str, operation: str) -> str:
@@ -238,91 +273,52 @@ class _Refused(Exception):
 _current: ContextVar[Exchange] = ContextVar("exchange")
 
 
-class _Transport(stripe.HTTPClient):
-    """Carries the SDK's requests over httpx, one connection pool of one connection for each request in flight.
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    """The SDK logs at INFO what Stripe says of a failure, and that quotes the request."""
+    return _current.get(None) is None
 
-    One pool for all is searched from end to end at every request: with 100 in flight it made 240 to 290 sends a second,
-    these 1,040; Stripe takes 100 (docs.stripe.com/rate-limits, live mode). The SDK's own `HTTPXClient` has one for all,
-    obeys proxies of the environment, and asks for compression. As many connections are opened as the dispatcher has
-    requests in flight.
+
+logging.getLogger("stripe").addFilter(_is_not_ours)
+
+
+class _Client(stripe.HTTPClient):
+    """Carries the SDK's requests over our transport: the SDK's own `HTTPXClient` has one connection pool for all, obeys
+    proxies of the environment, and asks for compression.
     """
 
     name = "httpx"
 
-    def __init__(self, timeout: timedelta) -> None:
+    def __init__(self, transport: Transport) -> None:
         super().__init__()
-        seconds = timeout.total_seconds()
-        # 10 s: whoever has not connected by then was not going to; and that nothing was sent is worth knowing.
-        self._timeouts = httpx.Timeout(seconds, connect=min(10.0, seconds / 2)).as_dict()
-        self._tls = ssl.create_default_context(cafile=stripe.ca_bundle_path)
-        self._idle: list[httpx.AsyncHTTPTransport] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._transport = transport
 
     async def request_async(
         self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
     ) -> tuple[bytes, int, Mapping[str, str]]:
-        if method not in {"post", "delete"}:
-            raise _Refused(Rejected("this operation only reads: an outbox is for effects"))
         exchange = _current.get()
-        request = httpx.Request(
-            method.upper(),
-            url,
-            headers=_trimmed(headers),
-            content=post_data,
-            extensions={"timeout": self._timeouts},
-        )
-        loop = asyncio.get_running_loop()
-        connection = self._take(loop)
+        if (method == "get") != exchange.reads:
+            raise _Refused(Rejected("this operation only reads: an outbox is for effects"))
+        request = httpx.Request(method.upper(), url, headers=_without_telemetry(headers), content=post_data)
+        exchange.started = True
         try:
-            exchange.started = True
-            response = await connection.handle_async_request(request)
-            exchange.status, exchange.headers = response.status_code, response.headers
-            return await _body(response), response.status_code, response.headers
+            answer = await self._transport.send(request)
         except httpx.HTTPError as error:
             raise stripe.APIConnectionError(type(error).__name__) from error  # type: ignore[no-untyped-call]
-        finally:
-            if loop is self._loop:
-                self._idle.append(connection)
+        exchange.status, exchange.headers = answer.status, answer.headers
+        return answer.body, answer.status, answer.headers
 
     async def request_stream_async(
         self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
     ) -> tuple[Any, int, Any]:
         raise _Refused(Rejected("this operation downloads: an outbox is for effects"))
 
-    def _take(self, loop: asyncio.AbstractEventLoop) -> httpx.AsyncHTTPTransport:
-        if loop is not self._loop:
-            # Connections die with the loop they were opened on, and `asyncio.run(run_once())` brings a new one.
-            self._loop, self._idle = loop, []
-        if self._idle:
-            return self._idle.pop()
-        return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, retries=0)
-
     async def close_async(self) -> None:
-        idle, self._idle = self._idle, []
-        if self._loop is asyncio.get_running_loop():
-            for connection in idle:
-                await connection.aclose()
+        await self._transport.aclose()
 
     def close(self) -> None:
-        self._idle = []
+        """Nothing: connections are closed where their event loop runs."""
 
 
-def _trimmed(headers: Mapping[str, str]) -> dict[str, str]:
-    """Without how long the last request took, which is nobody's business; uncompressed, as an answer can be a bomb."""
-    kept = {name: value for name, value in headers.items() if name.lower() != "x-stripe-client-telemetry"}
-    return kept | {"Accept-Encoding": "identity"}
-
-
-async def _body(response: httpx.Response) -> bytes:
-    """The answer's bytes, or what could be had of them: cut short they do not parse, but the status still counts."""
-    body = bytearray()
-    try:
-        async for chunk in response.aiter_raw():
-            body += chunk
-            if len(body) > ANSWER_BYTES_MAX:
-                break
-    except httpx.TransportError:
-        pass
-    finally:
-        await response.aclose()
-    return bytes(body[:ANSWER_BYTES_MAX])
+def _without_telemetry(headers: Mapping[str, str]) -> dict[str, str]:
+    """Without how long the last request took, which is nobody's business."""
+    return {name: value for name, value in headers.items() if name.lower() != "x-stripe-client-telemetry"}

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 import httpx
@@ -12,15 +11,19 @@ import stripe
 from stripe import oauth_error
 
 from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
+from dispatchers.retry_after import retry_after
+from dispatchers.transport import NEVER_SENT
 
 
 @dataclass(slots=True)
 class Exchange:
     """What the transport saw of one send: more than the SDK's exceptions tell.
 
+    reads: it is a look, which only reads; a send never does.
     started: the request was handed to a connection. status: None until an answer's head was read.
     """
 
+    reads: bool = False
     started: bool = False
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=httpx.Headers)
@@ -69,7 +72,7 @@ class Failure:
             made=_ids_in(details),
             replayed=headers.get("idempotent-replayed") == "true",
             should_retry=headers.get("stripe-should-retry"),
-            after=_retry_after(headers),
+            after=retry_after(headers),
             unsent=_surely_unsent(error),
         )
 
@@ -122,12 +125,12 @@ def refused(failure: Failure) -> Outcome:
 
 def barred(failure: Failure) -> Outcome:
     """The API key or its rights: mended outside, and then sent under the same key; unless Stripe stored the answer."""
-    return refused(failure) if failure.replayed else Deferred(failure.reason, failure.after)
+    return refused(failure) if failure.replayed else Deferred(failure.reason, failure.after, cools=True)
 
 
 def throttled(failure: Failure) -> Outcome:
     """The limiter comes before everything else."""
-    return Deferred(failure.reason, failure.after)
+    return Deferred(failure.reason, failure.after, cools=True)
 
 
 def conflicting(failure: Failure) -> Outcome:
@@ -146,7 +149,8 @@ def by_status(failure: Failure) -> Outcome:
         case int(status) if status >= 500:
             # A stored 500 is repeated for as long as the key is remembered.
             final = failure.replayed or failure.should_retry == "false"
-            return Unknown(failure.reason, failure.after, final=final)
+            cools = status == 503 and failure.after is not None
+            return Unknown(failure.reason, failure.after, final=final, cools=cools)
         case 401 | 403:
             return barred(failure)
         case 429:
@@ -216,8 +220,8 @@ def remembered(answer: object, exchange: Exchange) -> dict[str, Any]:
     request_id = {"request_id": value} if (value := _word(exchange.headers.get("request-id"))) else {}
     if not isinstance(answer, stripe.StripeObject):
         return {"unparsed": True, "http_status": exchange.status, **request_id}
-    told = {name: getattr(answer, name, None) for name in ("id", "object", "status")}
-    return {name: value for name, value in told.items() if isinstance(value, str)} | request_id
+    told = {name: _word(getattr(answer, name, None)) for name in ("id", "object", "status")}
+    return {name: word for name, word in told.items() if word} | request_id
 
 
 def _ids_in(details: Mapping[str, Any]) -> dict[str, str]:
@@ -232,26 +236,6 @@ def _word(value: object) -> str | None:
     return value if isinstance(value, str) and re.fullmatch(r"[\w.\[\]-]{1,120}", value, re.ASCII) else None
 
 
-def _retry_after(headers: Mapping[str, str]) -> timedelta | None:
-    """The header in full, seconds or a date; None for what is neither, or lies in the past. RFC 9110, 10.2.3."""
-    text = headers.get("retry-after", "").strip()
-    if re.fullmatch("[0-9]{1,9}", text):
-        return timedelta(seconds=int(text))
-    try:
-        then = parsedate_to_datetime(text)
-        # Against the service's own clock where it tells it.
-        now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
-    except ValueError:
-        return None
-    after = then.replace(tzinfo=then.tzinfo or UTC) - now.replace(tzinfo=now.tzinfo or UTC)
-    return after if after > timedelta(0) else None
-
-
 def _surely_unsent(error: Exception) -> bool:
-    """Refused, unresolved, not in time, or no TLS: no byte of the request left.
-
-    Only the cause counts: the context may be an error of another send, during whose handling this one began.
-    """
-    return isinstance(
-        error.__cause__, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.UnsupportedProtocol
-    )
+    """Only the cause counts: the context may be an error of another send, during whose handling this one began."""
+    return isinstance(error.__cause__, NEVER_SENT)

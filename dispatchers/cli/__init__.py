@@ -1,135 +1,123 @@
-"""The command `outbox`: run the dispatcher, and keep its tables."""
+"""The command `outbox`: run the dispatcher, keep its tables, look at entries and decide about them.
 
-import base64
-import importlib
-import logging
-import os
-import secrets
-import sys
-from typing import Any
+What a command needs is imported when it is called, so that help and completion answer at once: here a name stands for a
+`module:attribute`, and in a command's module only click is imported at the top.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from outbox.errors import OutboxError
-from outbox.keys import SECRET_BYTES_MIN, Keyring
+from dispatchers.cli import exits
 
-# Exit statuses: 0 done, 1 refused by the outbox (the text says why), 2 the command line itself is wrong.
-REFUSED = 1
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+class Command(NamedTuple):
+    """Where a command is found, and its line in the help."""
+
+    home: str
+    help: str
+
+
+COMMANDS: dict[str, dict[str, Command]] = {
+    "Run": {
+        "run": Command("run:run", "Run the dispatcher that MODULE:FUNCTION makes."),
+        "upkeep": Command("upkeep:upkeep", "Delete what is settled and need not be kept."),
+    },
+    "Look": {
+        "status": Command("entries:status", "How the outbox is, or what became of one parent."),
+        "list": Command("entries:list_entries", "List entries by state, destination, operation or parent."),
+        "show": Command("entries:show", "Show all that is known of one entry."),
+        "verify": Command("verify:verify", "Check the stored history against the promises."),
+        "destinations": Command("destinations:destinations", "How each destination is, and what weighs on it."),
+    },
+    "Decide": {
+        "retry": Command("decisions:retry", "Make a waiting entry due now."),
+        "cancel": Command("decisions:cancel", "Withdraw an entry that was never possibly sent."),
+        "resolve": Command("decisions:resolve", "Say what became of an uncertain entry."),
+        "release": Command("decisions:release", "Let a held entry or a halted lane go on."),
+        "pause": Command("destinations:pause", "Send nothing more to a destination."),
+        "resume": Command("resume:resume", "Let a destination go on, or after a restore all."),
+    },
+    "Set up": {
+        "db": Command("db:db", "The outbox's tables."),
+        "keys": Command("keys:keys", "The key ring, and the keys derived from it."),
+        "docs": Command("docs:docs", "What an API publishes, written from its settings."),
+        "config": Command("config:config", "Show what is in force, and where it comes from."),
+        "completion": Command("completion:completion", "Print a script that completes commands in SHELL."),
+    },
+}
+"""Every command, by the section of the help that it stands in."""
 
 
 class Commands(click.Group):
-    """Shows the outbox's own errors as they are, without a trace."""
+    """A group that imports a command when it is called, and shows the errors that users can mend without a trace."""
+
+    def __init__(self, sections: Mapping[str, Mapping[str, Command]], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._sections = sections
+        self._all = {name: command for section in sections.values() for name, command in section.items()}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._all)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._all:
+            return None
+        module, _, attribute = self._all[cmd_name].home.partition(":")
+        command: click.Command = getattr(import_module(f"{__name__}.{module}"), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self._all and not args[0].startswith("-"):
+            self._refuse(ctx, args[0])
+        return super().resolve_command(ctx, args)
+
+    def _refuse(self, ctx: click.Context, name: str) -> None:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, self._all, n=1)
+        ctx.fail(f"there is no command {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        widest = max(map(len, self._all))
+        for title, section in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), command.help) for name, command in section.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[Any]]":
+        from click.shell_completion import CompletionItem
+
+        names = [CompletionItem(name, help=self._all[name].help) for name in self._all if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # From the words themselves: who asks for JSON is answered in JSON, also when the rest cannot be understood.
+        ctx.meta[exits.JSON] = "--json" in args
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except OutboxError as error:
-            click.echo(f"outbox: {error}", err=True)
-            ctx.exit(REFUSED)
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            failure = exits.failure_of(error)
+            if failure is None or (isinstance(error, click.UsageError) and not ctx.meta[exits.JSON]):
+                raise  # click shows it with the command's usage
+            click.echo(failure.text(as_json=ctx.meta[exits.JSON]), err=True)
+            ctx.exit(failure.status)
 
 
-@click.group(cls=Commands)
+@click.command(
+    cls=Commands, sections=COMMANDS, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="sqlalchemy-outbox", prog_name="outbox")
 def main() -> None:
     """Commit the intent with the data, and let every retry carry the same key."""
-
-
-@main.command()
-@click.argument("factory", metavar="MODULE:FUNCTION")
-@click.option(
-    "--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), show_default=True
-)
-def run(factory: str, log_level: str) -> None:
-    """Run the dispatcher that MODULE:FUNCTION makes, until SIGTERM; then drain.
-
-    A second SIGTERM stops at once: what was in flight is then in doubt until its lease ends.
-    """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("apscheduler").setLevel("WARNING")
-    _load(factory)().run()
-
-
-def _load(reference: str) -> Any:
-    """The object that `module:name` stands for; modules of the working directory are found too."""
-    module_name, colon, name = reference.partition(":")
-    if not (module_name and colon and name):
-        raise click.BadParameter(f"{reference!r} is not MODULE:FUNCTION, e.g. app.effects:make_dispatcher")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise click.BadParameter(f"there is no module {module_name!r} here or among the installed ones") from error
-    if not callable(getattr(module, name, None)):
-        raise click.BadParameter(f"module {module_name!r} has no function {name!r}")
-    return getattr(module, name)
-
-
-@main.group()
-def db() -> None:
-    """The outbox's tables."""
-
-
-def database_options(command: Any) -> Any:
-    for option in (
-        click.option("--prefix", default="outbox_", show_default=True, help="How the tables' names begin."),
-        click.option("--schema", default=None, help="The schema they are in; the connection's own by default."),
-        click.option(
-            "--database",
-            envvar="DATABASE_URL",
-            required=True,
-            show_envvar=True,
-            help="SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-@db.command()
-@database_options
-def upgrade(database: str, schema: str | None, prefix: str) -> None:
-    """Create the tables, or bring them up to this release."""
-    from outbox import migrations  # alembic is an extra, and slow to load
-
-    before = migrations.current(database, schema=schema, prefix=prefix)
-    migrations.upgrade(database, schema=schema, prefix=prefix)
-    head = migrations.head()
-    click.echo(f"at {head} already" if before == head else f"upgraded from {before or 'nothing'} to {head}")
-
-
-@db.command()
-@database_options
-def check(database: str, schema: str | None, prefix: str) -> None:
-    """Say whether the tables are those of this release; exit status 1 if not."""
-    from outbox import migrations
-
-    migrations.check(database, schema=schema, prefix=prefix)
-    click.echo(f"the tables are at {migrations.head()}")
-
-
-@db.command()
-@click.option("--dialect", default="postgresql", type=click.Choice(["postgresql", "sqlite"]), show_default=True)
-@click.option("--schema", default=None, help="The schema they are to be in.")
-@click.option("--prefix", default="outbox_", show_default=True, help="How the tables' names begin.")
-def sql(dialect: str, schema: str | None, prefix: str) -> None:
-    """Print the SQL of all migrations, to be reviewed and run by hand."""
-    from outbox import migrations
-
-    click.echo(migrations.sql(dialect, schema=schema, prefix=prefix))
-
-
-@main.group()
-def keys() -> None:
-    """The key ring."""
-
-
-@keys.command()
-@click.option("--kid", default="k1", show_default=True, help="The new secret's name; a new one at each rotation.")
-def generate(kid: str) -> None:
-    """Make a secret, as OUTBOX_SECRET takes it. At a rotation put it in front of the older ones."""
-    secret = secrets.token_bytes(SECRET_BYTES_MIN)
-    Keyring({kid: secret})
-    click.echo(f"{kid}:{base64.b64encode(secret).decode()}")

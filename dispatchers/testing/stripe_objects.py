@@ -94,7 +94,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
         " tax tax_exempt tax_id_data test_clock validate"
     ),
 }
-LISTED_BY = frozenset({"customer", "payment_intent", "charge"})
+LISTED_BY = frozenset({"customer", "payment_intent", "charge", "destination"})
 PREFIXES = {"payment_intents": "pi", "refunds": "re", "customers": "cus", "charges": "ch"}
 SEGMENT = re.compile(r"[A-Za-z0-9_-]+")
 

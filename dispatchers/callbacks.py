@@ -1,0 +1,263 @@
+"""What the app does when an entry ends, or all entries of an accepted request: its callbacks, and what they are handed.
+
+A callback runs in the transaction that settles the entry, once the lease is known to be ours: what it writes commits with the
+settling, once, or not at all.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from dispatchers.lifecycle import Claimed, End, Settle
+from outbox.configuration import Configuration
+from outbox.errors import AlreadyAnswered, CallbackError, ConfigurationError, NotAnswered
+from outbox.keys import ParentKey, Tag, encode_native
+from outbox.records import Response
+from outbox.session import ClaimedParent, state_of
+from outbox.status import EntryStatus, entries_of_request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettledEntry:
+    """The entry that has ended, as it was enqueued."""
+
+    id: UUID
+    operation: str
+    parent: ParentKey
+    discriminator: str
+    destination: str
+    child_key: str
+    body: bytes = field(repr=False)
+    created_at: datetime
+
+    @property
+    def payload(self) -> Any:
+        """The payload parsed; a new object at each call."""
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """How it ended: what a callback is handed.
+
+    state: `delivered` (it happened), `failed` or `cancelled` (it did not and will not), or, for `on_uncertain`, `uncertain`.
+    result: what the adapter kept of the answer. attempts: how many sends may have left.
+    """
+
+    entry: SettledEntry
+    state: Literal["delivered", "failed", "cancelled", "uncertain"]
+    result: Any = field(repr=False)
+    reason: str | None
+    attempts: int
+
+
+class Completed:
+    """An accepted request of which every entry has ended: what `on_completed` is handed, and answers.
+
+    id: the request's, as `claim.id` was. completion: the name under which it was accepted.
+    entries: what it caused, oldest first, each `delivered`, `failed` or `cancelled`, with its result.
+    response: the answer, once there is one.
+    """
+
+    def __init__(
+        self, id: UUID, completion: str, parent: ParentKey, entries: list[EntryStatus], response_bytes_max: int
+    ) -> None:
+        self.id = id
+        self.completion = completion
+        self.parent = parent
+        self.entries = entries
+        self.response: Response | None = None
+        self._response_bytes_max = response_bytes_max
+
+    def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+        """Give the request its final response, which every retry gets from now on. Arguments and errors: `claim.respond`."""
+        if self.response is not None:
+            raise AlreadyAnswered(f"respond after an answer: on_completed({self.completion!r}) has given one already")
+        self.response = Response.of(status, body, headers, bytes_max=self._response_bytes_max)
+        return self.response
+
+    @property
+    def answer(self) -> Response:
+        """The response; raises `NotAnswered` while there is none."""
+        if self.response is None:
+            raise NotAnswered(f"on_completed({self.completion!r}) has ended without completed.respond()")
+        return self.response
+
+
+Callback: TypeAlias = Callable[[Any, Settlement], Any]
+OnCompleted: TypeAlias = Callable[[Any, Completed], Any]
+Function: TypeAlias = Callback | OnCompleted
+Kind: TypeAlias = Literal["on_settled", "on_uncertain", "on_completed"]
+
+
+class Calls(NamedTuple):
+    """What is called in the transaction that settles an entry: when it has ended, and when its whole request has."""
+
+    ended: Callback | None = None
+    completed: OnCompleted | None = None
+
+
+class Callbacks:
+    """The registered callbacks; as with adapters, the longest dotted prefix of an operation's name wins.
+
+    A completion's name is met by itself only: it is no operation's.
+    """
+
+    def __init__(self, sources: Iterable[Mapping[tuple[Kind, str], Function]]) -> None:
+        self._registered: dict[tuple[Kind, str], Callable[[Any, Any], Any]] = {}
+        for source in sources:
+            for (kind, name), callback in source.items():
+                if (kind, name) in self._registered:
+                    raise ConfigurationError(f"{kind}({name!r}) is registered twice: which callback is meant?")
+                self._registered[kind, name] = callback
+
+    def __bool__(self) -> bool:
+        return bool(self._registered)
+
+    @property
+    def complete_requests(self) -> bool:
+        """Whether there is a completion among them."""
+        return any(kind == "on_completed" for kind, _ in self._registered)
+
+    def calls(self, claimed: Claimed, end: End) -> Calls:
+        """What is to run in the transaction that brings `end` to `claimed`."""
+        ended = self.find(claimed.operation, end)
+        if claimed.completion is None or not isinstance(end, Settle):
+            return Calls(ended)
+        return Calls(ended, self.find_completion(claimed.completion))
+
+    def find_completion(self, name: str) -> OnCompleted | None:
+        """Who completes the requests that were accepted under `name`."""
+        return self._registered.get(("on_completed", name))
+
+    def find(self, operation: str, end: End) -> Callback | None:
+        """What is to run when an entry of `operation` comes to `end`, if anything."""
+        kind: Kind = "on_settled" if isinstance(end, Settle) else "on_uncertain"
+        name = operation
+        while name:
+            if (kind, name) in self._registered:
+                return self._registered[kind, name]
+            name = name.rpartition(".")[0]
+        return None
+
+    def first_async(self) -> str | None:
+        """The name of a callback that is a coroutine function, if there is one."""
+        for (kind, name), callback in self._registered.items():
+            if is_async(callback):
+                return f"{kind}({name!r})"
+        return None
+
+
+def is_async(callback: Function) -> bool:
+    return inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(type(callback).__call__)
+
+
+class CallbackFailed(Exception):
+    """The callback raised, as its `__cause__` says; nothing of its transaction is kept."""
+
+    what: ClassVar[str] = "callback"
+
+
+class CompletionFailed(CallbackFailed):
+    """The same of the completion of an accepted request."""
+
+    what = "completion"
+
+
+class Cause:
+    """What the callback's session knows as its open claim: entries that it enqueues derive from the settled entry's parent."""
+
+    def __init__(self, configuration: Configuration, kid: str, parent: ParentKey, record_id: UUID | None) -> None:
+        self._configuration = configuration
+        self._kid = kid
+        self._parent = parent
+        self._record_id = record_id
+
+    def parent_for(self, configuration: Configuration) -> ClaimedParent | None:
+        if configuration != self._configuration:
+            return None
+        kid = self._kid if self._kid in configuration.keyring.kids else configuration.keyring.current
+        return ClaimedParent(self._parent, kid, self._record_id)
+
+    def before_flush(self, session: Session) -> None:
+        pass
+
+    def before_commit(self) -> None:
+        raise CallbackError("a callback must not commit: what it writes commits with the settling of the entry")
+
+    def transaction_ended(self) -> None:
+        pass
+
+
+def prepare(
+    connection: Connection, configuration: Configuration, session: Session, claimed: Claimed, end: End
+) -> Settlement:
+    """What the callback is handed; `session`, on `connection`, is its own from now on."""
+    entry = configuration.tables.entry
+    row = connection.execute(select(entry).where(entry.c.id == claimed.id)).one()
+    parent = ParentKey(row.parent, scope=row.scope, source=row.source)
+    state_of(session).claim = Cause(configuration, row.kid, parent, row.record_id)
+    return Settlement(
+        entry=SettledEntry(
+            id=row.id,
+            operation=row.operation,
+            parent=parent,
+            discriminator=row.discriminator,
+            destination=claimed.destination,
+            child_key=encode_native(Tag(bytes(row.tag))),
+            body=bytes(row.payload),
+            created_at=row.created_at,
+        ),
+        state=end.state if isinstance(end, Settle) else "uncertain",
+        result=end.result if isinstance(end, Settle) else None,
+        reason=end.reason,
+        attempts=end.attempts,
+    )
+
+
+def begin_completed(connection: Connection, configuration: Configuration, session: Session, row: Row[Any]) -> Completed:
+    """What the completion of the request with the record `row` is handed; `session` is its own from now on."""
+    parent = ParentKey(row.parent, scope=row.scope, source=row.source)
+    state_of(session).claim = Cause(configuration, row.kid, parent, row.id)
+    entries = entries_of_request(connection, configuration.tables, row.id)
+    return Completed(row.id, row.completion, parent, entries, configuration.payload_bytes_max)
+
+
+def require_no_awaitable(answer: object) -> None:
+    """Raise if a callback that is called as a sync one has only made a coroutine, which nobody would await."""
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise CallbackError(
+            "a callback that is not `async def` returned an awaitable: decorate the `async def` itself, or its wrapper as one"
+        )
+
+
+def require_intact(connection: Connection) -> None:
+    """Raise unless the transaction would really commit.
+
+    A callback may have rolled it back, or caught a statement's error without a savepoint: PostgreSQL then answers COMMIT with a
+    quiet ROLLBACK.
+    """
+    if connection.invalidated:
+        raise CallbackError("the connection was lost during the callback")
+    if not connection.in_transaction():
+        raise CallbackError(
+            "a callback must not roll back, nor catch a failed flush without session.begin_nested(): its transaction is the"
+            " one that settles the entry; raise an exception instead, and all of it is tried again"
+        )
+    try:
+        connection.execute(select(1))
+    except DBAPIError as error:
+        raise CallbackError(
+            "a callback caught a statement's error, and its transaction can no longer commit: put the statement into"
+            " session.begin_nested()"
+        ) from error

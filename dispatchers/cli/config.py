@@ -1,0 +1,138 @@
+"""`outbox config`: what is in force, and where it comes from. Never a secret."""
+
+import os
+import platform
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from dispatchers.cli import options
+from dispatchers.cli.exits import failure_of
+from dispatchers.cli.keys import SECRET_FORM
+from dispatchers.cli.output import answer, cell, pairs
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PACKAGES = (
+    *("sqlalchemy-outbox", "sqlalchemy", "psycopg", "alembic", "apscheduler", "click", "rich"),
+    *("stripe", "httpx", "aiosmtplib"),
+)
+SECRET_WORDS = ("pass", "secret", "token", "key")
+
+
+@click.command()
+@options.json_option
+@options.prefix_option
+@options.schema_option
+@options.database_option(required=False)
+@click.pass_context
+def config(ctx: click.Context, database: str | None, schema: str | None, prefix: str) -> None:
+    """Show what is in force, and where it comes from.
+
+    With a database also its revision. Passwords and secrets are never shown, only the names of keys.
+    """
+    document = {
+        "settings": {
+            "database": {"value": _masked(database), "from": _origin(ctx, "database", "DATABASE_URL")},
+            "schema": {"value": schema, "from": _origin(ctx, "schema")},
+            "prefix": {"value": prefix, "from": _origin(ctx, "prefix")},
+            "env": {"value": os.environ.get("OUTBOX_ENV"), "from": _set("OUTBOX_ENV")},
+            "secret": _ring(os.environ.get("OUTBOX_SECRET")),
+        },
+        "revision": _revision(database, schema, prefix),
+        "versions": _versions(),
+    }
+    answer(document, lambda: _drawn(document))
+
+
+def _origin(ctx: click.Context, parameter: str, variable: str = "") -> str:
+    source = ctx.get_parameter_source(parameter)
+    if source is ParameterSource.COMMANDLINE:
+        return f"--{parameter}"
+    if source is ParameterSource.ENVIRONMENT:
+        return variable
+    return f"default; {variable} is not set" if variable else "default"
+
+
+def _set(variable: str) -> str:
+    return variable if os.environ.get(variable) else f"{variable} is not set"
+
+
+def _masked(database: str | None) -> str | None:
+    """The URL without its password, and without those that drivers take in its query."""
+    if database is None:
+        return None
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(database)
+    except (ArgumentError, ValueError):
+        return "no SQLAlchemy URL, and so not shown"
+    secret = [name for name in url.query if any(word in name.lower() for word in SECRET_WORDS)]
+    return url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
+
+
+def _ring(secret: str | None) -> dict[str, Any]:
+    from outbox.errors import ConfigurationError
+    from outbox.keys import Keyring
+
+    told: dict[str, Any] = {"value": None, "from": _set("OUTBOX_SECRET")}
+    if not secret:
+        return told
+    try:
+        ring = Keyring.from_text(secret)
+    except ConfigurationError:  # its text may hold what stands where a kid should
+        return told | {"value": f"malformed: {SECRET_FORM}"}
+    return told | {"value": f"kids {', '.join(ring.kids)}; current {ring.current}"}
+
+
+def _revision(database: str | None, schema: str | None, prefix: str) -> dict[str, str | None]:
+    """The database's and this release's; why the database's cannot be told, if so."""
+    from dispatchers.cli.connecting import parsed
+    from outbox import migrations
+
+    told: dict[str, str | None] = {"database": None, "needed": migrations.head(), "problem": None}
+    if database is None:
+        return told
+    try:
+        told["database"] = migrations.current(parsed(database), schema=schema, prefix=prefix)
+    except Exception as error:
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        told["problem"] = failure.message
+    return told
+
+
+def _versions() -> dict[str, str | None]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _drawn(document: dict[str, Any]) -> "Iterator[RenderableType]":
+    settings = document["settings"]
+    yield pairs((name, _setting(setting)) for name, setting in settings.items())
+    yield cell("")
+    revision = document["revision"]
+    found = revision["problem"] or (
+        revision["database"] or "no migration has run" if settings["database"]["value"] else "-"
+    )
+    yield pairs([("revision", f"{found} (this release needs {revision['needed']})")])
+    yield cell("")
+    yield pairs((name, version or "not installed") for name, version in document["versions"].items())
+
+
+def _setting(setting: dict[str, Any]) -> str:
+    value = "-" if setting["value"] is None else setting["value"]
+    return f"{value} ({setting['from']})"

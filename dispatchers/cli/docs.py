@@ -1,0 +1,102 @@
+"""`outbox docs`: what an app publishes, written from its own settings."""
+
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dispatchers.cli import options
+from dispatchers.cli.output import answer
+
+if TYPE_CHECKING:
+    from outbox.http.policy import Policy
+
+
+@click.group()
+def docs() -> None:
+    """What an API publishes, written from its settings."""
+
+
+@docs.command()
+@click.argument("policy", metavar="MODULE:POLICY")
+@click.option("--openapi", is_flag=True, help="As a fragment of an OpenAPI 3.1 document, in JSON, instead of Markdown.")
+@click.option(
+    "--route", "routes", multiple=True, help="What takes a key: 'POST /orders/{id}/refunds'. May be given again."
+)
+@click.option(
+    "--scope", metavar="MODULE:FUNCTION", help="The app's scope function, whose docstring says whose key it is."
+)
+@click.option(
+    "--content", metavar="MODULE:FUNCTION", help="The app's content function, whose docstring says what is compared."
+)
+@click.option(
+    "--body-bytes-max",
+    type=click.IntRange(1),
+    help="As the middleware, or Flask's Idempotency, has it; 1 MiB by default.",
+)
+@click.option(
+    "--dispatcher",
+    metavar="MODULE:FUNCTION",
+    help="As `outbox run` takes it: how long keys are refused, its keep says.",
+)
+@options.json_option
+def idempotency(
+    policy: str,
+    openapi: bool,
+    routes: tuple[str, ...],
+    scope: str | None,
+    content: str | None,
+    body_bytes_max: int | None,
+    dispatcher: str | None,
+) -> None:
+    """Print an API's idempotency specification.
+
+    MODULE:POLICY is the outbox.http.Policy by which it receives its requests. The page is for its clients: the key's form, whose
+    it is, what a retry must equal and gets, for how long, and every refusal. All of it is read from what is in force; run it
+    again when that has changed.
+    """
+    from outbox.http.policy import BODY_BYTES_MAX
+    from outbox.http.specification import Route, specify
+    from outbox.http.specification_openapi import openapi_of
+    from outbox.http.specification_page import page_of
+
+    specification = specify(
+        _policy(policy),
+        routes=[Route.of(route) for route in routes],
+        scope=_function(scope),
+        content=_function(content),
+        body_bytes_max=body_bytes_max or BODY_BYTES_MAX,
+        refused=_refused(dispatcher),
+    )
+    if openapi:
+        fragment = openapi_of(specification)
+        answer(fragment, json.dumps(fragment, indent=2))
+    else:
+        answer(specification, page_of(specification).rstrip("\n"))
+
+
+def _policy(reference: str) -> "Policy":
+    from dispatchers.cli.references import load
+    from outbox.http.policy import Policy
+
+    found = load(reference, what="POLICY", example="app.api:policy")
+    if not isinstance(found, Policy):
+        raise click.BadParameter(
+            f"{reference} is of type {type(found).__name__!r}, and no outbox.http.Policy: name the object that the app gives its"
+            " integration as policy=",
+            param_hint="'MODULE:POLICY'",
+        )
+    return found
+
+
+def _function(reference: str | None) -> Any:
+    from dispatchers.cli.references import load_function
+
+    return None if reference is None else load_function(reference, example="app.api:customer")
+
+
+def _refused(dispatcher: str | None) -> timedelta | None:
+    from dispatchers.cli.run import make_dispatcher
+
+    return None if dispatcher is None else make_dispatcher(dispatcher).retention.refuse

@@ -1,0 +1,203 @@
+"""`outbox status`, `list` and `show`: the commands that only look."""
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+from dispatchers.cli import drawing, options
+from dispatchers.cli.connecting import reading
+from dispatchers.cli.exits import UNCERTAIN, NothingFound
+from dispatchers.cli.output import answer, instant, plain
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.schema import Tables
+
+WAITING = ("pending", "sending", "retry", "uncertain")
+ENDED = ("delivered", "failed", "cancelled")
+ENTRIES_DEFAULT = 50
+ENTRIES_MAX = 1000
+ENDED_SINCE = timedelta(days=1)  # by default: without a bound a page of what ended may sort all that ever did
+ID_DIGITS_MIN = 8
+
+
+# --- status
+
+
+@click.command()
+@click.argument("parent", required=False)
+@options.env_option
+@options.scope_option
+@options.source_option
+@click.option(
+    "--exit-code",
+    is_flag=True,
+    help="Exit with status 5 if anything is uncertain or every dispatcher holds, for monitoring.",
+)
+@options.database_options
+def status(
+    parent: str | None,
+    env: str | None,
+    scope: str,
+    source: str,
+    exit_code: bool,
+    database: str,
+    schema: str | None,
+    prefix: str,
+) -> None:
+    """How the outbox is, or what became of one parent.
+
+    For each destination, how much waits in which state, and how long the oldest has waited that could be sent. With
+    PARENT, the key of a business request: every entry under it, ended ones included, oldest first.
+    """
+    from dispatchers import inspection
+
+    if parent is None:
+        with reading(database, schema, prefix) as (connection, tables):
+            overview = inspection.read_overview(connection, tables)
+        answer(overview, lambda: drawing.overview(overview))
+        needs_a_look = overview.uncertain > 0 or overview.held_reason is not None
+    else:
+        parent_id = _parent_id(env, parent, scope, source)
+        with reading(database, schema, prefix) as (connection, tables):
+            entries = inspection.read_entries_of_parent(connection, tables, parent_id)
+        if not entries:
+            raise _nothing_under(parent, env, scope, source)
+        answer({"entries": entries}, lambda: [drawing.entries_of_parent(entries)])
+        needs_a_look = any(entry.state == "uncertain" for entry in entries)
+    if exit_code and needs_a_look:
+        click.get_current_context().exit(UNCERTAIN)
+
+
+def _parent_id(env: str | None, parent: str, scope: str, source: str) -> UUID:
+    from outbox.keys import ParentKey, check_field, parent_id
+
+    if not env:
+        raise click.UsageError(
+            "a parent's entries are found by the deployment's name too: give --env or set OUTBOX_ENV"
+        )
+    check_field("env", env)
+    return parent_id(env, ParentKey(parent, scope=scope, source=source))
+
+
+def _nothing_under(parent: str, env: str | None, scope: str, source: str) -> click.ClickException:
+    return NothingFound(
+        f"there is no entry under the parent {parent!r} of env {env!r}, scope {scope!r}, source {source!r}:"
+        " a parent is told apart by all four"
+    )
+
+
+# --- list
+
+
+@click.command("list")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([*WAITING, *ENDED]),
+    help="Only these; give it again for another. By default all that waits.",
+)
+@click.option("--operation", help="Only this operation, and all below it: stripe, or stripe.refunds.create.")
+@click.option("--destination", help="Only this destination.")
+@click.option("--parent", help="Only what is under this parent key; with --env, --scope and --source.")
+@click.option("--held", is_flag=True, help="Only what is held back by a person or a check.")
+@click.option(
+    "--since",
+    type=options.Since(),
+    help="Only what was due, of ended ones what ended, since then: 15m, 2h, 7d or an instant. Of ended ones 1d by default.",
+)
+@click.option(
+    "--limit", type=click.IntRange(1, ENTRIES_MAX), default=ENTRIES_DEFAULT, show_default=True, help="So many at most."
+)
+@click.option("--after", type=options.Cursor(), help="Where the page before ended, as it printed.")
+@options.env_option
+@options.scope_option
+@options.source_option
+@options.database_options
+def list_entries(
+    states: tuple[str, ...],
+    parent: str | None,
+    since: Any,
+    limit: int,
+    after: Any,
+    env: str | None,
+    scope: str,
+    source: str,
+    database: str,
+    schema: str | None,
+    prefix: str,
+    **given: Any,
+) -> None:
+    """List entries by state, destination, operation or parent.
+
+    What waits, the longest due first; or with --state delivered, failed or cancelled what ended, the newest first.
+    """
+    from dispatchers import inspection
+
+    ended = _are_ended(states, held=given["held"])
+    if ended and since is None and parent is None:
+        since = ENDED_SINCE
+    wanted = inspection.Filter(
+        states=states or WAITING,
+        parent_id=None if parent is None else _parent_id(env, parent, scope, source),
+        since=since,
+        **given,
+    )
+    with reading(database, schema, prefix) as (connection, tables):
+        page = inspection.list_entries(connection, tables, wanted, entries_max=limit, after=after)
+    following = page.next and f"{instant(page.next[0])},{page.next[1]}"
+    document = {"at": page.at, "since": page.since, "entries": page.entries, "next": following}
+    answer(document, lambda: drawing.page(page, following, ended=ended))
+
+
+def _are_ended(states: tuple[str, ...], *, held: bool) -> bool:
+    ended = [state for state in states if state in ENDED]
+    if ended and len(ended) < len(set(states)):
+        raise click.UsageError(
+            f"what waits is listed by its due time, what ended by when it did: ask for {', '.join(ended)} apart"
+        )
+    if ended and held:
+        raise click.UsageError(f"--held is of what waits: {', '.join(ended)} has ended")
+    return bool(ended)
+
+
+# --- show
+
+
+@click.command()
+@click.argument("id")
+@click.option("--payload", is_flag=True, help="The payload too, else only its size.")
+@options.database_options
+def show(id: str, payload: bool, database: str, schema: str | None, prefix: str) -> None:
+    """Show all that is known of one entry.
+
+    ID is the entry's id, or the first 8 digits of it or more.
+    """
+    from dispatchers import inspection
+
+    with reading(database, schema, prefix) as (connection, tables):
+        entry = inspection.read_entry(connection, tables, find(connection, tables, id))
+        content = inspection.read_payload(connection, tables, entry.id) if payload else None
+    document = plain(entry) | ({"payload": content} if payload else {})
+    answer(document, lambda: drawing.details(entry, content, with_payload=payload))
+
+
+def find(connection: "Connection", tables: "Tables", given: str) -> UUID:
+    """The one entry that `given` names. Raises EntryNotFound, and UsageError where it names none or several."""
+    from dispatchers import inspection
+
+    digits = given.replace("-", "").lower()
+    if not ID_DIGITS_MIN <= len(digits) <= 32 or digits.strip("0123456789abcdef"):
+        raise click.UsageError(f"{given!r} is no entry's id: give its {ID_DIGITS_MIN} to 32 hexadecimal digits")
+    found = inspection.find_ids(connection, tables, digits)
+    if not found:
+        raise inspection.no_entry(given)
+    if len(found) > 1:
+        listed = [str(id) for id in found[: inspection.CANDIDATES_MAX]]
+        more = ["and more"] if len(found) > len(listed) else []
+        raise click.UsageError(f"{given!r} begins several ids, give more of it: {', '.join([*listed, *more])}")
+    return found[0]

@@ -1,0 +1,96 @@
+"""`outbox keys`: the key ring, and what is derived from it."""
+
+import base64
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+import click
+
+from dispatchers.cli import options
+from dispatchers.cli.output import answer
+
+if TYPE_CHECKING:
+    from outbox.keys import Keyring
+
+SECRET_FORM = "it is written kid:base64, several separated by commas, each of 32 bytes or more"
+EPOCH_MAX = 32767  # the column's: a smallint
+
+
+@click.group()
+def keys() -> None:
+    """The key ring, and the keys derived from it."""
+
+
+@keys.command()
+@click.option("--kid", default="k1", show_default=True, help="The new secret's name; a new one at each rotation.")
+@options.json_option
+def generate(kid: str) -> None:
+    """Make a secret, as OUTBOX_SECRET takes it. At a rotation put it in front of the older ones."""
+    from outbox.keys import SECRET_BYTES_MIN, Keyring
+
+    secret = secrets.token_bytes(SECRET_BYTES_MIN)
+    Keyring({kid: secret})
+    text = f"{kid}:{base64.b64encode(secret).decode()}"
+    answer({"kid": kid, "secret": text}, text)
+
+
+@keys.command()
+@options.env_option
+@options.scope_option
+@options.source_option
+@click.option("--parent", required=True, help="The key of the business request.")
+@click.option("--operation", required=True, help="E.g. stripe.payment_intents.create.")
+@click.option("--discriminator", default="", help="What tells two of one operation under one parent apart.")
+@click.option("--epoch", type=click.IntRange(0, EPOCH_MAX), default=0, show_default=True, help="As `show` tells it.")
+@click.option("--encoding", type=click.Choice(["native", "uuid", "hex"]), default="native", show_default=True)
+@click.option("--kid", help="Under which secret; the ring's current one by default.")
+@click.option("--public", is_flag=True, help="From the public ring, which has no secret, instead of OUTBOX_SECRET.")
+@options.json_option
+def derive(
+    env: str | None,
+    scope: str,
+    source: str,
+    parent: str,
+    operation: str,
+    discriminator: str,
+    epoch: int,
+    encoding: str,
+    kid: str | None,
+    public: bool,
+) -> None:
+    """Derive an effect's child key and entry id, as the library does."""
+    from outbox.keys import (
+        Keyring,
+        ParentKey,
+        check_field,
+        derive_tag,
+        encode_hex,
+        encode_native,
+        encode_uuid,
+        entry_id,
+        key_fields,
+    )
+
+    if not env:
+        raise click.UsageError("the deployment's name is part of every key: give --env or set OUTBOX_ENV")
+    check_field("env", env)
+    secret = os.environ.get("OUTBOX_SECRET")
+    if not public and not secret:
+        raise click.UsageError("keys derive from a secret: set OUTBOX_SECRET, or ask for the --public ring")
+    ring = Keyring.public() if public else ring_of(secret or "")
+    fields = key_fields(env, ParentKey(parent, scope=scope, source=source), operation, discriminator)
+    tag = derive_tag(ring, kid or ring.current, fields, epoch)
+    key = {"native": encode_native, "uuid": encode_uuid, "hex": encode_hex}[encoding](tag)
+    document = {"child_key": key, "entry_id": entry_id(fields), "kid": kid or ring.current, "epoch": epoch}
+    answer(document, f"child key  {key}\nentry id   {entry_id(fields)}")
+
+
+def ring_of(secret: str) -> "Keyring":
+    from outbox.errors import ConfigurationError
+    from outbox.keys import Keyring
+
+    try:
+        return Keyring.from_text(secret)
+    except ConfigurationError:  # its text may show, as a kid, what stands in a kid's place
+        raise ConfigurationError(f"OUTBOX_SECRET is malformed: {SECRET_FORM}") from None

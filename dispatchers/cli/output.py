@@ -1,0 +1,146 @@
+"""What a command prints: one JSON document, or text and tables for people."""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+from dispatchers.cli.exits import JSON
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+COLUMNS_MAX = 10_000  # where nobody's screen limits a line: nothing is cut, and one entry stays on one line for grep
+SHORT_ID_CHARS = 8  # as many as a command asks for: one id in 4000 is not alone with them among a million
+
+
+def answer(document: Any, text: "str | Callable[[], Iterable[RenderableType]]") -> None:
+    """Print `document` where JSON was asked for, else `text`, or what it draws."""
+    if click.get_current_context().meta.get(JSON):
+        click.echo(json.dumps(plain(document), indent=2))
+    elif callable(text):
+        _draw(text())
+    else:
+        click.echo(text)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON takes it: dataclasses as objects, instants in ISO 8601 with a Z, ids as text."""
+    match value:
+        case datetime():
+            return instant(value)
+        case UUID() | date():
+            return str(value)
+        case dict():
+            return {name: plain(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [plain(inner) for inner in value]
+        case _ if dataclasses.is_dataclass(value):
+            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        case _:
+            return value
+
+
+def instant(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def span(length: timedelta) -> str:
+    """`length` in its largest unit: 45s, 12m, 3h, 5d."""
+    seconds = int(abs(length).total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def clean(text: str) -> str:
+    """`text` without what would command a terminal: parent keys and reasons come from outside."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+# --- tables
+
+
+def is_screen() -> bool:
+    """Whether a person's terminal limits the width."""
+    return sys.stdout.isatty() or "COLUMNS" in os.environ
+
+
+def short(id: UUID) -> str:
+    """Enough of an id to call the entry by, on a screen; elsewhere all of it."""
+    return str(id)[:SHORT_ID_CHARS] if is_screen() else str(id)
+
+
+def table(*columns: str, elastic: Sequence[str] = (), right: Sequence[str] = ()) -> "Table":
+    """An empty table without lines. elastic: the columns that give way on a narrow screen. right: those of numbers."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, no_wrap=column not in elastic, justify="right" if column in right else "left")
+    return made
+
+
+def pairs(values: Iterable[tuple[str, Any]]) -> "Table":
+    """Names and values, one a line, long values wrapped; what is None is left out."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in values:
+        if value is not None:
+            made.add_row(name, prose(value))
+    return made
+
+
+STYLES = {"delivered": "green", "failed": "red", "cancelled": "dim", "uncertain": "bold yellow", "sending": "cyan"}
+
+
+def cell(value: Any, style: str = "") -> "Text":
+    """One line of a table, cut where it does not fit."""
+    from rich.text import Text
+
+    return Text(clean(str(value)), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def prose(value: Any, style: str = "") -> "Text":
+    """Text that goes on in a next line where it does not fit."""
+    from rich.text import Text
+
+    return value if isinstance(value, Text) else Text(clean(str(value)), style=style)
+
+
+def json_text(value: Any) -> "Text":
+    from rich.text import Text
+
+    lines = json.dumps(value, indent=2, ensure_ascii=False).splitlines()
+    return Text("\n".join(map(clean, lines)))
+
+
+def state_cell(state: str) -> "Text":
+    return cell(state, STYLES.get(state, ""))
+
+
+def _draw(parts: "Iterable[RenderableType]") -> None:
+    console = _console()
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    width = None if is_screen() else COLUMNS_MAX
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)

@@ -1,0 +1,102 @@
+"""`outbox resume`: let a destination go on, or every dispatcher that holds after a failover, a restore or a copy."""
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from dispatchers.cli import options
+from dispatchers.cli.connecting import deciding
+from dispatchers.cli.decisions import decision_options
+from dispatchers.cli.output import answer, clean
+
+if TYPE_CHECKING:
+    from dispatchers.restoring import Resumed
+
+
+@click.command()
+@click.argument("destination", required=False)
+@click.option("--after-restore", is_flag=True, help="The database was failed over, restored or copied.")
+@click.option(
+    "--nothing-lost",
+    is_flag=True,
+    help="Every commit is there, as after a planned switch to a standby: what is unsettled keeps its state.",
+)
+@click.option(
+    "--since",
+    type=options.Since(),
+    help="Since when commits may be missing: when the backup was taken, as 15m, 2h, 7d ago or an instant. By default since the"
+    " database's last mark.",
+)
+@options.env_option
+@decision_options()
+def resume(
+    destination: str | None,
+    after_restore: bool,
+    nothing_lost: bool,
+    since: datetime | timedelta | None,
+    env: str | None,
+    actor: str,
+    reason: str | None,
+    database: str,
+    schema: str | None,
+    prefix: str,
+) -> None:
+    """Let a destination go on, or after a restore all.
+
+    With DESTINATION, at once: it ends a pause and a cool-down, and closes the circuit breaker.
+
+    With --after-restore, and a reason, every dispatcher goes on that holds since the database was failed over, restored or
+    copied. Whatever is unsettled then counts as maybe sent: it goes out again under the same key while its service surely
+    remembers that, and is uncertain else. Also where no dispatcher has noticed, if you know better.
+    """
+    if (destination is None) != after_restore:
+        raise click.UsageError("say what to resume: a DESTINATION, or all of them --after-restore")
+    if destination is not None:
+        _resume_destination(destination, actor, reason, database, schema, prefix)
+        return
+    if reason is None:
+        raise click.UsageError("Missing option '--reason'.")
+    _resume_all(nothing_lost, since, env, actor, reason, database, schema, prefix)
+
+
+def _resume_destination(
+    destination: str, actor: str, reason: str | None, database: str, schema: str | None, prefix: str
+) -> None:
+    from dispatchers import decisions
+
+    with deciding(database, schema, prefix) as (connection, tables):
+        decisions.resume(connection, tables, destination, actor=actor, reason=reason)
+    answer({"destination": destination, "decision": "resume", "actor": actor}, f"{clean(destination)} goes on")
+
+
+def _resume_all(
+    nothing_lost: bool,
+    since: datetime | timedelta | None,
+    env: str | None,
+    actor: str,
+    reason: str,
+    database: str,
+    schema: str | None,
+    prefix: str,
+) -> None:
+    from dispatchers import restoring
+
+    if nothing_lost and since is not None:
+        raise click.UsageError("--since says since when commits may be missing, and --nothing-lost that none is")
+    if not env:
+        raise click.UsageError("say whose database this is: give --env or set OUTBOX_ENV")
+    with deciding(database, schema, prefix) as (connection, tables):
+        engine = connection.engine
+    word = restoring.Word(env=env, actor=actor, reason=reason, since=since, nothing_lost=nothing_lost)
+    resumed = restoring.resume(engine, tables, word)
+    answer(resumed, "\n".join(_told(resumed)))
+
+
+def _told(resumed: "Resumed") -> list[str]:
+    told = ["every dispatcher goes on"]
+    if resumed.since is not None:
+        told.append(f"{resumed.doubted} more entries count as maybe sent, after {resumed.since:%Y-%m-%d %H:%M:%S UTC}")
+    if resumed.held_back:
+        told.append(f"{resumed.held_back} entries of another deployment are held: `outbox list --held` shows them")
+    return told

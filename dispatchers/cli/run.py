@@ -1,0 +1,61 @@
+"""`outbox run`: the dispatcher's process."""
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dispatchers.cli.exits import REFUSED
+from dispatchers.cli.references import load_function
+
+if TYPE_CHECKING:
+    from dispatchers.dispatcher import Dispatcher
+
+
+@click.command()
+@click.argument("factory", metavar="MODULE:FUNCTION")
+@click.option(
+    "--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), show_default=True
+)
+def run(factory: str, log_level: str) -> None:
+    """Run the dispatcher that MODULE:FUNCTION makes.
+
+    It works until SIGTERM, then drains. A second SIGTERM stops at once: what was in flight is then in doubt until its lease ends.
+    """
+    import logging
+
+    if importlib.util.find_spec("apscheduler") is None:
+        raise click.ClickException("this needs APScheduler: pip install 'sqlalchemy-outbox[dispatcher]'")
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("apscheduler").setLevel("WARNING")
+    make_dispatcher(factory).run()
+
+
+def make_dispatcher(reference: str) -> "Dispatcher":
+    """What the function that `reference` names returns; it must be a dispatcher."""
+    make = load_function(reference, example="app.effects:make_dispatcher")
+    from dispatchers.dispatcher import Dispatcher
+    from outbox.errors import OutboxError
+
+    try:
+        made = make()
+    except OutboxError:
+        raise
+    except Exception as error:
+        # What went wrong in the app's own code only its trace explains, also where `main` would have a text for it.
+        sys.excepthook(type(error), error, error.__traceback__)
+        click.get_current_context().exit(REFUSED)
+    if not isinstance(made, Dispatcher):
+        raise click.BadParameter(
+            f"{reference} must return a dispatchers.Dispatcher, and returned {_described(made)}",
+            param_hint="'MODULE:FUNCTION'",
+        )
+    return made
+
+
+def _described(made: Any) -> str:
+    if hasattr(made, "close") and hasattr(made, "cr_code"):
+        made.close()
+        return "a coroutine: it must not be an `async def`"
+    return "None: is its `return` missing?" if made is None else f"{type(made).__name__!r}"

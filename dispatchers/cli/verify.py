@@ -1,0 +1,63 @@
+"""`outbox verify`: the stored history against the promises."""
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from dispatchers.cli import options
+from dispatchers.cli.connecting import reading
+from dispatchers.cli.exits import VIOLATED
+from dispatchers.cli.keys import ring_of
+from dispatchers.cli.output import answer, cell, prose, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from dispatchers.verification import Verification
+
+
+@click.command()
+@options.database_options
+@click.pass_context
+def verify(ctx: click.Context, database: str, schema: str | None, prefix: str) -> None:
+    """Check the stored history against the promises.
+
+    Every row that is still kept is asked: whether no entry is lost, has ended twice or shares its key, and so on. With
+    OUTBOX_SECRET set, each key is derived anew. It only reads, at one moment of the database; a row that breaks a rule was
+    changed by something else than this library, or is a bug in it. Ends with 6 if there is one.
+    """
+    from dispatchers import verification
+
+    secret = os.environ.get("OUTBOX_SECRET")
+    keyring = ring_of(secret) if secret else None
+    with reading(database, schema, prefix) as (connection, tables):
+        found = verification.verify(connection, tables, keyring)
+    answer({"is_clean": found.is_clean, **_fields(found)}, lambda: _drawn(found))
+    if not found.is_clean:
+        ctx.exit(VIOLATED)
+
+
+def _fields(found: "Verification") -> dict[str, object]:
+    return {"entries": found.entries, "without_secret": found.without_secret, "verdicts": found.verdicts}
+
+
+def _drawn(found: "Verification") -> "Iterator[RenderableType]":
+    drawn = table("RULE", "PROMISE", "", elastic=["PROMISE"])
+    for verdict in found.verdicts:
+        many = f"{len(verdict.violations)}{'+' if verdict.has_more else ''}"
+        told = cell(f"{many} broken", "bold red") if verdict.violations else cell("kept", "green")
+        drawn.add_row(cell(verdict.rule), cell(verdict.promise), told)
+    yield drawn
+    for verdict in found.verdicts:
+        for violation in verdict.violations:
+            yield prose(f"{verdict.rule}: {violation.entry_id}: {violation.text}", "red")
+    yield prose(f"{found.entries} entries" + _unchecked(found))
+
+
+def _unchecked(found: "Verification") -> str:
+    if not found.without_secret:
+        return ""
+    return f"; the keys of {found.without_secret} not derived anew: their secrets are not in OUTBOX_SECRET"

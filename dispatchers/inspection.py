@@ -1,0 +1,445 @@
+"""The read side for operators: how the outbox is, which entries there are, all that is known of one.
+
+Every function takes a Connection and reads with it, in whatever transaction it is in. Nothing here reads a payload but
+`read_payload`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, Select, case, func, or_, select, true
+
+from dispatchers.destinations import destination_names
+from dispatchers.lifecycle import known_of
+from outbox.databases import clock
+from outbox.errors import EntryNotFound
+from outbox.keys import Tag, encode_native
+from outbox.lanes import is_blocked
+from outbox.schema import NEVER, Tables
+
+WAITING_STATES = ("pending", "sending", "retry", "uncertain")
+ENDED_STATES = ("delivered", "failed", "cancelled")
+
+HALTED_LANES_MAX = 100
+CANDIDATES_MAX = 10
+
+Place: TypeAlias = tuple[datetime, UUID]
+"""Where a page of a list ended: the last entry's due time, or when it ended, and its id."""
+
+
+# --- how the outbox is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationOverview:
+    """What waits for one destination.
+
+    states: how many entries are in each state. held: how many of them are held back by a person or a check. blocked: how many
+        wait behind another of their lane.
+    oldest_due_seconds: for how long the oldest one has waited that could be claimed now; None if there is none.
+    """
+
+    name: str
+    states: dict[str, int]
+    held: int
+    blocked: int
+    oldest_due_seconds: float | None
+    paused: bool
+    paused_reason: str | None
+    cool_until: datetime | None
+    breaker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltedLane:
+    """An ordering key whose entries wait until a person lets them go on."""
+
+    ordering_key: str
+    entry_id: UUID
+    reason: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastResume:
+    """Who let the dispatchers go on after a failover or a restore, and why."""
+
+    at: datetime
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The outbox at one moment of the database's clock. held_reason: why every dispatcher holds, if they do."""
+
+    at: datetime
+    destinations: list[DestinationOverview]
+    uncertain: int
+    held: int
+    blocked: int
+    halted: list[HaltedLane]
+    held_reason: str | None
+    resumed: LastResume | None
+
+
+def read_overview(connection: Connection, tables: Tables) -> Overview:
+    """Count what has not ended, for each destination. Reads the queue from end to end."""
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    destinations = _destinations(connection, tables, now)
+    halted = select(tables.halted).order_by(tables.halted.c.since).limit(HALTED_LANES_MAX)
+    meta = connection.execute(select(tables.meta)).one_or_none()
+    return Overview(
+        at=now,
+        destinations=destinations,
+        uncertain=sum(destination.states.get("uncertain", 0) for destination in destinations),
+        held=sum(destination.held for destination in destinations),
+        blocked=sum(destination.blocked for destination in destinations),
+        halted=[HaltedLane(**row._mapping) for row in connection.execute(halted)],
+        held_reason=meta.held_reason if meta is not None else None,
+        resumed=_last_resume(meta),
+    )
+
+
+def _last_resume(meta: Row[Any] | None) -> LastResume | None:
+    if meta is None or meta.resumed_at is None:
+        return None
+    return LastResume(at=meta.resumed_at, by=meta.resumed_by, reason=meta.resumed_reason)
+
+
+def _destinations(connection: Connection, tables: Tables, now: datetime) -> list[DestinationOverview]:
+    queue = tables.queue
+    claimable = or_(queue.c.lease_until.is_(None), queue.c.lease_until < now)
+    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)  # what was handed back has waited all the same
+    counted = select(
+        queue.c.destination,
+        queue.c.state,
+        func.count().label("entries"),
+        func.count(queue.c.hold).label("held"),
+        func.count(case((is_blocked(queue), 1))).label("blocked"),
+        func.min(case((claimable & (queue.c.due_at < NEVER), since))).label("oldest_due"),
+    ).group_by(queue.c.destination, queue.c.state)
+    rows: dict[str, list[Any]] = {}
+    for row in connection.execute(counted):
+        rows.setdefault(row.destination, []).append(row)
+    controls = {row.name: row for row in connection.execute(select(tables.destination))}
+    return [_destination(name, rows.get(name, []), controls.get(name), now) for name in sorted({*rows, *controls})]
+
+
+def _destination(name: str, rows: Sequence[Any], control: Any, now: datetime) -> DestinationOverview:
+    due = [row.oldest_due for row in rows if row.oldest_due is not None and row.oldest_due <= now]
+    return DestinationOverview(
+        name=name,
+        states={row.state: row.entries for row in rows},
+        held=sum(row.held for row in rows),
+        blocked=sum(row.blocked for row in rows),
+        oldest_due_seconds=(now - min(due)).total_seconds() if due else None,
+        paused=control is not None and control.paused,
+        paused_reason=control.paused_reason if control is not None else None,
+        cool_until=control.cool_until if control is not None else None,
+        breaker=control.breaker if control is not None else "closed",
+    )
+
+
+# --- lists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntrySummary:
+    """One entry as it stands.
+
+    child_key: of epoch 0, in the native form. due_at: None where no time makes it due: ended, held, behind another of
+    its lane, uncertain without another look to come. behind: that other one, or the one that its lane has halted behind.
+    reason: why it failed, waits or is uncertain, if it does. known: what has become of it, by a person's word or by an
+    outcome whose callback failed, and a dispatcher has yet to settle.
+    """
+
+    id: UUID
+    state: str
+    operation: str
+    discriminator: str
+    destination: str
+    env: str
+    scope: str
+    source: str
+    parent: str
+    ordering_key: str | None
+    child_key: str
+    attempts: int
+    due_at: datetime | None
+    lease_until: datetime | None
+    hold: str | None
+    behind: UUID | None
+    known: str | None
+    reason: str | None
+    created_at: datetime
+    settled_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Entries of a list, and where the next page begins; None at the end. at: the database's clock."""
+
+    at: datetime
+    since: datetime | None
+    entries: list[EntrySummary]
+    next: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which entries. Those that wait are listed by their due time, those that ended by when they did.
+
+    states: all of WAITING_STATES or all of ENDED_STATES. operation: itself, or all below it: "stripe.refunds".
+    since: only what was due, or ended, by then or later; a timedelta counts back from the database's clock.
+    """
+
+    states: Sequence[str] = WAITING_STATES
+    operation: str | None = None
+    destination: str | None = None
+    parent_id: UUID | None = None
+    held: bool = False
+    since: datetime | timedelta | None = None
+
+
+def list_entries(
+    connection: Connection, tables: Tables, wanted: Filter, *, entries_max: int, after: Place | None = None
+) -> Page:
+    """A page of what waits, the longest due first, or of what ended, the newest first.
+
+    On PostgreSQL a page of what waits reads a page of each destination's index, however much is in the queue. Filters by
+    state and by operation read on until the page is full, to the queue's end if it never is.
+    """
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    since = now - wanted.since if isinstance(wanted.since, timedelta) else wanted.since
+    if set(wanted.states) <= set(ENDED_STATES):
+        found = _ended(tables, wanted, since, after, entries_max + 1)
+    else:
+        found = _waiting(connection, tables, wanted, since, after, entries_max + 1)
+    places = [(row.at, row.id) for row in connection.execute(found)]
+    listed = [id for _, id in places[:entries_max]]
+    entries = {entry.id: entry for entry in _summaries(connection, tables, tables.entry.c.id.in_(listed))}
+    return Page(
+        at=now,
+        since=since,
+        entries=[entries[id] for id in listed if id in entries],
+        next=places[entries_max - 1] if len(places) > entries_max else None,
+    )
+
+
+def read_entries_of_parent(connection: Connection, tables: Tables, parent_id: UUID) -> list[EntrySummary]:
+    """Every entry under one parent, oldest first: what `outbox.status` tells the app."""
+    return _summaries(connection, tables, tables.entry.c.parent_id == parent_id)
+
+
+def _ended(
+    tables: Tables, wanted: Filter, since: datetime | None, after: Place | None, limit: int
+) -> Select[datetime, UUID]:
+    settlement = tables.settlement
+    at, id = settlement.c.settled_at, settlement.c.id
+    found = select(at.label("at"), id).where(settlement.c.state.in_(wanted.states))
+    found = _narrowed(found, tables, wanted, id, destination=wanted.destination)
+    if since is not None:
+        found = found.where(at >= since)
+    if after is not None:
+        found = found.where(at <= after[0], or_(at < after[0], id > after[1]))
+    return found.order_by(at.desc(), id).limit(limit)
+
+
+def _waiting(
+    connection: Connection, tables: Tables, wanted: Filter, since: datetime | None, after: Place | None, limit: int
+) -> Select[datetime, UUID]:
+    queue = tables.queue
+    at, id = queue.c.due_at, queue.c.id
+    found = _narrowed(select(at.label("at"), id), tables, wanted, id)
+    if set(wanted.states) < set(WAITING_STATES):
+        found = found.where(queue.c.state.in_(wanted.states))
+    if wanted.held:
+        found = found.where(queue.c.hold.is_not(None), at == NEVER)  # as all of them are: so the index leads to them
+    if since is not None:
+        found = found.where(at >= since)
+    if after is not None:
+        found = found.where(at >= after[0], or_(at > after[0], id > after[1]))
+    found = found.order_by(at, id).limit(limit)
+    if wanted.destination is not None:
+        return found.where(queue.c.destination == wanted.destination)
+    if wanted.parent_id is not None or connection.dialect.name != "postgresql":
+        return found
+    return _of_each_destination(tables, found, limit)
+
+
+def _of_each_destination(tables: Tables, found: Select[datetime, UUID], limit: int) -> Select[datetime, UUID]:
+    """The first of all, from the first of each: the queue's index begins with the destination."""
+    names = destination_names(tables)
+    each = found.where(tables.queue.c.destination == names.c.name).correlate(names).lateral("each")
+    return (
+        select(each.c.at, each.c.id).select_from(names.join(each, true())).order_by(each.c.at, each.c.id).limit(limit)
+    )
+
+
+def _narrowed(
+    found: Select[datetime, UUID], tables: Tables, wanted: Filter, id: Any, *, destination: str | None = None
+) -> Select[datetime, UUID]:
+    """With the conditions that the entry's own row decides; without any, that row is not read."""
+    entry = tables.entry
+    conditions: list[Any] = []
+    if wanted.operation is not None:
+        below = entry.c.operation.startswith(f"{wanted.operation}.", autoescape=True)
+        conditions.append(or_(entry.c.operation == wanted.operation, below))
+    if wanted.parent_id is not None:
+        conditions.append(entry.c.parent_id == wanted.parent_id)
+    if destination is not None:
+        conditions.append(entry.c.destination == destination)
+    return found.join(entry, entry.c.id == id).where(*conditions) if conditions else found
+
+
+def _summaries(connection: Connection, tables: Tables, condition: Any) -> list[EntrySummary]:
+    statement = _entry_rows(tables, _summary_columns(tables)).where(condition)
+    rows = connection.execute(statement.order_by(tables.entry.c.created_at, tables.entry.c.id))
+    return [EntrySummary(**_summary(row)) for row in rows]
+
+
+def _entry_rows(tables: Tables, columns: Sequence[Any]) -> Any:
+    entry, queue, settlement = tables.entry, tables.queue, tables.settlement
+    rows = entry.outerjoin(queue, queue.c.id == entry.c.id).outerjoin(settlement, settlement.c.id == entry.c.id)
+    return select(*columns).select_from(rows)
+
+
+def _summary_columns(tables: Tables) -> list[Any]:
+    entry, queue, settlement = tables.entry, tables.queue, tables.settlement
+    written = ("id", "operation", "discriminator", "destination", "env", "scope", "source", "parent", "ordering_key")
+    return [
+        *(entry.c[name] for name in (*written, "tag", "created_at")),
+        func.coalesce(settlement.c.state, queue.c.state).label("state"),
+        func.coalesce(settlement.c.attempts, queue.c.attempts).label("attempts"),
+        queue.c.due_at,
+        queue.c.lease_until,
+        queue.c.hold,
+        case((is_blocked(queue), func.coalesce(_halted_by(tables), _head(tables)))).label("behind"),
+        queue.c.outcome,
+        settlement.c.reason,
+        settlement.c.settled_at,
+    ]
+
+
+def _halted_by(tables: Tables) -> Any:
+    queue, halted = tables.queue, tables.halted
+    return select(halted.c.entry_id).where(halted.c.ordering_key == queue.c.ordering_key).scalar_subquery()
+
+
+def _head(tables: Tables) -> Any:
+    queue, first = tables.queue, tables.queue.alias("first")
+    of_lane = first.c.ordering_key == queue.c.ordering_key
+    before = select(first.c.id).where(of_lane, first.c.position < queue.c.position, first.c.state != "uncertain")
+    return before.order_by(first.c.position).limit(1).scalar_subquery()
+
+
+def _summary(row: Row[Any]) -> dict[str, Any]:
+    values = dict(row._mapping)
+    outcome, tag, due_at = values.pop("outcome"), values.pop("tag"), values.pop("due_at")
+    known = known_of(outcome)
+    return values | {
+        "child_key": encode_native(Tag(bytes(tag))),
+        "due_at": None if due_at == NEVER else due_at,
+        "known": known.state if known else None,
+        "reason": values["reason"] if values["settled_at"] else _waiting_reason(outcome),
+    }
+
+
+def _waiting_reason(outcome: str | None) -> str | None:
+    reason: str | None = json.loads(outcome).get("reason") if outcome else None
+    return reason
+
+
+# --- one entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryEvent:
+    """What happened to an entry: an attempt that did not deliver, a look at the service, or a person's decision."""
+
+    at: datetime
+    kind: str
+    delivery: int | None
+    actor: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryDetails(EntrySummary):
+    """All that is known of one entry, but for its payload.
+
+    deliveries: how often it was claimed. key_epoch: which key it is sent under now, which is `child_key` for 0 only.
+    result: what the service answered, as the adapter chose to keep it.
+    """
+
+    at: datetime
+    kid: str
+    key_epoch: int
+    deliveries: int
+    maybe_sent: bool | None
+    in_doubt_since: datetime | None
+    leased_at: datetime | None
+    first_leased_at: datetime | None
+    sent_as: str | None
+    position: int | None
+    record_id: UUID | None
+    options: Any
+    headers: Any
+    payload_bytes: int
+    schema_version: int
+    result: Any
+    events: list[EntryEvent]
+
+
+def find_ids(connection: Connection, tables: Tables, beginning: str) -> list[UUID]:
+    """The first ids that begin with these hexadecimal digits, CANDIDATES_MAX and one at most."""
+    id = tables.entry.c.id
+    lowest, highest = UUID(beginning.ljust(32, "0")), UUID(beginning.ljust(32, "f"))
+    found = select(id).where(id.between(lowest, highest)).order_by(id).limit(CANDIDATES_MAX + 1)
+    return list(connection.execute(found).scalars())
+
+
+def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails:
+    """Raises EntryNotFound."""
+    entry, queue, settlement, event = tables.entry, tables.queue, tables.settlement, tables.event
+    columns = [
+        *_summary_columns(tables),
+        *(entry.c[name] for name in ("kid", "record_id", "options", "headers", "schema_version")),
+        *(
+            queue.c[name]
+            for name in ("maybe_sent", "in_doubt_since", "leased_at", "first_leased_at", "sent_as", "position")
+        ),
+        func.coalesce(settlement.c.deliveries, queue.c.deliveries).label("deliveries"),
+        func.coalesce(settlement.c.key_epoch, queue.c.key_epoch).label("key_epoch"),
+        func.length(entry.c.payload).label("payload_bytes"),
+        settlement.c.result,
+        clock().label("at"),
+    ]
+    row = connection.execute(_entry_rows(tables, columns).where(entry.c.id == id)).one_or_none()
+    if row is None:
+        raise no_entry(id)
+    happened = select(event.c.at, event.c.kind, event.c.delivery, event.c.actor, event.c.reason)
+    events = connection.execute(happened.where(event.c.entry_id == id).order_by(event.c.id))
+    parsed = {name: _parsed(getattr(row, name)) for name in ("options", "headers", "result")}
+    return EntryDetails(**_summary(row) | parsed, events=[EntryEvent(**event._mapping) for event in events])
+
+
+def read_payload(connection: Connection, tables: Tables, id: UUID) -> Any:
+    """What the service is, or was, to be sent. Raises EntryNotFound."""
+    payload = connection.execute(select(tables.entry.c.payload).where(tables.entry.c.id == id)).scalar_one_or_none()
+    if payload is None:
+        raise no_entry(id)
+    return json.loads(bytes(payload))
+
+
+def _parsed(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def no_entry(id: UUID | str) -> EntryNotFound:
+    return EntryNotFound(f"there is no entry {id}: it was never enqueued in these tables, or was deleted after its end")

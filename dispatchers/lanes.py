@@ -1,0 +1,157 @@
+"""Who may leave its lane, and what an end does to the lane: the dispatcher's side of `outbox/lanes.py`, which says why it holds.
+
+Nothing here costs a statement where no entry has an ordering key.
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from dispatchers.lifecycle import Claimed, Ending, HandBack, Keep, Park, Settle, Transition, known_of
+from dispatchers.moves import moved
+from outbox.databases import clock
+from outbox.lanes import Place, advance, unblocked
+from outbox.schema import NEVER, Tables
+
+log = logging.getLogger("outbox.dispatcher")
+
+MOMENT = timedelta(milliseconds=100)
+"""Until an entry is looked at again whose head is just being settled, cancelled or claimed by somebody else."""
+
+
+class Sorted(NamedTuple):
+    """The claims of an exchange: those that may go, and those that may not yet, which are to be handed back."""
+
+    may_go: list[Claimed]
+    must_wait: list[Ending]
+
+
+def sort_out(connection: Connection, tables: Tables, claimed: list[Claimed]) -> Sorted:
+    """Tell the heads of their lanes from the others. What becomes of an entry already known of has no turn to wait for."""
+    ordered = [entry for entry in claimed if entry.position is not None and known_of(entry.outcome) is None]
+    if not ordered:
+        return Sorted(claimed, [])
+    rows = connection.execute(_heads(tables, [entry.id for entry in ordered])).all()
+    halts = {row.id: row.halted_by for row in rows if _is_halted(row)}
+    heads = {row.id: row.head for row in rows if row.id not in halts and row.head != row.id}
+    keys = {entry.id: entry.ordering_key or "" for entry in ordered}
+    halted = _touch_halts(connection, tables, {keys[id] for id in halts})
+    touched = _touch_heads(connection, tables, set(heads.values()), claimed)
+    waits = {id: _waits(head, head in touched) for id, head in heads.items()}
+    waits |= {id: _waits(head, keys[id] in halted) for id, head in halts.items()}
+    must_wait: list[Ending] = [(entry, waits[entry.id]) for entry in ordered if entry.id in waits]
+    return Sorted([entry for entry in claimed if entry.id not in waits], must_wait)
+
+
+def _waits(head: UUID, is_touched: bool) -> HandBack:
+    return HandBack(f"it waits behind {head}", None if is_touched else MOMENT)
+
+
+def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
+    """For each of these entries the first of its lane that is not uncertain, and behind whom the lane is halted."""
+    queue, halted = tables.queue, tables.halted
+    first, halting = queue.alias("first"), queue.alias("halting")
+    head = (
+        select(first.c.id)
+        .where(
+            first.c.ordering_key == queue.c.ordering_key,
+            first.c.position <= queue.c.position,
+            first.c.state != "uncertain",
+        )
+        .order_by(first.c.position)
+        .limit(1)
+        .scalar_subquery()
+    )
+    rows = queue.outerjoin(halted, halted.c.ordering_key == queue.c.ordering_key)
+    rows = rows.outerjoin(halting, halting.c.id == halted.c.entry_id)
+    found = select(
+        queue.c.id,
+        queue.c.position,
+        head.label("head"),
+        halted.c.entry_id.label("halted_by"),
+        halting.c.position.label("halted_at"),
+    )
+    return found.select_from(rows).where(queue.c.id.in_(ids))
+
+
+def _is_halted(row: Row[Any]) -> bool:
+    """A lane halts behind an entry: that one, and those before it, may be sent again when a person says so."""
+    return row.halted_by is not None and (row.halted_at is None or row.position > row.halted_at)
+
+
+def _touch_heads(connection: Connection, tables: Tables, heads: set[UUID], claimed: Sequence[Claimed]) -> set[UUID]:
+    """Those of `heads` that certainly still are, and cannot leave their lanes without seeing what this transaction blocks.
+
+    A head that is blocked itself becomes due. Ours are locked by their claim.
+    """
+    ours = {entry.id for entry in claimed}
+    if not heads - ours:
+        return heads
+    queue = tables.queue
+    still = select(queue.c.id).where(queue.c.id.in_(heads - ours), queue.c.state != "uncertain")
+    locked = set(connection.execute(still.with_for_update(skip_locked=True)).scalars())
+    if locked:
+        touch = update(queue).where(queue.c.id.in_(locked)).values(due_at=unblocked(connection, tables))
+        connection.execute(touch)
+    return locked | (heads & ours)
+
+
+def _touch_halts(connection: Connection, tables: Tables, ordering_keys: set[str]) -> set[str]:
+    """The same for lanes that are halted: nobody releases them without seeing what this transaction blocks."""
+    if not ordering_keys:
+        return set()
+    halted = tables.halted
+    still = select(halted.c.ordering_key).where(halted.c.ordering_key.in_(ordering_keys))
+    locked = set(connection.execute(still.with_for_update(skip_locked=True)).scalars())
+    if locked:
+        connection.execute(update(halted).where(halted.c.ordering_key.in_(locked)).values(since=halted.c.since))
+    return locked
+
+
+# --- what an end does to its lane
+
+
+def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, cutoff: datetime = NEVER) -> None:
+    """After the settling, in its transaction: halt the lanes of what ended badly, let the next of the others come."""
+    left: list[Place] = []
+    for entry, change in settled:
+        if entry.ordering_key is None or entry.position is None:
+            continue
+        if _halts(change):
+            _halt(connection, tables, entry, change)
+        elif _leaves(entry, change):
+            if isinstance(change, Settle) and change.state == "delivered":
+                _lift_halt(connection, tables, entry)
+            left.append(Place(entry.ordering_key, entry.position))
+    advance(connection, tables, left, cutoff=cutoff)
+
+
+def _halts(change: Transition) -> bool:
+    end = change.end if isinstance(change, Keep) and isinstance(change.end, Park) else change
+    return (
+        end.halts_lane and (isinstance(end, Park) or end.state == "failed") if isinstance(end, Settle | Park) else False
+    )
+
+
+def _leaves(entry: Claimed, change: Transition) -> bool:
+    return isinstance(change, Settle) or moved(entry, change).state == "uncertain"
+
+
+def _halt(connection: Connection, tables: Tables, entry: Claimed, change: Transition) -> None:
+    reason = change.reason or "it failed"
+    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
+    values = {"entry_id": entry.id, "reason": reason, "since": clock()}
+    halting = dialect.insert(tables.halted).values(ordering_key=entry.ordering_key, **values)
+    connection.execute(halting.on_conflict_do_update(index_elements=["ordering_key"], set_=values))
+    log.warning("the lane of %r halts behind entry %s: %s", entry.ordering_key, entry.id, reason)
+
+
+def _lift_halt(connection: Connection, tables: Tables, entry: Claimed) -> None:
+    """It had been uncertain, or sent again, and now it happened: there is nothing to halt for."""
+    halted = tables.halted
+    connection.execute(delete(halted).where(halted.c.ordering_key == entry.ordering_key, halted.c.entry_id == entry.id))

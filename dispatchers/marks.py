@@ -1,0 +1,108 @@
+"""Whether the database is still the one that it was: a mark of its history, and what contradicts it. Pure.
+
+A mark is a few facts about the server, written into the database once a minute and remembered by whoever saw it committed.
+A database that has lost commits, or is a copy, contradicts a mark: in what its server says of itself now, or because its
+own mark is older than one that is remembered. What may be done then stands in docs/restore.md.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+MARK_EVERY = timedelta(minutes=1)
+"""How old a mark may get. What was lost was committed after the last one that survived: this much earlier, at most, does
+doubt begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a server said of itself at one moment of its clock. What it does not tell is None.
+
+    environment: the deployment's name, as the dispatcher is configured. place: which database and table of the server, or
+    which file. lsn: how far its write-ahead log was. resumed_at: when a person last resumed after a restore. number: of the
+    marks that were written into the database, one after another; 0 for one that was not.
+    """
+
+    environment: str
+    system_identifier: str | None
+    timeline: str | None
+    place: str | None
+    lsn: str | None
+    checked_at: datetime
+    resumed_at: datetime | None = None
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What a look at the database came to: its mark, and why every dispatcher holds, if they do."""
+
+    mark: Mark | None
+    held: str | None = None
+
+
+def suspicion(now: Mark, mark: Mark | None, known: Mark | None) -> str | None:
+    """Why the database cannot be trusted to remember what was sent; None if nothing speaks against it.
+
+    now: what the server says. mark: what is written in the database. known: what the asking process remembers, or its file.
+    """
+    if known is not None and mark is not None and _resumed(mark) > _resumed(known):
+        known = None  # a person has looked at what came between
+    for earlier in (mark, known):
+        if earlier is not None and (change := _change(earlier, now)) is not None:
+            return change
+    if known is not None and (mark is None or not _follows(mark, known)):
+        told = "no mark" if mark is None else _shown(mark)
+        return f"the database has {told}, and {_shown(known)} had been committed: it was set back"
+    return None
+
+
+def bounds(now: Mark, mark: Mark, known: Mark | None) -> bool:
+    """Whether what was lost was committed after `mark`.
+
+    Not if only `known` tells of a loss, and `mark` is the younger: somebody who knew nothing wrote it after that.
+    """
+    return known is None or mark.checked_at <= known.checked_at or suspicion(now, mark, None) is not None
+
+
+def is_due(now: Mark, mark: Mark) -> bool:
+    """Whether the mark is to be written anew. It never goes back, whatever the clock does."""
+    return now.checked_at - mark.checked_at >= MARK_EVERY
+
+
+def _change(earlier: Mark, now: Mark) -> str | None:
+    if earlier.environment != now.environment:
+        return f"the database is that of env {earlier.environment!r}, this dispatcher is of {now.environment!r}: it was copied"
+    if earlier.system_identifier not in (None, now.system_identifier):
+        return (
+            f"the server is another one, system identifier {now.system_identifier} instead of {earlier.system_identifier}:"
+            " the database was restored from a dump, copied or upgraded"
+        )
+    if earlier.timeline not in (None, now.timeline):
+        return (
+            f"the server is on timeline {now.timeline} instead of {earlier.timeline}: a standby was promoted, or a backup"
+            " recovered"
+        )
+    if earlier.place not in (None, now.place):
+        return f"the tables are others, {now.place} instead of {earlier.place}: they were restored or copied"
+    if earlier.lsn is not None and now.lsn is not None and position(now.lsn) < position(earlier.lsn):
+        return f"the write-ahead log went back to {now.lsn} from {earlier.lsn}: an older state was restored"
+    return None
+
+
+def position(lsn: str) -> int:
+    """The number of bytes that an LSN stands for. Source: PostgreSQL, "pg_lsn Type"."""
+    high, low = lsn.split("/")
+    return (int(high, 16) << 32) + int(low, 16)
+
+
+def _resumed(mark: Mark) -> datetime:
+    return mark.resumed_at or datetime.min.replace(tzinfo=UTC)
+
+
+def _follows(mark: Mark, known: Mark) -> bool:
+    """Whether `mark` is `known`, or may have been written after it."""
+    return mark.number > known.number or (mark.number == known.number and mark.checked_at == known.checked_at)
+
+
+def _shown(mark: Mark) -> str:
+    return f"mark {mark.number} of {mark.checked_at:%Y-%m-%d %H:%M:%S UTC}"

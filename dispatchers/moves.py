@@ -1,0 +1,147 @@
+"""What a lease that ended, but not its entry, leaves in the queue: the row's new values, for every database alike. Pure."""
+
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeAlias, assert_never
+
+from dispatchers.lifecycle import (
+    Claimed,
+    End,
+    HandBack,
+    Keep,
+    Known,
+    Park,
+    Requeue,
+    Seek,
+    Settle,
+    Wait,
+    known_of,
+    looks_of,
+    outcome_on_record,
+    with_reason,
+)
+
+Moving: TypeAlias = Wait | Park | Seek | Requeue | Keep | HandBack
+
+
+class Moved(NamedTuple):
+    """delay: until it is due, None for never. uncounted: how many deliveries did not take place.
+
+    reason: for the entry's history. outcome: None to leave the old one. proof: it is known to have happened, which counts
+    even when the lease is lost. looked: a look led to this. anew: its age counts from the next claim.
+    """
+
+    state: str
+    delay: timedelta | None
+    attempts: int
+    uncounted: int
+    maybe_sent: bool
+    in_doubt_since: datetime | None
+    key_epoch: int
+    reason: str | None
+    outcome: str | None
+    proof: bool = False
+    looked: bool = False
+    anew: bool = False
+
+
+def moved(entry: Claimed, change: Moving) -> Moved:
+    """The new values of the row of `entry`."""
+    match change:
+        case HandBack(delay=delay):  # given back as it was: nothing is counted, doubt stays what the claim found
+            state = _state_before(entry)
+            tells = change.shown and known_of(entry.outcome) is None  # a person's word stays what is told
+            outcome = with_reason(entry.outcome, change.reason) if tells else None
+            anew = state == "pending"
+            return _as_it_was(entry)._replace(state=state, delay=delay, uncounted=1, anew=anew, outcome=outcome)
+        case Wait(delay=delay, reason=reason):
+            return _as_it_was(entry)._replace(
+                state="retry",
+                delay=delay,
+                attempts=change.attempts,
+                maybe_sent=change.maybe_sent,
+                in_doubt_since=change.in_doubt_since,
+                reason=reason,
+                outcome=outcome_on_record(reason),
+            )
+        case Park(reason=reason):
+            return _as_it_was(entry)._replace(
+                state="uncertain",
+                delay=change.delay,
+                attempts=change.attempts,
+                maybe_sent=change.maybe_sent,
+                in_doubt_since=change.in_doubt_since,
+                reason=reason,
+                outcome=outcome_on_record(reason, stored=change.stored, looks=change.looks),
+                looked=change.looks is not None,
+            )
+        case Seek(looks=looks, reason=reason):
+            return _as_it_was(entry)._replace(
+                state="uncertain" if looks.made else "retry",
+                delay=change.delay,
+                attempts=change.attempts,
+                maybe_sent=change.maybe_sent,
+                in_doubt_since=change.in_doubt_since,
+                reason=reason,
+                outcome=outcome_on_record(reason, looks=looks),
+                looked=change.looked,
+            )
+        case Requeue(reason=reason):
+            return _as_it_was(entry)._replace(
+                state="pending",
+                delay=change.delay,
+                attempts=change.attempts,
+                maybe_sent=change.maybe_sent,
+                in_doubt_since=change.in_doubt_since,
+                key_epoch=change.key_epoch,
+                reason=reason,
+                outcome=outcome_on_record(reason),
+                looked=change.absent,
+                anew=not change.absent,
+            )
+        case Keep(end=end, reason=reason):
+            known = _known(end)
+            return _as_it_was(entry)._replace(
+                state="uncertain" if known.state == "uncertain" else "retry",
+                delay=change.delay,
+                attempts=end.attempts,
+                maybe_sent=True,  # whatever it was: nobody may cancel it any more
+                in_doubt_since=end.in_doubt_since if isinstance(end, Park) else entry.in_doubt_since,
+                reason=reason,
+                outcome=outcome_on_record(reason, stored=known.stored, known=known),
+                proof=known.state == "delivered",
+            )
+        case _:
+            assert_never(change)
+
+
+def _as_it_was(entry: Claimed) -> Moved:
+    return Moved(
+        state="retry",
+        delay=None,
+        attempts=entry.attempts,
+        uncounted=0,
+        maybe_sent=entry.maybe_sent,
+        in_doubt_since=entry.in_doubt_since,
+        key_epoch=entry.key_epoch,
+        reason=None,
+        outcome=None,
+    )
+
+
+def _state_before(entry: Claimed) -> str:
+    """What the entry was before it was claimed, as far as it matters."""
+    known = known_of(entry.outcome)
+    is_resolved = known is not None and known.attempts is None and known.state != "cancelled"  # by a person's word
+    has_callback_due = known is not None and known.state == "uncertain"
+    if entry.maybe_sent and (is_resolved or has_callback_due):
+        return "uncertain"
+    looks = looks_of(entry.outcome)
+    if looks is not None:
+        return "uncertain" if looks.made else "retry"
+    return "pending" if entry.deliveries == 1 else "retry"
+
+
+def _known(end: End) -> Known:
+    if isinstance(end, Settle):
+        return Known(state=end.state, attempts=end.attempts, result=end.result, reason=end.reason)
+    return Known(state="uncertain", attempts=end.attempts, reason=end.reason, stored=end.stored)

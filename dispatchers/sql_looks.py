@@ -1,0 +1,56 @@
+"""Uncertain entries that nobody has looked for: they became so when there was no `find`, or by an earlier release."""
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from uuid import UUID
+
+from sqlalchemy import Connection, select, update
+
+from dispatchers.destinations import destination_names
+from dispatchers.lifecycle import KEY_CONFLICT, Looks, known_of, looks_of, outcome_on_record
+from outbox.databases import clock
+from outbox.schema import NEVER, Tables
+
+ROWS_MAX = 200  # at a time, once a minute: a service is not to be flooded with looks at what has long been uncertain
+
+Wanted = Callable[[str, str | None], bool]
+"""Whether an entry of this operation, which was sent in this form, is to be looked for."""
+
+
+def seek(
+    connection: Connection, tables: Tables, wanted: Wanted, quiescence: timedelta, after: UUID | None
+) -> UUID | None:
+    """Have a page of them looked for, as soon as no sender can be at work any more; returns where the next page begins.
+
+    What is held, decided by a person, or was looked for before is left alone; so is a key that the service holds for another
+    request, whose effect a look would take for this one's.
+    """
+    queue, entry, names = tables.queue, tables.entry, destination_names(tables)
+    never_looked_for = (
+        select(queue.c.id, queue.c.outcome, queue.c.deliveries, queue.c.sent_as, entry.c.operation)
+        .join(entry, entry.c.id == queue.c.id)
+        .where(
+            queue.c.destination.in_(select(names.c.name)),  # and so by the index
+            queue.c.due_at == NEVER,
+            queue.c.state == "uncertain",
+            queue.c.hold.is_(None),
+        )
+        .order_by(queue.c.id)
+        .limit(ROWS_MAX)
+        .with_for_update(of=queue, skip_locked=True)
+    )
+    if after is not None:
+        never_looked_for = never_looked_for.where(queue.c.id > after)
+    rows = connection.execute(never_looked_for).all()
+    now = connection.execute(select(clock())).scalar_one()
+    for row in rows:
+        record = json.loads(row.outcome) if row.outcome else {}
+        why = record.get("reason", "uncertain")
+        is_left_alone = looks_of(row.outcome) or known_of(row.outcome) or why.startswith(KEY_CONFLICT)
+        if not is_left_alone and wanted(row.operation, row.sent_as):
+            looks = Looks(why, 1, now + quiescence, row.deliveries, record.get("stored", False))
+            unchanged = (queue.c.state == "uncertain") & (queue.c.due_at == NEVER) & (queue.c.outcome == row.outcome)
+            values = {"outcome": outcome_on_record(why, looks=looks), "due_at": now + quiescence}
+            connection.execute(update(queue).where(queue.c.id == row.id, unchanged).values(values))
+    return rows[-1].id if len(rows) == ROWS_MAX else None

@@ -1,0 +1,187 @@
+"""One attempt at a far side, made as the dispatcher makes it, and all that can be seen of it from outside."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Thread
+from typing import Any, Protocol, SupportsBytes, TypeVar
+
+from dispatchers.delivery import Adapter, Delivery, Unknown
+from dispatchers.routes import as_async, finder_of
+from dispatchers.sending import ABANDON_SECONDS
+
+T = TypeVar("T")
+
+QUIET_SECONDS = 0.25  # how long a far side that is well again waits for a request that nobody should send
+SHOWN_LEVEL = logging.INFO  # below it, clients write down what they exchange with the service
+
+
+class FarSide(Protocol):
+    """What stands in for the service: `HostileHttp`, or any object like this.
+
+    requests: what arrived, one item for each request, in order; only added to.
+    """
+
+    @property
+    def requests(self) -> Sequence[SupportsBytes]: ...
+
+    def behave(self, behaviour: Any) -> None:
+        """Treat requests so from now on; whoever still waits for an answer is cut off."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What was seen of one attempt.
+
+    outcome: what the dispatcher would go on with, unchecked; None if the adapter raised, or was not back in time.
+    raised: what escaped from the adapter. late: it did not come back in time, although it was cancelled at its deadline.
+    requests: those that reached the far side until the outcome. afterwards: how many more came after it.
+    left: what still ran in the event loop after `aclose`. shown: the adapter's repr and what was logged, traces included.
+    """
+
+    outcome: Any
+    raised: BaseException | None
+    late: bool
+    requests: Sequence[SupportsBytes]
+    afterwards: int = 0
+    left: Sequence[str] = ()
+    shown: str = ""
+
+
+class NeverBack(Exception):
+    """The event loop stood still: an adapter blocked it, or would not be cancelled."""
+
+
+def in_a_loop(main: Callable[[], Coroutine[Any, Any, T]], within: timedelta) -> T:
+    """What `main` returns, in an event loop of its own.
+
+    On a daemon thread, so that an adapter which blocks the loop, or will not be cancelled, is left behind there.
+    Raises what `main` raises, and `NeverBack`.
+    """
+    answer: Future[T] = Future()
+
+    async def answered() -> None:
+        try:
+            answer.set_result(await main())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    def work() -> None:
+        with suppress(BaseException):  # what the loop's end brings up is no part of the answer
+            asyncio.run(answered())
+
+    thread = Thread(target=work, name="conformance", daemon=True)
+    thread.start()
+    if not wait([answer], timeout=within.total_seconds()).done:
+        raise NeverBack(f"no answer within {within}: it blocks the event loop, or hangs")
+    thread.join(ABANDON_SECONDS)
+    return answer.result()
+
+
+async def sent(adapter: Adapter, delivery: Delivery) -> Any:
+    """What the adapter answers to `delivery`, which is due at its timeout."""
+    return await as_async(adapter.send)(_due_in_time(adapter, delivery))
+
+
+async def looked(adapter: Adapter, delivery: Delivery) -> Any:
+    """What the adapter finds of `delivery`."""
+    find: Any = finder_of(adapter)
+    return await as_async(find)(_due_in_time(adapter, delivery))
+
+
+def _due_in_time(adapter: Adapter, delivery: Delivery) -> Delivery:
+    return delivery._replace(deadline=asyncio.get_running_loop().time() + adapter.timeout.total_seconds())
+
+
+async def attempt(
+    adapter: Adapter,
+    delivery: Delivery,
+    far_side: FarSide,
+    healthy: Any = None,
+    ask: Callable[[Adapter, Delivery], Coroutine[Any, Any, Any]] = sent,
+) -> Observation:
+    """Send `delivery`, with the adapter's timeout as its deadline, and see what happens.
+
+    healthy: a behaviour with which the far side then waits a moment for requests that nobody should send any more.
+    ask: `looked` to look for it instead.
+    """
+    loop = asyncio.get_running_loop()
+    before = len(far_side.requests)
+    latest = loop.time() + adapter.timeout.total_seconds() + ABANDON_SECONDS
+    with logged() as lines:
+        sending = loop.create_task(ask(adapter, delivery))
+        done, _ = await asyncio.wait({sending}, timeout=adapter.timeout.total_seconds())
+        if not done:
+            sending.cancel()
+            done, _ = await asyncio.wait({sending}, timeout=ABANDON_SECONDS)
+        ended = _ended(sending, in_time=loop.time() <= latest)
+        requests = far_side.requests[before:]
+        if healthy is not None:
+            far_side.behave(healthy)
+            await asyncio.sleep(QUIET_SECONDS)
+        await close(adapter)
+        return Observation(
+            **ended,
+            requests=requests,
+            afterwards=len(far_side.requests) - before - len(requests),
+            left=await _left_behind(sending),
+            shown="\n".join([repr(adapter), str(adapter), *lines]),
+        )
+
+
+async def close(adapter: Adapter) -> None:
+    """Call the adapter's `aclose`, if it has one."""
+    aclose = getattr(adapter, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """Everything that is logged meanwhile at INFO and above, formatted, traces included."""
+    lines: list[str] = []
+    handler = _Lines(lines)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(SHOWN_LEVEL)
+    try:
+        yield lines
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(SHOWN_LEVEL)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record))
+
+
+def _ended(sending: asyncio.Task[Any], *, in_time: bool) -> dict[str, Any]:
+    """How it came back: the dispatcher's own part in that is the Unknown of a send that it cancelled."""
+    ended: dict[str, Any] = {"outcome": None, "raised": None, "late": not (sending.done() and in_time)}
+    if ended["late"]:
+        return ended
+    if sending.cancelled():
+        if sending.cancelling():
+            return ended | {"outcome": Unknown("no answer within its timeout")}
+        return ended | {"raised": asyncio.CancelledError()}
+    error = sending.exception()
+    return ended | ({"outcome": sending.result()} if error is None else {"raised": error})
+
+
+async def _left_behind(sending: asyncio.Task[Any]) -> list[str]:
+    """The tasks that go on although the attempt is over and the adapter closed."""
+    others = asyncio.all_tasks() - {asyncio.current_task(), sending}
+    if others:
+        _, others = await asyncio.wait(others, timeout=ABANDON_SECONDS)
+    return sorted(repr(task.get_coro()) for task in others)

@@ -1,0 +1,114 @@
+"""Named points at which a process may be made to die, or to do anything else, to see what it leaves behind.
+
+    with failpoint("settle.before_commit"):      # by default: SIGKILL, the first time it gets there
+        asyncio.run(dispatcher.run_once())
+
+They cost nothing while they are not asked for: nothing of them stands in the code that they are about. Each names a function
+whose call it comes before or after.
+"""
+
+import functools
+import inspect
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import outbox.session
+from dispatchers import claims, decisions, sending, sql_portable, sql_postgresql, upkeep
+from dispatchers.dispatcher import Dispatcher
+from outbox.errors import InvalidValue
+
+
+class Seam(NamedTuple):
+    """A function by its owners and name. when: whether a call counts, by its arguments and, after it, its answer."""
+
+    owners: tuple[Any, ...]
+    name: str
+    side: Literal["before", "after"]
+    when: Callable[[tuple[Any, ...], Any], bool] = lambda arguments, answer: True
+
+
+_STORES = (sql_postgresql, sql_portable)
+
+POINTS: Mapping[str, Seam] = {
+    # the app's transaction
+    "enqueue.before_flush": Seam((outbox.session,), "insert_entries", "before"),
+    "enqueue.after_flush": Seam((outbox.session,), "insert_entries", "after"),
+    # claim, send, settle
+    "claim.before_commit": Seam(_STORES, "claim", "after", lambda arguments, claimed: bool(claimed)),
+    "claim.after_commit": Seam(
+        (claims.Claims,), "exchange", "after", lambda arguments, exchange: bool(exchange.claimed)
+    ),
+    "send.before": Seam((sending.Sends,), "_outcome", "before"),
+    "send.after": Seam((sending.Sends,), "_outcome", "after"),
+    "settle.before": Seam((claims.Claims,), "exchange", "before", lambda arguments, _: bool(arguments[1])),
+    "settle.before_commit": Seam(_STORES, "settle", "after", lambda arguments, settled: bool(settled)),
+    "settle.after_commit": Seam(
+        (claims.Claims,), "exchange", "after", lambda arguments, exchange: bool(exchange.settled)
+    ),
+    # a callback, in the transaction that settles its entry
+    "callback.before": Seam((claims,), "call_at_once", "before"),
+    "callback.before_commit": Seam((claims,), "call_at_once", "after"),
+    "callback.after_commit": Seam((claims.Claims,), "settle_with", "after", lambda arguments, settled: bool(settled)),
+    # a person's decision, and the dispatcher that carries it out
+    "decision.before_commit": Seam((decisions,), "_record", "after"),
+    "decision.before_it_is_carried_out": Seam((Dispatcher,), "_conclude", "before"),
+    # retention
+    "upkeep.before_commit": Seam((upkeep,), "_work", "after"),
+}
+"""Every point, by name."""
+
+
+def die() -> None:
+    """As by a power cut: no `finally`, no rollback, no goodbye."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def failpoint(name: str, act: Callable[[], object] = die) -> Iterator[None]:
+    """Have `act()` called, the first time that the process reaches the point `name` within the block.
+
+    What `act` raises comes out of the function that the point belongs to. Not for two threads at once.
+    Raises `InvalidValue` for a name that is not in `POINTS`.
+    """
+    seam = POINTS.get(name)
+    if seam is None:
+        raise InvalidValue("failpoint", name, f"must be one of {sorted(POINTS)}")
+    left = [act]
+
+    def reach(arguments: tuple[Any, ...], answer: Any) -> None:
+        if left and seam.when(arguments, answer):
+            left.pop()()
+
+    originals = [getattr(owner, seam.name) for owner in seam.owners]
+    for owner, original in zip(seam.owners, originals, strict=True):
+        setattr(owner, seam.name, _around(original, seam.side, reach))
+    try:
+        yield
+    finally:
+        for owner, original in zip(seam.owners, originals, strict=True):
+            setattr(owner, seam.name, original)
+
+
+def _around(original: Any, side: str, reach: Callable[[tuple[Any, ...], Any], None]) -> Any:
+    @functools.wraps(original)
+    def around(*arguments: Any, **named: Any) -> Any:
+        if side == "before":
+            reach(arguments, None)
+        answer = original(*arguments, **named)
+        if side == "after":
+            reach(arguments, answer)
+        return answer
+
+    @functools.wraps(original)
+    async def around_async(*arguments: Any, **named: Any) -> Any:
+        if side == "before":
+            reach(arguments, None)
+        answer = await original(*arguments, **named)
+        if side == "after":
+            reach(arguments, answer)
+        return answer
+
+    return around_async if inspect.iscoroutinefunction(original) else around

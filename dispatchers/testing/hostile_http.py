@@ -1,0 +1,321 @@
+"""An HTTP server that does what no client hopes for, on a loopback port, in a thread of its own.
+
+    with hostile_http() as far_side:
+        far_side.behave(answer(503, headers={"Retry-After": "7"}))
+        ...                                            # send something to far_side.url
+        assert [request.body for request in far_side.requests] == [b"{}"]
+
+It reads each request in full, strictly, and records it before it misbehaves: what is in `requests` had arrived.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import json as json_module
+import re
+import socket
+import struct
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import h11
+
+READ_BYTES_MAX = 65_536
+LARGE_BYTES = 64 * 1024 * 1024  # what giant bodies and bombs hold: far more than any answer that is worth keeping
+DRIP_SECONDS = 0.05  # shorter than any read timeout, so that only an overall deadline ends it
+NO_LINGERING = struct.pack("ii", 1, 0)  # SO_LINGER of no time at all: closing sends RST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request that arrived in full. Header names are in lower case; `bytes(request)` is all of it."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    def __bytes__(self) -> bytes:
+        head = [f"{self.method} {self.target}", *(f"{name}: {value}" for name, value in self.headers.items())]
+        return "\r\n".join([*head, "", ""]).encode("latin-1") + self.body
+
+
+Behaviour: TypeAlias = Callable[[Request, asyncio.StreamWriter], Awaitable[bool]]
+"""What becomes of a request that was read: it may write, and says whether the connection may be used again."""
+
+
+# --- behaviours
+
+
+def answer(
+    status: int = 200, *, headers: Mapping[str, str] | None = None, body: bytes = b"", json: Any = None
+) -> Behaviour:
+    """A proper answer. json: written as the body, with its content type; `body` then stays empty."""
+    content = body if json is None else json_module.dumps(json).encode()
+    kind = {} if json is None else {"Content-Type": "application/json"}
+
+    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
+        lengths = {} if status == 204 else {"Content-Length": str(len(content))}
+        writer.write(_head(status, kind | lengths | dict(headers or {})) + content)
+        await writer.drain()
+        return True
+
+    return behave
+
+
+def redirect(status: int) -> Behaviour:
+    """To another path of this server, where a request that follows is recorded."""
+    return answer(status, headers={"Location": "/elsewhere"})
+
+
+def echo(status: int) -> Behaviour:
+    """Quotes the whole request, its credentials included, wherever services write what they have to say."""
+
+    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
+        quoted = bytes(request).decode("latin-1")
+        texts = dict.fromkeys(("type", "code", "message", "param", "decline_code"), quoted)
+        said = json_module.dumps({**texts, "id": quoted, "error": texts, "errors": [texts]}).encode()
+        line = re.sub(r"[^\x20-\x7e]+", " ", quoted)
+        headers = {"X-Quoted": line, "Request-Id": line}
+        writer.write(_head(status, {"Content-Length": str(len(said)), **headers}) + said)
+        await writer.drain()
+        return True
+
+    return behave
+
+
+def cut_short(status: int = 200) -> Behaviour:
+    """Half a body, then the connection is closed in order."""
+
+    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
+        writer.write(_head(status, {"Content-Length": "1000"}) + b'{"id": "')
+        await writer.drain()
+        return False
+
+    return behave
+
+
+def reset_in_body(status: int = 200) -> Behaviour:
+    """Half a body, then the connection breaks."""
+
+    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
+        # A chunk large enough that the head is read before the reset throws away what was not.
+        writer.write(_head(status, {"Content-Length": "1000000"}) + b"x" * 1000)
+        await writer.drain()
+        await asyncio.sleep(DRIP_SECONDS)
+        _reset(writer)
+        return False
+
+    return behave
+
+
+def answer_twice(status: int = 200) -> Behaviour:
+    """An answer, and in the same breath another, which nobody asked for and which waits for the next request."""
+
+    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
+        writer.write(2 * (_head(status, {"Content-Length": "2"}) + b"{}"))
+        await writer.drain()
+        return True
+
+    return behave
+
+
+def giant(status: int = 200) -> Behaviour:
+    """A body of 64 MiB."""
+
+    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
+        writer.write(_head(status, {"Content-Length": str(LARGE_BYTES)}))
+        for _ in range(LARGE_BYTES // READ_BYTES_MAX):
+            writer.write(b"x" * READ_BYTES_MAX)
+            await writer.drain()
+        return True
+
+    return behave
+
+
+def gzip_bomb(status: int = 200) -> Behaviour:
+    """64 KiB that unpack to 64 MiB, whether or not the client takes gzip."""
+    return answer(status, headers={"Content-Encoding": "gzip"}, body=_bomb())
+
+
+def giant_head(status: int = 200) -> Behaviour:
+    """A header line of 1 MiB."""
+    return answer(status, headers={"X-Giant": "x" * 1024 * 1024})
+
+
+def drip_body(status: int = 200) -> Behaviour:
+    """The head at once, then a byte of the body now and then, for as long as the client has patience."""
+
+    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
+        writer.write(_head(status, {"Content-Length": str(LARGE_BYTES)}))
+        return await _drip(writer)
+
+    return behave
+
+
+async def drip_head(request: Request, writer: asyncio.StreamWriter) -> bool:
+    """A head that never ends, a byte now and then."""
+    writer.write(b"HTTP/1.1 200 OK\r\nX-Dripping: ")
+    return await _drip(writer)
+
+
+async def hang(request: Request, writer: asyncio.StreamWriter) -> bool:
+    """No byte of an answer, and the connection stays open."""
+    await asyncio.Event().wait()
+    return False
+
+
+async def close(request: Request, writer: asyncio.StreamWriter) -> bool:
+    """The request is read, and the connection closed without an answer."""
+    return False
+
+
+async def reset(request: Request, writer: asyncio.StreamWriter) -> bool:
+    """The request is read, and the connection breaks."""
+    _reset(writer)
+    return False
+
+
+async def garble(request: Request, writer: asyncio.StreamWriter) -> bool:
+    """What comes is no HTTP."""
+    writer.write(b"\x16\x03\x01\x00\x00 this is no HTTP\r\n\r\n")
+    await writer.drain()
+    return False
+
+
+async def refuse(request: Request, writer: asyncio.StreamWriter) -> bool:
+    """Nobody listens any more: connections are refused, for good."""
+    raise AssertionError("a server that does not listen was reached")
+
+
+# --- the server
+
+
+class HostileHttp:
+    """A server that listens at `url`. requests: what arrived, in that order. connected: open connections."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.requests: list[Request] = []
+        self._behaviour: Behaviour = answer()
+        self._conversations: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def connected(self) -> int:
+        return len(self._conversations)
+
+    def behave(self, behaviour: Behaviour) -> None:
+        """Treat requests so from now on. Whoever still waits for an answer is cut off."""
+
+        changed: Future[None] = Future()
+
+        def change() -> None:
+            self._behaviour = behaviour
+            for task in self._answering:
+                task.cancel()
+            if behaviour is refuse and self._server is not None:
+                self._server.close()
+            changed.set_result(None)
+
+        if self._loop is None:
+            raise RuntimeError("this server does not run: `with hostile_http() as far_side:`")
+        self._loop.call_soon_threadsafe(change)
+        changed.result(timeout=10)
+
+    async def serve(self, listening: "Future[asyncio.Event]") -> None:
+        """Serve until the event that `listening` receives is set."""
+        stopped = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._server = await asyncio.start_server(self._converse, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        listening.set_result(stopped)
+        await stopped.wait()
+        self._server.close()
+        conversations = list(self._conversations)
+        for task in conversations:
+            task.cancel()
+        await asyncio.gather(*conversations, return_exceptions=True)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._conversations.add(task)
+        # Whoever goes away, speaks nonsense or is cut off needs no telling.
+        with contextlib.suppress(ConnectionError, h11.RemoteProtocolError, asyncio.CancelledError):
+            while (request := await _request(reader, writer)) is not None:
+                self.requests.append(request)
+                self._answering.add(task)
+                try:
+                    if not await self._behaviour(request, writer):
+                        break
+                finally:
+                    self._answering.discard(task)
+        writer.close()
+        self._conversations.discard(task)
+
+
+@contextlib.contextmanager
+def hostile_http() -> Iterator[HostileHttp]:
+    """A server on a free loopback port, in a thread and event loop of its own; it answers 200 until told otherwise."""
+    far_side = HostileHttp()
+    listening: Future[asyncio.Event] = Future()
+    thread = threading.Thread(target=lambda: asyncio.run(far_side.serve(listening)), name="hostile-http", daemon=True)
+    thread.start()
+    stopped = listening.result(timeout=10)
+    assert far_side._loop is not None
+    try:
+        yield far_side
+    finally:
+        far_side._loop.call_soon_threadsafe(stopped.set)
+        thread.join(timeout=10)
+
+
+async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
+    """The next request in full, or None when the client has closed. What is no HTTP is an error."""
+    http, body = h11.Connection(h11.SERVER), b""
+    head: h11.Request | None = None
+    while True:
+        match http.next_event():
+            case h11.NEED_DATA:
+                if http.they_are_waiting_for_100_continue:
+                    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                http.receive_data(await reader.read(READ_BYTES_MAX))
+            case h11.Request() as head:
+                pass
+            case h11.Data(data=data):
+                body += bytes(data)
+            case h11.EndOfMessage() if head is not None:
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+                method, target = head.method.decode("latin-1"), head.target.decode("latin-1")
+                return Request(method=method, target=target, headers=headers, body=body)
+            case _:
+                return None
+
+
+def _head(status: int, headers: Mapping[str, str]) -> bytes:
+    lines = [f"HTTP/1.1 {status} Said", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode("latin-1")
+
+
+async def _drip(writer: asyncio.StreamWriter) -> bool:
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(DRIP_SECONDS)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)
+    writer.transport.abort()
+
+
+@cache
+def _bomb() -> bytes:
+    return gzip.compress(bytes(LARGE_BYTES))
