@@ -75,6 +75,7 @@ class Copies:
 # Whatever is created, dropped or altered shows in one of these; emptying a table does not.
 _SHAPE = sa.text(
     "SELECT (SELECT count(*) FROM pg_class), (SELECT max(oid) FROM pg_class), (SELECT count(*) FROM pg_trigger),"
+    " (SELECT md5(string_agg(prosrc, ',' ORDER BY oid)) FROM pg_proc WHERE pronamespace = 'public'::regnamespace),"
     " (SELECT count(*) FROM pg_proc), (SELECT md5(string_agg(reloptions::text, ',' ORDER BY oid)) FROM pg_class)"
 )
 _OTHERS = sa.text(

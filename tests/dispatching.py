@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -21,7 +22,8 @@ import outbox
 from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims, Exchange
-from dispatchers.lifecycle import Claimed, ClaimRequest, Settlement, Transition, Want
+from dispatchers.delivery import Window
+from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Transition, Want, looks_of
 from outbox.schema import EPOCH, MICROSECOND, NEVER
 
 LEASE = timedelta(minutes=1)
@@ -91,9 +93,16 @@ def change(database: Database, id: UUID, **values: Any) -> None:
 def age(database: Database, by: timedelta) -> None:
     """As if everything in the outbox had happened `by` earlier."""
     queue, entry = TABLES.queue, TABLES.entry
-    _shift(database, queue, by, "lease_until", "leased_at", "first_leased_at", "in_doubt_since")
+    _shift(database, queue, by, "lease_until", "leased_at", "first_leased_at", "in_doubt_since", "waiting_since")
     _shift(database, queue, by, "due_at", where=queue.c.due_at < NEVER)
     _shift(database, entry, by, "due_at", "created_at")
+    for row in database.queue:
+        looks = looks_of(row.outcome)
+        if looks is not None:
+            record = json.loads(row.outcome)
+            record["looks"]["quiet_at"] = (looks.quiet_at - by).isoformat()
+            change(database, row.id, outcome=json.dumps(record))
+    _shift(database, TABLES.destination, by, "cool_until", "breaker_until", "rate_at", "decided_at")
 
 
 def _shift(database: Database, table: sa.Table, by: timedelta, *columns: str, where: Any = None) -> None:
@@ -195,9 +204,9 @@ class WrappedStore:
     def __init__(self, store: Claims, *failing: str) -> None:
         self._store = store
         self.failing = list(failing)
-        self.settlements: list[list[Settlement]] = []
+        self.settlements: list[list[Ending]] = []
 
-    async def exchange(self, settlements: Sequence[Settlement], request: ClaimRequest | None) -> Exchange:
+    async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
         fate = self.failing.pop(0) if self.failing else ""
         self.settlements.append(list(settlements))
         if fate == "before":
@@ -308,7 +317,7 @@ class FileService(Adapter):
     """A service that keeps its books in a directory: one file for each key that it executed, and all that it was sent."""
 
     timeout = timedelta(seconds=5)
-    window = FOREVER
+    window: Window = FOREVER
 
     def __init__(self, books: Path, moment: str = "") -> None:
         self._books = books
@@ -362,7 +371,7 @@ class ShortLivedClaims(Claims):
         super().__init__(target, ob.configuration)
         self._moment = moment
 
-    async def exchange(self, settlements: Sequence[Settlement], request: ClaimRequest | None) -> Exchange:
+    async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
         if settlements:
             die_at(self._moment, here="before settling")
         exchange = await super().exchange(settlements, request)

@@ -1,9 +1,11 @@
 """What the tests share: a small shop, a database of one's own, and questions to its tables."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -237,6 +239,17 @@ class Client:
     def _block(self, session: Any, changed: Mapping[str, Any]) -> IdempotentBlock:
         arguments = {"key": "retry-001", "scope": "acct_1", "request": REQUEST} | changed
         return self._ob.idempotent(session, **arguments)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        # A container may have no init that reaps: what is left of an orphan there is its number.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:
+        return not Path("/proc/self").exists()  # gone meanwhile, or a system without /proc
 
 
 NOTHING = {"orders": 0, "records": 0, "entries": 0, "queue": 0}

@@ -111,7 +111,8 @@ def test_a_claim_reads_no_table_from_end_to_end_whatever_the_statistics_say(
     run(postgresql, "ALTER TABLE outbox_entry RESET (autovacuum_enabled)")
 
     for plan in (believed_empty, known, of_one, outdated):
-        kinds = [f"{node['Node Type']} of {node.get('Relation Name')}" for node in plan]
+        read = [node for node in plan if node.get("Relation Name") != "outbox_meta"]  # has one row
+        kinds = [f"{node['Node Type']} of {node.get('Relation Name')}" for node in read]
         assert not [kind for kind in kinds if kind.startswith(("Seq Scan", "Bitmap", "Parallel"))], kinds
         assert any(node.get("Index Name") == "outbox_queue_due" for node in plan), kinds
 
@@ -144,13 +145,16 @@ def test_a_dispatcher_drains_500_entries_in_a_handful_of_statements(postgresql: 
         settled = asyncio.run(working.run_once())
 
     assert settled == 500
-    assert len(sent) <= 9  # the destinations; each half of the slots is claimed, settled, and asked for again
+    # the mark's first five, the destinations; then a claim and a settling for each half of the slots, which two lanes may
+    # split once more
+    assert len(sent) <= 19
 
 
 def test_many_destinations_are_claimed_in_one_statement(postgresql: Database, ob: outbox.Outbox) -> None:
     names = [f"host-{number}" for number in range(40)]
     fill(postgresql, 2, *names)
     store = Claims(postgresql.engine, ob.configuration)
+    claim(store, want("nobody"))  # a store's first transaction asks for the isolation level
 
     with statements_of(postgresql.engine) as sent:
         claimed = claim(store, *(want(name) for name in names))

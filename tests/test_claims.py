@@ -562,3 +562,20 @@ def test_the_database_refuses_half_a_lease_and_unknown_states(
 
     with pytest.raises(sa.exc.IntegrityError):
         change(database, id, **broken)
+
+
+# --- closing
+
+
+@pytest.mark.parametrize("kind", ["Engine", "AsyncEngine", "URL"])
+def test_closing_disposes_of_an_engine_only_if_it_was_made_here(
+    database: Database, ob: outbox.Outbox, kind: str
+) -> None:
+    disposed: list[str] = []
+    made = {"Engine": database.new_engine, "AsyncEngine": database.async_engine, "URL": lambda: database.url}[kind]()
+    store = Claims(made, ob.configuration)
+    sa.event.listen(store._engine, "engine_disposed", lambda engine: disposed.append("disposed"))
+
+    asyncio.run(store.close())
+
+    assert disposed == (["disposed"] if kind == "URL" else [])

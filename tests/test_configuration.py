@@ -23,6 +23,7 @@ SETTINGS = {
     "options": ["region"],
     "payload_bytes_max": 1000,
     "audit": timedelta(days=7),
+    "observe": print,
 }
 CHANGES = {
     "keyring": outbox.Keyring({"k1": OTHER}),
@@ -32,6 +33,7 @@ CHANGES = {
     "options": [],
     "payload_bytes_max": 1001,
     "audit": timedelta(days=8),
+    "observe": repr,
 }
 
 
@@ -70,6 +72,30 @@ def test_other_settings_are_refused_and_the_first_stay(default, name):
     ("changed", "error", "text"),
     [
         ({"keyring": SECRET}, outbox.ConfigurationError, "keyring must be an outbox.Keyring, not bytes"),
+        (
+            {"prefix": "p" * 33},
+            outbox.InvalidValue,
+            f"prefix {'p' * 33!r}: must be printable text of 0 to 32 bytes: give a shorter one, or a schema of their own to the"
+            " tables",
+        ),
+        (
+            {"prefix": "shop\n"},
+            outbox.InvalidValue,
+            "prefix 'shop\\n': must be printable text of 0 to 32 bytes: give a shorter one, or a schema of their own to the"
+            " tables",
+        ),
+        (
+            {"schema": ""},
+            outbox.InvalidValue,
+            "schema '': must be printable text of 1 to 63 bytes: name one that PostgreSQL can have, or None for the"
+            " connection's own",
+        ),
+        (
+            {"schema": "é" * 32},
+            outbox.InvalidValue,
+            f"schema {'é' * 32!r}: must be printable text of 1 to 63 bytes: name one that PostgreSQL can have, or None for the"
+            " connection's own",
+        ),
         ({"env": ""}, outbox.InvalidValue, "env '': has 0 bytes of UTF-8; 1 to 64 are allowed"),
     ],
 )

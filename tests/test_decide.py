@@ -51,6 +51,7 @@ def fresh(**fields: Any) -> Claimed:
         "queued_at": NOW - MINUTE,
         "deliveries": 1,
         "attempts": 0,
+        "key_epoch": 0,
         "maybe_sent": False,
         "in_doubt_since": None,
         "leased_at": LEASED_AT,
@@ -546,7 +547,7 @@ def test_sent_too_often_without_doubt_is_failed() -> None:
     """When `attempts_max` was lowered: nothing of it can have happened."""
     change = admit(fresh(attempts=3), Memory(window=WINDOW, attempts_max=3), NOW)
 
-    assert change == Settle("failed", attempts=3, reason="sent too often")
+    assert change == Settle("failed", attempts=3, reason="no answer in 3 attempts")
 
 
 # --- the window by itself

@@ -95,6 +95,19 @@ def test_the_body_is_what_was_enqueued_to_the_byte() -> None:
     assert delivery(body).body == body
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        delivery(b'{"iban": "DE02"}')._replace(options={"account": "DE02"}, headers={"trace": "DE02"}),
+        claimed()._replace(payload=b'{"iban": "DE02"}', options='{"account": "DE02"}', outcome='{"known": "DE02"}'),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_who_logs_an_attempt_logs_no_payload(value: Any) -> None:
+    assert repr(value).startswith(f"{type(value).__name__}(id=")
+    assert "DE02" not in f"{value!r} {value}"
+
+
 # --- what an adapter answers
 
 
@@ -153,7 +166,10 @@ def test_equal_values_are_equal(make: Callable[[], Any]) -> None:
 # --- what an adapter declares
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Memory) if field.name != "margin"])
+OF_THE_DISPATCHER = {"margin", "quiescence", "can_look"}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Memory) if field.name not in OF_THE_DISPATCHER])
 def test_what_decide_knows_of_a_service_has_the_names_and_defaults_of_an_adapter(name: str) -> None:
     assert getattr(Memory(window=None), name) == getattr(Adapter, name)
 

@@ -27,7 +27,7 @@ from dispatching import (
 from support import CHARGE, TABLES, Database
 
 import outbox
-from dispatchers import Deferred, Delivered, Delivery, KeyConflict, Operations, Outcome, Rejected, Unknown
+from dispatchers import Deferred, Delivered, Delivery, Dispatcher, KeyConflict, Operations, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
 from dispatchers.claims import Claims
 from dispatchers.testing.stripe_core import API_KEY
@@ -494,3 +494,12 @@ def test_a_lost_row_enqueued_again_unchanged_is_delivered_without_a_second_charg
 
 def charge(amount: int) -> dict[str, Any]:
     return {"amount": amount, "currency": "eur", "payment_method": "pm_card_visa", "confirm": True}
+
+
+@pytest.mark.parametrize("setting", ["lease", "margin", "poll"])
+@pytest.mark.parametrize("span", [timedelta(0), timedelta(seconds=-5), 5])
+def test_a_span_that_would_stretch_a_promise_is_refused(setting: str, span: Any) -> None:
+    settings: Any = {"adapters": {"crm": MemoryAdapter()}, setting: span}
+
+    with pytest.raises(outbox.ConfigurationError, match=f"{setting} must be a positive timedelta, not "):
+        Dispatcher("sqlite://", **settings)

@@ -154,9 +154,10 @@ def test_the_queue_row_is_pending_and_untouched(database, ob):
         "key_epoch": 0,
         "sent_as": None,
         "ordering_key": "customer:ada",
-        "position": None,
+        "position": 1,
         "hold": None,
         "outcome": None,
+        "waiting_since": None,
     }
 
 

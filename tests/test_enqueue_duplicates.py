@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy.orm import Session
 from support import CHARGE, PAYLOAD, Order
 
 import outbox
@@ -184,3 +185,58 @@ def test_two_transactions_with_the_same_entries_in_opposite_order_do_not_deadloc
         list(pool.map(enqueue_all, [names, names[::-1]]))
 
     assert len(postgresql.entries) == len(postgresql.queue) == rounds * entries_per_round
+
+
+# --- which one it was, among others that are new
+
+
+def refused(ob, session, *discriminators):
+    """Enqueue them together, flush, and return the id that is refused."""
+    for discriminator in discriminators:
+        enqueue(ob, session, discriminator=discriminator)
+    with pytest.raises(outbox.DuplicateEntry) as caught:
+        session.flush()
+    return caught.value.entry_id
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_duplicate_among_new_ones_is_named_when_this_transaction_wrote_the_first(database, ob, number):
+    names = [f"line:{each}" for each in range(4)]
+    with database.session() as session:
+        first = enqueue(ob, session, discriminator=names[number])
+        session.flush()
+
+        assert refused(ob, session, *names) == first.id
+
+
+def test_the_duplicate_is_named_when_a_savepoint_has_written_the_first_and_another_was_rolled_back(database, ob):
+    with database.session() as session:
+        with session.begin_nested():
+            first = enqueue(ob, session, discriminator="kept")
+        savepoint = session.begin_nested()
+        enqueue(ob, session, discriminator="undone")
+        session.flush()
+        savepoint.rollback()
+
+        assert refused(ob, session, "undone", "kept", "new") == first.id
+
+
+def test_the_duplicate_is_named_when_another_session_of_this_transaction_has_written_the_first(database, ob):
+    with database.engine.connect() as connection, connection.begin():
+        with Session(connection) as session:
+            first = enqueue(ob, session, discriminator="first")
+            session.flush()
+        with Session(connection) as session:
+            assert refused(ob, session, "a", "first", "z") == first.id
+
+
+def test_several_duplicates_from_here_and_elsewhere_are_all_kept_as_they_were(database, ob):
+    with database.begin() as session:
+        enqueue(ob, session, amount=1, discriminator="elsewhere")
+    with database.begin() as session:
+        enqueue(ob, session, amount=2, discriminator="here")
+        session.flush()
+        for name in ("elsewhere", "here", "new"):
+            enqueue(ob, session, amount=3, discriminator=name, if_exists="ignore")
+
+    assert sorted(stored(database)) == [b'{"amount":1}', b'{"amount":2}', b'{"amount":3}']

@@ -107,6 +107,7 @@ def test_the_record_row_holds_the_request_and_its_answer(client, database):
         "completion": None,
         "lease_token": None,
         "lease_until": None,
+        "body_day": None,
     }
     assert abs(times["created_at"] - datetime.now(UTC)) < A_MOMENT
     assert abs(times["replay_until"] - times["created_at"] - DAY) < A_MOMENT

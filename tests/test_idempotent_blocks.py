@@ -240,12 +240,12 @@ def test_a_caller_who_survives_it_and_commits_keeps_nothing_either(client, datab
         (fail_a_flush_and_answer, LOST),
         (
             give_no_answer,
-            "the outbox.idempotent block of key 'retry-001' ended without claim.respond() or claim.reject()",
+            "the outbox.idempotent block of key 'retry-001' ended without claim.respond(), claim.accept() or claim.reject()",
         ),
         (answer_twice, "respond after an answer: the block of key 'retry-001' has one already"),
         (
             open_another_claim,
-            "an outbox.idempotent block is open on this session already: a request has one key",
+            "an outbox.idempotent or outbox.inbox block is open on this session already: one at a time",
         ),
     ],
 )

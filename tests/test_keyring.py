@@ -84,7 +84,7 @@ def test_a_ring_that_cannot_work_is_refused(secrets, current, text):
             "k1:",
             "the secret of kid 'k1' has 0 bytes; at least 32 random ones are needed: `outbox keys generate` makes one",
         ),
-        (f":{encoded(OLD)}", "kid '' must match [A-Za-z0-9_.-]{1,64}"),
+        (f":{encoded(OLD)}", "secret 1 of the key ring has no kid that matches [A-Za-z0-9_.-]{1,64}"),
     ],
 )
 def test_text_that_is_no_ring_is_refused(ring_text, text):
@@ -95,10 +95,17 @@ def test_text_that_is_no_ring_is_refused(ring_text, text):
 
 
 def test_a_secret_that_is_no_base64_is_refused_without_showing_it():
-    with pytest.raises(outbox.ConfigurationError, match="the secret of kid 'k1' is not base64: ") as caught:
+    with pytest.raises(outbox.ConfigurationError, match="secret 1 of the key ring is not kid:base64: ") as caught:
         outbox.Keyring.from_text("k1:do-not-show-me!")
 
     assert "show" not in str(caught.value)
+
+
+def test_a_secret_that_stands_where_its_kid_belongs_is_not_shown():
+    with pytest.raises(outbox.ConfigurationError, match="secret 1 of the key ring is not kid:base64: ") as caught:
+        outbox.Keyring.from_text(f"{encoded(OLD)}:k1")
+
+    assert encoded(OLD) not in str(caught.value)
 
 
 @pytest.mark.parametrize("show", [repr, str, "{}".format])

@@ -4,79 +4,20 @@ One request works. The others are told so at once ("conflict"), or wait for its 
 """
 
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
+from racing import ANSWER, PATIENCE, RacingShop, at_once
 from sqlalchemy.orm import Session
-from support import ALL, CHARGE, PAYLOAD, REQUEST, Order
+from support import ALL, Order
 
 import outbox
-
-PATIENCE = 30  # seconds until a test that hangs fails; nothing takes that long
-
-
-class Shop:
-    """Handles requests of the key `retry-001`, each in a transaction and on a connection of its own.
-
-    while_working: what the one handler does in the middle of its work.
-    """
-
-    def __init__(self, database, ob, **settings):
-        self.database = database
-        self.engine = database.new_engine(pool_size=50, **settings)
-        self.executions = 0
-        self.while_working = lambda session: None
-        self._ob = ob
-
-    def request(self, request=REQUEST, **settings):
-        with Session(self.engine) as session, session.begin(), self.claim(session, request, **settings) as claim:
-            if claim.replayed:
-                return claim.response
-            self.executions += 1
-            session.add(Order(customer="ada", amount=2000))
-            self._ob.enqueue(session, CHARGE, PAYLOAD)
-            session.flush()
-            self.while_working(session)
-            return claim.respond(201, {"execution": self.executions})
-
-    def claim(self, session, request=REQUEST, **settings):
-        return self._ob.idempotent(session, "retry-001", scope="acct_1", request=request, **settings)
-
-    def wait_until_others_wait(self, count):
-        """Return once so many connections to this database wait for a lock."""
-        waiting = sa.text(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        )
-        with self.database.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:
-            deadline = time.monotonic() + PATIENCE
-            while connection.scalar(waiting) < count:
-                assert time.monotonic() < deadline, f"fewer than {count} wait"
 
 
 @pytest.fixture
 def shop(postgresql, ob):
-    return Shop(postgresql, ob)
-
-
-def at_once(count, work):
-    """Do `work()` in so many threads that start together; returns what each returned or raised."""
-    barrier = threading.Barrier(count)
-
-    def one(_):
-        barrier.wait(PATIENCE)
-        try:
-            return work()
-        except (outbox.OutboxError, sa.exc.DBAPIError) as error:
-            return error
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
-
-
-ANSWER = outbox.Response(201, b'{"execution":1}', {"Content-Type": "application/json"})
+    return RacingShop(postgresql, ob, is_async=False)
 
 
 def test_two_threads_with_the_same_key_one_works_and_the_other_is_told_at_once(shop):
@@ -257,27 +198,3 @@ def test_an_expired_key_is_freed_for_one_of_two(shop):
 
     assert outcomes == [ANSWER, ANSWER]
     assert shop.database.counts() == {"orders": 2, "records": 1, "entries": 1, "queue": 1}
-
-
-@pytest.mark.parametrize("isolation_level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_under_a_strict_isolation_level_the_one_that_waited_fails_or_replays_but_never_works_too(
-    postgresql, ob, isolation_level
-):
-    """Its snapshot is from before the first one's commit, so it works in vain: the record's insert is a 40001."""
-    shop = Shop(postgresql, ob, isolation_level=isolation_level)
-
-    def wait_for_the_other(session):
-        shop.while_working = lambda session: None
-        shop.wait_until_others_wait(1)
-
-    shop.while_working = wait_for_the_other
-
-    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=PATIENCE)))
-
-    assert ANSWER in outcomes
-    assert all(
-        outcome == ANSWER or isinstance(outcome, outbox.KeyInFlight) or outcome.orig.sqlstate == "40001"
-        for outcome in outcomes
-    )
-    assert postgresql.counts() == ALL
-    assert shop.request() == ANSWER

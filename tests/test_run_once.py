@@ -10,7 +10,7 @@ import outbox
 from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims, Exchange
-from dispatchers.lifecycle import ClaimRequest, Settlement
+from dispatchers.lifecycle import ClaimRequest, Ending
 
 
 class LateClaims(Claims):
@@ -18,7 +18,7 @@ class LateClaims(Claims):
 
     calls = 0
 
-    async def exchange(self, settlements: list[Settlement], request: ClaimRequest) -> Exchange:  # type: ignore[override]
+    async def exchange(self, settlements: list[Ending], request: ClaimRequest) -> Exchange:  # type: ignore[override]
         self.calls += 1
         if self.calls == 2:
             await asyncio.sleep(0.3)

@@ -434,7 +434,10 @@ def test_a_key_in_use_is_in_progress(adapter: StripeAdapter, charges: respx.Rout
 
 @pytest.mark.parametrize("status", [409, 429])
 def test_a_locked_object_defers(adapter: StripeAdapter, charges: respx.Route, status: int) -> None:
-    assert isinstance(answered(adapter, charges, error(status, code="lock_timeout")), Deferred)
+    outcome = answered(adapter, charges, error(status, code="lock_timeout"))
+
+    assert isinstance(outcome, Deferred)
+    assert not outcome.cools  # it is about this object alone
 
 
 def test_any_other_conflict_is_unknown(adapter: StripeAdapter, charges: respx.Route) -> None:
@@ -449,6 +452,7 @@ def test_who_is_not_let_in_comes_again(adapter: StripeAdapter, charges: respx.Ro
 
     assert isinstance(outcome, Deferred)
     assert outcome.after == timedelta(seconds=7)
+    assert outcome.cools
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -566,14 +570,14 @@ def test_an_exception_without_a_row_is_answered_as_its_parent() -> None:
             raised(stripe.CardError, "m", "p", "c", http_status=402),
             Rejected("CardError: HTTP 402", True, {"http_status": 402}),
         ),
-        (stripe.AuthenticationError("no API key"), Deferred("AuthenticationError")),
+        (stripe.AuthenticationError("no API key"), Deferred("AuthenticationError", cools=True)),
         (raised(stripe.APIConnectionError, "m"), Unknown("APIConnectionError")),
         (raised(stripe.SignatureVerificationError, "m", "sig"), Unknown("SignatureVerificationError")),
         (
             raised(stripe.oauth_error.InvalidGrantError, "c", "d", http_status=400),
             Unknown("InvalidGrantError: HTTP 400"),
         ),
-        (stripe.QuotaExceededError("m", http_status=400), Deferred("QuotaExceededError: HTTP 400")),
+        (stripe.QuotaExceededError("m", http_status=400), Deferred("QuotaExceededError: HTTP 400", cools=True)),
         (stripe.StripeError("m", http_status=200), Delivered({"unparsed": True, "http_status": 200})),
         (RuntimeError("unforeseen"), Unknown("RuntimeError")),
     ],

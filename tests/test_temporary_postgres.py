@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from support import is_alive
 
 from dispatchers.testing import postgres
 from dispatchers.testing.postgres import PostgresUnavailable, Server, temporary_postgres
@@ -209,7 +210,7 @@ def eventually_gone(pid: int, directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def eventually(condition, *, seconds_max: float = 15) -> None:
+def eventually(condition, *, seconds_max: float = 60) -> None:
     deadline = time.monotonic() + seconds_max
     while not condition():
         assert time.monotonic() < deadline, f"not so after {seconds_max} s"
@@ -218,16 +219,6 @@ def eventually(condition, *, seconds_max: float = 15) -> None:
 
 def is_gone(pid: int, directory: Path) -> bool:
     return not is_alive(pid) and not directory.exists()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # A container may have no init that reaps: what is left of an orphan there is its number.
-    state = Path(f"/proc/{pid}/stat")
-    return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 def parent_of(pid: int) -> int:

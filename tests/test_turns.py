@@ -65,6 +65,23 @@ def test_a_destination_of_others_is_left_alone_for_a_while() -> None:
     assert "mail" in [want.destination for want in turns.take(5.0)]
 
 
+def test_a_destination_that_is_shut_takes_no_slot_from_the_others() -> None:
+    shut = {"dead": 5.0}
+    turns = Turns(["dead", "stripe"], slots=10, slots_in_all=10, shut_until=shut)
+
+    assert [(want.destination, want.slots) for want in turns.take(4.9)] == [("stripe", 5)]
+    assert turns.all_asked
+    assert [(want.destination, want.slots) for want in turns.take(5.0)] == [("dead", 5)]
+
+
+def test_a_destination_with_a_concurrency_of_its_own_has_so_many_slots() -> None:
+    turns = Turns(["mail", "stripe"], slots=10, slots_in_all=100, slots_of={"mail": 1, "stripe": 30})
+
+    wants = [(want.destination, want.slots) for _ in range(3) for want in turns.take(0)]
+
+    assert sorted(wants) == [("mail", 1), ("stripe", 15), ("stripe", 15)]
+
+
 def test_the_hint_follows_the_latest_due_time_with_some_slack_and_a_sweep_forgets_it() -> None:
     turns = Turns(["stripe"], slots=4, slots_in_all=10)
 

@@ -1,0 +1,116 @@
+"""The protocol's model, checked: `python3 dev.py model [NAME ...]`.
+
+Each line of runs.tsv is one setting of outbox.pml: with every guard in place its invariants hold, with one guard removed they
+must fail, or the guard would be for nothing. Without names the quick ones are run, with `--all` every one. Needs Spin
+(Debian: spin) and a C compiler.
+"""
+
+import argparse
+import csv
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MODEL = HERE / "outbox.pml"
+TOOLS = ("spin", "cc")
+SECONDS_MAX = 1500
+
+COMPILED = {  # how Spin's verifier is built, and run, for each mode
+    "bfs": (["-DSAFETY", "-DNOCLAIM", "-DBFS", "-DCOLLAPSE"], []),
+    "dfs": (["-DSAFETY", "-DNOCLAIM", "-DCOLLAPSE"], ["-m500000"]),
+    "live": (["-DCOLLAPSE", "-DNFAIR=4"], ["-a", "-f", "-m5000000"]),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One setting. mode: breadth first (a shortest counterexample), depth first, or liveness under fairness."""
+
+    name: str
+    mode: str
+    expected: str
+    quick: bool
+    flags: list[str]
+    about: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """found: holds or fails. states: how many were visited. why: the invariant that failed."""
+
+    found: str
+    states: str
+    why: str
+
+
+def runs() -> list[Run]:
+    lines = (line for line in (HERE / "runs.tsv").read_text().splitlines() if not line.startswith("#"))
+    return [
+        Run(name, mode, expected, speed == "quick", flags.split(), about)
+        for name, mode, expected, speed, flags, about in csv.reader(lines, delimiter="\t")
+    ]
+
+
+def missing_tools() -> list[str]:
+    return [tool for tool in TOOLS if shutil.which(tool) is None]
+
+
+def check(run: Run) -> Verdict:
+    """Build the verifier and let it visit every state. Raises RuntimeError if it reached no verdict."""
+    compile_flags, run_flags = COMPILED[run.mode]
+    with tempfile.TemporaryDirectory() as made:
+        shutil.copy(MODEL, made)
+        _tool(made, "spin", "-a", *run.flags, MODEL.name)
+        speed = "-O0" if run.quick else "-O2"  # optimising takes longer than a quick run
+        _tool(made, "cc", "-w", speed, "-DMEMLIM=9000", *compile_flags, "-o", "pan", "pan.c")
+        told = _tool(made, "./pan", *run_flags, "-w24")
+    errors = re.search(r"errors: (\d+)", told)
+    if errors is None or re.search(r"out of memory|max search depth too small", told):
+        raise RuntimeError(f"{run.name}: no verdict\n{told}")
+    states = re.search(r"^\s*([0-9.e+]+) states, stored", told, re.M)
+    why = re.search(r"^pan:1: (.*?)(?: \(at depth|$)", told, re.M)
+    return Verdict("holds" if errors[1] == "0" else "fails", states[1] if states else "?", why[1] if why else "")
+
+
+def _tool(directory: str, *command: str) -> str:
+    done = subprocess.run(
+        command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS_MAX
+    )
+    if done.returncode and command[0] != "./pan":
+        raise RuntimeError(f"{' '.join(command)} failed\n{done.stdout}")
+    return done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="dev.py model", description=__doc__)
+    parser.add_argument("names", nargs="*", help="which runs; the quick ones by default")
+    parser.add_argument("--all", action="store_true", help="every run: about an hour, and 9 GB of memory")
+    arguments = parser.parse_args()
+    if missing_tools():
+        print(f"the model needs {' and '.join(missing_tools())}: apt-get install spin gcc", file=sys.stderr)
+        return 2
+    chosen = [
+        run for run in runs() if run.name in arguments.names or (not arguments.names and (run.quick or arguments.all))
+    ]
+    surprises = 0
+    for run in chosen:
+        started = time.monotonic()
+        verdict = check(run)
+        as_expected = verdict.found == run.expected
+        surprises += not as_expected
+        print(
+            f"{run.name:<6}{verdict.found:<7}{'' if as_expected else 'UNEXPECTED ':<11}{verdict.states:>12} states"
+            f"{time.monotonic() - started:>8.1f} s  {run.about}{': ' + verdict.why if verdict.why else ''}",
+            flush=True,
+        )
+    return 1 if surprises else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""The rules of `decide` and `moves` with one guard removed each: what a search for broken promises must find."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from dispatchers import decide as rules
+from dispatchers import dispatcher, moves, sending
+from dispatchers.delivery import (
+    FOREVER,
+    Deferred,
+    Delivered,
+    InProgress,
+    KeyConflict,
+    Memory,
+    Outcome,
+    Rejected,
+    Unknown,
+)
+from dispatchers.lifecycle import Claimed, Keep, Known, Requeue, Settle, Transition, Wait
+
+admit, decide, last_safe_send, backoff = rules.admit, rules.decide, rules.last_safe_send, rules.backoff
+NO_DOUBT = {"maybe_sent": False, "in_doubt_since": None}
+
+
+def rule(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """A way to replace functions of `dispatchers.decide`, wherever they are called."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, replacement in changed.items():
+            for module in (rules, sending, dispatcher):
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, replacement)
+
+    return patch
+
+
+def deciding(
+    of: type[Outcome],
+    *,
+    entry: dict[str, Any] | None = None,
+    outcome: Callable[[Any], Outcome] = lambda outcome: outcome,
+    change: Callable[[Transition], Transition] = lambda change: change,
+) -> Callable[[pytest.MonkeyPatch], None]:
+    """`decide` as it is, but for outcomes of one kind with another entry, outcome or conclusion."""
+
+    def mutant(given: Claimed, answer: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+        if not isinstance(answer, of):
+            return decide(given, answer, memory, now, jitter)
+        return change(decide(given._replace(**(entry or {})), outcome(answer), memory, now, jitter))
+
+    return rule(decide=mutant)
+
+
+def with_memory(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """Both rules as they are, but believing something else of the service."""
+    return rule(
+        admit=lambda entry, memory, now: admit(entry, replace(memory, **changed), now),
+        decide=lambda entry, outcome, memory, now, jitter: decide(
+            entry, outcome, replace(memory, **changed), now, jitter
+        ),
+    )
+
+
+def keyless_is_retried(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+    return decide(entry, outcome, replace(memory, at_least_once=True), now, jitter)
+
+
+def forgotten(change: Transition) -> Transition:
+    return replace(change, maybe_sent=False, in_doubt_since=None) if isinstance(change, Wait) else change
+
+
+def waiting_as_asked(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+    change = decide(entry, outcome, memory, now, jitter)
+    asked = getattr(outcome, "after", None)
+    return replace(change, delay=asked) if isinstance(change, Wait) and asked else change
+
+
+def moving(of: type[Transition], **changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """The row's new values as they are, but for transitions of one kind with others."""
+    moved = moves.moved
+
+    def mutant(entry: Claimed, change: Any) -> moves.Moved:
+        values = moved(entry, change)
+        return values._replace(**changed) if isinstance(change, of) else values
+
+    return lambda monkeypatch: monkeypatch.setattr(moves, "moved", mutant)
+
+
+def sending_again_without_doubt(entry: Claimed, known: Known, memory: Memory, quiescence: timedelta) -> Requeue:
+    return Requeue(entry.key_epoch, None, quiescence, "sent again")
+
+
+PLANTED_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "the window is not heeded": rule(last_safe_send=lambda since, memory: None),
+    "the window makes no allowance for the send and the clocks": rule(
+        last_safe_send=lambda since, memory: (
+            since + memory.window if since and isinstance(memory.window, timedelta) else None
+        )
+    ),
+    "the window is heeded before waiting but not before sending": rule(
+        admit=lambda entry, memory, now: admit(entry, replace(memory, window=memory.window and FOREVER), now)
+    ),
+    "the window counts from the last attempt in doubt": rule(_doubt_began=lambda entry: entry.leased_at),
+    "unknown leaves no doubt": deciding(Unknown, change=forgotten),
+    "in progress leaves no doubt": deciding(InProgress, change=forgotten),
+    "deferred clears doubt": deciding(Deferred, entry=NO_DOUBT),
+    "a rejection clears doubt": deciding(Rejected, entry=NO_DOUBT),
+    "a conclusive rejection clears doubt past the window": rule(remembered=lambda since, memory, now: True),
+    "every rejection is taken for conclusive": deciding(
+        Rejected, outcome=lambda outcome: replace(outcome, conclusive=True)
+    ),
+    "in progress is taken for success": deciding(InProgress, outcome=lambda outcome: Delivered()),
+    "a key conflict is taken for failure": deciding(
+        KeyConflict, entry=NO_DOUBT, outcome=lambda outcome: Rejected(outcome.reason)
+    ),
+    "unknown is taken for failure": deciding(Unknown, entry=NO_DOUBT, outcome=lambda outcome: Rejected(outcome.reason)),
+    "unknown is taken for deferred": deciding(Unknown, outcome=lambda outcome: Deferred(outcome.reason)),
+    "unknown is retried without keys": rule(decide=keyless_is_retried, admit=lambda entry, memory, now: None),
+    "a vanished sender is followed by another without keys": rule(
+        admit=lambda entry, memory, now: admit(entry, replace(memory, at_least_once=True), now)
+    ),
+    "a limit in doubt is a failure": rule(_end=lambda entry, attempts, reason: Settle("failed", attempts)),
+    "attempts have no limit": with_memory(attempts_max=10**6),
+    "age has no limit": with_memory(age_max=timedelta(days=10**5)),
+    "a retry-after is honoured beyond the age": rule(decide=waiting_as_asked),
+    "a conclusive rejection speaks for earlier keys": deciding(Rejected, entry={"key_epoch": 0}),
+    "send again clears doubt": moving(Requeue, maybe_sent=False),
+    "send again forgets when the key was first sent": rule(_requeue=sending_again_without_doubt),
+    "uncertain with a callback due forgets since when": moving(Keep, in_doubt_since=None),
+    "what is known is not put on record when a callback fails": moving(Keep, outcome=None),
+}

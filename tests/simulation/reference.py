@@ -1,0 +1,373 @@
+"""The reference store: what every store does, written to be read. It is the specification; the SQL must agree with it.
+
+One method is one transaction; it happens at once and wholly. `tests/test_reference_store.py` holds the stores of PostgreSQL and
+SQLite to it, step by step; the simulation runs dispatchers against it.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from dispatchers import moves, pressure
+from dispatchers.decisions import Verdict
+from dispatchers.lifecycle import (
+    SEND_AGAIN,
+    Claimed,
+    ClaimRequest,
+    Ending,
+    Known,
+    Looks,
+    Settle,
+    Transition,
+    Want,
+    known_of,
+    looks_of,
+    outcome_on_record,
+)
+from dispatchers.pressure import Limits, Pressing, Pressure, Pressures
+from dispatchers.sql_looks import Wanted
+from outbox.schema import NEVER, SCHEMA_VERSION
+
+WAITING = ("pending", "retry")
+OPEN_TO_PROOF = ("sending", "retry", "uncertain")  # not `pending`: a person has just asked for it anew
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the app asked for; never changed."""
+
+    id: UUID
+    operation: str
+    tag: bytes
+    payload: bytes = b"{}"
+    options: str = "{}"
+    headers: str = "{}"
+    kid: str = "k1"
+    parent: str = "order:1"
+    schema_version: int = SCHEMA_VERSION
+    created_at: datetime
+
+    @property
+    def destination(self) -> str:
+        return self.operation.partition(".")[0]
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """Where an entry stands that has not ended: a row of the queue."""
+
+    state: str = "pending"
+    due_at: datetime
+    lease_token: UUID | None = None
+    lease_until: datetime | None = None
+    leased_at: datetime | None = None
+    first_leased_at: datetime | None = None
+    deliveries: int = 0
+    attempts: int = 0
+    maybe_sent: bool = False
+    in_doubt_since: datetime | None = None
+    key_epoch: int = 0
+    sent_as: str | None = None
+    outcome: str | None = None
+    waiting_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """How an entry ended."""
+
+    state: str
+    result: Any
+    reason: str | None
+    deliveries: int
+    attempts: int
+    key_epoch: int
+
+
+class Event:
+    """What an entry's history tells: an attempt that did not deliver, a look, or a person's decision."""
+
+    __slots__ = ("entry_id", "kind", "reason")
+
+    def __init__(self, entry_id: UUID, kind: str, reason: str | None) -> None:
+        self.entry_id = entry_id
+        self.kind = kind
+        self.reason = reason
+
+
+class Refused(Exception):
+    """The entry's state does not allow this decision."""
+
+
+@dataclass(slots=True)
+class ReferenceStore:
+    """clock: the database's. locked: rows that an open transaction has changed; nobody claims them meanwhile."""
+
+    clock: Callable[[], datetime]
+    entries: dict[UUID, Entry] = field(default_factory=dict)
+    queue: dict[UUID, Row] = field(default_factory=dict)
+    settlements: dict[UUID, Settlement] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    locked: set[UUID] = field(default_factory=set)
+    pressure: dict[str, Pressure] = field(default_factory=dict)  # by destination
+
+    # --- the app
+
+    def enqueue(self, entry: Entry) -> None:
+        if entry.id not in self.entries:
+            self.entries[entry.id] = entry
+            self.queue[entry.id] = Row(due_at=entry.created_at)
+
+    def cancel(self, id: UUID) -> bool:
+        """Only what was never possibly sent."""
+        row = self.queue.get(id)
+        if row is None or not self._may_be_cancelled(row):
+            return False
+        self._end(id, row, Settle("cancelled", row.attempts))
+        return True
+
+    def _may_be_cancelled(self, row: Row) -> bool:
+        return row.state in WAITING and row.lease_token is None and not row.maybe_sent
+
+    # --- the dispatcher: claim
+
+    def claim(self, request: ClaimRequest) -> list[Claimed]:
+        """Lease the oldest due entries of each wanted destination; a lease that ran out is taken over."""
+        now = self.clock()
+        claimed: list[Claimed] = []
+        for want in request.wants:
+            if self._is_shut(want, now):
+                continue
+            slots = min(want.slots, request.entries_max - len(claimed))
+            due = sorted(self._claimable(want, min(now, request.cutoff), now), key=lambda id: self.queue[id].due_at)
+            claimed += [self._lease(id, request, now) for id in due[:slots]]
+        return claimed
+
+    def _claimable(self, want: Want, latest: datetime, now: datetime) -> Iterator[UUID]:
+        for id, row in self.queue.items():
+            is_due = want.hint <= row.due_at <= latest and self.entries[id].destination == want.destination
+            if is_due and self._is_free(row, now) and id not in self.locked:
+                yield id
+
+    def _is_free(self, row: Row, now: datetime) -> bool:
+        return row.lease_until is None or row.lease_until < now
+
+    def _lease(self, id: UUID, request: ClaimRequest, now: datetime) -> Claimed:
+        row = self.queue[id]
+        if row.lease_token is not None:
+            self._take_over(row)
+        if row.in_doubt_since is None or row.sent_as is None:
+            row.sent_as = _form(request, self.entries[id].operation)
+        row.state = "sending"
+        row.lease_token, row.leased_at, row.lease_until = request.token, now, now + request.lease
+        row.first_leased_at = row.first_leased_at or now
+        row.deliveries += 1
+        return self._claimed(self.entries[id], row)
+
+    def _take_over(self, row: Row) -> None:
+        """Its sender vanished, nobody knows when: that counts as an attempt whose fate is unknown, since its lease began."""
+        row.attempts += 1
+        row.maybe_sent = True
+        row.in_doubt_since = row.in_doubt_since or row.leased_at
+
+    def _claimed(self, entry: Entry, row: Row) -> Claimed:
+        assert row.first_leased_at is not None
+        assert row.leased_at is not None
+        assert row.lease_token is not None
+        return Claimed(
+            id=entry.id,
+            destination=entry.destination,
+            operation=entry.operation,
+            payload=entry.payload,
+            options=entry.options,
+            headers=entry.headers,
+            tag=entry.tag,
+            kid=entry.kid,
+            schema_version=entry.schema_version,
+            due_at=entry.created_at,
+            created_at=entry.created_at,
+            first_leased_at=row.first_leased_at,
+            queued_at=row.due_at,
+            deliveries=row.deliveries,
+            attempts=row.attempts,
+            maybe_sent=row.maybe_sent,
+            in_doubt_since=row.in_doubt_since,
+            key_epoch=row.key_epoch,
+            sent_as=row.sent_as,
+            leased_at=row.leased_at,
+            outcome=row.outcome,
+            record_id=None,
+            completion=None,
+            ordering_key=None,
+            position=None,
+            lease_token=row.lease_token,
+        )
+
+    # --- the dispatcher: settle
+
+    def settle(self, settlements: Sequence[Ending]) -> set[UUID]:
+        """End these leases; returns the ids for which that took effect."""
+        return {entry.id for entry, change in settlements if self._settle_one(entry, change)}
+
+    def may_settle(self, entry: Claimed, change: Transition) -> bool:
+        """Only whoever holds the lease; but proof of success is taken from anyone, while the key is the same."""
+        row = self.queue.get(entry.id)
+        if row is None:
+            return False
+        return self._holds_lease(row, entry) or (self._is_proof(change, entry) and self._takes_proof(row, entry))
+
+    def _holds_lease(self, row: Row, entry: Claimed) -> bool:
+        return row.lease_token == entry.lease_token
+
+    def _is_proof(self, change: Transition, entry: Claimed) -> bool:
+        return change.state == "delivered" if isinstance(change, Settle) else moves.moved(entry, change).proof
+
+    def _takes_proof(self, row: Row, entry: Claimed) -> bool:
+        return row.key_epoch == entry.key_epoch and row.state in OPEN_TO_PROOF
+
+    def _settle_one(self, entry: Claimed, change: Transition) -> bool:
+        if not self.may_settle(entry, change):
+            return False
+        row = self.queue[entry.id]
+        if isinstance(change, Settle):
+            self._end(entry.id, row, change)
+        else:
+            self._move(entry.id, row, moves.moved(entry, change))
+        return True
+
+    def _end(self, id: UUID, row: Row, change: Settle) -> None:
+        del self.queue[id]
+        self.settlements[id] = Settlement(
+            state=change.state,
+            result=change.result,
+            reason=change.reason,
+            deliveries=row.deliveries,
+            attempts=max(row.attempts, change.attempts),
+            key_epoch=row.key_epoch,
+        )
+        if change.state == "failed" or change.looked:
+            self._note(id, change.reason, looked=change.looked)
+
+    def _move(self, id: UUID, row: Row, values: moves.Moved) -> None:
+        row.state = values.state
+        row.waiting_since = (row.waiting_since or row.due_at) if values.uncounted else None
+        row.due_at = NEVER if values.delay is None else self.clock() + values.delay
+        row.lease_token = row.lease_until = row.leased_at = None
+        if values.anew:
+            row.first_leased_at = None
+        row.deliveries -= values.uncounted
+        row.attempts = values.attempts
+        row.maybe_sent = values.maybe_sent
+        row.in_doubt_since = values.in_doubt_since
+        row.key_epoch = values.key_epoch
+        row.outcome = values.outcome or row.outcome
+        if values.reason is not None:
+            self._note(id, values.reason, looked=values.looked)
+
+    def _note(self, id: UUID, reason: str | None, *, looked: bool) -> None:
+        self.events.append(Event(id, "look" if looked else "attempt", reason))
+
+    # --- the dispatcher: look
+
+    def seek(self, wanted: Wanted, quiescence: timedelta) -> None:
+        """Have those uncertain entries looked for that nobody has looked for yet, once no sender can be at work any more."""
+        for id, row in self.queue.items():
+            if id not in self.locked and self._is_given_up(row) and wanted(self.entries[id].operation, row.sent_as):
+                record = json.loads(row.outcome or "{}")
+                why, quiet_at = record["reason"], self.clock() + quiescence
+                looks = Looks(why, 1, quiet_at, row.deliveries, record.get("stored", False))
+                row.outcome, row.due_at = outcome_on_record(why, looks=looks), quiet_at
+
+    def _is_given_up(self, row: Row) -> bool:
+        is_left = row.state == "uncertain" and row.due_at == NEVER
+        return is_left and looks_of(row.outcome) is None and known_of(row.outcome) is None
+
+    # --- the dispatcher: pressure
+
+    def claim_under_pressure(self, request: ClaimRequest, pressing: Pressing) -> tuple[list[Claimed], Pressures]:
+        """Write down what was heard of the destinations, then claim what they may be sent."""
+        now = self.clock()
+        names = sorted(pressing.decided.union(pressing.news))
+        limits = {name: pressing.limits.get(name, Limits()) for name in names}
+        for name in names:
+            row, news = self._pressure(name), pressing.news.get(name)
+            self.pressure[name] = row if news is None else pressure.heard(row, news, limits[name], now)
+        wants = [self._admitted(want, limits, now) for want in request.wants]
+        claimed = self.claim(replace(request, wants=[want for want in wants if want.slots]))
+        for name in names:
+            count = sum(entry.destination == name for entry in claimed)
+            self.pressure[name] = pressure.claimed(
+                self.pressure[name], limits[name], now, count, request.token, request.lease
+            )
+        return claimed, Pressures(now, {name: self.pressure[name] for name in names})
+
+    def _admitted(self, want: Want, limits: Mapping[str, Limits], now: datetime) -> Want:
+        if want.destination not in limits:
+            return want
+        slots = pressure.admitted(self.pressure[want.destination], limits[want.destination], now, want.slots)
+        return want._replace(slots=slots, admitted=True)
+
+    def _pressure(self, destination: str) -> Pressure:
+        return self.pressure.get(destination, Pressure())
+
+    def _is_shut(self, want: Want, now: datetime) -> bool:
+        row = self._pressure(want.destination)
+        return not want.admitted and (row.breaker != "closed" or pressure.closed_until(row, now) is not None)
+
+    # --- people
+
+    def resolve(self, id: UUID, verdict: Verdict, reason: str) -> None:
+        """Put on record what becomes of an uncertain entry. Raises `Refused` for any other."""
+        row = self.queue.get(id)
+        if row is None or row.state != "uncertain":
+            raise Refused
+        state: Any = {"happened": "delivered", "did_not_happen": "failed", "send_again": SEND_AGAIN}[verdict]
+        self._know(id, row, Known(state=state, reason=reason), f"{verdict}: {reason}")
+
+    def ask_to_cancel(self, id: UUID, reason: str) -> None:
+        """Have a waiting entry cancelled by a dispatcher, callback included. Raises `Refused`."""
+        row = self.queue.get(id)
+        if row is None or not self._may_be_cancelled(row):
+            raise Refused
+        self._know(id, row, Known(state="cancelled", reason=reason), reason)
+
+    def retry(self, id: UUID) -> None:
+        """Make a waiting entry due now; not while "send again" waits for earlier senders. Raises `Refused`."""
+        row = self.queue.get(id)
+        if row is None or row.state not in WAITING or (row.state == "pending" and row.maybe_sent):
+            raise Refused
+        row.due_at = self.clock()
+        self.events.append(Event(id, "decision", "to be tried now"))
+
+    def _know(self, id: UUID, row: Row, known: Known, told: str) -> None:
+        stored = json.loads(row.outcome or "{}").get("stored", False)
+        row.outcome = outcome_on_record(known.reason or "", stored=stored, known=known)
+        row.due_at = self.clock()
+        self.events.append(Event(id, "decision", told))
+
+    # --- questions
+
+    def destinations(self) -> list[str]:
+        return sorted({self.entries[id].destination for id in self.queue})
+
+    def pressures(self) -> Pressures:
+        """Of the destinations on which something weighs, or may soon."""
+        now = self.clock()
+        return Pressures(now, {name: row for name, row in self.pressure.items() if row != Pressure()})
+
+    def states(self) -> list[str]:
+        """Of every entry, ended ones included."""
+        return [row.state for row in self.queue.values()] + [row.state for row in self.settlements.values()]
+
+    def is_decided(self, id: UUID) -> bool:
+        """Whether it is on record what becomes of the entry; it is never sent then."""
+        return known_of(self.queue[id].outcome) is not None
+
+
+def _form(request: ClaimRequest, operation: str) -> str | None:
+    """What the entry's first send is pinned to: its adapter's form, the longest prefix's."""
+    serving = [prefix for prefix in request.forms if f"{operation}.".startswith(f"{prefix}.")]
+    return request.forms[max(serving, key=len)] if serving else None

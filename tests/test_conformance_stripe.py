@@ -1,0 +1,126 @@
+"""StripeAdapter in the conformance suite: at a hostile server, and at the fake Stripe with its memory of keys."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+import stripe
+
+from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
+from dispatchers.adapters import StripeAdapter
+from dispatchers.testing.conformance import ENTRY, TAGS, AdapterSuite, Scene
+from dispatchers.testing.conformance_http import HttpSuite
+from dispatchers.testing.hostile_http import Behaviour, answer
+from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
+from dispatchers.testing.stripe_faults import Fault
+from dispatchers.testing.stripe_service import running_stripe
+from outbox.keys import encode_native
+
+SECRET = "sk_test_4eC39HqLyjWDarjtT1zdp7dc"
+INTENT = {"id": "pi_1", "object": "payment_intent", "status": "succeeded", "client_secret": "pi_1_secret_x"}
+
+
+def error(status: int, type: str = "invalid_request_error", **details: Any) -> Behaviour:
+    return answer(status, json={"error": {"type": type, "message": "said", **details}})
+
+
+class TestStripe(HttpSuite):
+    operation = "stripe.payment_intents.create"
+    payload = {"amount": 2000, "currency": "eur", "description": "for jane@example.com"}  # noqa: RUF012
+    secrets = (SECRET, "pi_1_secret_x")
+    private = ("jane@example.com",)
+    client_exceptions = (stripe.StripeError, httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
+    scenes = (
+        Scene("created", answer(json=INTENT), Delivered),
+        Scene("repeated", answer(json=INTENT, headers={"Idempotent-Replayed": "true"}), Delivered),
+        Scene("declined", error(402, "card_error", code="card_declined"), Rejected),
+        Scene("invalid", error(400, code="parameter_missing"), Rejected),
+        Scene("no object", answer(json=INTENT), Rejected, payload=["text"], requests=0),
+        Scene("key of another request", error(400, "idempotency_error"), KeyConflict),
+        Scene("limited", error(429, "rate_limit_error"), Deferred),
+        Scene("key in use", error(409, code="idempotency_key_in_use"), InProgress),
+        Scene("failed", error(500, "api_error"), Unknown),
+        Scene("something in between", answer(502, body=b"<html>"), Unknown),
+    )
+
+    def adapter(self, far_side: Any, timeout: timedelta) -> Adapter:
+        return StripeAdapter(api_key=SECRET, base_url=far_side.url, timeout=timeout)
+
+    def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
+        async def fail(*args: object) -> None:
+            raise error
+
+        monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", fail)
+        return StripeAdapter(api_key=SECRET, base_url="http://127.0.0.1:9")
+
+
+# --- at the fake that remembers keys
+
+KEY = encode_native(TAGS[0])
+FORM = {"content-type": "application/x-www-form-urlencoded", "authorization": f"Bearer {API_KEY}"}
+CHARGE = {"amount": "2000", "currency": "eur", "metadata[outbox_id]": str(ENTRY)}
+
+
+class RememberingStripe(FakeStripe):
+    """Keeps what it received."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.url = ""
+        self.requests: list[bytes] = []
+
+    def receive(self, request: Request) -> Answer | Execution:
+        self.requests.append(repr(request).encode())
+        return super().receive(request)
+
+    def behave(self, arrange: Callable[[FakeStripe], object]) -> None:
+        arrange(self)
+
+
+def meeting(fault: Fault | None) -> Callable[[FakeStripe], object]:
+    return lambda fake: fake.force(fault)
+
+
+def beginning(**charge: str) -> Callable[[FakeStripe], object]:
+    """Another request with the suite's key has begun to execute there, and does not end."""
+    request = Request(
+        method="POST",
+        path="/v1/payment_intents",
+        headers={**FORM, "idempotency-key": KEY},
+        body=urlencode(CHARGE | charge).encode(),
+    )
+    return lambda fake: fake.receive(request)
+
+
+class TestStripeThatRemembers(AdapterSuite):
+    operation = "stripe.payment_intents.create"
+    payload = {"amount": 2000, "currency": "eur"}  # noqa: RUF012
+    secrets = (API_KEY,)
+    client_exceptions = ()
+    scenes = (
+        Scene("charged", meeting(None), Delivered),
+        Scene("declined", meeting(None), Rejected, {**payload, "payment_method": "pm_card_chargeDeclined"}),
+        Scene("without an amount", meeting(None), Rejected, {"currency": "eur"}),
+        Scene("limited", meeting(Fault.RATE_LIMIT), Deferred),
+        Scene("executing", beginning(), InProgress),
+        Scene("another charge under the key", beginning(amount="2001"), KeyConflict),
+        Scene("failed before", meeting(Fault.FAIL_BEFORE), Unknown),
+        Scene("failed after", meeting(Fault.FAIL_AFTER), Unknown),
+        Scene("unavailable", meeting(Fault.UNAVAILABLE), Unknown),
+        Scene("request lost", meeting(Fault.LOSE_REQUEST), Unknown),
+        Scene("answer lost", meeting(Fault.LOSE_RESPONSE), Unknown),
+    )
+
+    @contextmanager
+    def far_side(self) -> Iterator[RememberingStripe]:
+        fake = RememberingStripe()
+        with running_stripe(fake) as running:
+            fake.url = running.url
+            yield fake
+
+    def adapter(self, far_side: RememberingStripe, timeout: timedelta) -> Adapter:
+        return StripeAdapter(api_key=API_KEY, base_url=far_side.url, timeout=timeout)

@@ -1,0 +1,125 @@
+"""What goes to the driver's cursor directly behaves as any statement of SQLAlchemy's: listeners, errors, broken connections."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from support import Client, Database, statements_of
+
+import outbox
+
+
+def enqueue(engine: sa.Engine, ob: outbox.Outbox, parent: str = "order:1") -> None:
+    with Session(engine) as session, session.begin():
+        ob.enqueue(session, "crm.upsert", {}, parent=parent)
+
+
+@pytest.fixture
+def refusing(postgresql: Database) -> Iterator[Database]:
+    """A database that refuses every entry."""
+    postgresql.execute(sa.text("ALTER TABLE outbox_entry ADD CONSTRAINT refusing CHECK (operation = '')"))
+    yield postgresql
+    postgresql.execute(sa.text("ALTER TABLE outbox_entry DROP CONSTRAINT refusing"))
+
+
+def test_a_listener_sees_every_statement(postgresql: Database, ob: outbox.Outbox) -> None:
+    with statements_of(postgresql.engine) as statements:
+        enqueue(postgresql.engine, ob)
+
+    assert len(statements) == 1
+    assert "INSERT INTO outbox_entry" in statements[0]
+
+
+def test_echo_logs_every_statement(postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture) -> None:
+    engine = sa.create_engine(postgresql.url, echo=True)
+
+    with caplog.at_level(logging.INFO, "sqlalchemy.engine"):
+        enqueue(engine, ob)
+
+    engine.dispose()
+    assert "INSERT INTO outbox_entry" in caplog.text
+
+
+def test_what_is_read_is_the_same_with_and_without_a_listener(postgresql: Database, ob: outbox.Outbox) -> None:
+    client = Client(postgresql, ob, is_async=False)
+    first = client.request()
+
+    unheard = client.request()
+    with statements_of(postgresql.engine) as statements:
+        heard = client.request()
+
+    assert first == unheard == heard
+    assert len(statements) == 1  # a replay: what there is to know is asked at once
+
+
+def test_an_error_of_the_database_is_one_of_sqlalchemys(refusing: Database, ob: outbox.Outbox) -> None:
+    with pytest.raises(sa.exc.IntegrityError, match="refusing") as caught:
+        enqueue(refusing.engine, ob)
+
+    assert not caught.value.connection_invalidated
+    assert caught.value.statement is not None
+    assert refusing.entries == []
+
+
+def test_a_connection_that_broke_is_thrown_away(postgresql: Database, ob: outbox.Outbox) -> None:
+    engine = sa.create_engine(postgresql.url, pool_size=1, max_overflow=0)
+
+    with Session(engine) as session:
+        pid = session.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+        postgresql.execute(sa.text(f"SELECT pg_terminate_backend({pid}, 10000)"))
+        ob.enqueue(session, "crm.upsert", {}, parent="order:1")
+        with pytest.raises(sa.exc.OperationalError) as caught:
+            session.commit()
+
+    assert caught.value.connection_invalidated
+    enqueue(engine, ob, parent="order:2")
+    engine.dispose()
+    assert [row.parent for row in postgresql.entries] == ["order:2"]
+
+
+def test_an_apps_own_error_handler_is_asked(refusing: Database, ob: outbox.Outbox) -> None:
+    engine = sa.create_engine(refusing.url)
+    seen: list[str] = []
+
+    @sa.event.listens_for(engine, "handle_error")
+    def handle(context: Any) -> None:
+        seen.append(type(context.sqlalchemy_exception).__name__)
+
+    with pytest.raises(sa.exc.IntegrityError):
+        enqueue(engine, ob)
+
+    engine.dispose()
+    assert seen == ["IntegrityError"]
+
+
+def test_a_cancelled_statement_leaves_no_connection_half_read(postgresql: Database, ob: outbox.Outbox) -> None:
+    """As SQLAlchemy's own do: a task that is cancelled while the database is asked gives the connection up."""
+
+    async def main() -> None:
+        engine = create_async_engine(postgresql.url, pool_size=1, max_overflow=0)
+        with Session(postgresql.engine) as holder:
+            holder.execute(sa.text("LOCK TABLE outbox_entry"))
+
+            async def write() -> None:
+                async with AsyncSession(engine) as session, session.begin():
+                    ob.enqueue(session, "crm.upsert", {}, parent="order:1")
+
+            task = asyncio.ensure_future(write())
+            waits = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            while not holder.execute(waits).scalar_one():  # noqa: ASYNC110  # the database alone knows
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        async with AsyncSession(engine) as session, session.begin():
+            ob.enqueue(session, "crm.upsert", {}, parent="order:2")
+        await engine.dispose()
+
+    asyncio.run(main())
+
+    assert [row.parent for row in postgresql.entries] == ["order:2"]

@@ -1,0 +1,249 @@
+"""Dispatchers as processes on a hostile ground: they are stopped, and their database swallows everything, or crashes.
+
+Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/hostile.md.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from dispatching import (
+    HOUR,
+    FileService,
+    GatedService,
+    age,
+    daemon,
+    put,
+    put_one,
+    run_once,
+    settlement_row,
+    state,
+    states,
+    wait_for,
+    write_factory,
+)
+from support import TABLES, Database
+
+import outbox
+from dispatchers import FOREVER
+from dispatchers.delivery import Window
+from dispatchers.testing.postgres import temporary_postgres
+
+# --- processes that stop for a while
+
+GATED = """
+from dispatching import GatedService
+
+def make():
+    service = GatedService(here)
+    service.window = FOREVER if os.environ["WINDOW"] == "forever" else None
+    return Dispatcher(url, outbox=ob, adapters={"crm": service}, grace=timedelta(seconds=1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("window", "meanwhile", "sent"), [(FOREVER, "delivered", 2), (None, "uncertain", 1)], ids=["keys", "no keys"]
+)
+def test_a_process_stopped_in_mid_send_beyond_its_lease_does_no_harm_when_it_wakes(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path, window: Window, meanwhile: str, sent: int
+) -> None:
+    id = put_one(postgresql, ob, parent="invoice:42")
+    key = ob.child_key("invoice:42", "crm.upsert")
+    write_factory(tmp_path, GATED)
+    service = FileService(tmp_path)
+    service.window = window
+
+    with daemon(tmp_path, postgresql.url, WINDOW="none" if window is None else "forever") as stopped:
+        wait_for(lambda: GatedService(tmp_path).waiting, "the send", workers=[stopped])
+        stopped.process.send_signal(signal.SIGSTOP)
+        age(postgresql, HOUR)
+        assert run_once(postgresql, ob, adapters={"crm": service}) == 1
+        assert state(postgresql, id) == meanwhile
+        settled = settlement_row(postgresql, id)
+        GatedService(tmp_path).open()
+        stopped.process.send_signal(signal.SIGCONT)
+        if window is None:  # its success is proof, however late
+            wait_for(lambda: state(postgresql, id) == "delivered", "the late proof", workers=[stopped])
+        else:
+            wait_for(lambda: "its lease was lost before it settled" in stopped.output, "a word", workers=[stopped])
+            assert settlement_row(postgresql, id) == settled
+        stopped.terminate()
+        assert stopped.wait() == 0, stopped.output
+
+    assert state(postgresql, id) == "delivered"
+    assert service.effects == [key]
+    assert service.sent == [key] * sent
+
+
+# --- a database that swallows everything
+
+
+class Relay:
+    """Carries TCP connections to a server, until it swallows whatever comes and tells nobody."""
+
+    def __init__(self, server: sa.URL) -> None:
+        self._server = server
+        self.port = 0
+        self.listening = threading.Event()
+
+    def swallow(self) -> None:
+        swallowing = threading.Event()
+        self._loop.call_soon_threadsafe(self._open.clear)
+        self._loop.call_soon_threadsafe(swallowing.set)
+        assert swallowing.wait(20)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def serve(self) -> None:
+        self._loop, self._open, self._stopping = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self._open.set()
+        listener = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        self.port = listener.sockets[0].getsockname()[1]
+        self.listening.set()
+        await self._stopping.wait()
+        listener.close()  # and waits for no connection: what has been swallowed never ends
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await self._reach_server()
+        try:
+            with suppress(ConnectionError):
+                await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
+        except asyncio.CancelledError:
+            return  # at the end; asyncio's server would report it
+        finally:
+            writer.transport.abort()
+            far_writer.transport.abort()
+
+    async def _reach_server(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        where = {"host": self._server.host, "port": self._server.port or 5432} | self._server.query
+        if str(where["host"]).startswith("/"):
+            return await asyncio.open_unix_connection(f"{where['host']}/.s.PGSQL.{where['port']}")
+        return await asyncio.open_connection(str(where["host"]), int(str(where["port"])))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await self._open.wait()
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+@contextmanager
+def relay(server: sa.URL) -> Iterator[tuple[Relay, sa.URL]]:
+    carrying = Relay(server)
+    thread = threading.Thread(target=lambda: asyncio.run(carrying.serve()))
+    thread.start()
+    assert carrying.listening.wait(20)
+    try:
+        yield carrying, server.set(host="127.0.0.1", port=carrying.port, query={})
+    finally:
+        carrying.stop()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("signals", "told"), [(1, "the grace is over and the database does not answer"), (2, "SIGTERM again")]
+)
+def test_a_daemon_whose_database_swallows_everything_ends_when_told_and_loses_nothing(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path, signals: int, told: str
+) -> None:
+    put(postgresql, ob, count=3)
+    write_factory(tmp_path, GATED)
+
+    with relay(postgresql.url) as (between, url), daemon(tmp_path, url, WINDOW="forever") as process:
+        wait_for(lambda: GatedService(tmp_path).waiting == 3, "the sends", workers=[process])
+        between.swallow()
+        GatedService(tmp_path).open()
+        for number in range(signals):
+            process.terminate()
+            wait_for(lambda number=number: process.output.count("SIGTERM") > number, "the signal to be heard")
+        assert process.wait(60) == 1, process.output
+
+    assert told in process.output
+    assert states(postgresql) == {"sending": 3}
+    age(postgresql, HOUR)
+    assert run_once(postgresql, ob, adapters={"crm": FileService(tmp_path)}) == 3
+    assert states(postgresql) == {"delivered": 3}
+    assert len(FileService(tmp_path).effects) == 3
+
+
+# --- a database that is restarted again and again
+
+QUICK = """
+from dispatching import FileService
+
+def make():
+    service = FileService(here)
+    service.timeout = timedelta(seconds=1)
+    return Dispatcher(
+        url,
+        outbox=ob,
+        adapters={"crm": service},
+        lease=timedelta(seconds=5),
+        margin=timedelta(seconds=0.2),
+        poll=timedelta(seconds=0.05),
+        concurrency=4,
+    )
+"""
+
+
+def test_a_database_that_crashes_again_and_again_loses_nothing_and_has_nothing_sent_without_its_knowledge(
+    ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    write_factory(tmp_path, QUICK)
+    with temporary_postgres(durable=False) as server:
+        database = Database(sa.make_url(server.url))
+        TABLES.metadata.create_all(database.engine)
+
+        with daemon(tmp_path, database.url) as process:
+            for crash in range(5):
+                put_despite(database, ob, f"batch:{crash}", count=30)
+                wait_for(lambda crash=crash: delivered(database) > 30 * crash, "progress", 60, [process])
+                kill_server_process(database)
+            wait_for(lambda: delivered(database) == 150, "the end", 60, [process])
+            process.terminate()
+            assert process.wait() == 0, process.output
+
+        attempts = {row.id: row.attempts for row in database.rows(TABLES.settlement)}
+        database.dispose()
+
+    service = FileService(tmp_path)
+    sent = Counter(service.sent)
+    assert len(service.effects) == len(sent) == 150
+    assert sum(sent.values()) <= sum(attempts.values())
+
+
+def put_despite(database: Database, ob: outbox.Outbox, batch: str, *, count: int) -> None:
+    """Enqueue as an app does: again, until the commit has been acknowledged."""
+
+    def enqueue() -> bool:
+        with suppress(sa.exc.OperationalError), database.begin() as session:
+            for number in range(count):
+                ob.enqueue(session, "crm.upsert", {}, parent=batch, discriminator=str(number), if_exists="ignore")
+            session.flush()
+            return True
+        return False
+
+    wait_for(enqueue, "the database to take entries", 60)
+
+
+def delivered(database: Database) -> int:
+    with suppress(sa.exc.OperationalError):
+        return states(database)["delivered"]
+    return 0
+
+
+def kill_server_process(database: Database) -> None:
+    """The server takes that for a crash: it ends every connection, and recovers from its log."""
+    checkpointer = sa.text("SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
+    with database.engine.connect() as connection:
+        pid = wait_for(lambda: connection.scalar(checkpointer), "a checkpointer")
+    os.kill(pid, signal.SIGKILL)

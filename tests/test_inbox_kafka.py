@@ -1,0 +1,285 @@
+"""The inbox with confluent-kafka, on the mock cluster inside librdkafka, which speaks the protocol over loopback: the recipe of
+docs/inbox.md."""
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, Message, Producer, TopicPartition
+from consuming import Billing, Crash, Poison, until
+from support import Database
+
+import outbox
+from outbox import inboxes
+
+ATTEMPTS_MAX = 3
+SECONDS = 0.2  # how long one poll waits; a step of `until`
+CLUSTER = {"bootstrap.servers": "ignored: the mock cluster puts its own here", "test.mock.num.brokers": 1}
+
+
+class Cluster:
+    """A broker for the module's tests."""
+
+    def __init__(self) -> None:
+        self.producer = Producer(CLUSTER)
+        about = self.producer.list_topics(timeout=10)
+        self.id: str = about.cluster_id
+        self.servers = ",".join(f"{broker.host}:{broker.port}" for broker in about.brokers.values())
+
+
+class Topic:
+    """A topic and its dead-letter topic, of one test's own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.name = f"orders-{uuid4().hex[:8]}"
+        self.dead = f"{self.name}-dead"
+        self.servers = cluster.servers
+        self._producer = cluster.producer
+        for name in (self.name, self.dead):
+            self._create(name)
+
+    def send(self, event_id: str | None = "evt_1") -> None:
+        self._put(self.name, b"{}", [("event-id", event_id.encode())] if event_id else [])
+
+    def bury(self, message: Message) -> None:
+        self._put(self.dead, message.value(), message.headers() or [])
+
+    def redrive(self) -> int:
+        """Put back what the dead-letter topic holds: under new offsets, with the old headers. Returns how many."""
+        buried = self.read(self.dead)
+        for message in buried:
+            self._put(self.name, message.value(), message.headers() or [])
+        return len(buried)
+
+    def read(self, name: str) -> list[Message]:
+        """All of a topic."""
+        consumer = self.new_consumer("reader")
+        consumer.assign([TopicPartition(name, 0, OFFSET_BEGINNING)])
+        _, end = consumer.get_watermark_offsets(TopicPartition(name, 0), timeout=10)
+        read: list[Message] = []
+        until(lambda: len(read) == end, lambda: read.extend(consumer.consume(1, SECONDS)))
+        consumer.close()
+        return read
+
+    def new_consumer(self, group: str) -> Consumer:
+        settings = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        return Consumer({"bootstrap.servers": self.servers, **settings})
+
+    def _create(self, name: str) -> None:
+        """A producer that asks for a topic has it made: before a consumer can be told that there is none."""
+        until(lambda: self._producer.list_topics(name, timeout=10).topics[name].error is None, lambda: None)
+
+    def _put(self, name: str, value: Any, headers: Any) -> None:
+        self._producer.produce(name, value, partition=0, headers=headers)
+        assert self._producer.flush(10) == 0
+
+
+class Process:
+    """The recipe: poll, handle, commit to the database, commit the offset. What fails is polled again, then buried.
+
+    A new one takes up at the group's committed offset, as after a crash or a rebalance.
+    """
+
+    def __init__(self, topic: Topic, billing: Billing) -> None:
+        self.topic = topic
+        self.billing = billing
+        self.consumer = topic.new_consumer("billing")
+        self.consumer.assign([TopicPartition(topic.name, 0)])
+        self.attempts: dict[int | None, int] = {}
+        self.refused = 0
+        self.dies_before_it_acknowledges = False
+
+    def step(self) -> None:
+        message = self.consumer.poll(SECONDS)
+        if message is None:
+            return
+        assert message.error() is None
+        try:
+            self.billing.handle(identify(message))
+        except outbox.KeyInFlight:
+            self.refused += 1
+            self.go_back(message)
+            return
+        except Poison:
+            attempt = self.attempts[message.offset()] = self.attempts.get(message.offset(), 0) + 1
+            if attempt < ATTEMPTS_MAX:
+                self.go_back(message)
+                return
+            self.topic.bury(message)
+        if self.dies_before_it_acknowledges:
+            raise Crash
+        self.consumer.commit(message, asynchronous=False)
+
+    def go_back(self, message: Message) -> None:
+        """Have it polled again: going on would commit an offset beyond it."""
+        self.consumer.seek(TopicPartition(self.topic.name, message.partition(), message.offset()))
+
+    @property
+    def committed(self) -> int:
+        (place,) = self.consumer.committed([TopicPartition(self.topic.name, 0)], timeout=10)
+        return place.offset
+
+
+def identify(message: Message) -> inboxes.MessageIdentity:
+    return inboxes.kafka.by_event_id(message, scope="shop", header="event-id")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> Topic:
+    return Topic(cluster)
+
+
+@pytest.fixture
+def billing(postgresql: Database, ob: outbox.Outbox) -> Billing:
+    return Billing(postgresql, ob)
+
+
+@pytest.fixture
+def process(topic: Topic, billing: Billing) -> Iterator[Process]:
+    process = Process(topic, billing)
+    yield process
+    process.consumer.close()
+
+
+def test_a_message_is_handled_and_its_offset_committed(topic: Topic, process: Process, billing: Billing) -> None:
+    topic.send()
+
+    until(lambda: process.committed == 1, process.step)
+
+    assert billing.orders == ["evt_1"]
+
+
+def test_what_was_handled_before_a_crash_is_a_duplicate_for_the_next_process(
+    topic: Topic, process: Process, billing: Billing
+) -> None:
+    topic.send()
+    process.dies_before_it_acknowledges = True
+    with pytest.raises(Crash):
+        until(lambda: False, process.step)
+    successor = Process(topic, billing)
+
+    until(lambda: successor.committed == 1, successor.step)
+
+    successor.consumer.close()
+    assert billing.orders == billing.duplicates == ["evt_1"]
+
+
+def test_an_event_that_the_producer_sends_twice_is_handled_once(
+    topic: Topic, process: Process, billing: Billing
+) -> None:
+    topic.send()
+    topic.send()
+
+    until(lambda: process.committed == 2, process.step)
+
+    assert billing.orders == billing.duplicates == ["evt_1"]
+
+
+def test_a_message_in_flight_elsewhere_is_polled_again_and_not_passed_over(
+    topic: Topic, process: Process, billing: Billing
+) -> None:
+    """After a rebalance: the partition's former owner has not committed yet."""
+    topic.send("evt_1")
+    topic.send("evt_2")
+    with billing.elsewhere({"scope": "shop", "message_id": "evt_1"}):
+        until(lambda: process.refused == 2, process.step)
+        assert process.committed < 0  # none
+        assert billing.nothing_is_stored
+
+    until(lambda: process.committed == 2, process.step)
+
+    assert billing.orders == ["evt_1", "evt_2"]
+    assert billing.duplicates == ["evt_1"]
+
+
+def test_a_poison_message_ends_in_the_dead_letter_topic_and_is_handled_once_when_redriven(
+    topic: Topic, process: Process, billing: Billing
+) -> None:
+    billing.poison = {"evt_1"}
+    topic.send()
+    until(lambda: process.committed == 1, process.step)
+    assert billing.nothing_is_stored
+
+    billing.poison.clear()
+    assert topic.redrive() == 1
+    assert topic.redrive() == 1  # by an operator who presses twice
+    until(lambda: process.committed == 3, process.step)
+
+    assert billing.orders == billing.duplicates == ["evt_1"]
+
+
+def test_by_offset_a_redelivery_is_a_duplicate_and_the_same_event_elsewhere_is_not(
+    cluster: Cluster, topic: Topic
+) -> None:
+    def by_offset(message: Message, topic_id: str = "topic-id-1") -> inboxes.MessageIdentity:
+        return inboxes.kafka.by_offset(message, cluster=cluster.id, topic_id=topic_id)
+
+    topic.send(event_id=None)
+    topic.send(event_id=None)
+
+    first, again = map(by_offset, topic.read(topic.name)), map(by_offset, topic.read(topic.name))
+
+    identities = list(first)
+    assert identities == list(again)
+    assert identities[0] == {"scope": f"kafka:{cluster.id}:topic-id-1", "message_id": "0:0"}
+    assert identities[1]["message_id"] == "0:1"
+    assert by_offset(topic.read(topic.name)[0], "made-again") != identities[0]
+
+
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        ([], "header 'event-id' None: is missing or empty: the producer must send it"),
+        ([("event-id", b"")], "header 'event-id' '': is missing or empty: the producer must send it"),
+        ([("event-id", b"\xff")], r"header 'event-id' b'\xff': is no UTF-8"),
+        (
+            [("event-id", b"1"), ("event-id", b"2")],
+            "header 'event-id': stands 2 times in the message: which is its event id?",
+        ),
+    ],
+)
+def test_a_message_without_exactly_one_readable_event_id_is_refused(
+    cluster: Cluster, topic: Topic, headers: Any, text: str
+) -> None:
+    cluster.producer.produce(topic.name, b"{}", partition=0, headers=headers)
+    cluster.producer.flush(10)
+    (message,) = topic.read(topic.name)
+
+    with pytest.raises(outbox.InvalidValue) as caught:
+        identify(message)
+
+    assert str(caught.value) == text
+
+
+def test_the_same_offset_of_another_partition_is_another_message() -> None:
+    class At:
+        def __init__(self, partition: int) -> None:
+            self.partition = lambda: partition
+
+        def headers(self) -> None: ...
+        def offset(self) -> int:
+            return 7
+
+    assert [inboxes.kafka.by_offset(At(n), cluster="c", topic_id="t")["message_id"] for n in (0, 1)] == ["0:7", "1:7"]
+
+
+@pytest.mark.parametrize(("partition", "offset"), [(0, None), (None, 0), (0, OFFSET_INVALID), (-1, 0)])
+def test_a_message_that_was_never_in_a_log_has_no_place(partition: int | None, offset: int | None) -> None:
+    class Unsent:
+        def headers(self) -> None: ...
+        def partition(self) -> int | None:
+            return partition
+
+        def offset(self) -> int | None:
+            return offset
+
+    with pytest.raises(outbox.InvalidValue) as caught:
+        inboxes.kafka.by_offset(Unsent(), cluster="c", topic_id="t")
+
+    assert str(caught.value) == f"offset {offset}: is no place in a log: take messages from a consumer"

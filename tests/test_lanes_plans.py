@@ -1,0 +1,57 @@
+"""A lane's length costs nothing: what is asked of it reads its head."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from dispatching import claim_one
+from lanes import put_in_lane
+from support import TABLES, Database
+from test_claim_plans import nodes, run
+
+import outbox
+from dispatchers.claims import Claims
+from dispatchers.lanes import sort_out
+from outbox.lanes import Place, advance
+
+FILL = """
+    WITH written AS (
+        INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id,
+            destination, payload, options, headers, schema_version, due_at, created_at, ordering_key)
+        SELECT gen_random_uuid(), 'test', '', 'app', 'order:' || n, 'crm.upsert', '', 'k1', sha256(n::text::bytea),
+            gen_random_uuid(), 'crm', '{}', '{}', '{}', 1, now(), now(), 'lane ' || n % 5
+        FROM generate_series(1, 20000) AS n
+        RETURNING id, destination, ordering_key
+    )
+    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key, position)
+    SELECT id, destination, 'pending', '9999-12-31Z', 0, 0, false, 0, ordering_key, nextval('outbox_position') FROM written
+"""
+
+
+def test_the_head_of_a_long_lane_and_who_comes_after_it_are_found_by_the_index(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    put_in_lane(postgresql, ob, "head", lane="lane 0")
+    postgresql.execute(sa.text(FILL))
+    run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
+    head = claim_one(Claims(postgresql.new_engine(), ob.configuration))
+    engine = postgresql.new_engine()
+    plans: list[dict[str, Any]] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        given = parameters[0] if many else parameters
+        (plan,) = connection.connection.dbapi_connection.execute(
+            f"EXPLAIN (FORMAT JSON) {statement}", given
+        ).fetchone()[0]
+        plans.append(plan["Plan"])
+
+    with engine.begin() as connection:
+        sa.event.listen(engine, "before_cursor_execute", explain)
+        assert sort_out(connection, TABLES, [head]).may_go == [head]
+        advance(connection, TABLES, [Place("lane 0", 1)])
+
+    assert len(plans) == 2
+    for plan in plans:
+        types = [node["Node Type"] for node in nodes(plan) if "outbox_" in node.get("Relation Name", "")]
+        assert set(types) - {"ModifyTable"} <= {"Index Scan", "Index Only Scan"}, types
+        assert "outbox_queue_lane" in [node.get("Index Name") for node in nodes(plan)]
+        assert [node["Plan Rows"] for node in nodes(plan) if node["Node Type"] == "Limit"] == [1]

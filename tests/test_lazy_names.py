@@ -1,0 +1,52 @@
+"""`dispatchers` hands out its names when they are asked for, and loads nothing before."""
+
+import subprocess
+import sys
+
+import pytest
+
+import dispatchers
+import dispatchers.callbacks
+import dispatchers.delivery
+import dispatchers.dispatcher
+import dispatchers.operations
+import dispatchers.pressure
+
+
+def test_importing_the_package_loads_neither_sqlalchemy_nor_the_outbox() -> None:
+    program = "import sys, dispatchers; print(*sys.modules)"
+
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+    assert "dispatchers" in loaded
+    assert not {"sqlalchemy", "outbox", "dispatchers.dispatcher"} & set(loaded)
+
+
+def test_every_public_name_is_that_of_its_module() -> None:
+    homes = (
+        dispatchers.callbacks,
+        dispatchers.delivery,
+        dispatchers.dispatcher,
+        dispatchers.operations,
+        dispatchers.pressure,
+    )
+
+    for name in dispatchers.__all__:
+        (found,) = {id(getattr(home, name)) for home in homes if hasattr(home, name)}
+        assert id(getattr(dispatchers, name)) == found
+    assert set(dispatchers.__all__) <= set(dir(dispatchers))
+
+
+def test_a_star_import_brings_them_all() -> None:
+    names: dict[str, object] = {}
+
+    exec("from dispatchers import *", names)
+
+    assert set(dispatchers.__all__) <= names.keys()
+
+
+def test_a_name_that_there_is_not_is_an_error_as_of_any_module() -> None:
+    with pytest.raises(AttributeError, match="module 'dispatchers' has no attribute 'Worker'"):
+        _ = dispatchers.Worker  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="cannot import name 'Worker' from 'dispatchers'"):
+        exec("from dispatchers import Worker", {})

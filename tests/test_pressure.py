@@ -1,0 +1,325 @@
+"""The rules of cool-down, breaker, rate and pause, without a database."""
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import outbox
+from dispatchers import Breaker, Dispatcher, Limits
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.pressure import (
+    COOL_MAX,
+    News,
+    Pressure,
+    admitted,
+    claimed,
+    closed_until,
+    heard,
+    opens_at,
+)
+from outbox.schema import NEVER
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+LEASE = timedelta(minutes=1)
+CALM = Pressure()
+PROBE, ANOTHER = UUID(int=1), UUID(int=2)
+THREE = Limits(breaker=Breaker(failures=3, wait=10 * SECOND, wait_max=60 * SECOND))
+
+
+def opened(limits: Limits = THREE) -> Pressure:
+    return heard(CALM, News(failures=3), limits, NOW)
+
+
+def on_trial(at: datetime = NOW + 10 * SECOND) -> Pressure:
+    assert admitted(opened(), THREE, at, 50) == 1
+    return claimed(opened(), THREE, at, 1, PROBE, LEASE)
+
+
+# --- the breaker
+
+
+def test_failures_in_a_row_open_the_breaker_whoever_met_them() -> None:
+    once = heard(CALM, News(failures=2), THREE, NOW)
+    twice = heard(once, News(failures=1), THREE, NOW)
+
+    assert (once.breaker, once.breaker_failures) == ("closed", 2)
+    assert (twice.breaker, twice.breaker_until) == ("open", NOW + 10 * SECOND)
+    assert admitted(twice, THREE, NOW + 9 * SECOND, 50) == 0
+
+
+def test_an_answer_between_them_begins_the_count_anew() -> None:
+    pressure = heard(CALM, News(failures=2), THREE, NOW)
+
+    assert heard(pressure, News(answered=True), THREE, NOW) == CALM
+    assert heard(pressure, News(answered=True, failures=2), THREE, NOW).breaker_failures == 2
+
+
+def test_an_open_breaker_lets_one_entry_through_and_nothing_beside_it() -> None:
+    trial = on_trial()
+
+    assert (trial.breaker, trial.breaker_token) == ("half_open", PROBE)
+    assert admitted(trial, THREE, NOW + 11 * SECOND, 50) == 0
+
+
+def test_a_claim_that_found_nothing_leaves_the_trial_to_others() -> None:
+    pressure = claimed(opened(), THREE, NOW + 10 * SECOND, 0, PROBE, LEASE)
+
+    assert admitted(pressure, THREE, NOW + 10 * SECOND, 50) == 1
+
+
+def test_a_probe_that_gets_through_closes_the_breaker() -> None:
+    assert heard(on_trial(), News(answered=True, probe=PROBE, passed=True), THREE, NOW) == CALM
+
+
+def test_each_probe_that_fails_doubles_the_wait_up_to_the_most() -> None:
+    pressure, at, waits = opened(), NOW, []
+    for _ in range(5):
+        assert pressure.breaker_until is not None
+        waits.append((pressure.breaker_until - at).total_seconds())
+        at = pressure.breaker_until
+        pressure = claimed(pressure, THREE, at, 1, PROBE, LEASE)
+        pressure = heard(pressure, News(failures=1, probe=PROBE, passed=False), THREE, at)
+
+    assert waits == [10, 20, 40, 60, 60]
+
+
+def test_a_probe_that_was_never_sent_leaves_its_place_at_once() -> None:
+    pressure = heard(on_trial(), News(probe=PROBE), THREE, NOW + 11 * SECOND)
+
+    assert (pressure.breaker, pressure.breaker_failures) == ("open", 3)
+    assert admitted(pressure, THREE, NOW + 11 * SECOND, 50) == 1
+
+
+def test_a_probe_whose_lease_ran_out_leaves_its_place_and_its_word_counts_no_more() -> None:
+    at = NOW + 10 * SECOND + LEASE
+    assert admitted(on_trial(), THREE, at, 50) == 1
+    second = claimed(on_trial(), THREE, at, 1, ANOTHER, LEASE)
+
+    assert heard(second, News(answered=True, probe=PROBE, passed=True), THREE, at) == second
+
+
+@pytest.mark.parametrize("news", [News(failures=100), News(answered=True)], ids=["failures", "an answer"])
+def test_while_the_breaker_is_not_closed_only_its_probe_counts(news: News) -> None:
+    """The other answers are to sends from before: those of a hundred slots would each double the wait."""
+    assert heard(opened(), news, THREE, NOW) == opened()
+    assert heard(on_trial(), news, THREE, NOW) == on_trial()
+
+
+def test_without_a_breaker_nothing_opens_but_what_others_opened_is_kept_to() -> None:
+    none = Limits(breaker=None)
+
+    assert heard(CALM, News(failures=1000), none, NOW) == CALM
+    assert admitted(opened(), none, NOW, 50) == 0
+    assert heard(on_trial(), News(failures=1, probe=PROBE, passed=False), none, NOW).breaker == "open"
+
+
+# --- cool-down and pause
+
+
+def test_a_destination_that_asks_for_quiet_gets_it_and_the_longer_one_counts() -> None:
+    pressure = heard(CALM, News(cool=60 * SECOND), THREE, NOW)
+    pressure = heard(pressure, News(cool=5 * SECOND), THREE, NOW)
+
+    assert closed_until(pressure, NOW) == NOW + 60 * SECOND
+    assert admitted(pressure, THREE, NOW + 59 * SECOND, 50) == 0
+    assert admitted(pressure, THREE, NOW + 60 * SECOND, 50) == 50
+
+
+@pytest.mark.parametrize(
+    ("cool", "until"),
+    [(timedelta.max, NOW + COOL_MAX), (timedelta(days=-3), None), (timedelta.min, None), (timedelta(0), None)],
+)
+def test_a_huge_or_negative_quiet_is_bounded(cool: timedelta, until: datetime | None) -> None:
+    assert closed_until(heard(CALM, News(cool=cool), THREE, NOW), NOW) == until
+
+
+def test_a_probe_that_is_told_to_be_quiet_got_through_all_the_same() -> None:
+    pressure = heard(on_trial(), News(cool=7 * SECOND, probe=PROBE, passed=True), THREE, NOW)
+
+    assert (pressure.breaker, closed_until(pressure, NOW)) == ("closed", NOW + 7 * SECOND)
+
+
+def test_a_pause_outlasts_everything() -> None:
+    pressure = Pressure(paused=True, cool_until=NOW - SECOND)
+
+    assert closed_until(pressure, NOW) == NEVER
+    assert opens_at(pressure, THREE, NOW) == NEVER
+    assert admitted(pressure, THREE, NOW + timedelta(days=365), 50) == 0
+
+
+# --- the rate
+
+
+@settings(deadline=None)
+@given(
+    rate=st.floats(0.01, 5000),
+    burst=st.none() | st.integers(1, 500),
+    claims=st.lists(st.tuples(st.floats(0, 30), st.integers(1, 200)), min_size=1, max_size=40),
+)
+def test_no_span_of_time_sees_more_than_its_rate_and_one_burst(
+    rate: float, burst: int | None, claims: list[tuple[float, int]]
+) -> None:
+    limits = Limits(rate=rate, burst=burst)
+    most = burst or max(1, math.floor(rate))
+    pressure, now, sent = CALM, NOW, []
+    for pause, wanted in claims:
+        now += timedelta(seconds=pause)
+        entries = admitted(pressure, limits, now, wanted)
+        pressure = claimed(pressure, limits, now, entries, PROBE, LEASE)
+        sent.append((now, entries))
+        assert 0 <= entries <= wanted
+
+    for first in range(len(sent)):
+        for last in range(first, len(sent)):
+            seconds = (sent[last][0] - sent[first][0]).total_seconds()
+            entries = sum(entries for _, entries in sent[first : last + 1])
+            # a microsecond is the smallest step of an instant: each claim may be off by one
+            assert entries <= most + rate * (seconds + 1e-6 * len(sent)) + 0.01
+
+
+@settings(deadline=None, max_examples=50)
+@given(rate=st.floats(0.5, 500), burst=st.none() | st.integers(1, 100))
+def test_who_asks_when_it_is_worth_it_gets_the_whole_rate(rate: float, burst: int | None) -> None:
+    limits = Limits(rate=rate, burst=burst)
+    pressure, now, total = CALM, NOW, 0
+    while now < NOW + 3 * SECOND:
+        entries = admitted(pressure, limits, now, 10_000)
+        pressure = claimed(pressure, limits, now, entries, PROBE, LEASE)
+        total += entries
+        at = opens_at(pressure, limits, now)
+        assert at is not None
+        assert at > now
+        now = at
+
+    expected = rate * (now - NOW).total_seconds()
+    assert expected * 0.99 - 1 <= total <= expected * 1.01 + (burst or max(1, rate)) + 1
+
+
+def test_a_rate_is_handed_out_in_portions_worth_a_claim() -> None:
+    limits = Limits(rate=1000)
+    pressure = claimed(CALM, limits, NOW, admitted(CALM, limits, NOW, 10_000), PROBE, LEASE)
+
+    at = opens_at(pressure, limits, NOW)
+
+    assert at == NOW + 0.1 * SECOND
+    assert admitted(pressure, limits, at, 10_000) == 100
+
+
+def test_what_was_not_claimed_is_not_used_up() -> None:
+    limits = Limits(rate=10)
+
+    pressure = claimed(CALM, limits, NOW, 3, PROBE, LEASE)
+
+    assert admitted(pressure, limits, NOW, 50) == 7
+
+
+# --- news
+
+
+NEWS = st.builds(
+    News,
+    answered=st.booleans(),
+    failures=st.integers(0, 5),
+    cool=st.none() | st.integers(0, 100).map(lambda seconds: seconds * SECOND),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(NEWS, min_size=1, max_size=6))
+def test_news_told_together_make_of_a_calm_destination_what_they_make_one_by_one(told: list[News]) -> None:
+    assume(not any(news.answered and index for index, news in enumerate(told)))  # an opened breaker would stay so
+    apart, together = CALM, told[0]
+    for news in told:
+        apart = heard(apart, news, THREE, NOW)
+    for news in told[1:]:
+        together = together.then(news)
+
+    assert heard(CALM, together, THREE, NOW) == apart
+
+
+def test_of_news_told_together_the_latest_answer_counts() -> None:
+    told = News(failures=9).then(News(answered=True, failures=1)).then(News(failures=1))
+
+    assert (told.answered, told.failures) == (True, 2)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(NEWS, st.floats(0, 200), st.sampled_from(["tell", "claim", "claim nothing", "end"])), max_size=30
+    )
+)
+def test_no_history_has_two_probes_or_never_opens_again(history: list[tuple[News, float, str]]) -> None:
+    pressure, now, probes = CALM, NOW, {}
+    for number, (news, pause, move) in enumerate(history):
+        now += timedelta(seconds=pause)
+        if move == "tell":
+            pressure = heard(pressure, news, THREE, now)
+        elif move == "end" and pressure.breaker_token in probes:
+            passed = bool(news.failures)
+            pressure = heard(pressure, News(probe=pressure.breaker_token, passed=passed), THREE, now)
+        elif move.startswith("claim") and (entries := admitted(pressure, THREE, now, 50)):
+            under_trial = pressure.breaker != "closed"
+            if under_trial:
+                assert entries == 1
+                assert all(until <= now for token, until in probes.items() if token == pressure.breaker_token)
+                probes[UUID(int=number)] = now + LEASE
+            pressure = claimed(pressure, THREE, now, 0 if move == "claim nothing" else entries, UUID(int=number), LEASE)
+        assert (pressure.breaker == "half_open") == (pressure.breaker_token is not None)
+        until = closed_until(pressure, now)
+        assert until is None or now < until <= now + COOL_MAX
+
+
+# --- what cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Limits(concurrency=0), "Limits.concurrency must be a whole number of at least 1: 0"),
+        (lambda: Limits(concurrency=1.5), "Limits.concurrency must be a whole number of at least 1: 1.5"),
+        (lambda: Limits(rate=0), "Limits.rate must be a number of sends a second, 0.0001 to 1000000: 0"),
+        (lambda: Limits(rate=math.nan), "Limits.rate must be a number of sends a second, 0.0001 to 1000000: nan"),
+        (lambda: Limits(rate=math.inf), "Limits.rate must be a number of sends a second, 0.0001 to 1000000: inf"),
+        (lambda: Limits(rate="80/s"), "Limits.rate must be a number of sends a second, 0.0001 to 1000000: '80/s'"),
+        (lambda: Limits(rate=5, burst=0), "Limits.burst must be a whole number of at least 1: 0"),
+        (lambda: Limits(burst=5), "Limits.burst is of a rate: Limits(rate=..., burst=5)"),
+        (lambda: Limits(breaker=10), "Limits.breaker must be a Breaker, or None for none: 10"),
+        (lambda: Breaker(failures=True), "Breaker.failures must be a whole number of at least 1: True"),
+        (
+            lambda: Breaker(wait=timedelta(0)),
+            "Breaker.wait must be a timedelta of more than 0 and at most a day: datetime.timedelta(0)",
+        ),
+        (lambda: Breaker(wait_max=5), "Breaker.wait_max must be a timedelta of more than 0 and at most a day: 5"),
+        (
+            lambda: Breaker(wait=timedelta(hours=1)),
+            "Breaker.wait, 1:00:00, must not be longer than wait_max, 0:05:00",
+        ),
+    ],
+)
+def test_limits_that_cannot_be_meant_are_refused(make: Any, text: str) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        make()
+
+    assert str(refused.value) == text
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"crm": 5}, "the limits of 'crm' must be Limits(...), not 5"),
+        ({"": Limits()}, "limits go by destination, a text of 1 to 255 bytes: ''"),
+        ({7: Limits()}, "limits go by destination, a text of 1 to 255 bytes: 7"),
+    ],
+)
+def test_a_dispatcher_refuses_limits_of_nothing(limits: Any, text: str) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        Dispatcher("sqlite://", adapters={"crm": MemoryAdapter()}, limits=limits)
+
+    assert str(refused.value) == text

@@ -1,0 +1,251 @@
+"""What only Flask has: scoped sessions, forms that were read before, views that are coroutines, handlers of errors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import flask
+import pytest
+import sqlalchemy as sa
+from receiving import Shop, flask_app
+from sqlalchemy.orm import scoped_session, sessionmaker
+from support import ALL, NOTHING, Database, Order
+
+import outbox
+from outbox.http.flask import ClaimedRequest, Idempotency
+
+HEADERS = {"Authorization": "ada-token", "Idempotency-Key": "retry-001"}
+
+
+@pytest.fixture
+def shop(database: Database, ob: outbox.Outbox) -> Shop:
+    return Shop(database, ob)
+
+
+@pytest.fixture
+def app() -> flask.Flask:
+    made = flask.Flask("shop")
+    made.testing = True  # errors come out of the client instead of a 500
+    return made
+
+
+def idempotency_of(shop: Shop, **settings: Any) -> Idempotency:
+    sessions = settings.pop("sessions", sessionmaker(shop.database.engine))
+    return Idempotency(sessions, scope=lambda: "ada", policy=shop.policy, **settings)
+
+
+def post(app: flask.Flask, **request: Any) -> Any:
+    return app.test_client().post("/orders", headers=HEADERS, **request)
+
+
+def test_a_retry_is_replayed_on_every_database(shop: Shop) -> None:
+    answers = [post(flask_app(shop), json={"do": "place"}) for _ in range(2)]
+
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[0].data == answers[1].data
+    assert answers[1].headers["Idempotent-Replayed"] == "true"
+    assert shop.database.counts() == ALL
+
+
+def test_the_session_of_a_scoped_session_is_the_one_that_the_rest_of_the_app_uses(shop: Shop, app: flask.Flask) -> None:
+    sessions = scoped_session(sessionmaker(shop.database.engine))
+    idempotency = idempotency_of(shop, sessions=sessions)
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> dict[str, bool]:
+        sessions.add(Order(customer="ada", amount=2000))
+        return {"same": sessions() is request.session}
+
+    assert post(app).json == {"same": True}
+    assert len(shop.database.orders) == 1
+    sessions.remove()
+
+
+def test_the_arguments_of_the_route_follow_the_claimed_request(shop: Shop, app: flask.Flask) -> None:
+    idempotency = idempotency_of(shop)
+
+    @app.post("/orders/<int:number>")
+    @idempotency.claimed
+    def place(request: ClaimedRequest, number: int) -> dict[str, int]:
+        return {"number": number}
+
+    assert app.test_client().post("/orders/7", headers=HEADERS).json == {"number": 7}
+
+
+def test_an_error_that_the_app_handles_is_undone(shop: Shop, app: flask.Flask) -> None:
+    idempotency = idempotency_of(shop)
+
+    @app.errorhandler(KeyError)
+    def handle(error: KeyError) -> tuple[str, int]:
+        return "handled", 200
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> str:
+        request.session.add(Order(customer="ada", amount=2000))
+        request.session.flush()
+        raise KeyError("amount")
+
+    assert post(app).text == "handled"
+    assert shop.database.counts() == NOTHING
+
+
+def test_a_form_that_was_read_before_the_claim_is_an_error_that_says_what_to_do(shop: Shop, app: flask.Flask) -> None:
+    """Its body is gone: two different forms would look like one request, and the second get the first's answer."""
+    idempotency = idempotency_of(shop)
+
+    @app.before_request
+    def read() -> None:
+        assert flask.request.form["amount"]
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> str:
+        return "placed"
+
+    with pytest.raises(outbox.ClaimError) as refused:
+        post(app, data={"amount": 1})
+
+    assert str(refused.value) == (
+        "the request's form was read before the claim, and its body is gone, so that a retry could not be told from"
+        " another request: call request.get_data() before request.form, or give Idempotency(content=...)"
+    )
+    assert shop.database.counts() == NOTHING
+
+
+@pytest.mark.parametrize("remedy", ["get_data", "content"])
+def test_a_form_may_be_read_before_the_claim_as_the_error_says(shop: Shop, app: flask.Flask, remedy: str) -> None:
+    content = {"content": lambda: flask.request.form.to_dict()} if remedy == "content" else {}
+    idempotency = idempotency_of(shop, **content)
+
+    @app.before_request
+    def read() -> None:
+        if remedy == "get_data":
+            flask.request.get_data()
+        assert flask.request.form["amount"]
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> dict[str, str]:
+        return {"amount": flask.request.form["amount"]}
+
+    answers = [post(app, data={"amount": amount}) for amount in (1, 1, 2)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 422]
+    assert answers[1].json == {"amount": "1"}
+
+
+def test_a_body_of_unknown_length_is_limited_too(shop: Shop, app: flask.Flask) -> None:
+    idempotency = idempotency_of(shop, body_bytes_max=10)
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> str:
+        return "placed"
+
+    response = post(app, data=b"x" * 11, environ_overrides={"CONTENT_LENGTH": "", "wsgi.input_terminated": True})
+
+    assert response.status_code == 413
+    assert "has more than 10 bytes" in response.json["detail"]
+
+
+def test_a_stream_is_closed_once_it_is_kept(shop: Shop, app: flask.Flask) -> None:
+    closed = []
+    idempotency = idempotency_of(shop)
+
+    class Lines:
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([b"a", b"b"])
+
+        def close(self) -> None:
+            closed.append(True)
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> flask.Response:
+        return flask.Response(Lines())  # type: ignore[arg-type]
+
+    with post(app) as response:
+        assert response.data == b"ab"
+
+    assert closed == [True]
+
+
+def test_a_file_is_kept_and_can_be_read_by_what_comes_after(shop: Shop, app: flask.Flask) -> None:
+    read = []
+    idempotency = idempotency_of(shop)
+
+    @app.after_request
+    def look(response: flask.Response) -> flask.Response:
+        read.append(response.get_data())
+        return response
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> flask.Response:
+        return flask.send_file(__file__, mimetype="text/plain")
+
+    answers = [post(app) for _ in range(2)]
+
+    assert answers[0].data == answers[1].data == Path(__file__).read_bytes()
+    assert read == [answers[0].data] * 2
+
+
+def test_a_stream_without_end_is_broken_off_and_undone(shop: Shop, app: flask.Flask) -> None:
+    idempotency = idempotency_of(shop)
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b"x" * 1024
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> flask.Response:
+        return flask.Response(endless())
+
+    with pytest.raises(outbox.NotSerializable) as refused:
+        post(app)
+
+    assert str(refused.value) == (
+        "the answer has more than 262144 bytes, which is what can be kept for a replay: answer with less, or with a link"
+        " to it, or set payload_bytes_max"
+    )
+    assert shop.database.counts() == NOTHING
+
+
+def test_a_commit_that_the_database_refuses_leaves_nothing(shop: Shop, app: flask.Flask) -> None:
+    idempotency = idempotency_of(shop)
+
+    @sa.event.listens_for(shop.database.engine, "commit")
+    def refuse(connection: sa.Connection) -> None:
+        raise ConnectionResetError("the database is gone")
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> tuple[str, int]:
+        request.session.add(Order(customer="ada", amount=2000))
+        return "placed", 201
+
+    app.testing = False
+    response = post(app)
+
+    assert response.status_code == 500
+    assert b"placed" not in response.data
+    assert shop.database.counts() == NOTHING
+
+
+def test_every_connection_is_given_back(shop: Shop, app: flask.Flask) -> None:
+    app.testing = False
+    idempotency = idempotency_of(shop)
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> str:
+        raise RuntimeError
+
+    for _ in range(3):
+        assert post(app).status_code == 500
+    assert app.test_client().post("/orders").status_code == 400
+
+    assert shop.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]

@@ -1,0 +1,327 @@
+"""PostgreSQL and SQLite do what the reference store says, step by step, whatever the steps."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from dispatching import age, want
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from simulation.reference import Entry, ReferenceStore, Refused
+from support import TABLES, Database
+
+import outbox
+from dispatchers import (
+    Deferred,
+    Delivered,
+    InProgress,
+    KeyConflict,
+    Outcome,
+    Rejected,
+    Unknown,
+    decisions,
+    sql_looks,
+    sql_portable,
+    sql_postgresql,
+)
+from dispatchers.decide import conclude, decide, keep
+from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
+from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settle, Transition, known_of, looks_of
+from dispatchers.looking import admit_look, judge
+from outbox.errors import DecisionRefused, EntryNotFound
+from outbox.schema import NEVER
+
+HOUR = timedelta(hours=1)
+LEASE = 1.5 * HOUR  # time passes by whole hours, and waits take no seconds: nothing ever happens on the stroke of one
+NEAR = timedelta(minutes=10)  # how far apart two instants may be that are the same: a step takes no such time
+MEMORY = Memory(window=timedelta(hours=10, minutes=30), attempts_max=4, age_max=timedelta(hours=30, minutes=30))
+START = datetime(2026, 1, 31, tzinfo=UTC)
+INSTANTS = (
+    *("due_at", "created_at", "queued_at", "waiting_since"),
+    *("lease_until", "leased_at", "first_leased_at", "in_doubt_since"),
+)
+OPERATIONS = ("crm.upsert", "mail.send")
+QUIESCENCE = 1.5 * LEASE
+MEMORIES = {"crm": MEMORY, "mail": replace(MEMORY, can_look=True, quiescence=QUIESCENCE)}
+
+ANSWERS: dict[str, Outcome] = {
+    "delivered": Delivered({"id": 1}),
+    "rejected": Rejected("400"),
+    "declined": Rejected("402", conclusive=True),
+    "conflict": KeyConflict("another request"),
+    "deferred": Deferred("429", after=HOUR / 2),
+    "in progress": InProgress(),
+    "unknown": Unknown("no answer", after=2.5 * HOUR),
+    "stored 500": Unknown("500", final=True),
+}
+
+
+def finding(outcome: Outcome) -> Finding:
+    """What a look finds instead."""
+    if isinstance(outcome, Delivered):
+        return Found(outcome.result)
+    return Absent() if isinstance(outcome, Rejected) else CannotTell("not now")
+
+
+def unhurried(change: Transition) -> Transition:
+    """The same, with no wait so short that the test itself may outlast it."""
+    delay = getattr(change, "delay", None)
+    return replace(change, delay=max(delay, HOUR / 2)) if delay else change  # type: ignore[type-var]
+
+
+def transition(kind: str, entry: Claimed) -> Transition:
+    """What the dispatcher makes of an answer, or of a callback that failed, or of what is on record."""
+    known, looks, memory = known_of(entry.outcome), looks_of(entry.outcome), MEMORIES[entry.destination]
+    answer, now = ANSWERS.get(kind.removeprefix("keep ")), entry.leased_at
+    if answer is None:
+        return HandBack("not here", HOUR / 2, shown=True)
+    if known is not None:
+        change = conclude(entry, known, memory, LEASE)
+    elif looks is not None:
+        seen = judge(entry, looks, finding(answer), memory, now, 0.0)
+        change = unhurried(admit_look(entry, looks, memory, now, "native") or seen)
+    else:
+        change = decide(entry, answer, memory, now, 0.0)
+    return (
+        keep(entry, change, "it broke", 0.0)
+        if kind.startswith("keep ") and isinstance(change, Settle | Park)
+        else change
+    )
+
+
+KINDS = ["hand back", *ANSWERS, *(f"keep {answer}" for answer in ("delivered", "rejected", "stored 500"))]
+
+
+class Agreement(RuleBasedStateMachine):
+    """A database and the reference store, to which the same is done. claims: every claim there was, as each handed it out."""
+
+    def __init__(self, database: Database, ob: outbox.Outbox) -> None:
+        super().__init__()
+        self.database = database
+        self.ob = ob
+        self.sql = sql_postgresql if database.name == "postgresql" else sql_portable
+        for table in (TABLES.entry, TABLES.queue, TABLES.settlement, TABLES.event):
+            database.execute(table.delete())
+        self.now = START
+        self.reference = ReferenceStore(self._tick)
+        self.claims: list[tuple[Claimed, Claimed]] = []
+        self.ids: list[UUID] = []
+        self.requests = 0
+
+    def _tick(self) -> datetime:
+        self.now += timedelta(milliseconds=1)
+        return self.now
+
+    @rule(operation=st.sampled_from(OPERATIONS))
+    def enqueue(self, operation: str) -> None:
+        with self.database.begin() as session:
+            entry = self.ob.enqueue(session, operation, {}, parent=f"order:{len(self.ids)}")
+        self.ids.append(entry.id)
+        self.reference.enqueue(Entry(id=entry.id, operation=operation, tag=b"", created_at=self._tick()))
+
+    @rule(hours=st.sampled_from([1, 2, 4, 12]))
+    def time_passes(self, hours: int) -> None:
+        age(self.database, hours * HOUR)
+        self.claims = [(_aged(of_sql, hours * HOUR), of_reference) for of_sql, of_reference in self.claims]
+        self.now += hours * HOUR
+
+    @rule(form=st.sampled_from(["native", "hex"]))
+    def claim(self, form: str) -> None:
+        self.requests += 1
+        request = ClaimRequest(
+            wants=[want("crm"), want("mail")],
+            entries_max=500,
+            token=UUID(int=self.requests),
+            lease=LEASE,
+            forms={"crm": form, "mail.send": form},
+        )
+        with self.database.engine.begin() as connection:
+            of_sql = self.sql.claim(connection, TABLES, request)
+        of_reference = self.reference.claim(request)
+        pairs = list(zip(_by_id(of_sql), _by_id(of_reference), strict=True))
+        for one, other in pairs:
+            self._same(_told(one), _told(other))
+        self.claims += pairs
+
+    @precondition(lambda self: self.claims)
+    @rule(form=st.sampled_from(["native", "hex"]))
+    def senders_vanish(self, form: str) -> None:
+        self.time_passes(2)
+        self.claim(form)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), kind=st.sampled_from(KINDS))
+    def settle(self, data: st.DataObject, kind: str) -> None:
+        """By whoever claimed it once, its lease lost or not."""
+        self.settle_one(kind, data.draw(st.sampled_from(self.claims[-8:])))
+
+    def settle_one(self, kind: str, claims: tuple[Claimed, Claimed]) -> None:
+        of_sql, of_reference = claims
+        with self.database.engine.begin() as connection:
+            settled = self.sql.settle(connection, TABLES, [(of_sql, transition(kind, of_sql))])
+        assert settled == self.reference.settle([(of_reference, transition(kind, of_reference))])
+
+    @precondition(lambda self: self.ids)
+    @rule(form=st.sampled_from(["native", "hex"]))
+    def seek(self, form: str) -> None:
+        def wanted(operation: str, sent_as: str | None) -> bool:
+            return sent_as == form
+
+        with self.database.engine.begin() as connection:
+            sql_looks.seek(connection, TABLES, wanted, QUIESCENCE, None)
+        self.reference.seek(wanted, QUIESCENCE)
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(self.ids))
+        with self.database.begin() as session:
+            cancelled = self.ob.cancel(session, id)
+        assert cancelled == self.reference.cancel(id)
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data(), what=st.sampled_from(["happened", "did_not_happen", "send_again", "cancel", "retry"]))
+    def decide(self, data: st.DataObject, what: Any) -> None:
+        id = data.draw(st.sampled_from(self.ids))
+        said: Callable[[], None]
+        if what == "cancel":
+            said = lambda: self.reference.ask_to_cancel(id, "looked")  # noqa: E731
+        elif what == "retry":
+            said = lambda: self.reference.retry(id)  # noqa: E731
+        else:
+            said = lambda: self.reference.resolve(id, what, "looked")  # noqa: E731
+        assert self._say(id, what) == _is_allowed(said)
+
+    def _say(self, id: UUID, what: Any) -> bool:
+        try:
+            with self.database.engine.begin() as connection:
+                if what == "cancel":
+                    decisions.cancel(connection, TABLES, id, actor="ada", reason="looked")
+                elif what == "retry":
+                    decisions.retry(connection, TABLES, id, actor="ada")
+                else:
+                    decisions.resolve(connection, TABLES, id, what, actor="ada", reason="looked")
+        except (DecisionRefused, EntryNotFound):
+            return False
+        return True
+
+    @invariant()
+    def they_agree(self) -> None:
+        queue = {row.id: row for row in self.database.queue}
+        assert queue.keys() == self.reference.queue.keys()
+        for id, row in self.reference.queue.items():
+            told = asdict(row)
+            self._same({name: getattr(queue[id], name) for name in told}, told)
+        settlements = {row.id: row for row in self.database.rows(TABLES.settlement)}
+        assert settlements.keys() == self.reference.settlements.keys()
+        for id, settlement in self.reference.settlements.items():
+            for name in ("state", "reason", "deliveries", "attempts", "key_epoch"):
+                assert getattr(settlements[id], name) == getattr(settlement, name), name
+        history = [(row.entry_id, row.kind, row.reason) for row in self.database.rows(TABLES.event)]
+        assert history == [(event.entry_id, event.kind, event.reason) for event in self.reference.events]
+
+    def _same(self, of_sql: dict[str, Any], of_reference: dict[str, Any]) -> None:
+        """Equal, instants as far as they lie back."""
+        now = datetime.now(UTC)
+        for name, value in of_reference.items():
+            found = of_sql[name]
+            if name == "outcome":
+                found, value = _without_instant(found, now), _without_instant(value, self.now)
+            if name in INSTANTS and value not in (None, NEVER) and found not in (None, NEVER):
+                assert abs((now - found) - (self.now - value)) < NEAR, name
+            else:
+                assert found == value, name
+
+
+def _without_instant(outcome: str | None, now: datetime) -> Any:
+    """What is on record, with how many quarters of an hour its instant lies back: nothing here waits for less."""
+    record = json.loads(outcome or "{}")
+    if "looks" in record:
+        record["looks"]["quiet_at"] = round((now - datetime.fromisoformat(record["looks"]["quiet_at"])) / (HOUR / 4))
+    return record
+
+
+def _aged(claimed: Claimed, by: timedelta) -> Claimed:
+    """A claim that was handed out earlier, now that its row has been aged."""
+    instants: dict[str, Any] = {
+        name: value - by for name in INSTANTS if (value := getattr(claimed, name, None)) is not None
+    }
+    record = json.loads(claimed.outcome or "{}")
+    if "looks" in record:
+        record["looks"]["quiet_at"] = (datetime.fromisoformat(record["looks"]["quiet_at"]) - by).isoformat()
+        instants["outcome"] = json.dumps(record)
+    return claimed._replace(**instants)
+
+
+def _by_id(claimed: list[Claimed]) -> list[Claimed]:
+    return sorted(claimed, key=lambda entry: entry.id)
+
+
+def _told(claimed: Claimed) -> dict[str, Any]:
+    as_enqueued = ("tag", "payload", "options", "headers")
+    return {name: value for name, value in claimed._asdict().items() if name not in as_enqueued}
+
+
+def _is_allowed(decide: Callable[[], None]) -> bool:
+    try:
+        decide()
+    except Refused:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("kind", "examples"), [("postgresql", 25), ("sqlite", 40)])
+def test_a_database_does_what_the_reference_store_does(
+    request: pytest.FixtureRequest, ob: outbox.Outbox, kind: str, examples: int
+) -> None:
+    database: Database = request.getfixturevalue(kind)
+
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        lambda: Agreement(database, ob),
+        settings=settings(max_examples=examples, stateful_step_count=30, deadline=None, derandomize=True),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_database_treats_late_answers_as_the_reference_store_does(
+    database: Database, ob: outbox.Outbox, kind: str
+) -> None:
+    agreement = Agreement(database, ob)
+    agreement.enqueue("crm.upsert")
+    agreement.claim("native")
+    agreement.senders_vanish("native")
+
+    agreement.settle_one(kind, agreement.claims[0])
+    agreement.they_agree()
+    agreement.settle_one(kind, agreement.claims[1])
+    agreement.they_agree()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_database_treats_looks_as_the_reference_store_does(database: Database, ob: outbox.Outbox, kind: str) -> None:
+    agreement = Agreement(database, ob)
+    for operation in OPERATIONS:  # of the first nobody looks for by itself
+        agreement.enqueue(operation)
+    agreement.claim("native")
+    for claims in agreement.claims[:]:
+        agreement.settle_one("stored 500", claims)
+    agreement.they_agree()
+
+    for form in ("hex", "native", "native"):  # the last one finds nothing that is not being looked for
+        agreement.seek(form)
+        agreement.they_agree()
+    for hours in (4, 4, 40):  # after which no look is due any more
+        agreement.time_passes(hours)
+        agreement.claims.clear()
+        agreement.claim("native")
+        agreement.they_agree()
+        for claims in agreement.claims[:]:
+            agreement.settle_one(kind, claims)
+            agreement.they_agree()
+    agreement.seek("native")
+    agreement.they_agree()
