@@ -1,8 +1,9 @@
 """The first figures, in about a minute: `python3 dev.py bench --quick`.
 
 Two questions: what enqueueing adds to a transaction, in CPU of client and server together; and how near the dispatcher comes
-to the least that could be done, a bare psycopg loop that claims a batch and deletes it. Both sides run in turn (A B A B),
-so that a machine whose speed drifts slows both; the median of the rounds is printed.
+to the least that could be done, a bare psycopg loop that claims a batch and deletes it. With `--requests` a third one instead:
+what a claim adds to a request.
+Both sides run in turn (A B A B), so that a machine whose speed drifts slows both; the median of the rounds is printed.
 """
 
 import argparse
@@ -18,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from pathlib import Path
 from uuid import uuid4
 
 import psycopg
@@ -27,6 +27,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
+from benchmarks.cpu import process_cpu
+from benchmarks.requests import compare_requests
 from dispatchers import Delivered, Delivery, Dispatcher, Operations
 from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
@@ -37,7 +39,6 @@ DRAINED = 10_000
 BATCH = 500
 GOALS = {1: 1.5, 10: 2.0, 100: 6.0}
 DRAIN_GOAL = 0.5
-TICKS = os.sysconf("SC_CLK_TCK")
 
 numbers = count()
 
@@ -64,7 +65,7 @@ class Rate:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="dev.py bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the only one there is yet")
+    parser.add_argument("--requests", action="store_true", help="what a claim adds to a request, instead of the others")
     parser.add_argument("--database", help="SQLAlchemy URL of a PostgreSQL database to use instead of a temporary one")
     arguments = parser.parse_args()
     with database(arguments.database) as (url, origin):
@@ -75,7 +76,10 @@ def main() -> None:
         engine = create_engine(url)
         Base.metadata.create_all(engine)
         bench = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")
-        met = [compare_enqueue(engine, bench), asyncio.run(compare_drain(engine, bench))]
+        if arguments.requests:
+            met = [compare_requests(url, bench)]
+        else:
+            met = [compare_enqueue(engine, bench), asyncio.run(compare_drain(engine, bench))]
         engine.dispose()
     sys.exit(0 if all(met) else 1)
 
@@ -117,6 +121,7 @@ def transactions_cpu(engine: Engine, bench: outbox.Outbox, entries: int, many: i
     """Microseconds of CPU for each of `many` transactions, each in a session of its own, as a request's is."""
     with Session(engine) as session:
         backend = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        session.commit()  # at a rollback psycopg forgets what it has prepared, and the first transactions would be colder
     server, client = process_cpu(backend), time.process_time()
     for _ in range(many):
         order = next(numbers)
@@ -132,15 +137,6 @@ def transactions_cpu(engine: Engine, bench: outbox.Outbox, entries: int, many: i
                 bench.enqueue(session, "noop.charge", payload, parent=f"order:{order}", discriminator=str(line))
     # One thread: the pool hands out the same connection, so the same server process, each time.
     return (time.process_time() - client + process_cpu(backend) - server) / many * 1e6
-
-
-def process_cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used. Source: proc(5), /proc/pid/schedstat, else stat in ticks."""
-    schedstat = Path(f"/proc/{pid}/schedstat")
-    if schedstat.exists() and (nanoseconds := int(schedstat.read_text().split()[0])):
-        return nanoseconds / 1e9
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(stat[11]) + int(stat[12])) / TICKS
 
 
 # --- drain

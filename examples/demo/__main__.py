@@ -7,9 +7,11 @@ from types import FrameType
 
 from rich.console import Console
 
+from examples.demo.act import Script, Stuck
 from examples.demo.children import ChildDied
+from examples.demo.opening import tell_what_will_happen
 from examples.demo.report import report
-from examples.demo.stage import Script, Stuck, play
+from examples.demo.stage import play
 from examples.demo.view import view
 
 LINES_WIDTH = 100
@@ -32,6 +34,7 @@ def main() -> int:
     if not console.is_terminal:
         console = Console(width=LINES_WIDTH)
     script = Script(**vars(given))
+    tell_what_will_happen(console, script)
     try:
         with view(console) as shown:
             ending = play(script, shown)
@@ -41,7 +44,7 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("stopped")
         return 130
-    report(console, ending.audit, ending.last, ending.receipts, ending.database)
+    report(console, ending)
     return 0 if ending.audit.passed else 1
 
 

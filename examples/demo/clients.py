@@ -1,9 +1,9 @@
 """The clients: each wants one thing, asks until it is told 201, and always under the same Idempotency-Key.
 
-    python -m examples.demo.clients SHOP_URL --orders 300 --receipts FILE --seed 1
+    python -m examples.demo.clients SHOP_URL --orders 300 --promises FILE --seed 1
 
 Some hang up after a few milliseconds, whatever the shop is doing just then. Some ask twice at once, as a double click
-does. Every receipt is written when its checkout is done.
+does. Every promise is written when its checkout is done.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import IO
 
 import httpx
 
-from examples.demo.receipts import Receipt
+from examples.demo.promises import Promise
 
 IMPATIENT = 0.25  # of the first attempts end by the client hanging up
 PATIENCE_SECONDS = 10.0
@@ -29,6 +29,7 @@ ATTEMPTS_MAX = 30
 class Checkout:
     key: str
     customer: str
+    email: str
     amount: int
     currency: str
     racing: bool
@@ -38,27 +39,31 @@ class Checkout:
 def checkouts(orders: int, seconds: float, seed: int, run: str) -> list[Checkout]:
     """What the clients want: `orders` of them, spread over `seconds`."""
     random = Random(seed)
-    return [
-        Checkout(
+
+    def wish(number: int) -> Checkout:
+        customer = random.randint(1, 50)
+        return Checkout(
             key=f"{run}-{number:06}",
-            customer=f"cus_{random.randint(1, 50):03}",
+            customer=f"cus_{customer:03}",
+            email=f"customer-{customer}@example.com",
             amount=random.randint(500, 20_000),
             currency=random.choice(["eur", "usd", "chf"]),
             racing=random.random() < RACING,
             after_seconds=(number + random.random()) * seconds / orders,
         )
-        for number in range(orders)
-    ]
+
+    return [wish(number) for number in range(orders)]
 
 
-async def check_out(http: httpx.AsyncClient, wish: Checkout, random: Random) -> Receipt:
+async def check_out(http: httpx.AsyncClient, wish: Checkout, random: Random) -> Promise:
     """Ask until told, once or from two sides."""
     counts: Counter[str] = Counter()
     asking = [ask(http, wish, random, counts) for _ in range(2 if wish.racing else 1)]
     answers = await asyncio.gather(*asking)
-    return Receipt(
+    return Promise(
         key=wish.key,
         customer=wish.customer,
+        email=wish.email,
         amount=wish.amount,
         currency=wish.currency,
         order_ids=sorted({answer for answer in answers if answer is not None}),
@@ -73,7 +78,7 @@ async def ask(http: httpx.AsyncClient, wish: Checkout, random: Random, counts: C
         try:
             answer = await http.post(
                 "/checkout",
-                json={"amount": wish.amount, "currency": wish.currency},
+                json={"amount": wish.amount, "currency": wish.currency, "email": wish.email},
                 headers={"Idempotency-Key": wish.key, "X-Customer": wish.customer},
                 timeout=random.uniform(*HASTE_SECONDS) if hasty else PATIENCE_SECONDS,
             )
@@ -85,7 +90,7 @@ async def ask(http: httpx.AsyncClient, wish: Checkout, random: Random, counts: C
         else:
             match answer.status_code:
                 case 201:
-                    counts["replays"] += "idempotency-replayed" in answer.headers
+                    counts["replays"] += "idempotent-replayed" in answer.headers
                     return str(answer.json()["order_id"])
                 case 409:
                     counts["conflicts"] += 1
@@ -101,8 +106,8 @@ async def run(shop_url: str, wishes: list[Checkout], seed: int, file: IO[str]) -
 
         async def one(number: int, wish: Checkout) -> None:
             await asyncio.sleep(wish.after_seconds)
-            receipt = await check_out(http, wish, Random(f"{seed}/{number}"))
-            file.write(receipt.line())
+            promise = await check_out(http, wish, Random(f"{seed}/{number}"))
+            file.write(promise.line())
             file.flush()
 
         async with asyncio.TaskGroup() as group:
@@ -115,12 +120,12 @@ def main() -> None:
     parser.add_argument("shop_url")
     parser.add_argument("--orders", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=20, help="over which they come")
-    parser.add_argument("--receipts", type=Path, required=True)
+    parser.add_argument("--promises", type=Path, required=True)
     parser.add_argument("--run", default="demo", help="what every key begins with")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     wishes = checkouts(given.orders, given.seconds, given.seed, given.run)
-    with given.receipts.open("w") as file:
+    with given.promises.open("w") as file:
         asyncio.run(run(given.shop_url, wishes, given.seed, file))
 
 

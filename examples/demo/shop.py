@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import uvicorn
-from sqlalchemy import Engine, String, create_engine, make_url, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -21,22 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import outbox
-
-CONNECTIONS_MAX = 16  # a checkout takes milliseconds, and a burst of clients may wait for its turn
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Order(Base):
-    __tablename__ = "demo_order"
-
-    id: Mapped[str] = mapped_column(String(36), primary_key=True)
-    customer: Mapped[str] = mapped_column(String(40))
-    amount: Mapped[int]
-    currency: Mapped[str] = mapped_column(String(3))
-    created_at: Mapped[datetime]
+from examples.demo.orders import Order, connect
 
 
 def place_order(engine: Engine, customer: str, key: str, body: bytes) -> tuple[outbox.Response, bool]:
@@ -51,6 +36,7 @@ def place_order(engine: Engine, customer: str, key: str, body: bytes) -> tuple[o
             order = Order(
                 id=str(uuid.uuid4()),
                 customer=customer,
+                email=cart["email"],
                 amount=cart["amount"],
                 currency=cart["currency"],
                 created_at=datetime.now(UTC).replace(tzinfo=None),
@@ -83,32 +69,26 @@ async def checkout(request: Request) -> Response:
         return JSONResponse({"error": "in flight"}, error.status, headers={"Retry-After": str(wait)})
     except outbox.RequestRefused as error:
         return JSONResponse({"error": str(error)}, error.status)
-    headers = {**answer.headers, **({"Idempotency-Replayed": "true"} if replayed else {})}
+    headers = {**answer.headers, **({"Idempotent-Replayed": "true"} if replayed else {})}
     return Response(answer.body, answer.status, headers)
 
 
 async def progress(request: Request) -> Response:
-    """How many entries are in which state, and the lease of each that is being sent: for the live view and the killer."""
+    """How things stand in the outbox: for the live view and the killer."""
     return JSONResponse(await run_in_threadpool(look, request.app.state.engine))
 
 
 def look(engine: Engine) -> dict[str, Any]:
-    states = "SELECT state, count(*) AS entries FROM outbox_queue GROUP BY state UNION ALL"
-    states += " SELECT state, count(*) AS entries FROM outbox_settlement GROUP BY state"
-    leases = "SELECT lease_token FROM outbox_queue WHERE state = 'sending'"
+    """entries: [destination, state, how many]. leases: [entry, lease token, destination] of what is being sent."""
+    states = "SELECT entry.destination, place.state, count(*) AS entries FROM outbox_entry AS entry"
+    states += " JOIN (SELECT id, state FROM outbox_queue UNION ALL SELECT id, state FROM outbox_settlement) AS place"
+    states += " ON place.id = entry.id GROUP BY entry.destination, place.state"
+    leases = "SELECT id, lease_token, destination FROM outbox_queue WHERE state = 'sending'"
     with engine.connect() as connection:
         return {
-            "entries": {row.state: row.entries for row in connection.execute(text(states))},
-            "leases": [str(token) for token in connection.execute(text(leases)).scalars()],
+            "entries": [list(row) for row in connection.execute(text(states))],
+            "leases": [[str(value) for value in row] for row in connection.execute(text(leases))],
         }
-
-
-def connect(url: str) -> Engine:
-    if make_url(url).get_backend_name() == "sqlite":
-        engine = create_engine(url)
-        outbox.prepare_sqlite(engine)
-        return engine
-    return create_engine(url, pool_size=CONNECTIONS_MAX, max_overflow=0)
 
 
 def make_app() -> Starlette:

@@ -1,17 +1,20 @@
-"""How things stand at one moment, for the live view and the final table."""
+"""How things stand at one moment, for the live view and the final tables."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dispatchers.testing.stripe_ledger import StripeLedger
+from examples.demo.killer import Lease
+from examples.demo.mail_ledger import MailLedger
 
 OPEN = ("pending", "sending", "retry")
 SETTLED = ("delivered", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """What the payment service has answered so far, from its ledger."""
+class PaymentService:
+    """What it has answered so far, from its ledger."""
 
     requests: int
     charges: int
@@ -23,7 +26,7 @@ class Service:
     in_use_409: int
 
     @classmethod
-    def read(cls, ledger: StripeLedger) -> "Service":
+    def read(cls, ledger: StripeLedger) -> "PaymentService":
         return cls(
             requests=ledger.count(),
             charges=ledger.count("object = 'charge'", table="effect"),
@@ -36,25 +39,40 @@ class Service:
         )
 
 
+class Tally(Counter[str]):
+    """How many entries are in which state."""
+
+    @property
+    def open(self) -> int:
+        return sum(self[state] for state in OPEN)
+
+    @property
+    def settled(self) -> int:
+        return sum(self[state] for state in SETTLED)
+
+    @property
+    def uncertain(self) -> int:
+        return self["uncertain"]
+
+    @property
+    def ended(self) -> int:
+        return self.settled + self.uncertain
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """`answered`: checkouts whose client was told 201. `entries`: how many in which state. `struck`: at each kill."""
+    """answered: checkouts whose client was told 201. charges, receipts: the outbox's entries. struck: by each kill."""
 
     seconds: float
     orders: int
     answered: int
-    entries: Mapping[str, int]
-    service: Service
-    struck: list[int] = field(default_factory=list)
+    charges: Tally
+    receipts: Tally
+    payments: PaymentService
+    mails: MailLedger
+    struck: Sequence[Sequence[Lease]] = field(default_factory=list)
 
     @property
-    def open(self) -> int:
-        return sum(self.entries.get(state, 0) for state in OPEN)
-
-    @property
-    def settled(self) -> int:
-        return sum(self.entries.get(state, 0) for state in SETTLED)
-
-    @property
-    def uncertain(self) -> int:
-        return self.entries.get("uncertain", 0)
+    def entries(self) -> Tally:
+        """Those of both kinds."""
+        return Tally(self.charges + self.receipts)

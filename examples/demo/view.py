@@ -24,6 +24,9 @@ class View(Protocol):
     def tell(self, seconds: float, event: str) -> None:
         """Something happened."""
 
+    def say(self, text: str) -> None:
+        """A line that stays, as it is."""
+
 
 @contextlib.contextmanager
 def view(console: Console) -> Iterator[View]:
@@ -45,17 +48,17 @@ class Lines:
         if now.seconds < self._next:
             return
         self._next = now.seconds + LINE_EVERY_SECONDS
-        self._say(
+        self.tell(
             now.seconds,
-            f"answered {now.answered}/{now.orders}  settled {now.settled}  waiting {now.open}"
-            f"  uncertain {now.uncertain}  charges {now.service.charges}  duplicates suppressed {now.service.replays}",
+            f"answered {now.answered}/{now.orders}  charged {now.payments.charges}  mailed {len(now.mails.accepted)}"
+            f"  waiting {now.entries.open}  uncertain {now.entries.uncertain}  duplicates suppressed {now.payments.replays}",
         )
 
     def tell(self, seconds: float, event: str) -> None:
-        self._say(seconds, event)
+        self.say(f"{seconds:5.1f} s  {event}")
 
-    def _say(self, seconds: float, text: str) -> None:
-        self._console.print(f"{seconds:5.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
+    def say(self, text: str) -> None:
+        say(self._console, text)
 
 
 class Screen:
@@ -75,35 +78,50 @@ class Screen:
         if self._now is not None:
             self._live.update(self._drawn(self._now))
 
+    def say(self, text: str) -> None:
+        say(self._live.console, text)
+
     def _drawn(self, now: Snapshot) -> RenderableType:
-        service = now.service
         events = Text("\n".join(self._events[-EVENTS_SHOWN:]), style="dim")
         body = Group(bars(now), Text(), counters(now), Text(), events)
         title = f"[bold]{now.orders} checkouts[/bold]  {now.seconds:.0f} s"
-        subtitle = f"[dim]{service.requests} requests to the payment service for {service.charges} charges[/dim]"
-        return Panel(body, title=title, subtitle=subtitle, width=96, padding=(1, 2))
+        return Panel(body, title=title, width=96, padding=(1, 2))
+
+
+def say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def bars(now: Snapshot) -> Table:
     grid = Table.grid(padding=(0, 2))
     for name, count, colour in (
-        ("clients answered 201", now.answered, "cyan"),
-        ("charges in the ledger", now.service.charges, "magenta"),
-        ("entries settled", now.settled, "green"),
+        ("orders promised with a 201", now.answered, "cyan"),
+        ("charges in the payment ledger", now.payments.charges, "magenta"),
+        ("receipts in the mail ledger", len(now.mails.accepted), "yellow"),
+        ("orders charged, says the outbox", now.charges.settled, "green"),
     ):
-        bar = ProgressBar(total=now.orders, completed=count, width=48, complete_style=colour, finished_style=colour)
+        bar = ProgressBar(total=now.orders, completed=count, width=44, complete_style=colour, finished_style=colour)
         grid.add_row(name, bar, f"{count}/{now.orders}")
     return grid
 
 
 def counters(now: Snapshot) -> Table:
-    service, entries = now.service, now.entries
+    payments, mails, entries = now.payments, now.mails, now.entries
     grid = Table.grid(padding=(0, 3))
+    struck = sum(map(len, now.struck))
+    turned_away = mails.turned_away.total()
     pairs = [
-        ("pending", entries.get("pending", 0), "responses lost", service.lost, "kills", len(now.struck)),
-        ("sending", entries.get("sending", 0), "500, stored", service.stored_500, "struck", sum(now.struck)),
-        ("retry", entries.get("retry", 0), "429 and 503", service.limited_429 + service.refused_503, "", ""),
-        ("uncertain", now.uncertain, "409, key in use", service.in_use_409, "duplicates suppressed", service.replays),
+        ("pending", entries["pending"], "responses lost", payments.lost, "mails turned away", turned_away),
+        ("sending", entries["sending"], "500, stored", payments.stored_500, "mail replies lost", mails.lost),
+        (
+            "retry",
+            entries["retry"],
+            "429 and 503",
+            payments.limited_429 + payments.refused_503,
+            "kills",
+            len(now.struck),
+        ),
+        ("uncertain", entries.uncertain, "suppressed as repeats", payments.replays, "entries struck by kills", struck),
     ]
     for name, count, fault, faults, more, many in pairs:
         grid.add_row(name, f"[bold]{count}[/bold]", fault, f"[bold]{faults}[/bold]", more, f"[bold]{many}[/bold]")

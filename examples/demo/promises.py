@@ -1,4 +1,4 @@
-"""What the clients hold in their hands at the end: one receipt a checkout, one JSON line each."""
+"""What clients were promised with a 201: one promise a checkout, one JSON line each."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,9 +6,10 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class Promise:
     """One checkout as its client saw it.
 
+    email: where the receipt is to go.
     order_ids: the different orders that answers of 201 named: one, unless the shop is broken; none if it never answered.
     requests: how many were sent for it; of these `timeouts` were given up by the client, `conflicts` answered 409,
     `errors` anything else but 201, and `replays` with the answer of an earlier one.
@@ -16,6 +17,7 @@ class Receipt:
 
     key: str
     customer: str
+    email: str
     amount: int
     currency: str
     order_ids: list[str]
@@ -29,9 +31,9 @@ class Receipt:
         return json.dumps(asdict(self)) + "\n"
 
 
-def read_receipts(path: Path) -> list[Receipt]:
+def read_promises(path: Path) -> list[Promise]:
     """All that are written in full so far."""
     if not path.exists():
         return []
     *lines, _unfinished = path.read_text().split("\n")
-    return [Receipt(**json.loads(line)) for line in lines]
+    return [Promise(**json.loads(line)) for line in lines]

@@ -1,0 +1,238 @@
+"""The processes at work: who is started, who is killed, and how things stand meanwhile."""
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+
+from dispatchers.testing.stripe_core import API_KEY
+from dispatchers.testing.stripe_ledger import StripeLedger
+from examples.demo.children import Child, Children
+from examples.demo.killer import Killer, Lease
+from examples.demo.mail_ledger import read_mails
+from examples.demo.promises import read_promises
+from examples.demo.snapshot import PaymentService, Snapshot, Tally
+from examples.demo.view import View
+
+PAYMENT_MISBEHAVIOUR = {
+    "--lose": 0.10,
+    "--fail": 0.01,
+    "--fail-before": 0.01,
+    "--unavailable": 0.02,
+    "--rate-limit": 0.01,
+    "--slow": 0.02,
+    "--slow-for": 5,  # longer than the adapter's timeout, so that a retry meets its own key executing
+    "--latency": 0.15,
+}
+MAIL_MISBEHAVIOUR = {
+    "--busy": 0.10,
+    "--hang-up": 0.03,
+    "--greylist": 0.10,
+    "--lose": 0.01,
+    "--latency": 0.05,
+}
+ORDERS_PER_SECOND = 15
+RUSH_SECONDS_MIN = 20  # long enough for five kills, each with the recovery from it
+CALM_SECONDS_MAX = 60  # after the last checkout; leases and retries take about fifteen
+LOOK_EVERY_SECONDS = 0.1
+QUIET_SECONDS = 0.3  # a COMMIT takes milliseconds, and on a crowded disk some tens of them
+
+STRIPE, EMAIL = "stripe", "email"  # the destinations: what the operations' names begin with
+
+
+class Stuck(RuntimeError):
+    """The play cannot go on; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What the command line asks for.
+
+    database: a URL, or None for a temporary PostgreSQL, and SQLite where none can be had.
+    forgetful: the payment service remembers no key, which shows what the keys are for, and that the audit can fail.
+    """
+
+    orders: int
+    seed: int
+    database: str | None
+    sqlite: bool
+    forgetful: bool = False
+
+    @property
+    def rush_seconds(self) -> float:
+        return max(RUSH_SECONDS_MIN, self.orders / ORDERS_PER_SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What the processes write and others read."""
+
+    folder: Path
+
+    @property
+    def payments(self) -> Path:
+        return self.folder / "payments.sqlite"
+
+    @property
+    def mails(self) -> Path:
+        return self.folder / "mails.jsonl"
+
+    @property
+    def promises(self) -> Path:
+        return self.folder / "promises.jsonl"
+
+
+class Act:
+    """Starts them, kills the dispatcher, looks on until every entry has ended; then they are still at work.
+
+    They end with `started`; `close` closes what was opened to look at them.
+    """
+
+    def __init__(
+        self, script: Script, view: View, started: Children, environment: Mapping[str, str], files: Files
+    ) -> None:
+        self._script = script
+        self._view = view
+        self._children = started
+        self._environment = dict(environment)
+        self._files = files
+        self._killer = Killer(2 * script.orders)  # a charge and a receipt each
+        self._ledger = StripeLedger(files.payments)
+        self._began = time.monotonic()
+        self._others = [self._start_payment_service(), self._start_mail_server()]
+        shop = self._children.start("shop", "examples.demo.shop", environment=self._environment)
+        self._shop_url = f"http://127.0.0.1:{shop.first_line()}"
+        self._shop = httpx.Client(base_url=self._shop_url, trust_env=False, timeout=10)
+        self._others.append(shop)
+        self._before: dict[str, Tally] = {}
+
+    def close(self) -> None:
+        self._shop.close()
+        self._ledger.close()
+
+    def rush(self) -> Snapshot:
+        """Let the clients come, and return how things stand when every entry has ended, or time is up."""
+        self._before, _ = self._look()
+        if any(tally.open for tally in self._before.values()):
+            raise Stuck(f"this database has entries of others that wait to be sent: {self._before}")
+        dispatcher = self._start_dispatcher()
+        self._began = time.monotonic()
+        clients = self._start_clients()
+        deadline = self._began + self._script.rush_seconds + CALM_SECONDS_MAX
+        while True:
+            tallies, leases = self._look()
+            now = self._snapshot(tallies)
+            self._view.show(now)
+            if not clients.running and clients.process.returncode != 0:
+                raise clients.died()
+            self._require_alive(dispatcher)
+            if not clients.running and now.entries.open == 0:
+                return now
+            if time.monotonic() > deadline:
+                self.tell("time is up")
+                return now
+            if self._killer.due(now.entries.ended, leases):
+                dispatcher = self._kill(dispatcher)
+            time.sleep(LOOK_EVERY_SECONDS)
+
+    def snapshot(self) -> Snapshot:
+        return self._snapshot(self._look()[0])
+
+    def tell(self, event: str) -> None:
+        self._view.tell(time.monotonic() - self._began, event)
+
+    @property
+    def struck(self) -> set[UUID]:
+        """The entries that some kill left under a lease."""
+        return {lease.entry_id for struck in self._killer.struck for lease in struck}
+
+    def _require_alive(self, dispatcher: Child) -> None:
+        for child in (dispatcher, *self._others):
+            if not child.running:
+                raise child.died()
+
+    def _kill(self, dispatcher: Child) -> Child:
+        dispatcher.kill()
+        struck = self._killer.strike(self._leases_left())
+        mails = sum(lease.destination == EMAIL for lease in struck)
+        self.tell(f"dispatcher killed while sending (charges {len(struck) - mails}, mails {mails}), and started again")
+        return self._start_dispatcher()
+
+    def _leases_left(self) -> list[Lease]:
+        """What a killed dispatcher holds, once nothing moves: the COMMIT of a claim may still be under way in the database."""
+        _, leases = self._look()
+        while True:
+            time.sleep(QUIET_SECONDS)
+            _, later = self._look()
+            if set(later) == set(leases):
+                return leases
+            leases = later
+
+    # --- who is started
+
+    def _start_payment_service(self) -> Child:
+        arguments = ["--port", "0", *options(PAYMENT_MISBEHAVIOUR, seed=self._script.seed, ledger=self._files.payments)]
+        if self._script.forgetful:
+            arguments += ["--window-hours", "0"]
+        service = self._children.start("payment-service", "dispatchers.testing.stripe_service", arguments)
+        self._environment["STRIPE_URL"] = f"http://127.0.0.1:{service.first_line()}"
+        self._environment["STRIPE_API_KEY"] = API_KEY
+        return service
+
+    def _start_mail_server(self) -> Child:
+        arguments = options(MAIL_MISBEHAVIOUR, seed=self._script.seed, ledger=self._files.mails)
+        server = self._children.start("mail-server", "examples.demo.mail_server", arguments)
+        self._environment["SMTP_PORT"] = server.first_line()
+        return server
+
+    def _start_dispatcher(self) -> Child:
+        arguments = ["run", "examples.demo.effects:make_dispatcher"]
+        return self._children.start("dispatcher", "dispatchers", arguments, self._environment)
+
+    def _start_clients(self) -> Child:
+        script = self._script
+        arguments = [self._shop_url, "--orders", str(script.orders), "--seconds", str(script.rush_seconds)]
+        arguments += ["--seed", str(script.seed), "--run", uuid.uuid4().hex[:12]]
+        arguments += ["--promises", str(self._files.promises)]
+        return self._children.start("clients", "examples.demo.clients", arguments)
+
+    # --- how things stand
+
+    def _look(self) -> tuple[dict[str, Tally], list[Lease]]:
+        """By destination, how many entries are in which state; and the lease of each that is being sent."""
+        answer = self._shop.get("/progress")
+        answer.raise_for_status()
+        told = answer.json()
+        tallies: dict[str, Tally] = {}
+        for destination, state, entries in told["entries"]:
+            tallies.setdefault(destination, Tally())[state] = entries
+        leases = [Lease(UUID(entry_id), token, destination) for entry_id, token, destination in told["leases"]]
+        return tallies, leases
+
+    def _snapshot(self, tallies: Mapping[str, Tally]) -> Snapshot:
+        return Snapshot(
+            seconds=time.monotonic() - self._began,
+            orders=self._script.orders,
+            answered=sum(bool(promise.order_ids) for promise in read_promises(self._files.promises)),
+            charges=self._ours(tallies, STRIPE),
+            receipts=self._ours(tallies, EMAIL),
+            payments=PaymentService.read(self._ledger),
+            mails=read_mails(self._files.mails),
+            struck=list(self._killer.struck),
+        )
+
+    def _ours(self, tallies: Mapping[str, Tally], destination: str) -> Tally:
+        """Without those of an earlier run on the same database."""
+        return Tally(tallies.get(destination, Tally()) - self._before.get(destination, Tally()))
+
+
+def options(misbehaviour: Mapping[str, float], *, seed: int, ledger: Path) -> list[str]:
+    """Both services take these."""
+    arguments = ["--seed", str(seed), "--ledger", str(ledger)]
+    for name, value in misbehaviour.items():
+        arguments += [name, str(value)]
+    return arguments

@@ -1,0 +1,1 @@
+"""A shop on Flask: orders that may be sent twice, and are placed once. See app.py."""
