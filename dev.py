@@ -203,9 +203,9 @@ def checked(name: str, *command: str, **variables: str) -> int:
     started = time.monotonic()
     done = run(*command, output=subprocess.PIPE, **variables)
     verdict = "FAILED" if done.returncode else "ok"
-    print(f"{name:<14} {verdict:<6} {time.monotonic() - started:6.1f} s", flush=True)
-    if done.returncode:
-        print(done.stdout, flush=True)
+    told = f"{name:<14} {verdict:<6} {time.monotonic() - started:6.1f} s\n"
+    # At once, the line's end with it: others run beside it.
+    print(told + (f"{done.stdout}\n" if done.returncode else ""), end="", flush=True)
     return min(done.returncode, 1)
 
 

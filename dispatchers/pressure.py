@@ -19,6 +19,7 @@ COOL_MAX = timedelta(days=1)
 
 COOL_DEFAULT = timedelta(seconds=1)  # where the service does not say how long
 BLOCK_SECONDS = 0.1  # a rate is handed out in portions of so much time, or each entry would cost a claim of its own
+ROUNDING_SECONDS = 1.5e-6  # an instant is rounded to a microsecond: that of the schedule, of the wait and of the clock
 DOUBLINGS_MAX = 20
 
 
@@ -254,7 +255,8 @@ def _left(pressure: Pressure, limits: Limits, now: datetime) -> int:
     if limits.rate is None:
         return 1_000_000
     ahead = (_used_up(pressure, now) - now).total_seconds()
-    return max(0, math.floor(_burst(limits) - ahead * limits.rate + 1e-6))  # a microsecond's rounding is no entry
+    rounding = ROUNDING_SECONDS * limits.rate + 1e-9  # what instants and floats leave over is no entry
+    return max(0, math.floor(_burst(limits) - ahead * limits.rate + rounding))
 
 
 def _used_up(pressure: Pressure, now: datetime) -> datetime:

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, and_, case, insert, literal, or_, select, update
 
 from dispatchers.decisions import check_word
-from dispatchers.sql_marks import commit_durably, hold, read_mark, read_server, server_tells, values_of
+from dispatchers.sql_marks import guard, hold, read_mark, read_server, server_tells, values_of
 from outbox.databases import clock
 from outbox.errors import InvalidValue
 from outbox.schema import MICROSECOND, NEVER, Instant, Tables
@@ -148,7 +148,7 @@ def _go_on(engine: Engine, tables: Tables, word: Word) -> None:
     with engine.begin() as connection:
         tells = server_tells(connection, tables)
     with engine.begin() as connection:
-        commit_durably(connection)
+        guard(connection)
         now = read_server(connection, tables, word.env, tells=tells)
         row = connection.execute(select(tables.meta)).one()
         resumed_at = now.checked_at

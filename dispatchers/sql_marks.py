@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Row, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.marks import Mark, Watched, bounds, is_due, suspicion
+from dispatchers.sql_postgresql import BRIEF, DURABLE
 from outbox.databases import clock, insert_unless_present, sqlstate
 from outbox.schema import Tables, holding, quoted
 
@@ -103,7 +104,7 @@ _TOLD = text(
 
 def renew(connection: Connection, tables: Tables, mark: Mark | None, now: Mark) -> None:
     """Unless somebody else did, or put a hold on record, meanwhile."""
-    commit_durably(connection)
+    guard(connection)
     meta = tables.meta
     if mark is None:
         connection.execute(
@@ -120,7 +121,7 @@ def hold(connection: Connection, tables: Tables, mark: Mark | None, reason: str,
 
     bounded: whether what was lost was committed after `mark`. Else its time is forgotten, and a person must say since when.
     """
-    commit_durably(connection)
+    guard(connection)
     meta = tables.meta
     if mark is None:
         connection.execute(insert_unless_present(connection.dialect.name, meta).values(id=1, held_reason=reason))
@@ -136,7 +137,12 @@ def values_of(mark: Mark) -> dict[str, Any]:
     return {field.name: getattr(mark, field.name) for field in fields(Mark)}
 
 
-def commit_durably(connection: Connection) -> None:
-    """Whatever the role's setting: a mark that was seen must not be lost in a crash, or that would look like a restore."""
+_GUARD = text(f"SELECT {DURABLE}, {BRIEF}")
+
+
+def guard(connection: Connection) -> None:
+    """Whatever the role's setting: a mark that was seen must not be lost in a crash, or that would look like a restore. Nor does
+    a process that is stopped here keep all the others from theirs.
+    """
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT set_config('synchronous_commit', 'on', true)"))
+        connection.execute(_GUARD)

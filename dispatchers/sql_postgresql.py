@@ -111,15 +111,26 @@ def _ids(shape: Shape) -> str:
 def _quoted(tables: Tables) -> dict[str, str]:
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     quoted = {name: quote(getattr(tables, name)) for name in _NAMES}
-    return quoted | {"holding": holding(quoted["meta"])}
+    return quoted | {"holding": holding(quoted["meta"]), "durable": DURABLE, "brief": BRIEF}
+
+
+DURABLE = "set_config('synchronous_commit', 'on', true)"
+"""For this transaction: a role may have it off, and a claim that a crash takes back would be a send that nobody remembers."""
+
+SILENT_SECONDS_MAX = 60
+BRIEF = (
+    "set_config('idle_in_transaction_session_timeout',"
+    f" COALESCE(NULLIF(current_setting('idle_in_transaction_session_timeout'), '0'), '{SILENT_SECONDS_MAX}s'), true)"
+)
+"""For this transaction: a process that is stopped in the middle of it does not keep its locks until it goes on. Not where a
+user's callback runs in it, which may take its time."""
 
 
 # --- the statements. `now()` is the transaction's start: an index condition needs a stable clock, and both a lease that
 # ends a little early and a doubt that began a little early are on the safe side. `= ANY (ARRAY(...))`, not a join: on stale
-# statistics a join flips to a sequential scan. `set_config`: an app's role may have synchronous_commit off, and a claim
-# that a crash takes back would be a send that nobody remembers. `holding`: a database that may have forgotten commits is asked
-# in the statement itself, on the very server that would lease the entry, however the connection came to lead there; of what
-# was sent before, only success is believed until a person resumes.
+# statistics a join flips to a sequential scan. `holding`: a database that may have forgotten commits is asked in the statement
+# itself, on the very server that would lease the entry, however the connection came to lead there; of what was sent before,
+# only success is believed until a person resumes.
 
 
 # Asked for only where there are completions: it takes some 3 % of a claim from entries without a record, 11 % from the others
@@ -153,9 +164,9 @@ def _claim_statement(tables: Tables, completions: bool) -> TextClause:
         WHERE e.id = q.id AND q.id = ANY (ARRAY(
             SELECT due.id
             FROM (
-                SELECT set_config('synchronous_commit', 'on', true)
+                SELECT {durable}, {brief}
                 WHERE NOT {holding} AND COALESCE((SELECT m.number FROM {meta} AS m), 0) >= CAST(:seen AS bigint)
-            ) AS durable,
+            ) AS guarded,
                 unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:admitted AS boolean[]))
                     AS d(name, hint, admitted)
             CROSS JOIN LATERAL (
@@ -183,7 +194,7 @@ def _end_statement(tables: Tables, shape: Shape) -> TextClause:
     return text(
         """
         WITH o AS (
-            SELECT b.* FROM ({rows}) AS b, (SELECT set_config('synchronous_commit', 'on', true)) AS durable
+            SELECT b.* FROM ({rows}) AS b, (SELECT {durable}) AS durable
         ), ended AS (
             DELETE FROM {queue} AS q USING o
             WHERE q.id = o.id AND q.id = {ids} AND (
@@ -210,7 +221,7 @@ def _move_statement(tables: Tables, shape: Shape) -> TextClause:
     return text(
         """
         WITH o AS (
-            SELECT b.* FROM ({rows}) AS b, (SELECT set_config('synchronous_commit', 'on', true)) AS durable
+            SELECT b.* FROM ({rows}) AS b, (SELECT {durable}) AS durable
         ), moved AS (
             UPDATE {queue} AS q SET
                 state = o.state,

@@ -30,10 +30,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, case, func, literal, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from outbox.databases import clock, sqlstate
+from outbox.databases import DEADLOCK, clock, sqlstate
 from outbox.schema import NEVER, Instant, Tables
-
-DEADLOCK = "40P01"  # PostgreSQL, appendix A: deadlock_detected
 
 DEADLOCK_NOTE = (
     "two transactions took the lanes of the same ordering keys in different order: run the transaction again, and enqueue the"

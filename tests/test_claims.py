@@ -25,14 +25,16 @@ from dispatching import (
     reasons,
     settle,
     settlement_row,
+    wait_for,
     want,
 )
 from support import TABLES, Database
 
 import outbox
-from dispatchers import sql_portable
+from dispatchers import sql_portable, sql_postgresql
 from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
+from outbox.databases import is_passing
 from outbox.schema import EPOCH, NEVER
 
 MINUTE = timedelta(minutes=1)
@@ -245,6 +247,38 @@ def test_a_lease_that_holds_is_not_taken_over(bench: Bench) -> None:
     age(bench.database, LEASE - timedelta(seconds=20))
 
     assert claim(bench.store) == []
+
+
+def test_a_process_that_falls_silent_in_the_middle_of_its_claim_does_not_keep_the_entry(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    put_one(postgresql, ob)
+    others = Claims(postgresql.engine, ob.configuration)
+
+    with postgresql.engine.connect() as silent:
+        silent.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '300ms'")
+        assert len(sql_postgresql.claim(silent, TABLES, claim_request())) == 1
+        assert claim(others) == []
+        wait_for(lambda: claim(others), "the server to end the silent one")
+        with pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction timeout") as ended:
+            silent.exec_driver_sql("SELECT 1")
+        assert is_passing(ended.value)
+
+
+@pytest.mark.parametrize(("own", "then"), [("0", "1min"), ("5s", "5s")])
+def test_a_claims_transaction_may_be_silent_for_a_minute_or_for_as_long_as_the_session_says(
+    postgresql: Database, ob: outbox.Outbox, own: str, then: str
+) -> None:
+    put_one(postgresql, ob)
+    asked = "SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('synchronous_commit')"
+    with postgresql.engine.connect() as connection:
+        connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = '{own}'")
+        connection.exec_driver_sql("SET synchronous_commit = off")
+        connection.commit()
+        assert len(sql_postgresql.claim(connection, TABLES, claim_request())) == 1
+        assert connection.exec_driver_sql(asked).one() == (then, "on")
+        connection.commit()
+        assert connection.exec_driver_sql(asked).one() == (own, "off")
 
 
 def test_two_claimers_at_once_never_get_the_same_entry(postgresql: Database, ob: outbox.Outbox) -> None:

@@ -1,6 +1,7 @@
 """`outbox resume --after-restore`: what counts as maybe sent then, since when, and who said so."""
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_the_dispatchers_go_on_and_who_said_so_is_on_record(
     row = database.rows(META)[0]
     assert (row.held_reason, row.resumed_by, row.resumed_reason) == (None, "ada", "the disk was lost")
     assert row.checked_at == row.resumed_at > marked.checked_at
-    assert "resumed 0s ago by ada: the disk was lost" in told
+    assert re.search(r"resumed \d+s ago by ada: the disk was lost", told)
     assert state(database, id) == "delivered"
 
 

@@ -44,7 +44,9 @@ from dispatching import GatedService
 def make():
     service = GatedService(here)
     service.window = FOREVER if os.environ["WINDOW"] == "forever" else None
-    return Dispatcher(url, outbox=ob, adapters={"crm": service}, grace=timedelta(seconds=1))
+    return Dispatcher(
+        url, outbox=ob, adapters={"crm": service}, grace=timedelta(seconds=1), poll=timedelta(hours=1)
+    )
 """
 
 
@@ -62,6 +64,7 @@ def test_a_process_stopped_in_mid_send_beyond_its_lease_does_no_harm_when_it_wak
 
     with daemon(tmp_path, postgresql.url, WINDOW="none" if window is None else "forever") as stopped:
         wait_for(lambda: GatedService(tmp_path).waiting, "the send", workers=[stopped])
+        wait_for(lambda: not transactions(postgresql), "nothing but the send to be under way", workers=[stopped])
         stopped.process.send_signal(signal.SIGSTOP)
         age(postgresql, HOUR)
         assert run_once(postgresql, ob, adapters={"crm": service}) == 1
@@ -80,6 +83,14 @@ def test_a_process_stopped_in_mid_send_beyond_its_lease_does_no_harm_when_it_wak
     assert state(postgresql, id) == "delivered"
     assert service.effects == [key]
     assert service.sent == [key] * sent
+
+
+def transactions(database: Database) -> int:
+    """How many of the others are at work."""
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with database.engine.connect() as connection:
+        found: int = connection.execute(sa.text(f"{others} AND state <> 'idle'")).scalar_one()
+        return found
 
 
 # --- a database that swallows everything
