@@ -77,7 +77,7 @@ def main() -> None:
         Base.metadata.create_all(engine)
         bench = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")
         if arguments.requests:
-            met = [compare_requests(url, bench)]
+            met = [compare_requests(url)]
         else:
             met = [compare_enqueue(engine, bench), asyncio.run(compare_drain(engine, bench))]
         engine.dispose()

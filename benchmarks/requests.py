@@ -1,59 +1,36 @@
-"""What a claim adds to a request, in CPU of client and server, and what a replay costs beside a first execution.
+"""What a claim adds to a request over HTTP, in CPU of the web process and the database's, and what a replay costs.
 
-The request, through the ORM, in one transaction: it reads its customer, writes an order with three lines, and enqueues one entry.
+The request, to a FastAPI app under uvicorn: JSON in and out, one transaction that reads its customer, writes an order with
+three lines, and enqueues one entry. The clients' own CPU does not count.
 """
 
-import gc
+import http.client
+import os
+import socket
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 
-from sqlalchemy import Engine, ForeignKey, create_engine, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
 
-import outbox
 from benchmarks.cpu import process_cpu
+from benchmarks.shop import BODY, Base, Customer
 
 ROUNDS = 7
 REQUESTS = 320
 CLIENTS = (1, 16)
 CLAIM_GOAL = 1.35
 REPLAY_GOAL = 0.5
-BODY = b'{"customer": 1, "lines": [["pen", 500], ["ink", 700], ["pad", 800]]}'
-CHARGE = {"amount": 2000, "currency": "eur", "customer": "cus_1", "description": "an order of three lines"}
+PATIENCE_SECONDS = 30
 
 numbers = count()
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Customer(Base):
-    __tablename__ = "bench_customer"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str]
-
-
-class Purchase(Base):
-    __tablename__ = "bench_purchase"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    customer_id: Mapped[int] = mapped_column(ForeignKey(Customer.id))
-    lines: Mapped[list["Line"]] = relationship()
-
-
-class Line(Base):
-    __tablename__ = "bench_line"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    purchase_id: Mapped[int] = mapped_column(ForeignKey(Purchase.id))
-    item: Mapped[str]
-    amount: Mapped[int]
 
 
 @dataclass(frozen=True)
@@ -65,35 +42,42 @@ class Costs:
     replayed: list[float]
 
 
-def compare_requests(url: str, bench: outbox.Outbox) -> bool:
+@dataclass(frozen=True)
+class Shop:
+    """A web process, and the name by which the server knows its connections."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+
+
+def compare_requests(url: str) -> bool:
     """Print the third table; returns whether all goals were met."""
-    print("a request (one read, four rows, one entry) with a claim, over the same without; and replayed, over claimed:")
-    print("CPU of client and server")
+    engine = create_engine(url)
+    Base.metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.merge(Customer(id=1, name="Ada"))
+    print(
+        "a request to FastAPI (one read, four rows, one entry) with a claim, over the same without; and replayed, over"
+    )
+    print("claimed: CPU of the web process and the server")
     print(f"{'clients':>10}{'':>12}{'us':>10}{'ratio':>10}{'at most':>10}")
-    met = True
-    for clients in CLIENTS:
-        engine = create_engine(url, pool_size=clients, max_overflow=0)
-        Base.metadata.create_all(engine)
-        with Session(engine) as session, session.begin():
-            session.merge(Customer(id=1, name="Ada"))
-        met &= _report(clients, _measure(engine, bench, clients))
-        engine.dispose()
-    return met
+    met = [_report(clients, _measure(engine, url, clients)) for clients in CLIENTS]
+    engine.dispose()
+    return all(met)
 
 
-def _measure(engine: Engine, bench: outbox.Outbox, clients: int) -> Costs:
+def _measure(engine: Engine, url: str, clients: int) -> Costs:
     costs = Costs([], [], [])
-    for measured in [False] + [True] * ROUNDS:
-        first = next(numbers)
-        keys = [f"order:{first}:{number}" for number in range(REQUESTS)]
-        plain = _cpu(engine, clients, keys, lambda key: _plain(engine, bench, f"plain:{key}"))
-        claimed = _cpu(engine, clients, keys, lambda key: _claimed(engine, bench, key))
-        replayed = _cpu(engine, clients, keys, lambda key: _claimed(engine, bench, key))
-        gc.freeze()  # what is loaded by now is not walked at each collection, whichever side caused it
-        if measured:
-            costs.plain.append(plain)
-            costs.claimed.append(claimed)
-            costs.replayed.append(replayed)
+    with ExitStack() as stack:
+        plain, claimed = (stack.enter_context(serving(kind, url, clients)) for kind in ("plain", "claimed"))
+        for measured in [False] + [True] * ROUNDS:
+            first = next(numbers)
+            keys = [f"order:{first}:{number}" for number in range(REQUESTS)]
+            figures = [_cpu(engine, shop, clients, keys) for shop in (plain, claimed, claimed)]
+            if measured:
+                for column, figure in zip((costs.plain, costs.claimed, costs.replayed), figures, strict=True):
+                    column.append(figure)
     return costs
 
 
@@ -106,47 +90,65 @@ def _report(clients: int, costs: Costs) -> bool:
     return claim <= CLAIM_GOAL and replay <= REPLAY_GOAL
 
 
-def _cpu(engine: Engine, clients: int, keys: list[str], request: Callable[[str], None]) -> float:
-    """Microseconds of CPU for each request, made by so many threads at once, each on a connection of the pool."""
-    backends = _backends(engine, clients)
-    server, client = sum(map(process_cpu, backends)), time.process_time()
+def _cpu(engine: Engine, shop: Shop, clients: int, keys: list[str]) -> float:
+    """Microseconds of CPU for each request, made by so many clients at once, each over a connection of its own."""
+    before = _used(engine, shop)
     with ThreadPoolExecutor(clients) as pool:
-        list(pool.map(request, keys))
-    return (time.process_time() - client + sum(map(process_cpu, backends)) - server) / len(keys) * 1e6
+        for made in [pool.submit(_post, shop.port, keys[first::clients]) for first in range(clients)]:
+            made.result()
+    return (_used(engine, shop) - before) / len(keys) * 1e6
 
 
-def _backends(engine: Engine, clients: int) -> list[int]:
-    """The server's processes behind the pool's connections: all of them, as none may be opened beyond."""
-    sessions = [Session(engine) for _ in range(clients)]
-    pids = [session.execute(text("SELECT pg_backend_pid()")).scalar_one() for session in sessions]
-    for session in sessions:
-        session.commit()  # at a rollback psycopg forgets what it has prepared
-        session.close()
-    return pids
+def _post(port: int, keys: list[str]) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
+    for key in keys:
+        headers = {"Content-Type": "application/json", "Idempotency-Key": f'"{key}"'}
+        connection.request("POST", "/orders", BODY, headers)
+        response = connection.getresponse()
+        answer = response.read()
+        if response.status != 201:
+            raise SystemExit(f"{response.status}: {answer!r}")
+    connection.close()
 
 
-def _plain(engine: Engine, bench: outbox.Outbox, key: str) -> None:
-    with Session(engine) as session, session.begin():
-        _place_order(session)
-        bench.enqueue(session, "noop.charge", CHARGE, parent=key)
+def _used(engine: Engine, shop: Shop) -> float:
+    """Seconds of CPU that the web process and its connections' server processes have used. The pool keeps all of them."""
+    connections = text("SELECT pid FROM pg_stat_activity WHERE application_name = :name")
+    with engine.connect() as connection:
+        backends = connection.execute(connections, {"name": shop.name}).scalars().all()
+    return sum(map(process_cpu, (shop.process.pid, *backends)))
 
 
-def _claimed(engine: Engine, bench: outbox.Outbox, key: str) -> None:
-    with (
-        Session(engine) as session,
-        session.begin(),
-        bench.idempotent(session, key, scope="acct_1", request=BODY) as claim,
-    ):
-        if not claim.replayed:
-            number = _place_order(session)
-            bench.enqueue(session, "noop.charge", CHARGE)
-            claim.respond(201, {"order": number})
+@contextmanager
+def serving(kind: str, url: str, clients: int) -> Iterator[Shop]:
+    """A web process with as many connections to the database as there are clients, all of them open and warm."""
+    name = f"bench-{kind}-{clients}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        command = ["uvicorn", f"benchmarks.shop:create_{kind}", "--factory", "--fd", str(listener.fileno())]
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--log-level", "warning"],
+            env=os.environ | {"BENCH_URL": url, "BENCH_CLIENTS": str(clients), "BENCH_NAME": name},
+            pass_fds=[listener.fileno()],
+        )
+    try:
+        _wait_until_up(port)
+        yield Shop(name, process, port)
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_SECONDS)
 
 
-def _place_order(session: Session) -> int:
-    customer = session.get_one(Customer, 1)
-    order = Purchase(customer_id=customer.id)
-    order.lines = [Line(item=item, amount=amount) for item, amount in (("pen", 500), ("ink", 700), ("pad", 800))]
-    session.add(order)
-    session.flush()
-    return order.id
+def _wait_until_up(port: int) -> None:
+    """Its socket takes connections before anybody answers: so wait for an answer."""
+    latest = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
+            connection.request("GET", "/")
+            connection.getresponse().read()
+            return
+        except OSError:
+            if time.monotonic() > latest:
+                raise
+            time.sleep(0.05)

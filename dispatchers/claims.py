@@ -34,8 +34,8 @@ from outbox import migrations
 from outbox.configuration import Configuration
 from outbox.databases import prepare_sqlite, require_transaction
 from outbox.errors import ConfigurationError
+from outbox.instants import NEVER
 from outbox.keys import KeyFields, ParentKey, key_fields
-from outbox.schema import NEVER
 
 Result = TypeVar("Result")
 

@@ -16,10 +16,11 @@ from dispatchers.lifecycle import SEND_AGAIN, Known, known_of, looks_of, outcome
 from dispatchers.sql_marks import is_held
 from outbox.databases import clock
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
+from outbox.instants import NEVER
 from outbox.keys import check_field
 from outbox.lanes import Place, advance
 from outbox.payload import encode_json
-from outbox.schema import NEVER, Tables
+from outbox.schema import Tables
 
 Verdict: TypeAlias = Literal["happened", "did_not_happen", "send_again"]
 

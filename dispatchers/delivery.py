@@ -14,8 +14,8 @@ from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
+from outbox.instants import EPOCH
 from outbox.keys import Tag, encode_hex, encode_native, encode_uuid
-from outbox.schema import EPOCH
 
 
 class Forever(Enum):

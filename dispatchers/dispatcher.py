@@ -49,8 +49,9 @@ from dispatchers.watching import MarkFile, Watch
 from outbox.databases import is_passing, sqlstate
 from outbox.errors import ConfigurationError
 from outbox.instance import Outbox, default
+from outbox.instants import NEVER
 from outbox.keys import Keyring
-from outbox.schema import NEVER, SCHEMA_VERSION
+from outbox.schema import SCHEMA_VERSION
 
 log = logging.getLogger("outbox.dispatcher")
 

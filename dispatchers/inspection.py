@@ -17,9 +17,10 @@ from dispatchers.destinations import destination_names
 from dispatchers.lifecycle import known_of
 from outbox.databases import clock
 from outbox.errors import EntryNotFound
+from outbox.instants import NEVER
 from outbox.keys import Tag, encode_native
 from outbox.lanes import is_blocked
-from outbox.schema import NEVER, Tables
+from outbox.schema import Tables
 
 WAITING_STATES = ("pending", "sending", "retry", "uncertain")
 ENDED_STATES = ("delivered", "failed", "cancelled")

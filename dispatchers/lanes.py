@@ -15,8 +15,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from dispatchers.lifecycle import Claimed, Ending, HandBack, Keep, Park, Settle, Transition, known_of
 from dispatchers.moves import moved
 from outbox.databases import clock
+from outbox.instants import NEVER
 from outbox.lanes import Place, advance, unblocked
-from outbox.schema import NEVER, Tables
+from outbox.schema import Tables
 
 log = logging.getLogger("outbox.dispatcher")
 

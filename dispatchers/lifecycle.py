@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from dispatchers.pressure import Pressing
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 
 class Claimed(NamedTuple):

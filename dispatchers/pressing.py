@@ -15,7 +15,7 @@ from dispatchers.decide import CENTURY
 from dispatchers.delivery import Deferred, Delivered, Memory, Outcome, Unknown
 from dispatchers.lifecycle import Claimed, Want
 from dispatchers.pressure import COOL_DEFAULT, Limits, News, Pressing, Pressure, Pressures, opens_at
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 log = logging.getLogger("outbox.dispatcher")
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from outbox.errors import ConfigurationError
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 COOL_MAX = timedelta(days=1)
 """One answer stops the whole fleet for so long at most; its own entry waits for all of what was asked."""

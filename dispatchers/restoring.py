@@ -13,10 +13,12 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, and_, case, insert, literal, or_, select, update
 
 from dispatchers.decisions import check_word
-from dispatchers.sql_marks import guard, hold, read_mark, read_server, server_tells, values_of
+from dispatchers.sql_guards import guard
+from dispatchers.sql_marks import hold, read_mark, read_server, server_tells, values_of
 from outbox.databases import clock
 from outbox.errors import InvalidValue
-from outbox.schema import MICROSECOND, NEVER, Instant, Tables
+from outbox.instants import MICROSECOND, NEVER, Instant
+from outbox.schema import Tables
 
 ROWS_MAX = 1000  # a batch holds its locks for some 50 ms
 RESUMING = "a person is resuming after a restore: run `outbox resume --after-restore` again if that was cut short"

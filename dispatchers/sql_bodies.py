@@ -9,7 +9,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, text
 
 from outbox.bodies import ONE_DAY, Day, Layout, body_partition, body_table, prefix_of, read_layout
-from outbox.schema import Tables, quoted
+from outbox.schema import Tables
+from outbox.table_names import quoted
 
 LOCK_WAIT_SECONDS = 5
 """How long the making of a partition waits for who changes the bodies' table too; nobody who uses it queues up behind."""

@@ -10,7 +10,8 @@ from sqlalchemy import Connection, select, update
 from dispatchers.destinations import destination_names
 from dispatchers.lifecycle import KEY_CONFLICT, Looks, known_of, looks_of, outcome_on_record
 from outbox.databases import clock
-from outbox.schema import NEVER, Tables
+from outbox.instants import NEVER
+from outbox.schema import Tables
 
 ROWS_MAX = 200  # at a time, once a minute: a service is not to be flooded with looks at what has long been uncertain
 

@@ -8,9 +8,11 @@ from sqlalchemy import Connection, Row, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.marks import Mark, Watched, bounds, is_due, suspicion
-from dispatchers.sql_postgresql import BRIEF, DURABLE
+from dispatchers.sql_guards import guard
 from outbox.databases import clock, insert_unless_present, sqlstate
-from outbox.schema import Tables, holding, quoted
+from outbox.functions import holding
+from outbox.schema import Tables
+from outbox.table_names import quoted
 
 REFUSALS = frozenset({"42501", "42883", "0A000"})
 """SQLSTATEs of a server that does not let its user ask: insufficient_privilege, undefined_function, feature_not_supported."""
@@ -135,14 +137,3 @@ def hold(connection: Connection, tables: Tables, mark: Mark | None, reason: str,
 
 def values_of(mark: Mark) -> dict[str, Any]:
     return {field.name: getattr(mark, field.name) for field in fields(Mark)}
-
-
-_GUARD = text(f"SELECT {DURABLE}, {BRIEF}")
-
-
-def guard(connection: Connection) -> None:
-    """Whatever the role's setting: a mark that was seen must not be lost in a crash, or that would look like a restore. Nor does
-    a process that is stopped here keep all the others from theirs.
-    """
-    if connection.dialect.name == "postgresql":
-        connection.execute(_GUARD)

@@ -15,7 +15,8 @@ from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Settle, Transit
 from dispatchers.moves import Moved, moved
 from dispatchers.sql_pressure import is_pressed
 from outbox.databases import clock
-from outbox.schema import NEVER, Tables
+from outbox.instants import NEVER
+from outbox.schema import Tables
 
 
 def claim(connection: Connection, tables: Tables, request: ClaimRequest) -> list[Claimed]:

@@ -11,8 +11,11 @@ from sqlalchemy.dialects import postgresql
 
 from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Settle, Want
 from dispatchers.moves import Moving, moved
+from dispatchers.sql_guards import BRIEF, DURABLE
 from outbox.batches import Batch, Shape, batch_query
-from outbox.schema import NEVER, Tables, holding
+from outbox.functions import holding
+from outbox.instants import NEVER
+from outbox.schema import Tables
 
 
 def claim(connection: Connection, tables: Tables, request: ClaimRequest) -> list[Claimed]:
@@ -112,18 +115,6 @@ def _quoted(tables: Tables) -> dict[str, str]:
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     quoted = {name: quote(getattr(tables, name)) for name in _NAMES}
     return quoted | {"holding": holding(quoted["meta"]), "durable": DURABLE, "brief": BRIEF}
-
-
-DURABLE = "set_config('synchronous_commit', 'on', true)"
-"""For this transaction: a role may have it off, and a claim that a crash takes back would be a send that nobody remembers."""
-
-SILENT_SECONDS_MAX = 60
-BRIEF = (
-    "set_config('idle_in_transaction_session_timeout',"
-    f" COALESCE(NULLIF(current_setting('idle_in_transaction_session_timeout'), '0'), '{SILENT_SECONDS_MAX}s'), true)"
-)
-"""For this transaction: a process that is stopped in the middle of it does not keep its locks until it goes on. Not where a
-user's callback runs in it, which may take its time."""
 
 
 # --- the statements. `now()` is the transaction's start: an index condition needs a stable clock, and both a lease that

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dispatchers.lifecycle import Claimed, Want
-from outbox.schema import EPOCH
+from outbox.instants import EPOCH
 
 BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
 DESTINATIONS_MAX = 50  # in one claim; more take turns

@@ -12,7 +12,8 @@ from datetime import UTC, date, datetime, timedelta
 
 from sqlalchemy import Connection, text
 
-from outbox.schema import Tables, quoted
+from outbox.schema import Tables
+from outbox.table_names import quoted
 
 DAYS_AHEAD = 7
 """How many days have their partition in advance: what a long weekend without any dispatcher or upkeep does not use up."""

@@ -34,7 +34,7 @@ from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.errors import ConfigurationError, NoTransaction
-from outbox.schema import Instant
+from outbox.instants import Instant
 
 SUPPORTED = ("postgresql", "sqlite")
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out

@@ -8,6 +8,7 @@ from uuid import UUID
 from outbox.configuration import Configuration
 from outbox.entries import NewEntry
 from outbox.errors import InvalidValue, ParentRequired
+from outbox.instants import NEVER
 from outbox.keys import (
     ChildKey,
     ParentKey,
@@ -20,7 +21,6 @@ from outbox.keys import (
     parent_id,
 )
 from outbox.payload import encode_json
-from outbox.schema import NEVER
 from outbox.session import AnySession, ClaimedParent, duplicate, state_of, sync_session
 
 DUE_MAX = timedelta(days=36_525)  # a century: no calendar overflows

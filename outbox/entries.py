@@ -12,9 +12,10 @@ from sqlalchemy.dialects import postgresql
 from outbox.batches import Batch, Shape, batch_query
 from outbox.configuration import Configuration
 from outbox.databases import clock, execute, insert_unless_present
+from outbox.instants import NEVER
 from outbox.keys import KeyFields, Tag
 from outbox.lanes import next_position, take_positions
-from outbox.schema import NEVER, SCHEMA_VERSION, Tables
+from outbox.schema import SCHEMA_VERSION, Tables
 
 
 class NewEntry(NamedTuple):

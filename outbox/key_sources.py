@@ -17,10 +17,10 @@ from sqlalchemy import Connection, select
 from outbox.configuration import Configuration
 from outbox.databases import clock, require_prepared, require_transaction, try_lock, wait_for_lock
 from outbox.errors import InvalidValue
+from outbox.instants import EPOCH
 from outbox.keys import ParentKey, pae, parent_id
 from outbox.observing import ClaimWatch
 from outbox.records import RecordKey, find_despite_snapshot, key_in_flight
-from outbox.schema import EPOCH
 
 PUBLIC_SECRET = bytes(32)
 """No secret is in these keys: a rotation must not change them within a window. The record's fingerprint has none either."""

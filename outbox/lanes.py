@@ -31,7 +31,8 @@ from sqlalchemy import Connection, bindparam, case, func, literal, select, text,
 from sqlalchemy.exc import DBAPIError
 
 from outbox.databases import DEADLOCK, clock, sqlstate
-from outbox.schema import NEVER, Instant, Tables
+from outbox.instants import NEVER, Instant
+from outbox.schema import Tables
 
 DEADLOCK_NOTE = (
     "two transactions took the lanes of the same ordering keys in different order: run the transaction again, and enqueue the"

@@ -15,9 +15,10 @@ from sqlalchemy import (
     Connection,
     Double,
     Executable,
+    LargeBinary,
+    Uuid,
     and_,
     bindparam,
-    case,
     delete,
     exists,
     false,
@@ -26,6 +27,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    text,
     true,
 )
 from sqlalchemy.exc import DBAPIError
@@ -38,17 +40,16 @@ from outbox.databases import (
     clock_plus,
     execute,
     insert_unless_present,
-    keeps_snapshot,
     lock_number,
     require_prepared,
     require_transaction,
     sqlstate,
     stored_body,
-    try_locking,
     wait_for_lock,
 )
 from outbox.errors import InvalidValue, KeyExpired, KeyInFlight, NotSerializable, RequestMismatch
 from outbox.fingerprint import FINGERPRINT_VERSION
+from outbox.functions import function_name
 from outbox.keys import ParentKey
 from outbox.observing import ClaimWatch
 from outbox.payload import encode_json
@@ -157,23 +158,24 @@ def claim_key(
     """Take the key for this transaction, or return the answer that it has. Raises what refuses the request.
 
     One statement finds the record and tries the lock, and takes no lock for an answer to replay, so that two replays at once
-    are both answered. Under the lock it is looked for again, as a separate statement: the lock's holder may just have committed.
+    are both answered. Under the lock it has looked again: the lock's holder may just have committed. After a wait for the lock
+    another statement does.
     """
     require_transaction(connection)
     require_prepared(connection)
-    found = _look(connection, key, lock=True)
+    found = _look_and_lock(connection, key)
     answer = _answer(key, found)
     if answer is not None:
         return answer
-    locked = found.locked
-    if not locked and in_flight == "wait":
+    if not found.locked and in_flight == "wait":
         with nullcontext() if watch is None else watch.waiting():
-            locked = wait_for_lock(connection, key.id, wait)
-    if not locked:
+            if wait_for_lock(connection, key.id, wait):
+                found = _look(connection, key)._replace(keeps_snapshot=found.keeps_snapshot)
+    if not found.locked:
         raise key_in_flight(key.name)
     if found.keeps_snapshot:
         return find_despite_snapshot(connection, key)
-    return _find_locked(connection, key)
+    return _answer_under_lock(connection, key, found)
 
 
 def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | None:
@@ -184,7 +186,7 @@ def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | 
     """
     try:
         with connection.begin_nested():
-            answer = _find_locked(connection, key)
+            answer = _answer_under_lock(connection, key, _look(connection, key))
         if answer is None:
             with connection.begin_nested() as trial:
                 insert_record(connection, key, Response(204))
@@ -254,9 +256,8 @@ def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
     return statement
 
 
-def _find_locked(connection: Connection, key: RecordKey) -> Response | None:
+def _answer_under_lock(connection: Connection, key: RecordKey, found: "_Found") -> Response | None:
     """The answer to replay, or None if the key is free, as it is for whoever holds the key's lock."""
-    found = _look(connection, key)
     answer = _answer(key, found)
     if answer is None and found.status is not None:
         _free_expired(connection, key)
@@ -312,29 +313,36 @@ class _Found(NamedTuple):
     keeps_snapshot: bool
 
 
-def _look(connection: Connection, key: RecordKey, *, lock: bool = False) -> _Found:
-    """One row always: the record's answer, whether it has expired, whether a tombstone stands for it.
+def _look(connection: Connection, key: RecordKey) -> _Found:
+    """One row always: the record's answer, whether it has expired, whether a tombstone stands for it."""
+    statement = _looking(key.configuration.tables)
+    return _Found._make(execute(connection, statement, {"wanted": key.id}).rows[0])
 
-    lock: try the key's lock, unless there is an answer to replay or to refuse with.
+
+def _look_and_lock(connection: Connection, key: RecordKey) -> _Found:
+    """The same, and try the key's lock, unless there is an answer to replay or to refuse with; under it, look again.
+
+    On SQLite a transaction that may write is the only one, and looks once.
     """
-    statement = _look_and_lock(key.configuration.tables) if lock else _look_only(key.configuration.tables)
-    parameters = {"wanted": key.id, "lock": lock_number(key.id)} if lock else {"wanted": key.id}
-    return _Found._make(execute(connection, statement, parameters).rows[0])
+    if connection.dialect.name != "postgresql":
+        return _look(connection, key)
+    configuration = key.configuration
+    statement = _claiming(configuration.schema, configuration.prefix)
+    return _Found._make(execute(connection, statement, {"wanted": key.id, "lock": lock_number(key.id)}).rows[0])
 
 
 @cache
-def _look_and_lock(tables: Tables) -> Executable:
-    is_settled = or_(_stands(tables), tables.tombstone.c.forget_at > clock())
-    locked = case((is_settled, false()), else_=try_locking(bindparam("lock", type_=BigInteger)))
-    return _looking(tables, locked, keeps_snapshot())
+def _claiming(schema: str | None, prefix: str) -> Executable:
+    function = function_name("claim_key", schema, prefix)
+    statement = text(f"SELECT * FROM {function}(:wanted, :lock)")
+    typed: Executable = statement.bindparams(
+        bindparam("wanted", type_=Uuid), bindparam("lock", type_=BigInteger)
+    ).columns(body=LargeBinary, fingerprint=LargeBinary)
+    return typed
 
 
 @cache
-def _look_only(tables: Tables) -> Executable:
-    return _looking(tables, true(), false())
-
-
-def _looking(tables: Tables, *lock: ColumnElement[bool]) -> Executable:
+def _looking(tables: Tables) -> Executable:
     record, tombstone = tables.record, tables.tombstone
     wanted = select(bindparam("wanted", type_=record.c.id.type).label("id")).subquery()
     return select(
@@ -347,7 +355,8 @@ def _looking(tables: Tables, *lock: ColumnElement[bool]) -> Executable:
         tombstone.c.forget_at > clock(),
         record.c.lease_until,
         clock(),
-        *lock,
+        true(),
+        false(),
     ).select_from(
         wanted.outerjoin(record, record.c.id == wanted.c.id).outerjoin(tombstone, tombstone.c.id == wanted.c.id)
     )

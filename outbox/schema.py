@@ -6,7 +6,6 @@ An entry is cold: written once in the app's transaction, never updated. What cha
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -18,8 +17,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Date,
-    DateTime,
-    Dialect,
     Float,
     FromClause,
     Index,
@@ -31,16 +28,15 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    TypeDecorator,
     Uuid,
     and_,
     event,
     literal_column,
     text,
 )
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.types import TypeEngine
 
+from outbox.functions import DatabaseFunction, creation, database_functions
+from outbox.instants import Instant
 from outbox.table_names import check_table_names
 
 SCHEMA_VERSION = 1
@@ -51,33 +47,8 @@ header means, how a key is derived. A new table, index or column that older rele
 what the migrations' revisions count.
 """
 
-NEVER = datetime(9999, 12, 31, tzinfo=UTC)
-"""The due time of what is not to be claimed. PostgreSQL's own 'infinity' cannot be read back by its drivers."""
-
 OPEN = "('accepted', 'leased')"
 """The states of a record that has no final answer yet, as SQL."""
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
-
-
-class Instant(TypeDecorator[datetime]):
-    """An aware UTC datetime: `timestamptz` on PostgreSQL; whole microseconds since 1970 on SQLite, which has no such type."""
-
-    impl = DateTime
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return BigInteger() if dialect.name == "sqlite" else DateTime(timezone=True)
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        return (value - EPOCH) // MICROSECOND if value is not None and dialect.name == "sqlite" else value
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        instant: datetime = EPOCH + value * MICROSECOND if dialect.name == "sqlite" else value.astimezone(UTC)
-        return instant
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,8 +88,26 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         options = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         ddl = DDL(f"ALTER TABLE %(fullname)s SET ({options})")  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
         event.listen(table, "after_create", ddl.execute_if(dialect="postgresql"))
-    _listen_for_functions(tables, schema, prefix)
+    for function in database_functions(schema, prefix).values():
+        _listen_for(function, tables)
     return tables
+
+
+def _listen_for(function: DatabaseFunction, tables: Tables) -> None:
+    """Make it after the tables that it needs, and drop it before them."""
+    needed = {getattr(tables, name) for name in function.needs}
+
+    def listen(moment: str, *statements: str) -> None:
+        def execute(target: MetaData, connection: Connection, tables: Collection[Table], **rest: object) -> None:
+            # `create_all` and `drop_all` may be told to spare some tables, or find them there
+            if connection.dialect.name == "postgresql" and needed <= set(tables):
+                for statement in statements:
+                    connection.execute(text(statement))
+
+        event.listen(tables.metadata, moment, execute)
+
+    listen("after_create", *creation(function))
+    listen("before_drop", f"DROP FUNCTION IF EXISTS {function.signature}")
 
 
 def storage_parameters(tables: Tables) -> dict[Table, dict[str, int]]:
@@ -145,111 +134,6 @@ def is_open(record: FromClause, state: str) -> ColumnElement[bool]:
     only for its own condition, word for word (sqlite.org/partialindex.html).
     """
     return and_(record.c.state.bool_op("IN")(literal_column(OPEN)), record.c.state == literal_column(f"'{state}'"))
-
-
-def cancel_function(schema: str | None, prefix: str) -> str:
-    """The quoted name of PostgreSQL's function by which the app cancels an entry: its role may not delete one otherwise."""
-    return quoted(f"{prefix}cancel", schema)
-
-
-def holding(meta: str) -> str:
-    """PostgreSQL's condition, over the quoted name of `meta`, under which the database may have forgotten commits.
-
-    A hold is on record; or nobody has noticed yet that the server is on another timeline than the one marked, because a
-    standby was promoted or a backup was recovered. CASE, since a server that marked no timeline may refuse the question.
-    """
-    return (
-        f"EXISTS (SELECT FROM {meta} AS m WHERE m.held_reason IS NOT NULL OR CASE WHEN m.timeline IS NOT NULL"
-        " THEN m.timeline <> substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END)"
-    )
-
-
-def cancel_function_ddl(schema: str | None, prefix: str) -> tuple[str, str]:
-    """The statements that make it. It may be called by its owner and those to whom `outbox db roles` grants it.
-
-    It deletes only what was never possibly sent, nothing in a database that may have forgotten, and lets the next of its lane
-    come (outbox/lanes.py): first it locks the entry, then it reads the lane, for which each statement in it has a snapshot of
-    its own. BEGIN ATOMIC binds every name when it is
-    made, so that a caller's search_path leads it nowhere else. Source: PostgreSQL, "CREATE FUNCTION", "Writing SECURITY DEFINER
-    Functions Safely".
-    """
-    name = cancel_function(schema, prefix)
-    entry, queue = quoted(f"{prefix}entry", schema), quoted(f"{prefix}queue", schema)
-    cancellable = (
-        "q.id = entry_id AND q.state IN ('pending', 'retry') AND q.lease_token IS NULL AND NOT q.maybe_sent"
-        f" AND NOT {holding(quoted(f'{prefix}meta', schema))}"
-    )
-    create = f"""
-CREATE OR REPLACE FUNCTION {name}(entry_id uuid) RETURNS boolean LANGUAGE sql SECURITY DEFINER
-BEGIN ATOMIC
-    SELECT q.id FROM {queue} AS q WHERE {cancellable} FOR UPDATE;
-    UPDATE {queue} AS q SET due_at = CASE
-        WHEN q.due_at = '{NEVER.isoformat()}' AND q.hold IS NULL THEN GREATEST(e.due_at, now()) ELSE q.due_at END
-    FROM {entry} AS e WHERE e.id = q.id AND q.id = (
-        SELECT n.id FROM {queue} AS n, {queue} AS q
-        WHERE {cancellable} AND n.ordering_key = q.ordering_key AND n.position > q.position AND n.state IN ('pending', 'retry')
-        ORDER BY n.position LIMIT 1 FOR UPDATE OF n
-    );
-    WITH cancelled AS (
-        DELETE FROM {queue} AS q WHERE {cancellable}
-        RETURNING q.id, q.deliveries, q.attempts, q.key_epoch
-    ), settled AS (
-        INSERT INTO {quoted(f"{prefix}settlement", schema)} (id, state, deliveries, attempts, key_epoch, settled_at)
-        SELECT c.id, 'cancelled', c.deliveries, c.attempts, c.key_epoch, clock_timestamp() FROM cancelled AS c
-    )
-    SELECT EXISTS (SELECT FROM cancelled);
-END"""
-    return create.strip(), f"REVOKE ALL ON FUNCTION {name}(uuid) FROM PUBLIC"
-
-
-def body_function_ddl(schema: str | None, prefix: str) -> str:
-    """The statement that makes the function by which a body is read that stands in its day's partition: `outbox.bodies`.
-
-    It has the rights of who calls it. EXECUTE plans for the day that is asked for: no other day's partition is opened or
-    locked, whereas a prepared plan would lock all of them. NULL: the partition is gone.
-    """
-    table = quoted(f"{prefix}body", schema)
-    return f"""
-CREATE OR REPLACE FUNCTION {body_function(schema, prefix)}(record_id uuid, on_day date) RETURNS bytea LANGUAGE plpgsql STABLE
-AS $read$
-DECLARE
-    found bytea;
-BEGIN
-    EXECUTE $one$SELECT body FROM {table} WHERE id = $1 AND day = $2$one$ INTO found USING record_id, on_day;
-    RETURN found;
-END
-$read$""".strip()
-
-
-def body_function(schema: str | None, prefix: str) -> str:
-    """The quoted name of that function; its arguments are `(uuid, date)`."""
-    return quoted(f"{prefix}body_of", schema)
-
-
-def _listen_for_functions(tables: Tables, schema: str | None, prefix: str) -> None:
-    cancel, body = cancel_function(schema, prefix), body_function(schema, prefix)
-    needed = {tables.entry, tables.queue, tables.settlement, tables.meta}
-    _listen(tables, needed, "after_create", *cancel_function_ddl(schema, prefix))
-    _listen(tables, needed, "before_drop", f"DROP FUNCTION IF EXISTS {cancel}(uuid)")
-    _listen(tables, {tables.record}, "after_create", body_function_ddl(schema, prefix))
-    _listen(tables, {tables.record}, "before_drop", f"DROP FUNCTION IF EXISTS {body}(uuid, date)")
-
-
-def _listen(tables: Tables, needed: set[Table], moment: str, *statements: str) -> None:
-    def execute(target: MetaData, connection: Connection, tables: Collection[Table], **rest: object) -> None:
-        # `create_all` and `drop_all` may be told to spare some tables, or find them there
-        if connection.dialect.name == "postgresql" and needed <= set(tables):
-            for statement in statements:
-                connection.execute(text(statement))
-
-    event.listen(tables.metadata, moment, execute)
-
-
-def quoted(name: str, schema: str | None = None) -> str:
-    """A name as PostgreSQL takes it, quoted where it must be."""
-    prepare = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
-    written: str = prepare.format_table(Table(name, MetaData(), schema=schema))
-    return written
 
 
 def _key_columns() -> list[Column[Any]]:

@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 
 from outbox.configuration import Configuration
 from outbox.databases import clock, require_transaction
+from outbox.functions import function_name
 from outbox.keys import ParentKey, Tag, encode_native, parent_id
 from outbox.lanes import Place, advance
-from outbox.schema import Tables, cancel_function
+from outbox.schema import Tables
 
 State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed", "cancelled"]
 
@@ -107,7 +108,7 @@ def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID)
     connection = session.connection()
     require_transaction(connection)
     if connection.dialect.name == "postgresql":
-        function = cancel_function(configuration.schema, configuration.prefix)
+        function = function_name("cancel", configuration.schema, configuration.prefix)
         return bool(connection.execute(text(f"SELECT {function}(:id)"), {"id": entry_id}).scalar_one())
     return _cancel_by_hand(connection, configuration.tables, entry_id)
 

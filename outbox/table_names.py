@@ -1,5 +1,8 @@
 """What the outbox's tables may be called. Pure."""
 
+from sqlalchemy import MetaData, Table
+from sqlalchemy.dialects import postgresql
+
 from outbox.errors import InvalidValue
 
 NAME_BYTES_MAX = 63  # PostgreSQL, "Lexical Structure": it cuts a longer name off, and two of ours could become one
@@ -19,3 +22,10 @@ def check_table_names(schema: str | None, prefix: str) -> None:
 def _check(field: str, value: object, bytes_min: int, bytes_max: int, way_out: str) -> None:
     if not isinstance(value, str) or not value.isprintable() or not bytes_min <= len(value.encode()) <= bytes_max:
         raise InvalidValue(field, value, f"must be printable text of {bytes_min} to {bytes_max} bytes: {way_out}")
+
+
+def quoted(name: str, schema: str | None = None) -> str:
+    """A name as PostgreSQL takes it, quoted where it must be."""
+    prepare = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
+    written: str = prepare.format_table(Table(name, MetaData(), schema=schema))
+    return written

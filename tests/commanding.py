@@ -19,7 +19,7 @@ import outbox
 from dispatchers import Delivered, Delivery, Outcome, Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.cli import main
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 SECRET_TEXT = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="  # bytes 00 01 02 ... 1f
 PRIVATE = {"card": "4242424242424242"}

@@ -24,7 +24,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims, Exchange
 from dispatchers.delivery import Window
 from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Transition, Want, looks_of
-from outbox.schema import EPOCH, MICROSECOND, NEVER
+from outbox.instants import EPOCH, MICROSECOND, NEVER
 
 LEASE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)

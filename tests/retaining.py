@@ -15,7 +15,7 @@ from dispatchers.delivery import Window
 from dispatchers.retention import KEEP, Retention
 from dispatchers.upkeep import Upkeep
 from outbox.databases import clock
-from outbox.schema import MICROSECOND
+from outbox.instants import MICROSECOND
 
 DAY = timedelta(days=1)
 A_MOMENT = timedelta(minutes=1)

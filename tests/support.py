@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
 from outbox.idempotency import IdempotentBlock
-from outbox.schema import MICROSECOND
+from outbox.instants import MICROSECOND
 
 TABLES = outbox.define_tables(sa.MetaData())
 REQUEST = {"customer": "ada", "amount": 2000}

@@ -29,7 +29,7 @@ from dispatchers.sql_bodies import Drops, drop_days
 from dispatchers.upkeep import keep_bodies
 from outbox import migrations
 from outbox.metrics import gauges, opentelemetry, prometheus
-from outbox.schema import quoted
+from outbox.table_names import quoted
 
 pytest_plugins = ["blank_databases"]
 MONTH = 32  # days

@@ -12,7 +12,7 @@ from support import Database, Order
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
-from outbox.schema import EPOCH
+from outbox.instants import EPOCH
 
 
 def cancel(database: Database, ob: outbox.Outbox, id: UUID) -> bool:

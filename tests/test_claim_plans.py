@@ -15,7 +15,7 @@ import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, Park, Settle, Transition, Wait
-from outbox.schema import EPOCH
+from outbox.instants import EPOCH
 
 WAL_BYTES_MAX = 700  # per drained entry; 480 were measured
 HOT_MIN = 0.9

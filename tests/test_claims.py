@@ -35,7 +35,7 @@ from dispatchers import sql_portable, sql_postgresql
 from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
 from outbox.databases import is_passing
-from outbox.schema import EPOCH, NEVER
+from outbox.instants import EPOCH, NEVER
 
 MINUTE = timedelta(minutes=1)
 TOKEN = UUID(int=7)

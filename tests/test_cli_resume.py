@@ -17,7 +17,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
 from dispatchers.lifecycle import Settle
 from dispatchers.marks import Mark
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 META = TABLES.meta
 GIVEN = ("resume", "--after-restore", "--reason", "the disk was lost", "--actor", "ada")

@@ -30,7 +30,7 @@ from support import TABLES, Database
 import outbox
 from dispatchers.claims import Claims
 from dispatchers.upkeep import report_gauges
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 GATED = """
 from dispatching import GatedService

@@ -33,8 +33,8 @@ from dispatchers.claims import Claims
 from dispatchers.delivery import Window
 from dispatchers.lifecycle import Park, known_of
 from outbox.databases import clock
+from outbox.instants import NEVER
 from outbox.keys import derive_tag, encode_native, key_fields
-from outbox.schema import NEVER
 
 DAY = 24 * HOUR
 KNOWN = "it is known to be delivered, and only its callback is due"

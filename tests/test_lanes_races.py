@@ -21,7 +21,7 @@ from dispatchers.claims import Claims
 from dispatchers.lanes import leave, sort_out
 from dispatchers.lifecycle import Claimed, Settle
 from outbox.databases import clock_plus
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 
 @pytest.fixture

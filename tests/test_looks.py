@@ -36,7 +36,7 @@ from dispatchers import (
 )
 from dispatchers.claims import Claims
 from dispatchers.lifecycle import looks_of
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 
 @pytest.fixture

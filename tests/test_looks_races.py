@@ -35,7 +35,7 @@ from dispatchers.claims import Claims
 from dispatchers.lifecycle import Settle
 from dispatchers.looking import VANISHED_MAX
 from outbox.errors import DecisionRefused
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 
 @pytest.fixture

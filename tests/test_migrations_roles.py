@@ -20,7 +20,7 @@ from dispatchers.retention import Retention
 from dispatchers.sql_retention import STEPS, Look
 from outbox import migrations
 from outbox.databases import sqlstate
-from outbox.schema import quoted
+from outbox.table_names import quoted
 
 pytest_plugins = ["blank_databases"]
 

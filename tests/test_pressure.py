@@ -22,7 +22,7 @@ from dispatchers.pressure import (
     heard,
     opens_at,
 )
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -34,7 +34,7 @@ from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
 from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settle, Transition, known_of, looks_of
 from dispatchers.looking import admit_look, judge
 from outbox.errors import DecisionRefused, EntryNotFound
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 HOUR = timedelta(hours=1)
 LEASE = 1.5 * HOUR  # time passes by whole hours, and waits take no seconds: nothing ever happens on the stroke of one

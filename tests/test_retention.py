@@ -13,7 +13,7 @@ from dispatchers import FOREVER
 from dispatchers.delivery import Window
 from dispatchers.retention import BEHIND, REMEMBERED, Retention
 from outbox.configuration import AUDIT_WINDOW
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 STATES = ["pending", "sending", "retry", "uncertain"]
 ENTRY = {"entry": 1, "settlement": 1, "event": 1}

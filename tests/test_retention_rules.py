@@ -13,7 +13,7 @@ from retaining import DAY, KEEP, clean
 from support import TABLES, Database
 
 from dispatchers.retention import BEHIND
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 KEYS = [UUID(int=number) for number in range(1, 5)]
 A_WHILE = timedelta(hours=1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dispatchers.lifecycle import Claimed
 from dispatchers.turns import HINT_SLACK, Turns
-from outbox.schema import EPOCH
+from outbox.instants import EPOCH
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -20,7 +20,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
 from dispatchers.retention import Retention
 from dispatchers.upkeep import Upkeep, report_lag, retain
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 OFTEN = """
 import dispatchers.daemon

@@ -12,7 +12,7 @@ from dispatchers.claims import Claims
 from dispatchers.dispatcher import Dispatcher
 from outbox.databases import clock
 from outbox.errors import ConfigurationError
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 ROUNDS_MAX = 100
 

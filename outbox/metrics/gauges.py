@@ -7,7 +7,8 @@ from sqlalchemy import ColumnElement, Connection, Table, func, or_, select, text
 
 from outbox.bodies import body_table, read_layout
 from outbox.databases import clock
-from outbox.schema import Tables, is_open, quoted
+from outbox.schema import Tables, is_open
+from outbox.table_names import quoted
 
 OPEN_STATES = ("accepted", "leased")
 ZERO = timedelta(0)

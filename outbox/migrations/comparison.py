@@ -14,15 +14,9 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateSchema, CreateSequence, DropSchema, DropSequence, ExecutableDDLElement
 
 from outbox.bodies import body_tables
-from outbox.schema import (
-    body_function,
-    body_function_ddl,
-    cancel_function,
-    cancel_function_ddl,
-    define_tables,
-    quoted,
-    storage_parameters,
-)
+from outbox.functions import closing, database_functions
+from outbox.schema import define_tables, storage_parameters
+from outbox.table_names import quoted
 
 NAMES = "sqlalchemy-outbox"
 """The key of `MetaData.info` under which an outbox's schema and prefix stand."""
@@ -94,18 +88,12 @@ def _storage(connection: Connection, schema: str | None, prefix: str) -> Iterato
 
 
 def _functions(connection: Connection, schema: str | None, prefix: str) -> Iterator[ReversibleSQL]:
-    cancel = f"{cancel_function(schema, prefix)}(uuid)"
-    if _lacks_function(connection, cancel):
-        create, close = cancel_function_ddl(schema, prefix)
-        yield ReversibleSQL(create, f"DROP FUNCTION IF EXISTS {cancel}")
-        yield ReversibleSQL(close, f"GRANT EXECUTE ON FUNCTION {cancel} TO PUBLIC")
-    body = f"{body_function(schema, prefix)}(uuid, date)"
-    if _lacks_function(connection, body):
-        yield ReversibleSQL(body_function_ddl(schema, prefix), f"DROP FUNCTION IF EXISTS {body}")
-
-
-def _lacks_function(connection: Connection, signature: str) -> bool:
-    return connection.scalar(select(func.to_regprocedure(signature))) is None
+    for function in database_functions(schema, prefix).values():
+        signature = function.signature
+        if connection.scalar(select(func.to_regprocedure(signature))) is None:
+            yield ReversibleSQL(function.create, f"DROP FUNCTION IF EXISTS {signature}")
+            if function.closed:
+                yield ReversibleSQL(closing(function), f"GRANT EXECUTE ON FUNCTION {signature} TO PUBLIC")
 
 
 def _without_bodies(operations: list[MigrateOperation], schema: str | None, prefix: str) -> list[MigrateOperation]:

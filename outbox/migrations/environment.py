@@ -6,8 +6,9 @@ from typing import Any, TypeAlias
 from sqlalchemy import BigInteger, DateTime, MetaData
 
 from outbox.bodies import body_tables
+from outbox.instants import Instant
 from outbox.migrations.scripts import without_alembic
-from outbox.schema import Instant, define_tables
+from outbox.schema import define_tables
 
 NameFilter: TypeAlias = Callable[[str | None, Any, Any], bool]
 

@@ -3,9 +3,10 @@
 from sqlalchemy import Column, Connection, MetaData, String, Table, func, inspect, select
 
 from outbox.errors import SchemaError
+from outbox.functions import database_functions
 from outbox.migrations.scripts import head
 from outbox.migrations.targets import Target, connected
-from outbox.schema import body_function, cancel_function, define_tables
+from outbox.schema import define_tables
 
 
 def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:
@@ -74,12 +75,8 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
     if connection.dialect.supports_sequences and not inspector.has_sequence(sequence, schema=schema):
         missing.append(f"sequence {sequence}")
     if connection.dialect.name == "postgresql":
-        functions = {
-            "cancel": f"{cancel_function(schema, prefix)}(uuid)",
-            "body_of": f"{body_function(schema, prefix)}(uuid, date)",
-        }
-        for name, signature in functions.items():
-            if connection.scalar(select(func.to_regprocedure(signature))) is None:
+        for name, function in database_functions(schema, prefix).items():
+            if connection.scalar(select(func.to_regprocedure(function.signature))) is None:
                 missing.append(f"function {prefix}{name}")
     return missing
 

@@ -10,7 +10,8 @@ from outbox.errors import SchemaError
 from outbox.migrations.inspection import check
 from outbox.migrations.locks import exclusively
 from outbox.migrations.targets import Target, connected
-from outbox.schema import Tables, define_tables, quoted
+from outbox.schema import Tables, define_tables
+from outbox.table_names import quoted
 
 ADDING_LOCK = int.from_bytes(b"body")
 """The advisory lock, of a transaction, under which partitions are made: two dispatchers at once make each of them once."""

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sqlalchemy import MetaData
 
-from outbox.schema import cancel_function, define_tables, quoted
+from outbox.functions import database_functions
+from outbox.schema import define_tables
+from outbox.table_names import quoted
 
 APP = {
     "entry": "SELECT, INSERT",
@@ -60,7 +62,7 @@ def roles(
     tables = ", ".join(quoted(name, schema) for name in names)
     listed = ", ".join(map(quoted, everyone))
     position, event_id = (quoted(f"{prefix}{name}", schema) for name in ("position", "event_id_seq"))
-    cancel = f"{cancel_function(schema, prefix)}(uuid)"
+    cancel = database_functions(schema, prefix)["cancel"].signature
     senders = f"{quoted(app)}, {quoted(dispatcher)}"
     statements = [
         "BEGIN",

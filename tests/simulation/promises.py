@@ -15,7 +15,7 @@ from uuid import UUID
 
 from dispatchers.delivery import Delivery, Finding, Window
 from dispatchers.lifecycle import Claimed, HandBack, Keep, Park, Requeue, Settle, Wait, known_of, looks_of
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 from simulation.reference import ReferenceStore, Row
 from simulation.world import Process, World
 

@@ -29,7 +29,8 @@ from dispatchers.lifecycle import (
 )
 from dispatchers.pressure import Limits, Pressing, Pressure, Pressures
 from dispatchers.sql_looks import Wanted
-from outbox.schema import NEVER, SCHEMA_VERSION
+from outbox.instants import NEVER
+from outbox.schema import SCHEMA_VERSION
 
 WAITING = ("pending", "retry")
 OPEN_TO_PROOF = ("sending", "retry", "uncertain")  # not `pending`: a person has just asked for it anew
