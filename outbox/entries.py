@@ -1,6 +1,7 @@
 """How entries are written: both tables, any number of rows, one statement on PostgreSQL."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
@@ -38,19 +39,35 @@ class NewEntry(NamedTuple):
     position: int | None = None
 
 
-def insert_entries(connection: Connection, entries: Sequence[NewEntry]) -> set[UUID]:
+@dataclass(slots=True)
+class Companion:
+    """An INSERT of one row that may go with entries of its configuration, in their statement.
+
+    sql: PostgreSQL's, its parameters by name. written: how many rows it wrote; None until it was run.
+    """
+
+    configuration: Configuration
+    sql: str
+    parameters: dict[str, Any]
+    written: int | None = None
+
+
+def insert_entries(
+    connection: Connection, entries: Sequence[NewEntry], companion: Companion | None = None
+) -> set[UUID]:
     """Insert entries of one configuration and their queue rows; returns the ids that were there before, left as they were.
 
-    On PostgreSQL one statement, and for those with an ordering key two more, whatever their number.
+    On PostgreSQL one statement, in which the companion goes along, and for those with an ordering key two more, whatever their
+    number. Where no such statement is needed, the companion stays behind.
     """
     tables = entries[0].configuration.tables
     if connection.dialect.name != "postgresql":
         return _insert_one_by_one(connection, tables, entries)
     ordered = [entry for entry in entries if entry.ordering_key is not None]
     if not ordered:
-        return _insert_together(connection, tables, entries)
+        return _insert_together(connection, tables, entries, companion)
     others = [entry for entry in entries if entry.ordering_key is None]
-    present = _insert_together(connection, tables, others) if others else set()
+    present = _insert_together(connection, tables, others, companion) if others else set()
     return present | _insert_in_lanes(connection, tables, ordered)
 
 
@@ -101,11 +118,19 @@ def _row(entry: NewEntry) -> tuple[Any, ...]:
     )
 
 
-def _insert_together(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
+def _insert_together(
+    connection: Connection, tables: Tables, entries: Sequence[NewEntry], companion: Companion | None
+) -> set[UUID]:
     """Sorted by id, so that two transactions that write the same entries queue up instead of deadlocking."""
     entries = sorted(entries, key=lambda entry: entry.id.int)
     batch = Batch(connection, _COLUMNS, [_row(entry) for entry in entries])
-    return _write(connection, tables, entries, _statement(tables, batch.shape), batch)
+    if companion is None:
+        written = execute(connection, _statement(tables, batch.shape), batch.parameters).rowcount
+    else:
+        statement = _accompanied(tables, batch.shape, companion.sql)
+        (row,) = execute(connection, statement, batch.parameters | companion.parameters).rows
+        written, companion.written = row
+    return _present(connection, tables, entries, written)
 
 
 def _insert_in_lanes(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
@@ -114,14 +139,12 @@ def _insert_in_lanes(connection: Connection, tables: Tables, entries: Sequence[N
     placed = [entry._replace(position=position) for entry, position in zip(entries, positions, strict=True)]
     placed.sort(key=lambda entry: entry.id.int)
     batch = Batch(connection, _IN_LANE, [(*_row(entry), entry.position) for entry in placed])
-    return _write(connection, tables, entries, _lane_statement(tables, batch.shape), batch)
+    written = execute(connection, _lane_statement(tables, batch.shape), batch.parameters).rowcount
+    return _present(connection, tables, placed, written)
 
 
-def _write(
-    connection: Connection, tables: Tables, entries: Sequence[NewEntry], statement: TextClause, batch: Batch
-) -> set[UUID]:
-    result = execute(connection, statement, batch.parameters)
-    written: int = result.rowcount
+def _present(connection: Connection, tables: Tables, entries: Sequence[NewEntry], written: int) -> set[UUID]:
+    """Which of them the last statement, having written so many, found there."""
     if written == len(entries):
         return set()
     ids = {entry.id for entry in entries}
@@ -146,22 +169,38 @@ def _present_before(connection: Connection, tables: Tables, ids: set[UUID]) -> s
 @cache
 def _statement(tables: Tables, shape: Shape) -> TextClause:
     """Both tables at once. Nothing comes back but the count, which is all that is asked of it nearly always."""
+    written, queue = _insertions(tables, shape)
+    return text(f"WITH {written} {queue}")
+
+
+@cache
+def _accompanied(tables: Tables, shape: Shape, companion: str) -> TextClause:
+    """The same and the companion; the counts of both."""
+    written, queue = _insertions(tables, shape)
+    return text(
+        f"WITH {written}, queued AS ({queue} RETURNING 1), companion AS ({companion} RETURNING 1)"
+        " SELECT (SELECT count(*) FROM queued), (SELECT count(*) FROM companion)"
+    )
+
+
+def _insertions(tables: Tables, shape: Shape) -> tuple[str, str]:
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
-    return text(
-        f"""
-        WITH written AS (
+    written = f"""
+        written AS (
             INSERT INTO {quote(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
             SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + COALESCE(delay, '0'), now()
             FROM ({batch_query(_COLUMNS, shape)}) AS n
             ON CONFLICT (id) DO NOTHING
             RETURNING id, destination, ordering_key, due_at
         )
+        """
+    queue = f"""
         INSERT INTO {quote(tables.queue)}
             (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key)
         SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key FROM written
         """
-    )
+    return written, queue
 
 
 @cache

@@ -17,11 +17,20 @@ from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction
 from outbox.accepted import accepted_response, require_open_entries
 from outbox.configuration import Configuration
 from outbox.databases import is_busy
+from outbox.entries import Companion
 from outbox.errors import AlreadyAnswered, ClaimError, ClaimLost, ClaimOpen, NotAnswered, RequestRefused
 from outbox.key_sources import BodyRequest, choose_key
 from outbox.keys import ParentKey, check_operation
 from outbox.observing import ClaimWatch
-from outbox.records import RecordKey, Response, claim_key, insert_record, key_in_flight
+from outbox.records import (
+    RecordKey,
+    Response,
+    claim_key,
+    insert_record,
+    key_in_flight,
+    record_companion,
+    require_written,
+)
 from outbox.session import AnySession, ClaimedParent, state_of, sync_session, unscoped
 
 
@@ -152,11 +161,25 @@ class Claim:
                 f"the outbox.idempotent block of key {self.parent.key!r} ended without claim.respond(), claim.accept() or"
                 " claim.reject()"
             )
-        savepoint.commit()
-        connection = self._session.connection()
         if self._completion is not None:
-            require_open_entries(connection, self._key)
-        insert_record(connection, self._key, self.response, self._completion)
+            savepoint.commit()
+            require_open_entries(self._session.connection(), self._key)
+            insert_record(self._session.connection(), self._key, self.response, self._completion)
+            return
+        companion = record_companion(self._session.connection(), self._key, self.response)
+        self._commit_with(savepoint, companion)
+        if companion is None or companion.written is None:  # no entries went to the database that it could go with
+            insert_record(self._session.connection(), self._key, self.response)
+        else:
+            require_written(self._key, companion.written)
+
+    def _commit_with(self, savepoint: SessionTransaction, companion: Companion | None) -> None:
+        state = state_of(self._session)
+        state.companion = companion
+        try:
+            savepoint.commit()
+        finally:
+            state.companion = None
 
     def abandon(self) -> None:
         """Undo the block's work, so that a caller who goes on and commits keeps neither it nor a record."""

@@ -47,6 +47,7 @@ from outbox.databases import (
     stored_body,
     wait_for_lock,
 )
+from outbox.entries import Companion
 from outbox.errors import InvalidValue, KeyExpired, KeyInFlight, NotSerializable, RequestMismatch
 from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.functions import function_name
@@ -54,6 +55,7 @@ from outbox.keys import ParentKey
 from outbox.observing import ClaimWatch
 from outbox.payload import encode_json
 from outbox.schema import Tables
+from outbox.table_names import quoted
 
 RETRY_AFTER = timedelta(seconds=1)
 """What a 409 advises: a request in one transaction is short, and asking again costs one read."""
@@ -213,16 +215,33 @@ def insert_record(connection: Connection, key: RecordKey, response: Response, co
 
     completion: who builds the final answer of a request that is only accepted: `response` stands in for it until then.
     """
+    statement = _insertion(key.configuration.tables, connection.dialect.name, completion is not None)
+    require_written(key, execute(connection, statement, _values(key, response, completion)).rowcount)
+
+
+def record_companion(connection: Connection, key: RecordKey, response: Response) -> Companion | None:
+    """The same, to go with the request's entries in one statement; None where the database has none for both."""
+    if connection.dialect.name != "postgresql":
+        return None
+    return Companion(key.configuration, _insertion_sql(key.configuration.tables), _values(key, response, None))
+
+
+def require_written(key: RecordKey, rows: int) -> None:
+    """Only if something else than this library writes records, it was there: the lock keeps ours apart."""
+    if not rows:
+        raise key_in_flight(key.name)
+
+
+def _values(key: RecordKey, response: Response, completion: str | None) -> dict[str, Any]:
     parent, configuration = key.parent, key.configuration
-    accepted = completion is not None
-    values = {
+    return {
         "new_id": key.id,
         "new_env": configuration.env,
         "new_scope": parent.scope,
         "new_source": parent.source,
         "new_parent": parent.key,
         "new_kid": key.kid,
-        "new_state": "accepted" if accepted else response.state,
+        "new_state": response.state if completion is None else "accepted",
         "new_fingerprint": key.fingerprint,
         "new_fingerprint_version": FINGERPRINT_VERSION,
         "new_status": response.status,
@@ -232,20 +251,33 @@ def insert_record(connection: Connection, key: RecordKey, response: Response, co
         "keep": key.keep.total_seconds(),
         "audit": max(key.keep, configuration.audit).total_seconds(),
     }
-    written = execute(connection, _insertion(configuration.tables, connection.dialect.name, accepted), values)
-    if not written.rowcount:  # only if something else than this library writes records: the lock keeps ours apart
-        raise key_in_flight(key.name)
+
+
+_GIVEN = (
+    *("id", "env", "scope", "source", "parent", "kid", "state", "fingerprint", "fingerprint_version"),
+    *("status", "body", "headers", "completion"),
+)
+
+
+@cache
+def _insertion_sql(tables: Tables) -> str:
+    """The same for an answered request as PostgreSQL's text, which may stand inside another statement."""
+    record = tables.record
+    values = ", ".join(f":new_{name}" for name in _GIVEN)
+    return (
+        f"INSERT INTO {quoted(record.name, record.schema)}"
+        f" ({', '.join(_GIVEN)}, created_at, answered_at, replay_until, keep_until)"
+        f" VALUES ({values}, clock_timestamp(), clock_timestamp(),"
+        " clock_timestamp() + make_interval(secs => :keep), clock_timestamp() + make_interval(secs => :audit))"
+        " ON CONFLICT (id) DO NOTHING"
+    )
 
 
 @cache
 def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
     record = tables.record
-    given = (
-        *("id", "env", "scope", "source", "parent", "kid", "state", "fingerprint", "fingerprint_version"),
-        *("status", "body", "headers", "completion"),
-    )
     statement: Executable = insert_unless_present(dialect, record).values(
-        {name: bindparam(f"new_{name}", type_=record.c[name].type) for name in given}
+        {name: bindparam(f"new_{name}", type_=record.c[name].type) for name in _GIVEN}
         | {
             "created_at": clock(),
             "answered_at": null() if accepted else clock(),

@@ -15,7 +15,7 @@ from sqlalchemy.orm.session import make_transient_to_detached
 
 from outbox.configuration import Configuration
 from outbox.databases import require_transaction
-from outbox.entries import NewEntry, insert_entries
+from outbox.entries import Companion, NewEntry, insert_entries
 from outbox.errors import ClaimError, DuplicateEntry, NoTransaction, OutboxError
 from outbox.keys import ParentKey
 
@@ -53,15 +53,17 @@ class SessionState:
     pending: entries that wait for the next flush, each with the savepoint it was enqueued in, by configuration and id.
     claim: the open idempotency claim, if any.
     doomed: why this transaction must not commit any more.
+    companion: what may be written by the same statement as the pending entries.
     committed: the transaction has committed and is about to end: too late to write anything in it.
     at_end: what to call when the transaction has ended, either way, and its locks are gone; it raises nothing.
     """
 
-    __slots__ = ("at_end", "claim", "committed", "doomed", "marker", "pending")
+    __slots__ = ("at_end", "claim", "committed", "companion", "doomed", "marker", "pending")
 
     def __init__(self) -> None:
         self.pending: dict[tuple[int, UUID], tuple[NewEntry, SessionTransaction | None]] = {}
         self.claim: OpenClaim | None = None
+        self.companion: Companion | None = None
         self.doomed: ClaimError | None = None
         self.committed = False
         self.at_end: list[Callable[[], None]] = []
@@ -97,6 +99,10 @@ class SessionState:
             if outermost or (savepoint is not None and savepoint not in standing):
                 del self.pending[key]
 
+    def _companion_of(self, configuration: Configuration) -> Companion | None:
+        companion = self.companion
+        return companion if companion is not None and companion.configuration is configuration else None
+
     def write(self, session: Session) -> None:
         """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` when all is inserted."""
         connection = session.connection()
@@ -104,7 +110,9 @@ class SessionState:
         groups: dict[int, list[NewEntry]] = {}
         for entry, _ in self.pending.values():
             groups.setdefault(id(entry.configuration), []).append(entry)
-        present = {entry_id for group in groups.values() for entry_id in insert_entries(connection, group)}
+        present: set[UUID] = set()
+        for group in groups.values():
+            present |= insert_entries(connection, group, self._companion_of(group[0].configuration))
         written, self.pending = self.pending, {}  # only now: what failed to be written must not be forgotten
         for entry, _ in written.values():
             if entry.id in present and not entry.keep_first:

@@ -1,0 +1,88 @@
+"""What a claim costs in round trips, and that the record is the same whichever way it was written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from support import CHARGE, PAYLOAD, REQUEST, TABLES, Database, Order
+
+import outbox
+from outbox.errors import KeyInFlight
+
+PLACED = {"order": 1}
+
+
+@contextmanager
+def statements(engine: sa.Engine) -> Iterator[list[str]]:
+    """What is sent to the server in the block, but for BEGIN and COMMIT."""
+    seen: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        seen.append(" ".join(statement.split()))
+
+    sa.event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", note)
+
+
+def place(database: Database, ob: outbox.Outbox, key: str, *operations: str, **entry: str) -> None:
+    with database.begin() as session, ob.idempotent(session, key, scope="acct_1", request=REQUEST) as claim:
+        session.add(Order(customer="ada", amount=2000))
+        for operation in operations:
+            ob.enqueue(session, operation, PAYLOAD, **entry)
+        claim.respond(201, PLACED)
+
+
+def test_a_claimed_request_with_entries_takes_three_round_trips_more_than_without_a_claim(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    with statements(postgresql.engine) as seen:
+        place(postgresql, ob, "invoice:42", CHARGE, "crm.upsert")
+
+    assert [statement.split(" ")[0] for statement in seen] == ["SELECT", "SAVEPOINT", "WITH", "INSERT", "RELEASE"]
+    assert seen[0].startswith("SELECT * FROM outbox_claim_key(")
+    assert "INSERT INTO outbox_record" in seen[2]
+    assert seen[3].startswith("INSERT INTO shop_order")
+
+
+@pytest.mark.parametrize(
+    ("operations", "entry"), [((), {}), ((CHARGE,), {"ordering_key": "ada"})], ids=["no entry", "in a lane"]
+)
+def test_a_record_without_a_statement_to_go_with_is_written_by_its_own(
+    postgresql: Database, ob: outbox.Outbox, operations: tuple[str, ...], entry: dict[str, str]
+) -> None:
+    place(postgresql, ob, "invoice:41", CHARGE)
+    with statements(postgresql.engine) as seen:
+        place(postgresql, ob, "invoice:42", *operations, **entry)
+
+    assert seen[-1].startswith("INSERT INTO outbox_record")
+    beside, alone = sorted(postgresql.records, key=lambda record: record.parent)
+    differing = {name for name in beside._fields if getattr(beside, name) != getattr(alone, name)}
+    assert differing == {"id", "parent", "created_at", "answered_at", "replay_until", "keep_until"}
+    kept = [(row.replay_until - row.created_at, row.keep_until - row.created_at) for row in (beside, alone)]
+    assert all(abs(one - other) < timedelta(seconds=1) for one, other in zip(*kept, strict=True))
+
+
+def test_a_record_that_somebody_else_has_written_meanwhile_lets_nothing_of_the_block_be_committed(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    place(postgresql, ob, "invoice:41", CHARGE)
+    (first,) = postgresql.records
+
+    def meet_another() -> None:
+        with (
+            postgresql.begin() as session,
+            ob.idempotent(session, "invoice:42", scope="acct_1", request=REQUEST) as claim,
+        ):
+            postgresql.execute(sa.insert(TABLES.record).values({**first._mapping, "id": claim.id}))
+            ob.enqueue(session, CHARGE, PAYLOAD)
+            claim.respond(201, PLACED)
+
+    with pytest.raises(KeyInFlight, match="a request with key 'invoice:42' is being processed now"):
+        meet_another()
+
+    assert postgresql.counts() == {"orders": 1, "records": 2, "entries": 1, "queue": 1}
