@@ -8,10 +8,11 @@ from uuid import UUID
 
 from sqlalchemy import MetaData
 
-from outbox.errors import ConfigurationError
+from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, check_field
 from outbox.observing import GuardedObserver, Observer
 from outbox.schema import Tables, define_tables
+from outbox.spans import NOTHING, check_span
 from outbox.table_names import check_table_names
 
 PAYLOAD_BYTES_MAX = 256 * 1024
@@ -39,6 +40,11 @@ class Configuration:
             raise ConfigurationError(f"keyring must be an outbox.Keyring, not {type(keyring).__name__}")
         check_field("env", env)
         check_table_names(schema, prefix)
+        check_span("audit", audit, least=NOTHING)
+        if isinstance(options, str):
+            raise InvalidValue("options", options, "must be a collection of names, not one str")
+        if not isinstance(payload_bytes_max, int) or payload_bytes_max < 1:
+            raise InvalidValue("payload_bytes_max", payload_bytes_max, "must be a number of bytes, 1 or more")
         self.keyring = keyring
         self.env = env
         self.schema = schema

@@ -18,7 +18,15 @@ from outbox.accepted import accepted_response, require_open_entries
 from outbox.configuration import Configuration
 from outbox.databases import is_busy
 from outbox.entries import Companion
-from outbox.errors import AlreadyAnswered, ClaimError, ClaimLost, ClaimOpen, NotAnswered, RequestRefused
+from outbox.errors import (
+    AlreadyAnswered,
+    ClaimError,
+    ClaimLost,
+    ClaimOpen,
+    InvalidValue,
+    NotAnswered,
+    RequestRefused,
+)
 from outbox.key_sources import BodyRequest, choose_key
 from outbox.keys import ParentKey, check_operation
 from outbox.observing import ClaimWatch
@@ -32,6 +40,7 @@ from outbox.records import (
     require_written,
 )
 from outbox.session import AnySession, ClaimedParent, state_of, sync_session, unscoped
+from outbox.spans import NOTHING, check_span
 
 
 class Claim:
@@ -249,6 +258,13 @@ class Claim:
             f"the request with key {self.parent.key!r} was answered before. Check claim.replayed first and return"
             " claim.response, or use outbox.run_idempotent, which does"
         )
+
+
+def check_in_flight(mode: object, wait: object) -> None:
+    """Raise `InvalidValue` unless these say what a request does whose key is held, before one is."""
+    if mode not in ("conflict", "wait"):
+        raise InvalidValue("in_flight", mode, "must be 'conflict' or 'wait'")
+    check_span("wait", wait, least=NOTHING)
 
 
 class IdempotentBlock:

@@ -18,6 +18,7 @@ from outbox.keys import ParentKey, check_field, parent_id
 from outbox.observing import ClaimWatch
 from outbox.records import RecordKey, Response, claim_key
 from outbox.session import AnySession
+from outbox.spans import check_span
 
 SOURCE = "inbox:"
 
@@ -77,8 +78,7 @@ def message_key(
     check_field("message_id", message_id)
     if not scope:
         raise InvalidValue("scope", scope, "must say whose message ids these are: the broker and the queue, say")
-    if keep <= timedelta(0):
-        raise InvalidValue("keep", keep, "must be positive")
+    check_span("keep", keep)
     parent = ParentKey(message_id, scope=scope, source=SOURCE + consumer)
     return RecordKey(
         configuration=configuration,

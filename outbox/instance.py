@@ -11,7 +11,7 @@ from outbox.configuration import AUDIT_WINDOW, PAYLOAD_BYTES_MAX, Configuration,
 from outbox.enqueue import Entry, child_key, enqueue
 from outbox.errors import ConfigurationError, InvalidValue, KeyMalformed, KeyMissing
 from outbox.fingerprint import fingerprint
-from outbox.idempotency import Claim, IdempotentBlock
+from outbox.idempotency import Claim, IdempotentBlock, check_in_flight
 from outbox.inbox import INBOX_KEEP, InboxBlock, message_key
 from outbox.key_sources import BodyKey, BodyRequest
 from outbox.keys import Keyring, ParentKey, parent_id
@@ -20,6 +20,7 @@ from outbox.observing import Observer
 from outbox.records import RecordKey, Response
 from outbox.request_status import RequestStatus, read_request
 from outbox.session import AnySession, AsyncSessionLike, in_session, unscoped
+from outbox.spans import SECOND, check_span
 from outbox.status import EntryStatus, cancel_entry, read_status
 
 DAY = timedelta(hours=24)
@@ -150,7 +151,8 @@ class Outbox:
 
         Raises `KeyMissing`, `KeyMalformed`, `KeyInFlight` (.retry_after), `RequestMismatch`, `KeyExpired`.
         """
-        return IdempotentBlock(session, self._request(key, scope, source, request, keep), _in_flight(in_flight), wait)
+        check_in_flight(in_flight, wait)
+        return IdempotentBlock(session, self._request(key, scope, source, request, keep), in_flight, wait)
 
     def leased(
         self,
@@ -185,11 +187,11 @@ class Outbox:
 
         Raises what `idempotent` raises, and `LeaseLost` from whatever is stored after another attempt took over.
         """
-        if not isinstance(lease, timedelta) or lease < timedelta(seconds=1):
-            raise InvalidValue("lease", lease, "must be a timedelta of at least 1 s")
-        if renew_for is not None and renew_for <= timedelta(0):
-            raise InvalidValue("renew_for", renew_for, "must be positive, or None for no renewals in the background")
-        budget = wait if _in_flight(in_flight) == "wait" else timedelta(0)
+        check_in_flight(in_flight, wait)
+        check_span("lease", lease, least=SECOND)
+        if renew_for is not None:
+            check_span("renew_for", renew_for, otherwise=", or None for no renewals in the background")
+        budget = wait if in_flight == "wait" else timedelta(0)
         return LeasedBlock(engine, self._request(key, scope, source, request, keep), lease, renew_for, budget)
 
     @overload
@@ -257,8 +259,9 @@ class Outbox:
 
         Raises `KeyInFlight` (.retry_after), `InvalidValue`, `ClaimOpen`; `AlreadyAnswered` for work on a duplicate.
         """
+        check_in_flight(in_flight, wait)
         key = message_key(self.configuration, consumer=consumer, message_id=message_id, scope=scope, keep=keep)
-        return InboxBlock(session, key, _in_flight(in_flight), wait)
+        return InboxBlock(session, key, in_flight, wait)
 
     @overload
     def status(self, session: Session | scoped_session[Any], parent: str | ParentKey) -> list[EntryStatus]: ...
@@ -313,8 +316,7 @@ class Outbox:
     def _record_key(self, key: Any, scope: str, source: str, request: Any, keep: timedelta) -> RecordKey:
         if key is None or key == "":
             raise KeyMissing("the request has no idempotency key: send one, e.g. a UUID, and repeat it with each retry")
-        if keep <= timedelta(0):
-            raise InvalidValue("keep", keep, "must be positive")
+        check_span("keep", keep)
         configuration = self.configuration
         try:
             parent = ParentKey(key, scope=scope, source=source)
@@ -379,14 +381,6 @@ class DefaultOutbox(Outbox):
 
 
 default = DefaultOutbox()
-
-
-def _in_flight(mode: str) -> Literal["conflict", "wait"]:
-    if mode == "conflict":
-        return "conflict"
-    if mode == "wait":
-        return "wait"
-    raise InvalidValue("in_flight", mode, "must be 'conflict' or 'wait'")
 
 
 def _run(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:

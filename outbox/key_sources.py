@@ -16,11 +16,11 @@ from sqlalchemy import Connection, select
 
 from outbox.configuration import Configuration
 from outbox.databases import clock, require_prepared, require_transaction, try_lock, wait_for_lock
-from outbox.errors import InvalidValue
 from outbox.instants import EPOCH
 from outbox.keys import ParentKey, pae, parent_id
 from outbox.observing import ClaimWatch
 from outbox.records import RecordKey, find_despite_snapshot, key_in_flight
+from outbox.spans import SECOND, check_span
 
 PUBLIC_SECRET = bytes(32)
 """No secret is in these keys: a rotation must not change them within a window. The record's fingerprint has none either."""
@@ -38,8 +38,7 @@ class BodyKey:
     window: timedelta
 
     def __post_init__(self) -> None:
-        if not isinstance(self.window, timedelta) or self.window < timedelta(seconds=1):
-            raise InvalidValue("window", self.window, "must be a timedelta of at least 1 s")
+        check_span("window", self.window, least=SECOND)
 
 
 def body_key(fingerprint: bytes, window: timedelta, at: datetime) -> tuple[str, str]:

@@ -96,6 +96,17 @@ def test_other_settings_are_refused_and_the_first_stay(default, name):
             f"schema {'é' * 32!r}: must be printable text of 1 to 63 bytes: name one that PostgreSQL can have, or None for the"
             " connection's own",
         ),
+        (
+            {"audit": 30},
+            outbox.InvalidValue,
+            "audit 30: must be a timedelta of 0 s or more, and 36525 days at most",
+        ),
+        ({"options": "region"}, outbox.InvalidValue, "options 'region': must be a collection of names, not one str"),
+        (
+            {"payload_bytes_max": 0},
+            outbox.InvalidValue,
+            "payload_bytes_max 0: must be a number of bytes, 1 or more",
+        ),
         ({"env": ""}, outbox.InvalidValue, "env '': has 0 bytes of UTF-8; 1 to 64 are allowed"),
     ],
 )

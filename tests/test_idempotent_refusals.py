@@ -51,7 +51,16 @@ def test_a_key_that_cannot_be_used_is_a_400(client, database, key, error, text):
         ({"scope": ""}, "scope '': may be empty only for source 'app', not 'http': give the caller's id"),
         ({"scope": None}, "scope None: must be a str, not NoneType"),
         ({"source": ""}, "source '': has 0 bytes of UTF-8; 1 to 64 are allowed"),
-        ({"keep": timedelta(0)}, "keep datetime.timedelta(0): must be positive"),
+        (
+            {"keep": timedelta(0)},
+            "keep datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
+        ),
+        ({"keep": 24}, "keep 24: must be a timedelta of more than 0 s, and 36525 days at most"),
+        (
+            {"keep": timedelta(days=36526)},
+            "keep datetime.timedelta(days=36526): must be a timedelta of more than 0 s, and 36525 days at most",
+        ),
+        ({"wait": 5}, "wait 5: must be a timedelta of 0 s or more, and 36525 days at most"),
         ({"in_flight": "block"}, "in_flight 'block': must be 'conflict' or 'wait'"),
     ],
 )

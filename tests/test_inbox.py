@@ -402,7 +402,11 @@ def test_past_its_time_a_message_that_caused_nothing_is_handled_again(consumer, 
         ({"message_id": "é" * 128}, "message_id 'ééééé"),
         ({"message_id": "a\0"}, "message_id 'a\\x00': holds a NUL character"),
         ({"scope": ""}, "scope '': must say whose message ids these are: the broker and the queue, say"),
-        ({"keep": timedelta(0)}, "keep datetime.timedelta(0): must be positive"),
+        (
+            {"keep": timedelta(0)},
+            "keep datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
+        ),
+        ({"wait": 5}, "wait 5: must be a timedelta of 0 s or more, and 36525 days at most"),
         ({"in_flight": "nack"}, "in_flight 'nack': must be 'conflict' or 'wait'"),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_window_outside_its_limits_is_refused(window):
     with pytest.raises(outbox.InvalidValue) as caught:
         BodyKey(window)
 
-    assert str(caught.value) == f"window {window!r}: must be a timedelta of at least 1 s"
+    assert str(caught.value) == f"window {window!r}: must be a timedelta of at least 1 s, and 36525 days at most"
 
 
 # --- requests

@@ -30,14 +30,22 @@ def fail(claim):
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"lease": timedelta(0)}, "lease datetime.timedelta(0): must be a timedelta of at least 1 s"),
-        ({"lease": 60}, "lease 60: must be a timedelta of at least 1 s"),
+        (
+            {"lease": timedelta(0)},
+            "lease datetime.timedelta(0): must be a timedelta of at least 1 s, and 36525 days at most",
+        ),
+        ({"lease": 60}, "lease 60: must be a timedelta of at least 1 s, and 36525 days at most"),
         (
             {"renew_for": timedelta(0)},
-            "renew_for datetime.timedelta(0): must be positive, or None for no renewals in the background",
+            "renew_for datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most, or None for no"
+            " renewals in the background",
         ),
+        ({"wait": 5}, "wait 5: must be a timedelta of 0 s or more, and 36525 days at most"),
         ({"in_flight": "block"}, "in_flight 'block': must be 'conflict' or 'wait'"),
-        ({"keep": timedelta(0)}, "keep datetime.timedelta(0): must be positive"),
+        (
+            {"keep": timedelta(0)},
+            "keep datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",
+        ),
         ({"scope": ""}, "scope '': may be empty only for source 'app', not 'http': give the caller's id"),
     ],
 )

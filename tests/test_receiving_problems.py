@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -151,6 +152,21 @@ def test_a_header_that_is_never_replayed_cannot_be_allowed(name: str) -> None:
 def test_one_name_is_no_collection_of_headers() -> None:
     with pytest.raises(outbox.InvalidValue, match=r"^kept_headers 'ETag': must be a collection of names, not one str$"):
         Policy(kept_headers="ETag")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"in_flight": "block"}, "in_flight 'block': must be 'conflict' or 'wait'"),
+        ({"wait": 5}, "wait 5: must be a timedelta of 0 s or more, and 36525 days at most"),
+        ({"keep": 24}, "keep 24: must be a timedelta of more than 0 s, and 36525 days at most"),
+    ],
+)
+def test_a_policy_that_cannot_work_is_refused_before_the_first_request(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(outbox.InvalidValue) as refused:
+        Policy(**settings)
+
+    assert str(refused.value) == text
 
 
 def test_an_app_allows_headers_of_its_own() -> None:

@@ -11,9 +11,10 @@ from outbox.errors import ConfigurationError, InvalidValue, NotSerializable, Req
 from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED, Answer
 from outbox.http.header import parse_key
 from outbox.http.problems import NAMES, TYPES, problem_of
-from outbox.idempotency import IdempotentBlock
+from outbox.idempotency import IdempotentBlock, check_in_flight
 from outbox.instance import DAY, Outbox, default
 from outbox.keys import pae
+from outbox.spans import check_span
 
 BODY_BYTES_MAX = 1024 * 1024
 """Of a request, by default; its body is held in memory."""
@@ -41,6 +42,8 @@ class Policy:
     problem_types: str | Mapping[str, str] = TYPES
 
     def __post_init__(self) -> None:
+        check_in_flight(self.in_flight, self.wait)
+        check_span("keep", self.keep)
         if isinstance(self.kept_headers, str):
             raise InvalidValue("kept_headers", self.kept_headers, "must be a collection of names, not one str")
         for name in self.kept_headers:
