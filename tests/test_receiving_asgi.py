@@ -413,19 +413,27 @@ def test_what_is_not_claimed_passes_through_untouched(shop: Shop) -> None:
     assert [message.get("body") for message in sent] == [None, b"a", b"b", b""]
 
 
-def test_the_middleware_claims_the_methods_that_it_is_told_and_no_others(shop: Shop) -> None:
+@pytest.mark.parametrize("methods", [["PUT"], ["put"]])
+def test_the_middleware_claims_the_methods_that_it_is_told_and_no_others(shop: Shop, methods: list[str]) -> None:
     async def handler(request: Request) -> Response:
         return JSONResponse({"claimed": True})
 
     routes = [Route("/orders", handler, methods=["GET", "POST", "PUT"])]
     claims = idempotency_of(shop)
-    app = Starlette(routes=routes, middleware=[Middleware(IdempotencyMiddleware, claims=claims, methods=["PUT"])])
+    app = Starlette(routes=routes, middleware=[Middleware(IdempotencyMiddleware, claims=claims, methods=methods)])
 
     statuses = [answer_of(app, method=method, headers=[])[0]["status"] for method in ("GET", "POST")]
     with pytest.raises(Exception, match="401"):
         answer_of(app, method="PUT", headers=[])
 
     assert statuses == [200, 200]
+
+
+def test_one_method_is_no_collection_of_methods(shop: Shop) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        IdempotencyMiddleware(JSONResponse({}), idempotency_of(shop), methods="POST")
+
+    assert str(refused.value) == "methods must be a collection of names, such as ('POST', 'PATCH'), not 'POST'"
 
 
 def test_a_file_is_kept_even_where_the_server_could_send_it_by_its_path(shop: Shop, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ class IdempotencyMiddleware:
     ) -> None:
         self._app = app
         self._claims = claims
-        self._methods = frozenset(methods)
+        self._methods = _checked_methods(methods)
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,6 +182,13 @@ class IdempotencyMiddleware:
             await exchange.close()  # first: what is sent now must not be held back
             answer = ended.answer if isinstance(ended, _Replayed) else exchange.policy.problem(ended)
             await as_response(answer)(scope, exchange.body.receive, exchange.send)
+
+
+def _checked_methods(methods: Collection[str]) -> frozenset[str]:
+    """As requests have them. One that no request has would leave every request unclaimed, without a word."""
+    if isinstance(methods, str):
+        raise ConfigurationError(f"methods must be a collection of names, such as ('POST', 'PATCH'), not {methods!r}")
+    return frozenset(method.upper() for method in methods)
 
 
 def claimed_request(request: HTTPConnection) -> ClaimedRequest[Any]:
