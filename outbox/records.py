@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -57,6 +58,10 @@ from outbox.payload import encode_json
 from outbox.schema import Tables
 from outbox.table_names import quoted
 
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+HEADER_VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")  # RFC 9110, section 5.5
+WITHOUT_CONTENT = frozenset({204, 304})  # RFC 9110, section 6.4.1: servers break off what has a body all the same
+
 RETRY_AFTER = timedelta(seconds=1)
 """What a 409 advises: a request in one transaction is short, and asking again costs one read."""
 
@@ -100,6 +105,8 @@ class Response:
         for name, value in kept.items():
             _check_header(name, value)
         data, content_type = _body(body, bytes_max)
+        if data and status in WITHOUT_CONTENT:
+            raise InvalidValue("status", status, "goes without a body: leave that out, or answer with 200")
         if content_type and not any(name.lower() == "content-type" for name in kept):
             kept["Content-Type"] = content_type
         return cls(status, data, kept)
@@ -145,6 +152,12 @@ def _check_header(name: object, value: object) -> None:
         raise InvalidValue("header", name, "is never stored: a replay would hand one client's cookie to another")
     if any(char in name + value for char in "\r\n\0"):
         raise InvalidValue("header", name, "holds a line break or NUL")
+    if not HEADER_NAME.fullmatch(name):
+        raise InvalidValue("header", name, "must be a header's name: letters, digits and hyphens")
+    if not HEADER_VALUE.fullmatch(value):
+        raise InvalidValue(
+            "header", name, "holds a character that no header can, or a blank at an end: percent-encode it"
+        )
 
 
 # --- claim

@@ -145,6 +145,8 @@ def starlette_answer(shop: Shop, do: str, chosen: outbox.Response | None) -> Res
             return Response(b"x" * 300_000, 201)
         case "empty":
             return Response(status_code=204)
+        case "empty, and yet null":
+            return JSONResponse(None, 204)
         case "stream":
             return StreamingResponse(stream(), 201, media_type="text/csv")
         case "stream breaks":
@@ -271,6 +273,8 @@ def flask_answer(shop: Shop, do: str, chosen: outbox.Response | None) -> flask.t
             return b"x" * 300_000, 201
         case "empty":
             return "", 204
+        case "empty, and yet null":
+            return flask.Response("null", 204, mimetype="application/json")
         case "stream":
             return flask.Response(iter(CHUNKS), 201, mimetype="text/csv")
         case "stream breaks":
@@ -340,6 +344,8 @@ def django_answer(shop: Shop, do: str, chosen: outbox.Response | None) -> django
             return django.http.HttpResponse(b"x" * 300_000, status=201)
         case "empty":
             return django.http.HttpResponse(status=204)
+        case "empty, and yet null":
+            return django.http.JsonResponse(None, status=204, safe=False)
         case "stream":
             return django.http.StreamingHttpResponse(iter(CHUNKS), status=201, content_type="text/csv")
         case "stream breaks":

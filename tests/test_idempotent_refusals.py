@@ -113,6 +113,22 @@ ANSWERS = {
         (200, None, {"X-Note\n": "a"}),
         r"header 'X-Note\n': holds a line break or NUL",
     ),
+    "a header's name that is none": (
+        (200, None, {"X Note": "a"}),
+        "header 'X Note': must be a header's name: letters, digits and hyphens",
+    ),
+    "a header beyond Latin 1": (
+        (200, None, {"X-Price": "20 €"}),
+        "header 'X-Price': holds a character that no header can, or a blank at an end: percent-encode it",
+    ),
+    "a header with a control character": (
+        (200, None, {"X-Note": "a\x1b[31m"}),
+        "header 'X-Note': holds a character that no header can, or a blank at an end: percent-encode it",
+    ),
+    "a body of a status that has none": (
+        (204, {"order": 42}),
+        "status 204: goes without a body: leave that out, or answer with 200",
+    ),
     "a body that is no JSON": (
         (200, {"at": timedelta(1)}),
         NO_BODY.format("Object of type timedelta is not JSON serializable"),

@@ -86,6 +86,14 @@ def test_an_answer_without_a_body_is_replayed_without_one(caller: Caller) -> Non
     assert retry.headers.get("content-type") == first.headers.get("content-type")
 
 
+def test_a_body_of_a_status_that_has_none_is_neither_sent_nor_kept(caller: Caller, shop: Shop) -> None:
+    first, retry = caller.post("empty, and yet null"), caller.post("empty, and yet null")
+
+    assert [(answer.status_code, answer.content) for answer in (first, retry)] == [(204, b"")] * 2
+    assert retry.headers["idempotent-replayed"] == "true"
+    assert [record.body for record in shop.database.records] == [b""]
+
+
 def test_the_key_in_quotes_is_the_same_key(caller: Caller, shop: Shop) -> None:
     answers = [caller.post(key=key) for key in ("retry-001", '"retry-001"', '"retry-001";v=2')]
 

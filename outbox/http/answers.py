@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from outbox.errors import ClaimError
-from outbox.records import Response
+from outbox.records import WITHOUT_CONTENT, Response
 
 REPLAYED = "Idempotent-Replayed"  # Stripe's name for it: docs.stripe.com/api/idempotent_requests
 
@@ -73,8 +73,17 @@ def kept_headers(answer: Answer, allowed: Collection[str]) -> dict[str, str]:
     for name, value in answer.headers:
         known = names.get(name.lower())
         if known is not None:
+            value = value.strip(" \t")  # RFC 9110, section 5.5: no part of the value
             kept[known] = f"{kept[known]}, {value}" if known in kept else value
     return kept
+
+
+def as_it_travels(sent: Answer) -> Answer:
+    """`sent` as the client gets it: without a body where its status has none."""
+    if sent.status not in WITHOUT_CONTENT or not sent.body:
+        return sent
+    headers = [(name, value) for name, value in sent.headers if name.lower() not in ("content-length", "content-type")]
+    return Answer(sent.status, b"", tuple(headers))
 
 
 def first_answer(chosen: Response, sent: Answer) -> Answer:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from outbox.databases import is_conflict
 from outbox.errors import RequestUndone
-from outbox.http.answers import Answer, Verdict, first_answer, judge, kept_headers, replay
+from outbox.http.answers import Answer, Verdict, as_it_travels, first_answer, judge, kept_headers, replay
 from outbox.http.policy import Policy
 from outbox.idempotency import Claim, IdempotentBlock
 from outbox.records import RETRY_AFTER
@@ -70,6 +70,7 @@ class RequestTransaction:
                 self.close()
                 return sent
             case Verdict.KEEP_SENT:
+                sent = as_it_travels(sent)
                 self.claim.respond(sent.status, sent.body or None, kept_headers(sent, self._policy.kept_headers))
                 answer = sent
             case Verdict.KEEP_CHOSEN:
