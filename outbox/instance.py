@@ -282,7 +282,7 @@ class Outbox:
         """Cancel an entry in the caller's transaction, if it was certainly never sent. With an AsyncSession: awaited.
 
         Returns False, and changes nothing, for an entry that is being sent, may have been sent, has ended or is
-        unknown. No callback runs: the app decides, in its own transaction.
+        unknown. No callback runs: the app decides, in its own transaction. Raises `InvalidValue` for what is no UUID.
         """
         configuration = self.configuration
         cancelled: bool | Awaitable[bool] = in_session(
@@ -301,7 +301,8 @@ class Outbox:
     ) -> RequestStatus | Awaitable[RequestStatus | None] | None:
         """The request whose claim had this `id`, with all its entries, or None: also if it is another scope's.
 
-        Payloads are not in it. With an AsyncSession it is awaited. Flushes the session.
+        Payloads are not in it. With an AsyncSession it is awaited. Flushes the session. Raises `InvalidValue` for an id
+        that is no UUID and a scope that is no text.
         """
         configuration = self.configuration
         found: RequestStatus | Awaitable[RequestStatus | None] | None

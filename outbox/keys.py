@@ -268,6 +268,12 @@ def check_field(name: str, value: object) -> None:
         raise InvalidValue(name, value, f"has {size} bytes of UTF-8; {fewest} to {most} are allowed")
 
 
+def check_id(name: str, value: object) -> None:
+    """Raise `InvalidValue` unless `value` is a UUID: a database would end the caller's transaction over anything else."""
+    if not isinstance(value, UUID):
+        raise InvalidValue(name, value, f"must be a uuid.UUID, not {type(value).__name__}")
+
+
 @lru_cache(maxsize=1024)
 def check_operation(name: object, field: str = "operation") -> None:
     """Raise `InvalidValue` unless `name` is a registered-style operation name: lower-case words joined by dots."""

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from outbox.accepted import poll_after
 from outbox.configuration import Configuration
 from outbox.databases import clock, stored_body
+from outbox.keys import check_field, check_id
 from outbox.records import Response
 from outbox.status import EntryStatus, entries_of_request
 
@@ -39,6 +40,8 @@ class RequestStatus:
 
 def read_request(configuration: Configuration, session: Session, id: UUID, scope: str) -> RequestStatus | None:
     """The request of this id, if it is of this scope."""
+    check_id("id", id)
+    check_field("scope", scope)
     session.flush()
     tables = configuration.tables
     record = tables.record

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from outbox.configuration import Configuration
 from outbox.databases import clock, require_transaction
 from outbox.functions import function_name
-from outbox.keys import ParentKey, Tag, encode_native, parent_id
+from outbox.keys import ParentKey, Tag, check_id, encode_native, parent_id
 from outbox.lanes import Place, advance
 from outbox.schema import Tables
 
@@ -104,6 +104,7 @@ def _waiting_reason(outcome: str | None) -> str | None:
 
 def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID) -> bool:
     """Cancel what was never possibly sent. On PostgreSQL by the function that the app's role may call."""
+    check_id("entry_id", entry_id)
     session.flush()
     connection = session.connection()
     require_transaction(connection)

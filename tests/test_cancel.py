@@ -35,6 +35,20 @@ def test_a_waiting_entry_is_cancelled_and_never_sent(database: Database, ob: out
     assert service.deliveries == []
 
 
+@pytest.mark.parametrize("id", ["42", str(UUID(int=1)), None])
+def test_what_is_no_id_is_refused_and_the_transaction_lives_on(
+    database: Database, ob: outbox.Outbox, id: object
+) -> None:
+    with database.begin() as session:
+        session.add(Order(customer="ada", amount=2000))
+        for ask in (lambda: ob.cancel(session, id), lambda: ob.request_status(session, id, scope="acct_1")):  # type: ignore[call-overload]
+            with pytest.raises(outbox.InvalidValue) as refused:
+                ask()
+            assert str(refused.value).endswith(f"id {id!r}: must be a uuid.UUID, not {type(id).__name__}")
+
+    assert database.counts()["orders"] == 1
+
+
 def test_an_entry_is_cancelled_once(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
 

@@ -127,6 +127,28 @@ def test_neither_payload_nor_key_nor_reason_is_shown(checkout: Checkout) -> None
     assert not [word for word in ("2000", "amount", "4242", "ck1_", "retry-001") if word in text]
 
 
+def test_without_a_function_that_tells_who_asks_there_is_no_resource(checkout: Checkout) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        route(checkout, caller=None)
+
+    assert str(refused.value) == (
+        "caller must be the app's own function that tells whose requests may be seen, not None: without it one caller could"
+        " see another's. For example caller=lambda scope: scope['user'].username"
+    )
+
+
+def test_a_scope_that_is_no_text_is_refused_by_name(checkout: Checkout) -> None:
+    checkout.accept(CHARGE)
+    found = {"type": "http", "method": "GET", "path": f"/requests/{checkout.record.id}"}
+
+    with pytest.raises(outbox.InvalidValue, match=r"^scope 42: must be a str, not int$"):
+        asyncio.run(route(checkout, caller=lambda scope: 42)(found, unheard, unheard))
+
+
+async def unheard(*message: Any) -> Any:
+    raise AssertionError("there is nothing to say")
+
+
 @pytest.mark.parametrize("caller", ["acct_2", "nobody"])
 def test_anothers_request_is_answered_as_one_that_is_not_there(checkout: Checkout, caller: str) -> None:
     checkout.accept()

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
+from outbox.errors import ConfigurationError
 from outbox.instance import Outbox, default
 from outbox.records import Response
 from outbox.request_status import RequestStatus
@@ -41,10 +42,15 @@ class StatusRoute:
     outbox: by default the configured one.
 
     The path's last segment is the request's id. For what is not there, and for what is another scope's, the answer is the same
-    404: that a request exists is its own caller's business.
+    404: that a request exists is its own caller's business. Raises `ConfigurationError` without a caller function.
     """
 
     def __init__(self, sessions: Callable[[], Any], *, caller: Caller, outbox: Outbox | None = None) -> None:
+        if not callable(caller):
+            raise ConfigurationError(
+                f"caller must be the app's own function that tells whose requests may be seen, not {caller!r}: without it one"
+                " caller could see another's. For example caller=lambda scope: scope['user'].username"
+            )
         self._sessions = sessions
         self._caller = caller
         self._outbox = outbox or default
