@@ -315,6 +315,15 @@ def test_neither_credentials_nor_payload_nor_answer_is_ever_shown(caplog: pytest
     assert "s3cret" not in caplog.text
 
 
+@pytest.mark.parametrize("quoted", ["Bearer crm_token_1", "crm_token_1"])
+def test_an_answer_that_quotes_the_credentials_is_not_kept(quoted: str) -> None:
+    crm = adapter(
+        lambda request: httpx.Response(201, json={"by": quoted}), headers={"Authorization": "Bearer crm_token_1"}
+    )
+
+    assert asyncio.run(crm.send(delivery({}))) == Delivered({"status": 201, "unparsed": True})
+
+
 def quoting_everything(status: int) -> Far:
     headers = {"Location": "/s3cret", "Retry-After": "s3cret", "X-Error": "s3cret"}
     return lambda request: httpx.Response(status, headers=headers, text="s3cret")

@@ -52,7 +52,7 @@ from outbox.errors import ConfigurationError
 log = logging.getLogger("outbox.dispatcher")
 
 
-SECRET_CHARS_MIN: Final = 8  # of a header's value: what is shorter stands in answers by chance
+SECRET_CHARS_MIN: Final = 8  # of a header's value, or a word of it: what is shorter stands in answers by chance
 
 
 class HttpAdapter(Adapter):
@@ -112,7 +112,7 @@ class HttpAdapter(Adapter):
         )
         self._readings = _checked_readings(statuses or {})
         self._remember = remember
-        self._never_kept = [value.encode() for value in (headers or {}).values() if len(value) >= SECRET_CHARS_MIN]
+        self._never_kept = _secrets(headers or {})
         self._transport = Transport(
             timeout=timeout, answer_bytes_max=answer_bytes_max, tls=tls, proxy=proxy, transport=transport
         )
@@ -195,6 +195,12 @@ class HttpAdapter(Adapter):
         except Exception as error:  # its text may quote the answer
             log.warning("entry %s was delivered, but `remember` raised %s", delivery.id, type(error).__name__)
             return {"status": answer.status, "unparsed": True}
+
+
+def _secrets(headers: Mapping[str, str]) -> list[bytes]:
+    """The headers' values, and each word of them: a token stands behind its scheme, "Bearer", and is quoted without that."""
+    words = {word for value in headers.values() for word in (value, *value.split())}
+    return [word.encode() for word in words if len(word) >= SECRET_CHARS_MIN]
 
 
 def _checked_readings(statuses: Mapping[int, Reading]) -> dict[int, Reading]:
