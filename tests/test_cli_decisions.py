@@ -174,7 +174,14 @@ def test_a_user_without_a_name_must_give_one(sqlite: Database, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("resolve", "a3a344f6", *LOOKED), "say what became of it: --happened, --did-not-happen or --send-again"),
+        (
+            ("resolve", "a3a344f6", *LOOKED),
+            "say what became of it, one of --happened, --did-not-happen and --send-again",
+        ),
+        (
+            ("resolve", "a3a344f6", *LOOKED, "--happened", "--did-not-happen"),
+            "say what became of it, one of --happened, --did-not-happen and --send-again",
+        ),
         (("resolve", "a3a344f6", "--happened"), "Missing option '--reason'"),
         (
             ("resolve", "a3a344f6", "--send-again", *LOOKED, "--result", "{}"),
@@ -193,6 +200,12 @@ def test_a_decision_that_says_too_little_or_too_much_is_refused(
 
     assert status == 2
     assert says in " ".join(text.split())
+
+
+def test_an_ordering_key_that_there_cannot_be_is_refused_as_the_library_does(database: Database) -> None:
+    told = error_of("release", "--ordering-key", "\udcff", database=database)
+
+    assert told == (1, "refused", r"ordering_key '\udcff': holds a lone surrogate, which UTF-8 cannot carry")
 
 
 @pytest.mark.parametrize(

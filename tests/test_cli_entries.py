@@ -321,6 +321,13 @@ def test_an_empty_list_says_so(database: Database) -> None:
     assert document("list", database=database)["entries"] == []
 
 
+@pytest.mark.parametrize("field", ["operation", "destination"])
+def test_a_name_that_there_cannot_be_is_refused_as_the_library_does(database: Database, field: str) -> None:
+    told = error_of("list", f"--{field}", "\udcff", database=database)
+
+    assert told == (1, "refused", rf"{field} '\udcff': holds a lone surrogate, which UTF-8 cannot carry")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -236,6 +236,14 @@ def status_of(database: Database) -> tuple[int, str]:
     [
         (["resume", "--reason", "x"], "say what to resume: a DESTINATION, or all of them --after-restore"),
         (["resume", "mail", "--after-restore"], "say what to resume: a DESTINATION, or all of them --after-restore"),
+        (
+            ["resume", "mail", "--nothing-lost"],
+            "--nothing-lost and --since are of --after-restore: a DESTINATION goes on as it is",
+        ),
+        (
+            ["resume", "mail", "--since", "1h"],
+            "--nothing-lost and --since are of --after-restore: a DESTINATION goes on as it is",
+        ),
         (["resume", "--after-restore", "--env", "test"], "Missing option '--reason'."),
         (
             [*GIVEN, "--nothing-lost", "--since", "2h"],

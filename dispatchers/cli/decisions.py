@@ -74,17 +74,14 @@ def cancel(id: str, actor: str, reason: str | None, database: str, schema: str |
 
 @click.command()
 @click.argument("id")
-@click.option("--happened", "verdict", flag_value="happened", help="It happened: it becomes delivered.")
-@click.option("--did-not-happen", "verdict", flag_value="did_not_happen", help="It did not, and will not: failed.")
-@click.option(
-    "--send-again", "verdict", flag_value="send_again", help="Send it again, under the same key while that is safe."
-)
+@click.option("--happened", is_flag=True, help="It happened: it becomes delivered.")
+@click.option("--did-not-happen", is_flag=True, help="It did not, and will not: failed.")
+@click.option("--send-again", is_flag=True, help="Send it again, under the same key while that is safe.")
 @click.option("--result", help="With --happened: what the service answered, as JSON.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @decision_options(reason_required=True)
 def resolve(
     id: str,
-    verdict: str | None,
     result: str | None,
     yes: bool,
     actor: str,
@@ -92,6 +89,7 @@ def resolve(
     database: str,
     schema: str | None,
     prefix: str,
+    **verdicts: bool,
 ) -> None:
     """Say what became of an uncertain entry.
 
@@ -99,8 +97,7 @@ def resolve(
     """
     from dispatchers import decisions
 
-    if verdict is None:
-        raise click.UsageError("say what became of it: --happened, --did-not-happen or --send-again")
+    verdict = _one_of(verdicts)
     answered = _parsed_result(result, verdict)
     if sys.stdin.isatty() and not yes:
         _confirm(id, verdict, database, schema, prefix)
@@ -109,6 +106,13 @@ def resolve(
         decisions.resolve(connection, tables, entry_id, verdict, actor=actor, reason=reason, result=answered)  # type: ignore[arg-type]
     follows = SENDS if verdict == "send_again" else SETTLES
     _tell(entry_id, "resolve", actor, f"entry {entry_id}: {VERDICTS[verdict]}; {follows}", verdict=verdict)
+
+
+def _one_of(verdicts: dict[str, bool]) -> str:
+    given = [verdict for verdict, is_given in verdicts.items() if is_given]
+    if len(given) != 1:
+        raise click.UsageError("say what became of it, one of --happened, --did-not-happen and --send-again")
+    return given[0]
 
 
 def _parsed_result(result: str | None, verdict: str) -> Any:
@@ -156,9 +160,12 @@ def release(
     A lane, the entries of one ordering key, halts behind one of them that failed or is uncertain.
     """
     from dispatchers import decisions
+    from outbox.keys import check_field
 
     if (id is None) == (ordering_key is None):
         raise click.UsageError("give either the ID of a held entry, or the --ordering-key of a halted lane")
+    if ordering_key is not None:
+        check_field("ordering_key", ordering_key)
     with deciding(database, schema, prefix) as (connection, tables):
         if id is None:
             decisions.release_lane(connection, tables, str(ordering_key), actor=actor, reason=reason)

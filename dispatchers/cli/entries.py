@@ -137,7 +137,11 @@ def list_entries(
     What waits, the longest due first; or with --state delivered, failed or cancelled what ended, the newest first.
     """
     from dispatchers import inspection
+    from outbox.keys import check_field
 
+    for field in ("operation", "destination"):
+        if given[field] is not None:
+            check_field(field, given[field])
     ended = _are_ended(states, held=given["held"])
     if ended and since is None and parent is None:
         since = ENDED_SINCE

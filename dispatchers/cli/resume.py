@@ -53,6 +53,8 @@ def resume(
     if (destination is None) != after_restore:
         raise click.UsageError("say what to resume: a DESTINATION, or all of them --after-restore")
     if destination is not None:
+        if nothing_lost or since is not None:
+            raise click.UsageError("--nothing-lost and --since are of --after-restore: a DESTINATION goes on as it is")
         _resume_destination(destination, actor, reason, database, schema, prefix)
         return
     if reason is None:
