@@ -49,6 +49,8 @@ def test_upgrade_takes_a_schema(postgresql: Database) -> None:
 
 
 def test_a_check_that_fails_names_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "new.db").touch()
+
     status, code, text = error_of("db", "check", **empty(tmp_path))
 
     assert (status, code) == (1, "refused")
@@ -216,6 +218,15 @@ def test_config_tells_the_revision_of_the_database(tmp_path: Path) -> None:
     assert f"revision  {migrations.head()} (this release needs {migrations.head()})\n" in succeeded(
         "config", **empty(tmp_path)
     )
+
+
+def test_config_makes_no_file_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "typo.db"
+
+    told = document("config", DATABASE_URL=f"sqlite:///{path}")["revision"]["problem"]
+
+    assert told.startswith(f"there is no file {str(path)!r}")
+    assert not path.exists()
 
 
 def test_config_tells_why_the_database_does_not_answer_and_all_the_rest() -> None:

@@ -92,14 +92,14 @@ def _ring(secret: str | None) -> dict[str, Any]:
 
 def _revision(database: str | None, schema: str | None, prefix: str) -> dict[str, str | None]:
     """The database's and this release's; why the database's cannot be told, if so."""
-    from dispatchers.cli.connecting import parsed
+    from dispatchers.cli.connecting import existing
     from outbox import migrations
 
     told: dict[str, str | None] = {"database": None, "needed": migrations.head(), "problem": None}
     if database is None:
         return told
     try:
-        told["database"] = migrations.current(parsed(database), schema=schema, prefix=prefix)
+        told["database"] = migrations.current(existing(database), schema=schema, prefix=prefix)
     except Exception as error:
         failure = failure_of(error)
         if failure is None:

@@ -79,13 +79,18 @@ def _wrong(what: str) -> click.BadParameter:
     return click.BadParameter(f"the URL {what}", param_hint="'--database'")
 
 
+def existing(database: str) -> "URL":
+    """The same, for what looks at a database that is there."""
+    url = parsed(database)
+    _require_file(url)
+    return url
+
+
 def _engine(database: str) -> "Engine":
     from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
 
-    url = parsed(database)
-    _require_file(url)
-    return create_engine(url, poolclass=NullPool)
+    return create_engine(existing(database), poolclass=NullPool)
 
 
 def _require_file(url: "URL") -> None:

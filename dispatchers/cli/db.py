@@ -3,7 +3,7 @@
 import click
 
 from dispatchers.cli import options
-from dispatchers.cli.connecting import parsed
+from dispatchers.cli.connecting import existing, parsed
 from dispatchers.cli.output import answer
 
 
@@ -35,8 +35,9 @@ def check(database: str, schema: str | None, prefix: str) -> None:
     """
     from outbox import migrations
 
-    migrations.check(parsed(database), schema=schema, prefix=prefix)
-    migrations.check_partitions(parsed(database), schema=schema, prefix=prefix)
+    url = existing(database)
+    migrations.check(url, schema=schema, prefix=prefix)
+    migrations.check_partitions(url, schema=schema, prefix=prefix)
     answer({"revision": migrations.head()}, f"the tables are at {migrations.head()}")
 
 
@@ -52,7 +53,7 @@ def partition(database: str, schema: str | None, prefix: str, undo: bool) -> Non
     from outbox import migrations
 
     switch = migrations.unpartition if undo else migrations.partition
-    switch(parsed(database), schema=schema, prefix=prefix)
+    switch(existing(database), schema=schema, prefix=prefix)
     where = "their records" if undo else "a table partitioned by day"
     answer({"partitioned": not undo}, f"the bodies of answers from now on are kept in {where}")
 
@@ -64,7 +65,10 @@ def partition(database: str, schema: str | None, prefix: str, undo: bool) -> Non
 @options.prefix_option
 @options.json_option
 def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> None:
-    """Print the SQL of all migrations, to be reviewed and run by hand."""
+    """Print the SQL of all migrations.
+
+    To be reviewed, and run by hand.
+    """
     from outbox import migrations
 
     printed = migrations.sql(dialect, since=since, schema=schema, prefix=prefix)
