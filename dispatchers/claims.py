@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from sqlalchemy import URL, Connection, Engine, create_engine, func, make_url, select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
 from dispatchers import sql_marks, sql_portable, sql_postgresql
@@ -398,11 +398,16 @@ def _next(calling: Calling) -> Call | bool:
 def _engine(target: Any) -> Engine:
     if isinstance(target, Engine):
         return target
-    if isinstance(target, str | URL):
+    if not isinstance(target, str | URL):
+        raise ConfigurationError(f"a dispatcher needs a URL, an Engine or an AsyncEngine, not {type(target).__name__}")
+    try:
         url = make_url(target)
-        if url.get_dialect().is_async:
-            raise ConfigurationError(
-                f"the driver of {url.drivername!r} is asynchronous: hand in create_async_engine(url)"
-            )
-        return create_engine(url)
-    raise ConfigurationError(f"a dispatcher needs a URL, an Engine or an AsyncEngine, not {type(target).__name__}")
+        is_async = url.get_dialect().is_async
+    except (ArgumentError, NoSuchModuleError, ValueError):  # the text is not shown: there may be a password in it
+        raise ConfigurationError(
+            "a dispatcher needs a SQLAlchemy URL of a known driver, such as postgresql+psycopg://user@host/name (it is not"
+            " shown)"
+        ) from None
+    if is_async:
+        raise ConfigurationError(f"the driver of {url.drivername!r} is asynchronous: hand in create_async_engine(url)")
+    return create_engine(url)

@@ -146,6 +146,16 @@ def test_a_target_is_a_url_or_an_engine_of_either_kind(database: Database, ob: o
     assert states(database) == {"delivered": 9, "retry": 1}
 
 
+@pytest.mark.parametrize("target", ["hunter2", "postgresql+nodriver://shop:hunter2@host/shop", "sqlite://:hunter2:x"])
+def test_a_url_that_is_none_is_refused_and_not_shown(ob: outbox.Outbox, target: str) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        Dispatcher(target, adapters={"crm": MemoryAdapter()}, outbox=ob)
+
+    assert str(refused.value) == (
+        "a dispatcher needs a SQLAlchemy URL of a known driver, such as postgresql+psycopg://user@host/name (it is not shown)"
+    )
+
+
 def test_what_is_due_later_waits_and_so_does_what_came_due_again(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, due=HOUR)
     adapter = MemoryAdapter([Deferred("busy", after=timedelta(0))] * 5)
