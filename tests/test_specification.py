@@ -123,6 +123,13 @@ def test_the_page_has_no_empty_section_and_each_of_them_once() -> None:
     assert ACCEPTED in page_of(specified(outbox=configured(status_url="/jobs/{id}")))
 
 
+def test_the_page_does_not_offer_a_key_that_is_an_earlier_requests() -> None:
+    refused = {kind.name for error, kind in KINDS.items() if error.status == outbox.RequestMismatch.status}
+
+    assert refused == {"request-mismatch", "key-expired"}
+    assert "but for the refusals with `422`, whose key is an earlier request's" in page_of(specified())
+
+
 def test_the_page_and_the_fragment_name_every_problem_as_it_is_answered() -> None:
     policy = Policy(outbox=configured(), problem_types="https://api.example.com/")
     page, fragment = page_of(specify(policy)), openapi_of(specify(policy))

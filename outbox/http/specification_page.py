@@ -82,8 +82,9 @@ def _retry(it: Specification) -> list[str]:
         f" has: {names}.",
         "",
         "Answers below 400 are kept, and so are the errors that are this API's last word on a request. Any other error, each"
-        " of those below among them, is not kept: nothing was carried out, and the key can be used again. After an answer of"
-        " 5xx, or none, send the same request with the same key.",
+        " of those below among them, is not kept: nothing was carried out, and the key can be used again; but for the"
+        f" refusals with `{it.status_of('request-mismatch')}`, whose key is an earlier request's. After an answer of 5xx, or"
+        " none, send the same request with the same key.",
     ]
 
 
