@@ -119,6 +119,12 @@ class Dispatcher:
         for name, span in (("lease", lease), ("margin", margin), ("poll", poll)):
             if not isinstance(span, timedelta) or span <= timedelta(0):  # a negative margin would lengthen each window
                 raise ConfigurationError(f"{name} must be a positive timedelta, not {span!r}")
+        if not isinstance(grace, timedelta) or grace < timedelta(0):
+            raise ConfigurationError(f"grace must be a timedelta of 0 s or more, not {grace!r}")
+        if not isinstance(include, Sequence) or not all(isinstance(each, Operations) for each in include):
+            raise ConfigurationError(
+                f"include must be a list of dispatchers.Operations, such as [effects], not {include!r}"
+            )
         self._outbox = outbox or default
         self._keyring = keyring
         self._callbacks = Callbacks(operations.callbacks for operations in include)

@@ -120,6 +120,8 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
     def refuse(problem: str) -> ConfigurationError:
         return ConfigurationError(f"the adapter of {name!r} ({type(adapter).__name__}): {problem}")
 
+    if isinstance(adapter, type):
+        raise ConfigurationError(f"the adapter of {name!r} is the class {adapter.__name__}: give an instance of it")
     if not callable(getattr(adapter, "send", None)) or getattr(type(adapter), "send", None) is Adapter.send:
         raise refuse("has no send(delivery)")
     if not (adapter.window is None or adapter.window is FOREVER or isinstance(adapter.window, timedelta)):
@@ -129,6 +131,9 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
             raise refuse(f"its {name_of} must be a positive timedelta, not {value!r}")
     if not isinstance(adapter.attempts_max, int) or adapter.attempts_max < 1:
         raise refuse(f"its attempts_max must be an int of at least 1, not {adapter.attempts_max!r}")
+    for name_of in ("at_least_once", "halts_lane"):  # the text "no" would count as a yes
+        if not isinstance(getattr(adapter, name_of), bool):
+            raise refuse(f"its {name_of} must be True or False, not {getattr(adapter, name_of)!r}")
     if adapter.timeout + margin >= lease:
         raise refuse(
             f"its timeout {adapter.timeout} and the margin {margin} do not fit into the lease {lease}: a send could"

@@ -506,6 +506,22 @@ def charge(amount: int) -> dict[str, Any]:
     return {"amount": amount, "currency": "eur", "payment_method": "pm_card_visa", "confirm": True}
 
 
+@pytest.mark.parametrize("grace", [timedelta(seconds=-1), 30])
+def test_a_grace_that_is_none_is_refused_at_the_start_and_not_at_sigterm(grace: Any) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        Dispatcher("sqlite://", adapters={"crm": MemoryAdapter()}, grace=grace)
+
+    assert str(refused.value) == f"grace must be a timedelta of 0 s or more, not {grace!r}"
+
+
+@pytest.mark.parametrize("given", [Operations(), [MemoryAdapter()], "effects"])
+def test_what_is_included_are_operations_in_a_list(given: Any) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        Dispatcher("sqlite://", include=given)
+
+    assert str(refused.value) == f"include must be a list of dispatchers.Operations, such as [effects], not {given!r}"
+
+
 @pytest.mark.parametrize("setting", ["lease", "margin", "poll"])
 @pytest.mark.parametrize("span", [timedelta(0), timedelta(seconds=-5), 5])
 def test_a_span_that_would_stretch_a_promise_is_refused(setting: str, span: Any) -> None:

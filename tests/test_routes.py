@@ -290,6 +290,13 @@ def test_an_adapter_without_send_is_refused() -> None:
         check(Silent())
 
 
+def test_a_class_is_no_adapter() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        routes_of({"crm": Sender})  # type: ignore[dict-item]
+
+    assert str(refused.value) == "the adapter of 'crm' is the class Sender: give an instance of it"
+
+
 def test_an_adapter_that_inherits_everything_and_forgets_send_is_refused() -> None:
     """`Adapter.send` is only a shape: it would answer None to every delivery, and leave every entry in doubt."""
 
@@ -303,7 +310,14 @@ def test_an_adapter_that_inherits_everything_and_forgets_send_is_refused() -> No
 
 @pytest.mark.parametrize(
     "declared",
-    [{"window": 86_400}, {"timeout": 30}, {"age_max": 86_400.0}, {"attempts_max": None}],
+    [
+        {"window": 86_400},
+        {"timeout": 30},
+        {"age_max": 86_400.0},
+        {"attempts_max": None},
+        {"at_least_once": "no"},
+        {"halts_lane": 0},
+    ],
     ids=lambda declared: next(iter(declared)),
 )
 def test_a_declaration_of_the_wrong_type_is_refused_at_the_start(declared: dict[str, Any]) -> None:
