@@ -317,7 +317,7 @@ class IdempotentBlock:
         return None if observer is None else ClaimWatch(observer, self._key.source)
 
     def _take_watched(self, session: Session, watch: ClaimWatch) -> Claim:
-        state_of(session).at_end.append(watch.report)
+        state_of(session).at_end.append(lambda committed: watch.report())
         try:
             claim = self._take(session, watch)
         except RequestRefused as error:

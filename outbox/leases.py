@@ -70,6 +70,7 @@ class LeasedAttempt:
         self.parent: ParentKey = taken.key.parent
         self.replayed = taken.response is not None
         self.response = taken.response
+        self._is_stored = self.replayed  # for certain: a fence's answer is when its transaction has committed
         self._key = taken.key
         self._lease = taken.lease
 
@@ -107,6 +108,17 @@ class LeasedAttempt:
         if self._lease is None:
             raise self._answered("work inside a replay")
         return self._lease
+
+    def _keep(self, response: Response) -> None:
+        self.response = response
+        self._is_stored = True
+
+    def _fence_ended(self, committed: bool) -> None:
+        """The transaction in which a fence has answered is over; if it was rolled back, there is no answer."""
+        if committed:
+            self._is_stored = True
+        elif not self._is_stored:
+            self.response = None
 
     def _held(self, verb: str) -> Lease:
         if self.response is not None:
@@ -147,7 +159,7 @@ class LeasedClaim(LeasedAttempt):
         """
         lease, response = self._held("respond"), self._response(status, body, headers)
         run(self._source, lambda connection: leased_records.answer(connection, lease, response))
-        self.response = response
+        self._keep(response)
         return response
 
 
@@ -171,7 +183,7 @@ class AsyncLeasedClaim(LeasedAttempt):
         """See `LeasedClaim.respond`."""
         lease, response = self._held("respond"), self._response(status, body, headers)
         await run_async(self._source, lambda connection: leased_records.answer(connection, lease, response))
-        self.response = response
+        self._keep(response)
         return response
 
 
@@ -202,6 +214,7 @@ class Fence(Claim):
         if self.response is not None:
             leased_records.answer(self._session.connection(), self._lease, self.response)
             self._attempt.response = self.response
+            state_of(self._session).at_end.append(self._attempt._fence_ended)
 
 
 class FencedBlock(IdempotentBlock):
@@ -327,13 +340,14 @@ class LeasedBlock:
             raise ClaimError("the outbox.leased block was never entered")
         if claim.replayed or (error is not None and not isinstance(error, Exception)):
             return None
-        return claim.lease if error is not None or claim.response is None else None
+        return claim.lease if error is not None or not claim._is_stored else None
 
     def _require_answer(self, error: BaseException | None) -> None:
-        if error is None and self._claim is not None and self._claim.response is None:
+        if error is None and self._claim is not None and not self._claim._is_stored:
             raise NotAnswered(
-                f"the outbox.leased block of key {self._claim.parent.key!r} ended without an answer: claim.respond(...), or"
-                " fence.respond(...) in a claim.fence(session), gives it"
+                f"the outbox.leased block of key {self._claim.parent.key!r} ended without an answer that is stored:"
+                " claim.respond(...) stores one, or fence.respond(...) in a claim.fence(session) whose transaction is"
+                " committed inside the block"
             )
 
 

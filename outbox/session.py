@@ -55,7 +55,7 @@ class SessionState:
     doomed: why this transaction must not commit any more.
     companion: what may be written by the same statement as the pending entries.
     committed: the transaction has committed and is about to end: too late to write anything in it.
-    at_end: what to call when the transaction has ended, either way, and its locks are gone; it raises nothing.
+    at_end: what to call when the transaction has ended and its locks are gone, and tell whether it committed; it raises nothing.
     """
 
     __slots__ = ("at_end", "claim", "committed", "companion", "doomed", "marker", "pending")
@@ -66,7 +66,7 @@ class SessionState:
         self.companion: Companion | None = None
         self.doomed: ClaimError | None = None
         self.committed = False
-        self.at_end: list[Callable[[], None]] = []
+        self.at_end: list[Callable[[bool], None]] = []
         self.marker: _Marker | None = None
 
     def find(self, configuration: Configuration, entry_id: UUID) -> NewEntry | None:
@@ -245,9 +245,9 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
         return
     state.pending.clear()
     state.doomed = None
-    state.committed = False
+    committed, state.committed = state.committed, False
     if state.claim is not None:  # it stays, to guard what its block still does
         state.claim.transaction_ended()
     calls, state.at_end = state.at_end, []
     for call in calls:
-        call()
+        call(committed)

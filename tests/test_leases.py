@@ -241,9 +241,70 @@ def test_a_block_without_an_answer_is_an_error_and_ends_the_lease(shop):
         shop.request(write=lambda session, fence: None)
 
     assert str(caught.value) == (
-        "the outbox.leased block of key 'retry-001' ended without an answer: claim.respond(...), or fence.respond(...) in a"
-        " claim.fence(session), gives it"
+        "the outbox.leased block of key 'retry-001' ended without an answer that is stored: claim.respond(...) stores one, or"
+        " fence.respond(...) in a claim.fence(session) whose transaction is committed inside the block"
     )
+    assert shop.request().status == 201
+
+
+def test_an_answer_whose_transaction_was_not_committed_is_none(database, ob):
+    """Else the client were told of an order that nobody has kept."""
+    shop = Shop(database, ob)
+
+    def forget_to_commit():
+        with (
+            shop.block(database.engine) as claim,
+            database.session() as session,  # and no session.begin()
+            claim.fence(session) as fence,
+        ):
+            shop.place_order(session, fence)
+
+    with pytest.raises(outbox.NotAnswered, match="ended without an answer that is stored"):
+        forget_to_commit()
+    assert database.counts() == {**NOTHING, "records": 1}
+    assert shop.request().status == 201
+    assert database.counts() == ALL
+
+
+def test_an_answer_whose_transaction_is_still_open_is_not_stored_yet(postgresql, ob):
+    shop = Shop(postgresql, ob)
+    with postgresql.session() as session:
+
+        def commit_later():
+            with shop.block(postgresql.engine) as claim, claim.fence(session) as fence:
+                shop.place_order(session, fence)
+
+        with pytest.raises(outbox.NotAnswered, match="whose transaction is committed inside the block"):
+            commit_later()
+        session.commit()
+
+    assert shop.request().status == 201
+    assert postgresql.counts() == ALL
+
+
+def test_after_a_commit_that_failed_the_answer_may_be_another(database, ob):
+    shop = Shop(database, ob)
+    with shop.block(database.engine) as claim:
+        with database.session() as session, claim.fence(session) as fence:
+            fence.respond(201)
+        claim.respond(503, {"error": "not placed"})
+
+    assert shop.request().status == 503
+
+
+def test_an_async_answer_whose_transaction_was_not_committed_is_none(database, ob):
+    shop = Shop(database, ob, is_async=True)
+
+    async def forget_to_commit():
+        async with (
+            shop.block(database.async_engine()) as claim,
+            database.async_session() as session,
+            claim.fence(session) as fence,
+        ):
+            await session.run_sync(shop.place_order, fence)
+
+    with pytest.raises(outbox.NotAnswered):
+        asyncio.run(forget_to_commit())
     assert shop.request().status == 201
 
 
