@@ -20,7 +20,7 @@ from dispatchers.lifecycle import Claimed, End, Settle
 from outbox.configuration import Configuration
 from outbox.errors import AlreadyAnswered, CallbackError, ConfigurationError, NotAnswered
 from outbox.keys import ParentKey, Tag, encode_native
-from outbox.records import Response
+from outbox.responses import Response
 from outbox.session import ClaimedParent, state_of
 from outbox.status import EntryStatus, entries_of_request
 

@@ -53,8 +53,8 @@ from outbox.key_sources import BodyKey
 from outbox.keys import Keyring, ParentKey
 from outbox.leases import AsyncLeasedClaim, LeasedClaim
 from outbox.observing import ObservedClaim
-from outbox.records import Response
 from outbox.request_status import RequestStatus
+from outbox.responses import Response
 from outbox.schema import define_tables
 from outbox.status import EntryStatus
 

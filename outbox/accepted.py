@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, Connection, Row, exists, literal, or_, sel
 from outbox.configuration import Configuration
 from outbox.databases import clock
 from outbox.errors import ClaimError, ConfigurationError
-from outbox.records import RecordKey, Response
+from outbox.records import RecordKey
+from outbox.responses import Response
 from outbox.schema import Tables
 
 POLL_FIRST = timedelta(seconds=1)

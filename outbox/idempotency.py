@@ -30,15 +30,8 @@ from outbox.errors import (
 from outbox.key_sources import BodyRequest, choose_key
 from outbox.keys import ParentKey, check_operation
 from outbox.observing import ClaimWatch
-from outbox.records import (
-    RecordKey,
-    Response,
-    claim_key,
-    insert_record,
-    key_in_flight,
-    record_companion,
-    require_written,
-)
+from outbox.records import RecordKey, claim_key, insert_record, key_in_flight, record_companion, require_written
+from outbox.responses import Response
 from outbox.session import AnySession, ClaimedParent, state_of, sync_session, unscoped
 from outbox.spans import NOTHING, check_span
 

@@ -16,7 +16,8 @@ from outbox.errors import ClaimLost, ClaimOpen, InvalidValue, KeyExpired, KeyInF
 from outbox.idempotency import Claim, IdempotentBlock
 from outbox.keys import ParentKey, check_field, parent_id
 from outbox.observing import ClaimWatch
-from outbox.records import RecordKey, Response, claim_key
+from outbox.records import RecordKey, claim_key
+from outbox.responses import Response
 from outbox.session import AnySession
 from outbox.spans import check_span
 

@@ -17,8 +17,9 @@ from outbox.key_sources import BodyKey, BodyRequest
 from outbox.keys import Keyring, ParentKey, parent_id
 from outbox.leases import LeasedBlock, Source
 from outbox.observing import Observer
-from outbox.records import RecordKey, Response
+from outbox.records import RecordKey
 from outbox.request_status import RequestStatus, read_request
+from outbox.responses import Response
 from outbox.session import AnySession, AsyncSessionLike, in_session, unscoped
 from outbox.spans import SECOND, check_span
 from outbox.status import EntryStatus, cancel_entry, read_status

@@ -11,7 +11,8 @@ from outbox.databases import clock, clock_plus, insert_unless_present, require_p
 from outbox.errors import LeaseLost
 from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.key_sources import BodyRequest, choose_key
-from outbox.records import RecordKey, Response, claim_key, key_expired, key_in_flight, require_same_request
+from outbox.records import RecordKey, claim_key, key_expired, key_in_flight, require_same_request
+from outbox.responses import Response
 
 
 class Lease(NamedTuple):

@@ -34,8 +34,9 @@ from outbox.key_sources import BodyRequest
 from outbox.keys import ChildKey, ParentKey, derive_tag, encode_native, key_fields
 from outbox.leased_records import Lease, Taken
 from outbox.observing import ClaimWatch, watched
-from outbox.records import RecordKey, Response, key_in_flight
+from outbox.records import RecordKey, key_in_flight
 from outbox.renewal import TaskRenewal, ThreadRenewal
+from outbox.responses import Response
 from outbox.session import AnySession, AsyncSessionLike, ClaimedParent, state_of
 
 log = logging.getLogger("outbox.leases")

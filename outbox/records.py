@@ -2,10 +2,8 @@
 
 import json
 import math
-import re
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -49,18 +47,14 @@ from outbox.databases import (
     wait_for_lock,
 )
 from outbox.entries import Companion
-from outbox.errors import InvalidValue, KeyExpired, KeyInFlight, NotSerializable, RequestMismatch
+from outbox.errors import KeyExpired, KeyInFlight, RequestMismatch
 from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.functions import function_name
 from outbox.keys import ParentKey
 from outbox.observing import ClaimWatch
-from outbox.payload import encode_json
+from outbox.responses import Response
 from outbox.schema import Tables
 from outbox.table_names import quoted
-
-HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
-HEADER_VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")  # RFC 9110, section 5.5
-WITHOUT_CONTENT = frozenset({204, 304})  # RFC 9110, section 6.4.1: servers break off what has a body all the same
 
 RETRY_AFTER = timedelta(seconds=1)
 """What a 409 advises: a request in one transaction is short, and asking again costs one read."""
@@ -87,77 +81,6 @@ class RecordKey:
     @property
     def source(self) -> str:
         return self.parent.source
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A stored answer: the status, the body's bytes, the headers."""
-
-    status: int
-    body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, status: int, body: Any, headers: Mapping[str, str] | None, *, bytes_max: int) -> "Response":
-        if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599:
-            raise InvalidValue("status", status, "must be an int from 200 to 599")
-        kept = dict(headers or {})
-        for name, value in kept.items():
-            _check_header(name, value)
-        data, content_type = _body(body, bytes_max)
-        if data and status in WITHOUT_CONTENT:
-            raise InvalidValue("status", status, "goes without a body: leave that out, or answer with 200")
-        if content_type and not any(name.lower() == "content-type" for name in kept):
-            kept["Content-Type"] = content_type
-        return cls(status, data, kept)
-
-    @property
-    def state(self) -> Literal["succeeded", "failed"]:
-        """What a record with this answer is called."""
-        return "succeeded" if self.status < 400 else "failed"
-
-    def json(self) -> Any:
-        """The body parsed as JSON."""
-        return json.loads(self.body)
-
-
-def _body(body: Any, bytes_max: int) -> tuple[bytes, str | None]:
-    match body:
-        case None:
-            return b"", None
-        case bytes():
-            data, content_type = body, "application/octet-stream"
-        case str():
-            data, content_type = _utf8(body), "text/plain; charset=utf-8"
-        case _:
-            return encode_json("response body", body, bytes_max), "application/json"
-    if len(data) > bytes_max:
-        raise NotSerializable(f"the response body has {len(data)} bytes, at most {bytes_max} are kept")
-    return data, content_type
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise NotSerializable("the response body holds a lone surrogate, which UTF-8 cannot carry") from None
-
-
-def _check_header(name: object, value: object) -> None:
-    if not isinstance(name, str) or not isinstance(value, str):
-        raise InvalidValue(
-            "header", name, f"name and value must be str, not {type(name).__name__}, {type(value).__name__}"
-        )
-    if name.lower() == "set-cookie":
-        raise InvalidValue("header", name, "is never stored: a replay would hand one client's cookie to another")
-    if any(char in name + value for char in "\r\n\0"):
-        raise InvalidValue("header", name, "holds a line break or NUL")
-    if not HEADER_NAME.fullmatch(name):
-        raise InvalidValue("header", name, "must be a header's name: letters, digits and hyphens")
-    if not HEADER_VALUE.fullmatch(value):
-        raise InvalidValue(
-            "header", name, "holds a character that no header can, or a blank at an end: percent-encode it"
-        )
 
 
 # --- claim

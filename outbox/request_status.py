@@ -13,7 +13,7 @@ from outbox.accepted import poll_after
 from outbox.configuration import Configuration
 from outbox.databases import clock, stored_body
 from outbox.keys import check_field, check_id
-from outbox.records import Response
+from outbox.responses import Response
 from outbox.status import EntryStatus, entries_of_request
 
 RequestState = Literal["accepted", "leased", "succeeded", "failed"]

@@ -13,6 +13,7 @@ from support import TABLES, Database
 
 from dispatchers import inspection
 from dispatchers.inspection import Filter, list_entries
+from dispatchers.overview import read_overview
 from outbox.keys import ParentKey, parent_id
 
 ROWS = 20_000  # for each of three destinations: enough for a scan to be the cheaper plan if no index served
@@ -132,7 +133,7 @@ def test_the_overview_reads_the_queue_and_nothing_that_ended(postgresql: Databas
     filled(postgresql, FILL, QUEUED)
 
     with postgresql.engine.connect() as connection, read_of(postgresql.engine) as read:
-        overview = inspection.read_overview(connection, TABLES)
+        overview = read_overview(connection, TABLES)
 
     assert [destination.states for destination in overview.destinations] == [{"pending": ROWS}] * 3
     assert overview.held == 3 * ROWS // 1000

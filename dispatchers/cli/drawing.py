@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dispatchers.destination_report import DestinationState, DestinationStates
-    from dispatchers.inspection import DestinationOverview, EntryDetails, EntrySummary, Overview, Page
+    from dispatchers.inspection import EntryDetails, EntrySummary, Page
+    from dispatchers.overview import DestinationOverview, Overview
 
 WAITING = ("pending", "sending", "retry", "uncertain")
 SEND_AGAIN = "send_again"

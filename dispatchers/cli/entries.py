@@ -54,10 +54,11 @@ def status(
     PARENT, the key of a business request: every entry under it, ended ones included, oldest first.
     """
     from dispatchers import inspection
+    from dispatchers.overview import read_overview
 
     if parent is None:
         with reading(database, schema, prefix) as (connection, tables):
-            overview = inspection.read_overview(connection, tables)
+            overview = read_overview(connection, tables)
         answer(overview, lambda: drawing.overview(overview))
         needs_a_look = overview.uncertain > 0 or overview.held_reason is not None
     else:

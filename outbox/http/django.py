@@ -35,7 +35,7 @@ from outbox.http.header import HEADER
 from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_scope, too_large
 from outbox.http.transaction import RequestTransaction, undone, undone_by_conflict
 from outbox.idempotency import Claim
-from outbox.records import Response as KeptResponse
+from outbox.responses import Response as KeptResponse
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 
 from outbox.errors import ConfigurationError
 from outbox.instance import Outbox, default
-from outbox.records import Response
 from outbox.request_status import RequestStatus
+from outbox.responses import Response
 from outbox.status import EntryStatus
 
 Scope: TypeAlias = MutableMapping[str, Any]
