@@ -242,13 +242,15 @@ url = os.environ["SHOP_URL"]
 class Daemon:
     """`python -m dispatchers run factory:make` in a directory, its output in a file."""
 
-    def __init__(self, directory: Path, url: sa.URL, reference: str = "factory:make", **environment: str) -> None:
+    def __init__(
+        self, directory: Path, url: sa.URL, reference: str = "factory:make", *options: str, **environment: str
+    ) -> None:
         self.log = directory / f"{uuid4().hex}.log"
         self.started = time.monotonic()
         shown = url.render_as_string(hide_password=False)
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dispatchers", "run", reference],
+                [sys.executable, "-m", "dispatchers", "run", reference, *options],
                 cwd=directory,
                 env=os.environ | {"SHOP_URL": shown, "PYTHONPATH": str(Path(__file__).parent)} | environment,
                 stdout=output,

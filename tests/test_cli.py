@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 import sqlalchemy as sa
-from commanding import command, error_of, refused, succeeded
+from commanding import command, document, error_of, refused, succeeded
 from support import Database
 
 from dispatchers import cli
@@ -31,6 +31,13 @@ every_command = pytest.mark.parametrize("name", GROUPED)
 def test_every_command_is_there_and_helps(name: str) -> None:
     assert succeeded(*name.split(), "--help").startswith(f"Usage: outbox {name}")
     assert succeeded(*name.split(), "-h") == succeeded(*name.split(), "--help")
+
+
+@every_command
+def test_every_command_answers_programs_in_json(name: str) -> None:
+    text = succeeded(*name.split(), "--help")
+
+    assert "Commands:\n" in text or "  --json  " in text
 
 
 def test_the_help_shows_every_command_in_its_section() -> None:
@@ -242,6 +249,7 @@ def test_completion_prints_a_script_for_the_shell(shell: str) -> None:
     script = succeeded("completion", shell)
 
     assert f"_OUTBOX_COMPLETE={shell}_complete" in script
+    assert document("completion", shell) == {"shell": shell, "script": script.removesuffix("\n")}
 
 
 def test_another_shell_is_refused() -> None:

@@ -1,11 +1,13 @@
 """The dispatcher as a process: signals, what keeps it from starting, and a database that goes away."""
 
 import asyncio
+import json
 import logging
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,35 @@ def test_an_idle_one_stops_when_told(postgresql: Database, tmp_path: Path) -> No
 
         assert process.wait() == 0
         assert time.monotonic() - told < 3
+
+
+RAISES = """
+def make():
+    class Broken(MemoryAdapter):
+        async def send(self, delivery):
+            raise ValueError("my own mistake")
+
+    return Dispatcher(url, outbox=ob, adapters={"crm": Broken()})
+"""
+
+
+def test_for_programs_each_line_of_the_log_is_a_document(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    id = put_one(postgresql, ob)
+    write_factory(tmp_path, RAISES)
+
+    with daemon(tmp_path, postgresql.url, "factory:make", "--json") as process:
+        wait_for(lambda: "my own mistake" in process.output, "the send", workers=[process])
+        process.terminate()
+        assert process.wait() == 0
+
+    told = [json.loads(line) for line in process.output.splitlines()]
+    (raised,) = [line for line in told if "trace" in line]
+    assert all(datetime.fromisoformat(line["at"]).tzinfo == UTC for line in told)
+    assert (raised["level"], raised["logger"]) == ("error", "outbox.dispatcher")
+    assert raised["message"] == f"the adapter of 'crm' raised for entry {id}"
+    assert raised["trace"].endswith("ValueError: my own mistake")
 
 
 # --- what keeps it from starting

@@ -2,9 +2,13 @@
 
 import click
 
+from dispatchers.cli import options
+from dispatchers.cli.output import answer
+
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@options.json_option
 def completion(shell: str) -> None:
     """Print a script that completes commands in SHELL.
 
@@ -16,4 +20,5 @@ def completion(shell: str) -> None:
     root = click.get_current_context().find_root().command
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(root, {}, "outbox", "_OUTBOX_COMPLETE").source())
+    script = found(root, {}, "outbox", "_OUTBOX_COMPLETE").source()
+    answer({"shell": shell, "script": script}, script)

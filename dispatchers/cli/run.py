@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dispatchers.cli.exits import REFUSED
+from dispatchers.cli.exits import JSON, REFUSED
 from dispatchers.cli.references import load_function
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 @click.option(
     "--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), show_default=True
 )
+@click.option(
+    "--json", is_flag=True, expose_value=False, help="Log one JSON document a line; an error at the start is one too."
+)
 def run(factory: str, log_level: str) -> None:
     """Run the dispatcher that MODULE:FUNCTION makes.
 
@@ -28,6 +31,11 @@ def run(factory: str, log_level: str) -> None:
     if importlib.util.find_spec("apscheduler") is None:
         raise click.ClickException("this needs APScheduler: pip install 'sqlalchemy-outbox[dispatcher]'")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if click.get_current_context().meta.get(JSON):
+        from dispatchers.cli.log_lines import JsonLines
+
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
     logging.getLogger("apscheduler").setLevel("WARNING")
     make_dispatcher(factory).run()
 
