@@ -117,9 +117,10 @@ def conclude(entry: Claimed, known: Known, memory: Memory, quiescence: timedelta
                 known.reason or "", attempts, entry.maybe_sent, entry.in_doubt_since, known.stored, halts_lane=False
             )
         case "delivered" | "failed" | "cancelled":
-            end = Settle(known.state, attempts, known.result, known.reason)
+            by_person = known.attempts is None
+            end = Settle(known.state, attempts, known.result, known.reason, decided=by_person)
             # By a person's word no lane halts that goes on already; one that has halted stays so, until it is released.
-            return without_halt(end) if known.attempts is None else end
+            return without_halt(end) if by_person else end
         case _:
             assert_never(known.state)
 

@@ -60,7 +60,7 @@ class Claimed(NamedTuple):
 class Settle(NamedTuple):
     """The end: `delivered` means that it happened, `failed` and `cancelled` that it did not and will not.
 
-    looked: a look has shown it, not an attempt.
+    looked: a look has shown it, not an attempt. decided: a person has said so, which its history tells already.
     halts_lane: of a failed one: whether its lane halts behind it.
     """
 
@@ -70,6 +70,14 @@ class Settle(NamedTuple):
     reason: str | None = None
     looked: bool = False
     halts_lane: bool = True
+    decided: bool = False
+
+    @property
+    def note(self) -> Literal["attempt", "look"] | None:
+        """As what the entry's history tells of it, if it does."""
+        if self.looked:
+            return "look"
+        return "attempt" if self.state == "failed" and not self.decided else None
 
 
 class Looks(NamedTuple):

@@ -93,7 +93,7 @@ def moved(entry: Claimed, change: Moving) -> Moved:
                 maybe_sent=change.maybe_sent,
                 in_doubt_since=change.in_doubt_since,
                 key_epoch=change.key_epoch,
-                reason=reason,
+                reason=reason if change.absent else None,  # a person's word is in its history already
                 outcome=outcome_on_record(reason),
                 looked=change.absent,
                 anew=not change.absent,

@@ -132,7 +132,7 @@ def _end(connection: Connection, tables: Tables, entry: Claimed, change: Settle,
             settled_at=clock(),
         )
     )
-    if change.state == "failed" or change.looked:
+    if change.note is not None:
         _note(connection, tables, entry, change.reason, looked=change.looked)
     return True
 

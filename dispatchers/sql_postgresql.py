@@ -73,7 +73,7 @@ _ENDED = {
     "attempts": "integer",
     "result": "text",
     "reason": "text",
-    "looked": "boolean",
+    "note": "text",
 }
 
 _MOVED = {
@@ -96,8 +96,8 @@ _MOVED = {
 
 def _ended_row(entry: Claimed, change: Settle) -> tuple[Any, ...]:
     result = None if change.result is None else json.dumps(change.result)
-    state, attempts, reason, looked = change.state, change.attempts, change.reason, change.looked
-    return (entry.id, entry.lease_token, entry.key_epoch, state, attempts, result, reason, looked)
+    state, attempts, reason, note = change.state, change.attempts, change.reason, change.note
+    return (entry.id, entry.lease_token, entry.key_epoch, state, attempts, result, reason, note)
 
 
 def _moved_row(entry: Claimed, change: Moving) -> tuple[Any, ...]:
@@ -193,11 +193,10 @@ def _end_statement(tables: Tables, shape: Shape) -> TextClause:
                 OR (o.state = 'delivered' AND q.key_epoch = o.key_epoch AND q.state IN ('sending', 'retry', 'uncertain'))
             )
             RETURNING q.id, o.state, o.result, o.reason, q.deliveries, GREATEST(q.attempts, o.attempts) AS attempts,
-                q.key_epoch, o.looked
+                q.key_epoch, o.note
         ), noted AS (
             INSERT INTO {event} (entry_id, at, kind, delivery, reason)
-            SELECT id, clock_timestamp(), CASE WHEN looked THEN 'look' ELSE 'attempt' END, deliveries, reason
-            FROM ended WHERE state = 'failed' OR looked
+            SELECT id, clock_timestamp(), note, deliveries, reason FROM ended WHERE note IS NOT NULL
         ), stored AS (
             INSERT INTO {settlement} (id, state, result, reason, deliveries, attempts, key_epoch, settled_at)
             SELECT id, state, result, reason, deliveries, attempts, key_epoch, clock_timestamp() FROM ended

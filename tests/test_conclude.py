@@ -43,7 +43,7 @@ def test_a_known_end_is_the_end_whatever_the_service_remembers(state: Any, memor
 
     end = concluded(past_the_window, memory, state=state, result={"id": 1}, reason="looked")
 
-    assert end == Settle(state, 3, {"id": 1}, "looked", halts_lane=state != "failed")
+    assert end == Settle(state, 3, {"id": 1}, "looked", halts_lane=state != "failed", decided=True)
 
 
 def test_an_end_whose_callback_failed_has_the_attempts_that_it_had_then() -> None:

@@ -239,6 +239,20 @@ def test_a_persons_word_settles_with_its_reason_and_its_callback(shop: Shop, ver
     assert (adapter.deliveries, len(database.orders)) == ([], 1)
 
 
+@pytest.mark.parametrize("verdict", ["happened", "did_not_happen", "send_again"])
+def test_the_history_tells_of_a_persons_word_once(database: Database, ob: outbox.Outbox, verdict: str) -> None:
+    id = uncertain(database, ob)
+    before = history(database, id)
+
+    decide(database, decisions.resolve, id, verdict)
+    run_once(database, ob, adapters={"crm": MemoryAdapter(window=None)})
+
+    assert state(database, id) in ("delivered", "failed", "pending")
+    ((kind, actor, told),) = history(database, id)[len(before) :]
+    assert (kind, actor) == ("decision", "ada")
+    assert "looked at it" in (told or "")
+
+
 def test_a_later_word_takes_the_place_of_one_that_was_not_yet_carried_out(
     database: Database, ob: outbox.Outbox
 ) -> None:

@@ -249,7 +249,7 @@ class ReferenceStore:
             attempts=max(row.attempts, change.attempts),
             key_epoch=row.key_epoch,
         )
-        if change.state == "failed" or change.looked:
+        if change.note is not None:
             self._note(id, change.reason, looked=change.looked)
 
     def _move(self, id: UUID, row: Row, values: moves.Moved) -> None:
