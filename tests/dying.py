@@ -1,7 +1,8 @@
 """Rounds of work, each in a process that dies at a failpoint, and what is found afterwards: `python3 dev.py kills --rounds 200`.
 
-One process, which never opens the database itself, forks two for each round: one that works until it dies, and one that
-recovers, and compares the services' ledger with the outbox. So a round costs no start of an interpreter.
+One process, which never opens the database itself, forks one for each round that works until it dies. Another, which outlives
+them all, then recovers, and compares the services' ledger with the outbox. So a round costs no start of an interpreter, and of
+the database's connections only those of the process that dies.
 """
 
 import argparse
@@ -12,9 +13,12 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 
@@ -31,7 +35,8 @@ from dispatchers.testing.postgres import temporary_postgres
 from dispatchers.upkeep import Upkeep
 from outbox.keys import Tag, encode_native
 
-ROUNDS = 5
+ROUNDS = 20
+PASSES_MAX = 4  # of the next process: what was sent, looked at, decided upon, and what callbacks have enqueued
 OB = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test")
 
 
@@ -99,11 +104,12 @@ def look_at_the_uncertain(database: Database, fax: Fax) -> None:
 
 def recover(database: Database, books: Path) -> None:
     """What the next process does, some hours later; then the comparison."""
-    for _ in range(2):
+    for _ in range(PASSES_MAX):
+        if not database.queue:
+            break
         age(database, 2 * HOUR)
         asyncio.run(dispatcher(database, books).run_once())
         look_at_the_uncertain(database, Fax(books))
-    asyncio.run(dispatcher(database, books).run_once())
     compare(database, books)
     keep_up(database)
 
@@ -147,18 +153,67 @@ def make_tables(database: Database) -> None:
         metadata.create_all(database.engine)
 
 
+def empty_tables(database: Database) -> None:
+    """What is compared after a round is all that there is: so the last of a thousand rounds costs what the first one does."""
+    tables = ", ".join(
+        table.fullname for metadata in (TABLES.metadata, Base.metadata) for table in metadata.tables.values()
+    )
+    database.execute(sa.text(f"TRUNCATE {tables}"))
+
+
 def kill(url: sa.URL, books: Path, points: Sequence[str], rounds: int) -> int:
+    sa.create_engine(url)  # loads the driver, once for all
     for point in points:
+        forked(url, empty_tables)
+        (books / point).mkdir()
+        if (problem := kill_at(point, url, books / point, rounds)) is not None:
+            print(problem)
+            return 1
+        print(f"{point}: {rounds} killed, all is true", flush=True)
+    return 0
+
+
+def kill_at(point: str, url: sa.URL, books: Path, rounds: int) -> str | None:
+    """What went wrong, if anything did."""
+    with survivor(url, books) as recovered:
         for number in range(rounds):
             name = f"{point}:{number}"
             if (ended := forked(url, partial(die_at, point, books=books, name=name))) != -signal.SIGKILL:
-                print(f"{name}: it did not die there, but ended with {ended}")
-                return 1
-            if forked(url, partial(recover, books=books)) != 0:
-                print(f"{name}: broken")
-                return 1
-        print(f"{point}: {rounds} killed, all is true", flush=True)
-    return 0
+                return f"{name}: it did not die there, but ended with {ended}"
+            if not recovered():
+                return f"{name}: broken"
+    return None
+
+
+@contextmanager
+def survivor(url: sa.URL, books: Path) -> Iterator[Callable[[], bool]]:
+    """A process that recovers, and says whether all is true, each time that it is asked."""
+    ours, theirs = get_context("fork").Pipe()
+    process = get_context("fork").Process(target=recover_when_asked, args=(url, books, ours, theirs))
+    process.start()
+    theirs.close()
+
+    def recovered() -> bool:
+        ours.send("recover")
+        try:
+            return bool(ours.recv())
+        except EOFError:
+            return False
+
+    try:
+        yield recovered
+    finally:
+        ours.close()
+        process.join()
+
+
+def recover_when_asked(url: sa.URL, books: Path, asking: Connection, answering: Connection) -> None:
+    asking.close()  # the other end's copy: else this one would never see its end
+    database = Database(url)
+    with suppress(EOFError):
+        while answering.recv():
+            recover(database, books)
+            answering.send(True)
 
 
 def die_at(point: str, database: Database, books: Path, name: str) -> None:
