@@ -9,7 +9,7 @@ from multiprocessing import Pool
 
 from simulation.run import BrokenRun, Run, simulate
 
-SEEDS = 1000
+SEEDS = 3000
 CHUNK = 50
 
 

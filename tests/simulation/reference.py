@@ -315,8 +315,8 @@ class ReferenceStore:
         return self.pressure.get(destination, Pressure())
 
     def _is_shut(self, want: Want, now: datetime) -> bool:
-        row = self._pressure(want.destination)
-        return not want.admitted and (row.breaker != "closed" or pressure.closed_until(row, now) is not None)
+        row = None if want.admitted else self.pressure.get(want.destination)
+        return row is not None and (row.breaker != "closed" or pressure.closed_until(row, now) is not None)
 
     # --- people
 
