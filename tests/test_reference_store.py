@@ -1,7 +1,8 @@
 """PostgreSQL and SQLite do what the reference store says, step by step, whatever the steps."""
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +13,9 @@ from dispatching import age, want
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from simulation.reference import Entry, ReferenceStore, Refused
+from simulation import reference_people
+from simulation.reference import ReferenceStore
+from simulation.reference_rows import Entry, Halt, Refused
 from support import TABLES, Database
 
 import outbox
@@ -26,10 +29,9 @@ from dispatchers import (
     Unknown,
     decisions,
     sql_looks,
-    sql_portable,
-    sql_postgresql,
 )
-from dispatchers.decide import conclude, decide, keep
+from dispatchers.claims import Claims
+from dispatchers.decide import conclude, decide, keep, without_halt
 from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
 from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settle, Transition, known_of, looks_of
 from dispatchers.looking import admit_look, judge
@@ -77,7 +79,7 @@ def unhurried(change: Transition) -> Transition:
 def transition(kind: str, entry: Claimed) -> Transition:
     """What the dispatcher makes of an answer, or of a callback that failed, or of what is on record."""
     known, looks, memory = known_of(entry.outcome), looks_of(entry.outcome), MEMORIES[entry.destination]
-    answer, now = ANSWERS.get(kind.removeprefix("keep ")), entry.leased_at
+    answer, now = ANSWERS.get(kind.removeprefix("keep ").removeprefix("go on after ")), entry.leased_at
     if answer is None:
         return HandBack("not here", HOUR / 2, shown=True)
     if known is not None:
@@ -87,6 +89,8 @@ def transition(kind: str, entry: Claimed) -> Transition:
         change = unhurried(admit_look(entry, looks, memory, now, "native") or seen)
     else:
         change = decide(entry, answer, memory, now, 0.0)
+    if kind.startswith("go on after "):
+        return without_halt(change)
     return (
         keep(entry, change, "it broke", 0.0)
         if kind.startswith("keep ") and isinstance(change, Settle | Park)
@@ -94,7 +98,11 @@ def transition(kind: str, entry: Claimed) -> Transition:
     )
 
 
-KINDS = ["hand back", *ANSWERS, *(f"keep {answer}" for answer in ("delivered", "rejected", "stored 500"))]
+KINDS = [
+    *("hand back", *ANSWERS),
+    *(f"keep {answer}" for answer in ("delivered", "rejected", "stored 500")),
+    *(f"go on after {answer}" for answer in ("rejected", "stored 500")),
+]
 
 
 class Agreement(RuleBasedStateMachine):
@@ -104,8 +112,8 @@ class Agreement(RuleBasedStateMachine):
         super().__init__()
         self.database = database
         self.ob = ob
-        self.sql = sql_postgresql if database.name == "postgresql" else sql_portable
-        for table in (TABLES.entry, TABLES.queue, TABLES.settlement, TABLES.event):
+        self.store = Claims(database.engine, ob.configuration)
+        for table in (TABLES.entry, TABLES.queue, TABLES.settlement, TABLES.event, TABLES.halted):
             database.execute(table.delete())
         self.now = START
         self.reference = ReferenceStore(self._tick)
@@ -117,12 +125,25 @@ class Agreement(RuleBasedStateMachine):
         self.now += timedelta(milliseconds=1)
         return self.now
 
-    @rule(operation=st.sampled_from(OPERATIONS))
-    def enqueue(self, operation: str) -> None:
+    @rule(
+        operation=st.sampled_from(OPERATIONS), lanes=st.lists(st.sampled_from([None, "a", "b"]), min_size=1, max_size=3)
+    )
+    def enqueue(self, operation: str, lanes: list[str | None]) -> None:
+        """As many as there are lanes, in one flush."""
+        first = len(self.ids)
         with self.database.begin() as session:
-            entry = self.ob.enqueue(session, operation, {}, parent=f"order:{len(self.ids)}")
-        self.ids.append(entry.id)
-        self.reference.enqueue(Entry(id=entry.id, operation=operation, tag=b"", created_at=self._tick()))
+            entries = [
+                self.ob.enqueue(session, operation, {}, parent=f"order:{first + number}", ordering_key=lane)
+                for number, lane in enumerate(lanes)
+            ]
+        self.ids += [entry.id for entry in entries]
+        now = self._tick()
+        self.reference.enqueue(
+            *(
+                Entry(id=entry.id, operation=operation, tag=b"", created_at=now, ordering_key=lane)
+                for entry, lane in zip(entries, lanes, strict=True)
+            )
+        )
 
     @rule(hours=st.sampled_from([1, 2, 4, 12]))
     def time_passes(self, hours: int) -> None:
@@ -140,10 +161,10 @@ class Agreement(RuleBasedStateMachine):
             lease=LEASE,
             forms={"crm": form, "mail.send": form},
         )
-        with self.database.engine.begin() as connection:
-            of_sql = self.sql.claim(connection, TABLES, request)
+        of_sql = asyncio.run(self.store.exchange([], request))
         of_reference = self.reference.claim(request)
-        pairs = list(zip(_by_id(of_sql), _by_id(of_reference), strict=True))
+        assert of_sql.passed_over == of_reference.passed_over
+        pairs = list(zip(_by_id(of_sql.claimed), _by_id(of_reference.claimed), strict=True))
         for one, other in pairs:
             self._same(_told(one), _told(other))
         self.claims += pairs
@@ -162,8 +183,7 @@ class Agreement(RuleBasedStateMachine):
 
     def settle_one(self, kind: str, claims: tuple[Claimed, Claimed]) -> None:
         of_sql, of_reference = claims
-        with self.database.engine.begin() as connection:
-            settled = self.sql.settle(connection, TABLES, [(of_sql, transition(kind, of_sql))])
+        settled = asyncio.run(self.store.exchange([(of_sql, transition(kind, of_sql))], None)).settled
         assert settled == self.reference.settle([(of_reference, transition(kind, of_reference))])
 
     @precondition(lambda self: self.ids)
@@ -187,14 +207,16 @@ class Agreement(RuleBasedStateMachine):
     @precondition(lambda self: self.ids)
     @rule(data=st.data(), what=st.sampled_from(["happened", "did_not_happen", "send_again", "cancel", "retry"]))
     def decide(self, data: st.DataObject, what: Any) -> None:
-        id = data.draw(st.sampled_from(self.ids))
+        self.decide_one(data.draw(st.sampled_from(self.ids)), what)
+
+    def decide_one(self, id: UUID, what: Any) -> None:
         said: Callable[[], None]
         if what == "cancel":
-            said = lambda: self.reference.ask_to_cancel(id, "looked")  # noqa: E731
+            said = lambda: reference_people.cancel(self.reference, id, "looked")  # noqa: E731
         elif what == "retry":
-            said = lambda: self.reference.retry(id)  # noqa: E731
+            said = lambda: reference_people.retry(self.reference, id)  # noqa: E731
         else:
-            said = lambda: self.reference.resolve(id, what, "looked")  # noqa: E731
+            said = lambda: reference_people.resolve(self.reference, id, what, "looked")  # noqa: E731
         assert self._say(id, what) == _is_allowed(said)
 
     def _say(self, id: UUID, what: Any) -> bool:
@@ -210,13 +232,27 @@ class Agreement(RuleBasedStateMachine):
             return False
         return True
 
+    @rule(lane=st.sampled_from(["a", "b"]))
+    def release(self, lane: str) -> None:
+        try:
+            with self.database.engine.begin() as connection:
+                decisions.release_lane(connection, TABLES, lane, actor="ada", reason="looked")
+            released = True
+        except EntryNotFound:
+            released = False
+        assert released == _is_allowed(lambda: reference_people.release_lane(self.reference, lane, "looked"))
+
     @invariant()
     def they_agree(self) -> None:
         queue = {row.id: row for row in self.database.queue}
         assert queue.keys() == self.reference.queue.keys()
         for id, row in self.reference.queue.items():
             told = asdict(row)
+            del told["position"]  # of which only the order counts
             self._same({name: getattr(queue[id], name) for name in told}, told)
+        assert _in_order(queue) == _in_order(self.reference.queue)
+        halts = {row.ordering_key: Halt(row.entry_id, row.reason) for row in self.database.rows(TABLES.halted)}
+        assert halts == self.reference.halted
         settlements = {row.id: row for row in self.database.rows(TABLES.settlement)}
         assert settlements.keys() == self.reference.settlements.keys()
         for id, settlement in self.reference.settlements.items():
@@ -263,8 +299,14 @@ def _by_id(claimed: list[Claimed]) -> list[Claimed]:
 
 
 def _told(claimed: Claimed) -> dict[str, Any]:
-    as_enqueued = ("tag", "payload", "options", "headers")
+    as_enqueued = ("tag", "payload", "options", "headers", "position")
     return {name: value for name, value in claimed._asdict().items() if name not in as_enqueued}
+
+
+def _in_order(queue: Mapping[UUID, Any]) -> list[tuple[str, UUID]]:
+    """The lanes, from their heads on."""
+    places = [(row.ordering_key, row.position, id) for id, row in queue.items() if row.ordering_key is not None]
+    return [(ordering_key, id) for ordering_key, _, id in sorted(places)]
 
 
 def _is_allowed(decide: Callable[[], None]) -> bool:
@@ -292,7 +334,7 @@ def test_a_database_treats_late_answers_as_the_reference_store_does(
     database: Database, ob: outbox.Outbox, kind: str
 ) -> None:
     agreement = Agreement(database, ob)
-    agreement.enqueue("crm.upsert")
+    agreement.enqueue("crm.upsert", ["a", "a"])
     agreement.claim("native")
     agreement.senders_vanish("native")
 
@@ -306,7 +348,7 @@ def test_a_database_treats_late_answers_as_the_reference_store_does(
 def test_a_database_treats_looks_as_the_reference_store_does(database: Database, ob: outbox.Outbox, kind: str) -> None:
     agreement = Agreement(database, ob)
     for operation in OPERATIONS:  # of the first nobody looks for by itself
-        agreement.enqueue(operation)
+        agreement.enqueue(operation, [None])
     agreement.claim("native")
     for claims in agreement.claims[:]:
         agreement.settle_one("stored 500", claims)
@@ -325,3 +367,36 @@ def test_a_database_treats_looks_as_the_reference_store_does(database: Database,
             agreement.they_agree()
     agreement.seek("native")
     agreement.they_agree()
+
+
+@pytest.mark.parametrize("verdict", ["happened", "did_not_happen", "send_again", "cancel", "retry"])
+def test_a_database_treats_lanes_as_the_reference_store_does(
+    database: Database, ob: outbox.Outbox, verdict: str
+) -> None:
+    """One lane for each way in which its head may end, of three entries; then a person says something of that one."""
+    agreement = Agreement(database, ob)
+    for lane in KINDS:
+        agreement.enqueue("crm.upsert", [lane, lane, lane])
+    heads = agreement.ids[::3]
+
+    def go_on(kinds: Mapping[str | None, str]) -> None:
+        agreement.claims.clear()
+        agreement.claim("native")
+        agreement.they_agree()
+        for claims in agreement.claims[:]:
+            agreement.settle_one(kinds.get(claims[1].ordering_key, "delivered"), claims)
+            agreement.they_agree()
+
+    go_on({lane: lane for lane in KINDS})
+    go_on({})
+    for head in heads:
+        agreement.decide_one(head, verdict)
+        agreement.they_agree()
+    for _ in range(2):
+        go_on({})
+        agreement.time_passes(2)
+    for lane in KINDS:
+        agreement.release(lane)
+        agreement.they_agree()
+    for _ in range(3):
+        go_on({})

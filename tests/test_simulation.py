@@ -10,10 +10,11 @@ from random import Random
 
 import pytest
 from simulation.__main__ import SEEDS
-from simulation.database import Database, RemoteStore
+from simulation.app import OUTBOX
+from simulation.database import START, Database, RemoteStore
 from simulation.guards import GUARDS, SEEDS_TO_FIND, first_broken
 from simulation.promises import Promises
-from simulation.run import OUTBOX, START, simulate
+from simulation.run import simulate
 from simulation.world import Process, World
 
 from dispatchers import Dispatcher

@@ -1,7 +1,7 @@
 """The reference store behind a network: requests take time, get lost, or are answered when nobody hears it any more."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,8 +17,10 @@ from dispatchers.pressure import Pressures
 from dispatchers.sql_accepted import Accepted
 from dispatchers.sql_looks import Wanted
 from outbox.keys import KeyFields, ParentKey, Tag, encode_native, key_fields
+from outbox.schema import NEVER
 from simulation.promises import Promises
-from simulation.reference import Entry, ReferenceStore
+from simulation.reference import ReferenceStore
+from simulation.reference_rows import Entry
 from simulation.world import Process, World
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
@@ -68,19 +70,21 @@ class Database:
     def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None, process: Process) -> Exchange:
         settled: set[UUID] = set()
         for entry, change in settlements:
-            if self.settle(entry, change):
+            if self.settle(entry, change, request.cutoff if request else NEVER):
                 settled.add(entry.id)
         if request is None:
             return Exchange(settled)
         if request.pressing is not None:
-            claimed, pressures = self.store.claim_under_pressure(request, request.pressing)
+            taken, pressures = self.store.claim_under_pressure(request, request.pressing)
         else:
-            claimed, pressures = self.store.claim(request), None
-        self.promises.claimed(claimed, request.lease, process)
-        return Exchange(settled, claimed, pressures=pressures)
+            taken, pressures = self.store.claim(request), None
+        self.promises.claimed(taken.claimed, request.lease, process)
+        return Exchange(settled, taken.claimed, taken.passed_over, pressures)
 
-    def settle(self, entry: Claimed, change: Any) -> bool:
-        settled = bool(self.store.settle([(entry, change)]))
+    def settle(
+        self, entry: Claimed, change: Any, cutoff: datetime = NEVER, seen: Collection[UUID] | None = None
+    ) -> bool:
+        settled = bool(self.store.settle([(entry, change)], cutoff, seen))
         self.promises.settled(entry, change, settled)
         return settled
 
@@ -90,12 +94,16 @@ def away() -> sa.exc.OperationalError:
 
 
 class Transaction:
-    """One that settles an entry, open while its callback runs: what the callback writes is kept at the commit."""
+    """One that settles an entry, open while its callback runs: what the callback writes is kept at the commit.
+
+    Its settling sees what was there when it began.
+    """
 
     def __init__(self, database: Database, entry: Claimed, end: End) -> None:
         self._database = database
         self._entry = entry
         self._end = end
+        self._seen = set(database.store.queue)
         self._is_over = False
         self.writes: list[Callable[[], None]] = []
         database.lock(entry.id)
@@ -103,7 +111,7 @@ class Transaction:
     def commit(self) -> bool:
         if self._is_over:
             return False
-        self._database.settle(self._entry, self._end)
+        self._database.settle(self._entry, self._end, seen=self._seen)
         for write in self.writes:
             write()
         self.rollback()

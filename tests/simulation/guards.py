@@ -1,6 +1,5 @@
 """The guards of claiming, sending, settling and cancelling, each removed by itself: bugs that the simulation must find."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -15,25 +14,14 @@ from dispatchers.delivery import Absent, Found
 from dispatchers.dispatcher import Dispatcher
 from dispatchers.lifecycle import Claimed, HandBack, Settle, Transition
 from simulation.database import AppSession, RemoteStore, Transaction
-from simulation.promises import BrokenPromise
-from simulation.reference import ReferenceStore, Row, _form
+from simulation.guards_lanes import LANE_GUARDS
+from simulation.planting import Patch, around, without
+from simulation.reference import ReferenceStore, _form
+from simulation.reference_rows import Row
 from simulation.run import BrokenRun, simulate
+from simulation.stories import BrokenPromise
 
 SEEDS_TO_FIND = 1000
-
-Patch = Callable[[pytest.MonkeyPatch], None]
-
-
-def without(owner: Any, name: str, replacement: Any) -> Patch:
-    """Replace a method, a function or a constant."""
-    return lambda monkeypatch: monkeypatch.setattr(owner, name, replacement)
-
-
-def around(owner: Any, name: str, wrap: Callable[..., Any]) -> Patch:
-    """Replace a method by `wrap(original, *arguments)`."""
-    original = getattr(owner, name)
-    return without(owner, name, lambda *arguments: wrap(original, *arguments))
-
 
 # --- claiming
 
@@ -130,7 +118,7 @@ def told_at_once(session: AppSession, id: UUID, state: str) -> None:
 def unlocked(transaction: Transaction, database: Any, entry: Claimed, end: Any) -> None:
     """The entry is settled in another transaction than its callback's, before it."""
     transaction._database, transaction._entry, transaction._end = database, entry, end
-    transaction._is_over, transaction.writes = False, []
+    transaction._is_over, transaction.writes, transaction._seen = False, [], set(database.store.queue)
     database.settle(entry, end)
 
 
@@ -181,6 +169,7 @@ GUARDS: dict[str, Patch] = {
     "send again does not wait for earlier senders": without(dispatcher, "conclude", conclude_at_once),
     "what may have been sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_doubt),
     "what is being sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_a_lease),
+    **LANE_GUARDS,
 }
 
 

@@ -6,116 +6,32 @@ freeze between that check and the call; a request that so arrives when the servi
 anyone here can prevent, and is the only one that may repeat an effect.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dispatchers.delivery import Delivery, Finding, Window
+from dispatchers.delivery import Delivery, Finding
 from dispatchers.lifecycle import Claimed, HandBack, Keep, Park, Requeue, Settle, Wait, known_of, looks_of
-from outbox.instants import NEVER
-from simulation.reference import ReferenceStore, Row
+from outbox.schema import NEVER
+from simulation.lane_promises import LanePromises
+from simulation.reference_rows import Row
+from simulation.stories import LEASE, MARGIN, QUIESCENCE, TIMEOUT, Declared, Send, Story, Truth
 from simulation.world import Process, World
 
-LEASE = timedelta(seconds=6)
-MARGIN = timedelta(seconds=0.5)
-TIMEOUT = timedelta(seconds=1)
-QUIESCENCE = LEASE + MARGIN
 
-
-class BrokenPromise(AssertionError):
-    """What must never be seen."""
-
-
-@dataclass(slots=True)
-class Send:
-    """One call of an adapter. claimed: under which claim. form: what it is pinned to. began: by the world's clock, as all
-        instants here.
-
-    harmless: its outcome said that it was certainly not executed. has_left: it does not need its process any more.
-    is_answered: the service is done with it. decided_at: its outcome was.
-    is_gone: it was lost, or never left. too_late: its process froze, and the service may have forgotten the key meanwhile.
-    """
-
-    claimed: Claimed
-    process: Process
-    began: float
-    service: "Declared"
-    form: str = ""
-    harmless: bool = False
-    has_left: bool = False
-    has_arrived: bool = False
-    is_answered: bool = False
-    decided_at: float | None = None
-    is_gone: bool = False
-    too_late: bool = False
-
-    @property
-    def may_arrive(self) -> bool:
-        return not self.has_arrived and not self.is_gone and (self.has_left or self.process.alive)
-
-    @property
-    def may_happen(self) -> bool:
-        return not self.is_answered and (self.has_arrived or self.may_arrive)
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """What an adapter declares of its service."""
-
-    name: str
-    window: Window
-    at_least_once: bool
-    attempts_max: int
-    age_max: timedelta
-    shows_what_it_did: bool = False
-
-
-@dataclass(slots=True)
-class Story:
-    """What really became of one entry."""
-
-    sends: list[Send] = field(default_factory=list)
-    effects: Counter[int] = field(default_factory=Counter)  # by key epoch
-    lease: tuple[UUID, float] | None = None  # token, until
-    deliveries: int = 0
-    sends_before: int = 0  # a person said "send again"
-    was_in_doubt: bool = False
-    in_doubt: tuple[int, Any] = (0, None)  # key epoch, since
-    told: list[str] = field(default_factory=list)
-    is_cancelled_by_app: bool = False
-
-
-class Promises:
-    """Hears of everything, and raises `BrokenPromise`. log: the run, step by step."""
-
-    store: ReferenceStore
+class Promises(Truth):
+    """Hears of everything, and raises `BrokenPromise`."""
 
     def __init__(self, world: World, start: datetime) -> None:
-        self.world = world
-        self._start = start
+        super().__init__(world, start)
         self.on_uncertain: Callable[[], object] = lambda: None
-        self.stories: dict[UUID, Story] = {}
-        self.holding: dict[tuple[int, UUID], Claimed] = {}
+        self.holding: dict[tuple[int, UUID, datetime], Claimed] = {}  # by process, entry and the lease's beginning
         self.never: set[UUID] = set()  # nobody serves these
-        self.log: list[str] = []
+        self.lanes = LanePromises(self)
 
     def _now(self) -> float:
         return self.world.now
-
-    def story(self, id: UUID) -> Story:
-        return self.stories.setdefault(id, Story())
-
-    def note(self, text: str) -> None:
-        self.log.append(f"{self._now():.6f} {text}")
-
-    def _require(self, holds: bool, id: UUID, promise: str) -> None:
-        if not holds:
-            self.note(f"{id.hex[:6]} BROKEN: {promise}")
-            self.world.broken = self.world.broken or BrokenPromise(f"entry {id}: {promise}")
-            raise self.world.broken
 
     # --- the database
 
@@ -124,11 +40,12 @@ class Promises:
             self.note(f"{entry.id.hex[:6]} claimed by {process.name} ({entry.deliveries})")
             story = self.story(entry.id)
             is_free = story.lease is None or story.lease[1] < self._now()
-            self._require(is_free, entry.id, "two live leases")
+            self.require(is_free, entry.id, "two live leases")
             story.lease = (entry.lease_token, self._now() + lease.total_seconds())
             story.deliveries += 1
-            self.holding[id(process), entry.id] = entry
+            self.holding[id(process), entry.id, entry.leased_at] = entry
             self._check_row(entry.id)
+            self.lanes.claimed(entry)
 
     def settled(self, entry: Claimed, change: Any, took_effect: bool) -> None:
         word = type(change).__name__ + (f" {change.state}" if isinstance(change, Settle) else "")
@@ -151,13 +68,14 @@ class Promises:
             self.on_uncertain()
         self._check_end(entry, change)
         self._check_row(entry.id)
+        self.lanes.settled(entry, change)
 
     def _disprove(self, entry: Claimed, story: Story) -> None:
         """A look has proved that nothing happened under the present key. A sender that froze may yet belie it."""
         for send in story.sends:
             if send.claimed.key_epoch == entry.key_epoch:
                 froze = send.process.frozen_seconds(send.began) > 0
-                self._require(froze or not send.may_happen, entry.id, "proved absent, and it may still happen")
+                self.require(froze or not send.may_happen, entry.id, "proved absent, and it may still happen")
                 send.harmless, send.too_late = True, send.too_late or send.may_happen
         story.was_in_doubt, story.in_doubt = False, (0, None)
 
@@ -165,15 +83,15 @@ class Promises:
         self.note(f"{id.hex[:6]} cancelled")
         story = self.story(id)
         story.is_cancelled_by_app = True
-        self._require(not self._may_happen(story), id, "cancelled, and it may have been sent")
+        self.require(not self._may_happen(story), id, "cancelled, and it may have been sent")
 
     def _check_age(self, entry: Claimed, change: Wait, story: Story) -> None:
         """It waits no longer than its age allows, counted from when that was decided."""
         for send in story.sends:
             if send.claimed.lease_token == entry.lease_token and send.decided_at is not None:
-                tried = send.decided_at - self._instant(entry.first_leased_at) + change.delay.total_seconds()
+                tried = send.decided_at - self.instant(entry.first_leased_at) + change.delay.total_seconds()
                 most = send.service.age_max.total_seconds() + MARGIN.total_seconds()
-                self._require(tried <= most, entry.id, "it waits beyond its age")
+                self.require(tried <= most, entry.id, "it waits beyond its age")
 
     def told(self, id: UUID, state: str) -> None:
         """A callback's row was committed."""
@@ -184,8 +102,8 @@ class Promises:
             is_true = id in self.store.queue and self.store.queue[id].state == "uncertain"
         else:
             is_true = ended is not None and ended.state == state
-            self._require(not any(word != "uncertain" for word in story.told), id, "its end was told twice")
-        self._require(is_true, id, f"a callback's {state} was committed, and it is not so")
+            self.require(not any(word != "uncertain" for word in story.told), id, "its end was told twice")
+        self.require(is_true, id, f"a callback's {state} was committed, and it is not so")
         story.told.append(state)
 
     def _check_end(self, entry: Claimed, change: Any) -> None:
@@ -193,13 +111,13 @@ class Promises:
         if not isinstance(end, Settle):
             return
         story, effects = self.story(entry.id), self.story(entry.id).effects.total()
-        self._require(entry.id not in self.never, entry.id, "it ended, and nobody serves it")
+        self.require(entry.id not in self.never, entry.id, "it ended, and nobody serves it")
         if end.state == "delivered":
-            self._require(effects > 0, entry.id, "delivered, and nothing happened")
+            self.require(effects > 0, entry.id, "delivered, and nothing happened")
         else:
-            self._require(effects == 0, entry.id, f"{end.state}, and it happened")
+            self.require(effects == story.late_effects, entry.id, f"{end.state}, and it happened")
         if end.state == "cancelled":
-            self._require(not self._may_happen(story), entry.id, "cancelled, and it may have been sent")
+            self.require(not self._may_happen(story), entry.id, "cancelled, and it may have been sent")
 
     def _check_row(self, id: UUID) -> None:
         row = self.store.queue.get(id)
@@ -207,62 +125,64 @@ class Promises:
             return
         story = self.story(id)
         self._check_shape(id, row)
-        self._require(row.deliveries == story.deliveries, id, "a delivery was miscounted")
-        self._require(row.maybe_sent or not story.was_in_doubt, id, "its doubt was forgotten")
+        self.require(row.deliveries == story.deliveries, id, "a delivery was miscounted")
+        self.require(row.maybe_sent or not story.was_in_doubt, id, "its doubt was forgotten")
         story.was_in_doubt = row.maybe_sent
         epoch, since = story.in_doubt
         is_sticky = row.key_epoch != epoch or since is None or row.in_doubt_since == since or self.store.is_decided(id)
-        self._require(is_sticky, id, "since when it is in doubt was changed")
+        self.require(is_sticky, id, "since when it is in doubt was changed")
         story.in_doubt = (row.key_epoch, row.in_doubt_since)
         if row.state != "sending" and not row.maybe_sent:
-            self._require(not self._may_happen(story), id, "it may have been sent, and nothing says so")
+            self.require(not self._may_happen(story), id, "it may have been sent, and nothing says so")
 
     def _check_shape(self, id: UUID, row: Row) -> None:
-        self._require((row.state == "sending") == (row.lease_token is not None), id, "a lease without sending")
-        self._require(row.in_doubt_since is None or row.maybe_sent, id, "in doubt, and not maybe sent")
-        self._require(row.state != "uncertain" or row.maybe_sent, id, "uncertain without a doubt")
-        self._require(row.deliveries >= row.attempts >= 0, id, "more attempts than deliveries")
+        self.require((row.state == "sending") == (row.lease_token is not None), id, "a lease without sending")
+        self.require(row.in_doubt_since is None or row.maybe_sent, id, "in doubt, and not maybe sent")
+        self.require(row.state != "uncertain" or row.maybe_sent, id, "uncertain without a doubt")
+        self.require(row.deliveries >= row.attempts >= 0, id, "more attempts than deliveries")
 
     # --- the sends
 
     def sending(self, delivery: Delivery, process: Process, service: Declared, form: str, keys: list[str]) -> Send:
         """An adapter is called: this moment is the last check. keys: of each epoch that there may be."""
-        claimed = self.holding[id(process), delivery.id]
+        leased_at = self.store.entries[delivery.id].created_at + delivery.age
+        claimed = self.holding[id(process), delivery.id, leased_at]
         story = self.story(delivery.id)
         send = Send(claimed, process, self._now(), service, form)
         self.note(f"{delivery.id.hex[:6]} sent by {process.name} to {service.name}")
-        self._require(known_of(claimed.outcome) is None, delivery.id, "sent though its fate is on record")
-        self._require(looks_of(claimed.outcome) is None, delivery.id, "sent though it is to be looked for")
-        self._require(delivery.key == keys[claimed.key_epoch], delivery.id, "sent under another key")
-        self._require(delivery.id not in self.never, delivery.id, "sent though it is not to be read here")
+        self.require(known_of(claimed.outcome) is None, delivery.id, "sent though its fate is on record")
+        self.require(looks_of(claimed.outcome) is None, delivery.id, "sent though it is to be looked for")
+        self.require(delivery.key == keys[claimed.key_epoch], delivery.id, "sent under another key")
+        self.require(delivery.id not in self.never, delivery.id, "sent though it is not to be read here")
         self._check_lease(send)
         self._check_repetition(send, story)
+        self.lanes.sending(send)
         story.sends.append(send)
         return send
 
     def _check_lease(self, send: Send) -> None:
         """The end of the timeout lies within the lease."""
-        until = self._instant(send.claimed.leased_at) + LEASE.total_seconds()
+        until = self.instant(send.claimed.leased_at) + LEASE.total_seconds()
         is_covered = self._now() + TIMEOUT.total_seconds() <= until
-        self._require(is_covered, send.claimed.id, "sent when its lease could end meanwhile")
+        self.require(is_covered, send.claimed.id, "sent when its lease could end meanwhile")
 
     def _check_repetition(self, send: Send, story: Story) -> None:
         id, service = send.claimed.id, send.service
         counted = [each for each in story.sends[story.sends_before :] if not each.harmless]
-        self._require(len(counted) < service.attempts_max, id, "sent more often than allowed")
+        self.require(len(counted) < service.attempts_max, id, "sent more often than allowed")
         earlier = list(self._maybe_executed(story, send.claimed.key_epoch))
-        self._require(all(each.form == send.form for each in earlier), id, "sent again in another form")
+        self.require(all(each.form == send.form for each in earlier), id, "sent again in another form")
         if earlier and service.window is None:
-            self._require(service.at_least_once, id, "sent again to a service that keeps no keys")
+            self.require(service.at_least_once, id, "sent again to a service that keeps no keys")
         if earlier and isinstance(service.window, timedelta):
             arrives = self._now() + TIMEOUT.total_seconds()
-            forgets = min(self._instant(each.claimed.leased_at) for each in earlier) + service.window.total_seconds()
-            self._require(arrives < forgets, id, "sent again when the service may have forgotten the key")
+            forgets = min(self.instant(each.claimed.leased_at) for each in earlier) + service.window.total_seconds()
+            self.require(arrives < forgets, id, "sent again when the service may have forgotten the key")
         for each in story.sends:
             if each.claimed.key_epoch < send.claimed.key_epoch and each.may_arrive:
-                waited = self._now() - self._instant(each.claimed.leased_at)
+                waited = self._now() - self.instant(each.claimed.leased_at)
                 waited_out = waited >= (LEASE + QUIESCENCE).total_seconds()
-                self._require(waited_out, id, "sent under a new key while the old one is under way")
+                self.require(waited_out, id, "sent under a new key while the old one is under way")
 
     def arrived(self, send: Send) -> None:
         send.has_arrived = True
@@ -270,12 +190,12 @@ class Promises:
         if not isinstance(window, timedelta):
             return
         first = min(
-            (self._instant(each.claimed.leased_at) for each in self._maybe_executed(story, send.claimed.key_epoch)),
+            (self.instant(each.claimed.leased_at) for each in self._maybe_executed(story, send.claimed.key_epoch)),
             default=self._now(),
         )
         if self._now() >= first + window.total_seconds():
             froze = send.process.frozen_seconds(send.began) > 0
-            self._require(froze, send.claimed.id, "it arrived when the service may have forgotten the key")
+            self.require(froze, send.claimed.id, "it arrived when the service may have forgotten the key")
             send.too_late = True
 
     def executed(self, send: Send) -> None:
@@ -283,11 +203,13 @@ class Promises:
         self.note(f"{entry_id.hex[:6]} happened")
         story = self.story(entry_id)
         story.effects[epoch] += 1
+        story.late_effects += send.too_late
         ended = self.store.settlements.get(entry_id)
         is_false = ended is not None and ended.state != "delivered" and not send.too_late
-        self._require(not is_false, entry_id, f"{ended.state if ended else ''}, and it happened later")
+        self.require(not is_false, entry_id, f"{ended.state if ended else ''}, and it happened later")
         if story.effects[epoch] > 1 and self._promises_one_effect(story, send):
-            self._require(False, entry_id, "it happened twice under one key")
+            self.require(False, entry_id, "it happened twice under one key")
+        self.lanes.executed(send)
 
     def looked(self, delivery: Delivery, found: Finding) -> None:
         self.note(f"{delivery.id.hex[:6]} looked for: {type(found).__name__}")
@@ -313,9 +235,11 @@ class Promises:
     # --- the end
 
     def all_ended(self) -> bool:
-        """Whether nothing waits but for a person, or for somebody who serves it."""
+        """Whether nothing waits but for a person, or for somebody who serves it, or behind such an entry."""
         return all(
-            (row.state == "uncertain" and row.due_at == NEVER and not self.store.is_decided(id)) or id in self.never
+            (row.state == "uncertain" and row.due_at == NEVER and not self.store.is_decided(id))
+            or id in self.never
+            or self.lanes.stands_still(id, self.never)
             for id, row in self.store.queue.items()
         )
 
@@ -323,17 +247,11 @@ class Promises:
         for id, ended in self.store.settlements.items():
             story = self.story(id)
             effects = story.effects.total()
-            self._require((effects > 0) == (ended.state == "delivered") or self._excused(story), id, "its end is false")
+            is_true = effects > 0 if ended.state == "delivered" else effects == story.late_effects
+            self.require(is_true, id, "its end is false")
             if has_callback(self.store.entries[id].operation) and not story.is_cancelled_by_app:
                 said = [word for word in story.told if word != "uncertain"]
-                self._require(said == [ended.state], id, f"its end was told {len(said)} times")
+                self.require(said == [ended.state], id, f"its end was told {len(said)} times")
         for id in self.never & self.store.queue.keys():
             row = self.store.queue[id]
-            self._require(row.state != "uncertain", id, "unserved, and changed")
-
-    def _excused(self, story: Story) -> bool:
-        return any(send.too_late for send in story.sends)
-
-    def _instant(self, instant: Any) -> float:
-        seconds: float = (instant - self._start).total_seconds()
-        return seconds
+            self.require(row.state != "uncertain", id, "unserved, and changed")

@@ -5,20 +5,17 @@ SQLite to it, step by step; the simulation runs dispatchers against it.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import NamedTuple
 from uuid import UUID
 
 from dispatchers import moves, pressure
-from dispatchers.decisions import Verdict
 from dispatchers.lifecycle import (
-    SEND_AGAIN,
     Claimed,
     ClaimRequest,
     Ending,
-    Known,
     Looks,
     Settle,
     Transition,
@@ -29,98 +26,41 @@ from dispatchers.lifecycle import (
 )
 from dispatchers.pressure import Limits, Pressing, Pressure, Pressures
 from dispatchers.sql_looks import Wanted
-from outbox.instants import NEVER
-from outbox.schema import SCHEMA_VERSION
+from outbox.schema import NEVER
+from simulation.reference_lanes import advance, leave, sort_out
+from simulation.reference_rows import WAITING, Entry, Event, Row, Settlement, Tables
 
-WAITING = ("pending", "retry")
 OPEN_TO_PROOF = ("sending", "retry", "uncertain")  # not `pending`: a person has just asked for it anew
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What the app asked for; never changed."""
+class Taken(NamedTuple):
+    """What a claim brought. passed_over: how many were due, but are not the heads of their lanes."""
 
-    id: UUID
-    operation: str
-    tag: bytes
-    payload: bytes = b"{}"
-    options: str = "{}"
-    headers: str = "{}"
-    kid: str = "k1"
-    parent: str = "order:1"
-    schema_version: int = SCHEMA_VERSION
-    created_at: datetime
-
-    @property
-    def destination(self) -> str:
-        return self.operation.partition(".")[0]
+    claimed: list[Claimed]
+    passed_over: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
-class Row:
-    """Where an entry stands that has not ended: a row of the queue."""
-
-    state: str = "pending"
-    due_at: datetime
-    lease_token: UUID | None = None
-    lease_until: datetime | None = None
-    leased_at: datetime | None = None
-    first_leased_at: datetime | None = None
-    deliveries: int = 0
-    attempts: int = 0
-    maybe_sent: bool = False
-    in_doubt_since: datetime | None = None
-    key_epoch: int = 0
-    sent_as: str | None = None
-    outcome: str | None = None
-    waiting_since: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
-    """How an entry ended."""
-
-    state: str
-    result: Any
-    reason: str | None
-    deliveries: int
-    attempts: int
-    key_epoch: int
-
-
-class Event:
-    """What an entry's history tells: an attempt that did not deliver, a look, or a person's decision."""
-
-    __slots__ = ("entry_id", "kind", "reason")
-
-    def __init__(self, entry_id: UUID, kind: str, reason: str | None) -> None:
-        self.entry_id = entry_id
-        self.kind = kind
-        self.reason = reason
-
-
-class Refused(Exception):
-    """The entry's state does not allow this decision."""
-
-
-@dataclass(slots=True)
-class ReferenceStore:
-    """clock: the database's. locked: rows that an open transaction has changed; nobody claims them meanwhile."""
-
-    clock: Callable[[], datetime]
-    entries: dict[UUID, Entry] = field(default_factory=dict)
-    queue: dict[UUID, Row] = field(default_factory=dict)
-    settlements: dict[UUID, Settlement] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    locked: set[UUID] = field(default_factory=set)
-    pressure: dict[str, Pressure] = field(default_factory=dict)  # by destination
+class ReferenceStore(Tables):
+    """What is done with the tables; the rules of lanes are in `reference_lanes`, what people decide in `reference_people`."""
 
     # --- the app
 
-    def enqueue(self, entry: Entry) -> None:
-        if entry.id not in self.entries:
-            self.entries[entry.id] = entry
-            self.queue[entry.id] = Row(due_at=entry.created_at)
+    def enqueue(self, *entries: Entry) -> None:
+        """Those of one flush: of each lane the first one is due, the others are blocked behind it."""
+        lanes: set[str] = set()
+        for entry in entries:
+            if entry.id not in self.entries:
+                self.entries[entry.id] = entry
+                self.queue[entry.id] = Row(due_at=entry.created_at)
+                if entry.ordering_key is not None:
+                    self._place(self.queue[entry.id], entry.ordering_key, is_first=entry.ordering_key not in lanes)
+                    lanes.add(entry.ordering_key)
+
+    def _place(self, row: Row, ordering_key: str, *, is_first: bool) -> None:
+        self.last_position += 1
+        row.ordering_key, row.position = ordering_key, self.last_position
+        if not is_first:
+            row.due_at = NEVER
 
     def cancel(self, id: UUID) -> bool:
         """Only what was never possibly sent."""
@@ -128,6 +68,8 @@ class ReferenceStore:
         if row is None or not self._may_be_cancelled(row):
             return False
         self._end(id, row, Settle("cancelled", row.attempts))
+        if row.position is not None:
+            advance(self, row.ordering_key, row.position)
         return True
 
     def _may_be_cancelled(self, row: Row) -> bool:
@@ -135,8 +77,16 @@ class ReferenceStore:
 
     # --- the dispatcher: claim
 
-    def claim(self, request: ClaimRequest) -> list[Claimed]:
-        """Lease the oldest due entries of each wanted destination; a lease that ran out is taken over."""
+    def claim(self, request: ClaimRequest) -> Taken:
+        """Lease the oldest due entries of each wanted destination, as far as they are the heads of their lanes."""
+        claimed = self._take(request)
+        must_wait = sort_out(self, claimed)
+        self.settle(must_wait)
+        waiting = {entry.id for entry, _ in must_wait}
+        return Taken([entry for entry in claimed if entry.id not in waiting], len(must_wait))
+
+    def _take(self, request: ClaimRequest) -> list[Claimed]:
+        """A lease that ran out is taken over."""
         now = self.clock()
         claimed: list[Claimed] = []
         for want in request.wants:
@@ -202,16 +152,23 @@ class ReferenceStore:
             outcome=row.outcome,
             record_id=None,
             completion=None,
-            ordering_key=None,
-            position=None,
+            ordering_key=row.ordering_key,
+            position=row.position,
             lease_token=row.lease_token,
         )
 
     # --- the dispatcher: settle
 
-    def settle(self, settlements: Sequence[Ending]) -> set[UUID]:
-        """End these leases; returns the ids for which that took effect."""
-        return {entry.id for entry, change in settlements if self._settle_one(entry, change)}
+    def settle(
+        self, settlements: Sequence[Ending], cutoff: datetime = NEVER, seen: Collection[UUID] | None = None
+    ) -> set[UUID]:
+        """End these leases; returns the ids for which that took effect.
+
+        cutoff: the claim that follows looks no further. seen: what was there when it began, if it took its time.
+        """
+        settled = [(entry, change) for entry, change in settlements if self._settle_one(entry, change)]
+        leave(self, settled, cutoff, seen)
+        return {entry.id for entry, _ in settled}
 
     def may_settle(self, entry: Claimed, change: Transition) -> bool:
         """Only whoever holds the lease; but proof of success is taken from anyone, while the key is the same."""
@@ -288,7 +245,7 @@ class ReferenceStore:
 
     # --- the dispatcher: pressure
 
-    def claim_under_pressure(self, request: ClaimRequest, pressing: Pressing) -> tuple[list[Claimed], Pressures]:
+    def claim_under_pressure(self, request: ClaimRequest, pressing: Pressing) -> tuple[Taken, Pressures]:
         """Write down what was heard of the destinations, then claim what they may be sent."""
         now = self.clock()
         names = sorted(pressing.decided.union(pressing.news))
@@ -297,13 +254,13 @@ class ReferenceStore:
             row, news = self._pressure(name), pressing.news.get(name)
             self.pressure[name] = row if news is None else pressure.heard(row, news, limits[name], now)
         wants = [self._admitted(want, limits, now) for want in request.wants]
-        claimed = self.claim(replace(request, wants=[want for want in wants if want.slots]))
+        taken = self.claim(replace(request, wants=[want for want in wants if want.slots]))
         for name in names:
-            count = sum(entry.destination == name for entry in claimed)
+            count = sum(entry.destination == name for entry in taken.claimed)
             self.pressure[name] = pressure.claimed(
                 self.pressure[name], limits[name], now, count, request.token, request.lease
             )
-        return claimed, Pressures(now, {name: self.pressure[name] for name in names})
+        return taken, Pressures(now, {name: self.pressure[name] for name in names})
 
     def _admitted(self, want: Want, limits: Mapping[str, Limits], now: datetime) -> Want:
         if want.destination not in limits:
@@ -317,37 +274,6 @@ class ReferenceStore:
     def _is_shut(self, want: Want, now: datetime) -> bool:
         row = None if want.admitted else self.pressure.get(want.destination)
         return row is not None and (row.breaker != "closed" or pressure.closed_until(row, now) is not None)
-
-    # --- people
-
-    def resolve(self, id: UUID, verdict: Verdict, reason: str) -> None:
-        """Put on record what becomes of an uncertain entry. Raises `Refused` for any other."""
-        row = self.queue.get(id)
-        if row is None or row.state != "uncertain":
-            raise Refused
-        state: Any = {"happened": "delivered", "did_not_happen": "failed", "send_again": SEND_AGAIN}[verdict]
-        self._know(id, row, Known(state=state, reason=reason), f"{verdict}: {reason}")
-
-    def ask_to_cancel(self, id: UUID, reason: str) -> None:
-        """Have a waiting entry cancelled by a dispatcher, callback included. Raises `Refused`."""
-        row = self.queue.get(id)
-        if row is None or not self._may_be_cancelled(row):
-            raise Refused
-        self._know(id, row, Known(state="cancelled", reason=reason), reason)
-
-    def retry(self, id: UUID) -> None:
-        """Make a waiting entry due now; not while "send again" waits for earlier senders. Raises `Refused`."""
-        row = self.queue.get(id)
-        if row is None or row.state not in WAITING or (row.state == "pending" and row.maybe_sent):
-            raise Refused
-        row.due_at = self.clock()
-        self.events.append(Event(id, "decision", "to be tried now"))
-
-    def _know(self, id: UUID, row: Row, known: Known, told: str) -> None:
-        stored = json.loads(row.outcome or "{}").get("stored", False)
-        row.outcome = outcome_on_record(known.reason or "", stored=stored, known=known)
-        row.due_at = self.clock()
-        self.events.append(Event(id, "decision", told))
 
     # --- questions
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from dispatchers import Adapter, Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.delivery import Absent, CannotTell, Finding, Found
-from simulation.promises import MARGIN, TIMEOUT, Declared, Promises, Send
+from simulation.promises import Promises
+from simulation.stories import MARGIN, TIMEOUT, Declared, Send
 from simulation.world import Process, World
 
 SERVES = ("does it",)
@@ -96,6 +97,8 @@ class Service:
         found = Remembered(self._now, delivery.body)
         if self.declared.window is not None:
             self._keys[delivery.key] = found
+        if self.chaos and self.promises.story(delivery.id).effects and self.world.chance.random() < 0.5:
+            kind = "declines"  # what it did under an earlier key has emptied the account
         self._at_work[delivery.key] += 1
         takes = self.world.chance.choice([0.0, 0.1, 0.5, 2.0, 8.0, 25.0]) if self._misbehaves() else 0.01
         self.world.at(takes, self._execute, kind, found, send, delivery.key, answer)
@@ -149,6 +152,7 @@ class SimulatedAdapter(Adapter):
         self.at_least_once = declared.at_least_once
         self.attempts_max = declared.attempts_max
         self.age_max = declared.age_max
+        self.halts_lane = declared.halts_lane
         self.pinned = pinned
         self.find = self._look if declared.shows_what_it_did else None
         self._keys = keys

@@ -50,12 +50,16 @@ class Handle:
 
 
 class World:
-    """What is to happen, in the order of time; at one time, in the order in which it was asked for."""
+    """What is to happen, in the order of time; at one time, in the order in which it was asked for.
+
+    faulty: whether anything may still go wrong.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = Random(seed)
         self.now = 0.0
         self.steps = 0
+        self.faulty = True
         self.processes: list[Process] = []
         self.broken: Exception | None = None  # ends the run: whoever finds it may be inside of what catches everything
         self._ready: deque[Handle] = deque()

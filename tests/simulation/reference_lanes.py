@@ -1,0 +1,106 @@
+"""Lanes in the reference store: who may leave, and what an end does to those behind."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from uuid import UUID
+
+from dispatchers import moves
+from dispatchers.lanes import MOMENT
+from dispatchers.lifecycle import Claimed, Ending, HandBack, Keep, Park, Settle, Transition, known_of
+from outbox.schema import NEVER
+from simulation.reference_rows import WAITING, Halt, Row, Tables
+
+
+def sort_out(tables: Tables, claimed: Sequence[Claimed]) -> list[Ending]:
+    """Those of the claims that must wait, each with how it is handed back; what is known of an entry has no turn to wait for."""
+    return [
+        (entry, wait)
+        for entry in claimed
+        if entry.position is not None and known_of(entry.outcome) is None
+        if (wait := _wait(tables, entry)) is not None
+    ]
+
+
+def _wait(tables: Tables, entry: Claimed) -> HandBack | None:
+    """Why it may not go yet, and until when. Whoever takes the head out makes the next one due; a head that is just being
+    taken out does not know of this one."""
+    halt = tables.halted.get(entry.ordering_key or "")
+    if halt is not None and _is_behind(tables, entry, halt):
+        return HandBack(f"it waits behind {halt.entry_id}", None)
+    head = _head(tables, entry.ordering_key)
+    if head == entry.id:
+        return None
+    if head in tables.locked:
+        return HandBack(f"it waits behind {head}", MOMENT)
+    _unblock(tables, head, NEVER)
+    return HandBack(f"it waits behind {head}", None)
+
+
+def _is_behind(tables: Tables, entry: Claimed, halt: Halt) -> bool:
+    """The one that halted the lane, and those before it, may be sent again when a person says so."""
+    halting = tables.queue.get(halt.entry_id)
+    return halting is None or _position(tables.queue[entry.id]) > _position(halting)
+
+
+def _head(tables: Tables, ordering_key: str | None) -> UUID:
+    """The first that is not uncertain."""
+    return next(id for id, row in _lane(tables, ordering_key) if row.state != "uncertain")
+
+
+def _lane(tables: Tables, ordering_key: str | None) -> list[tuple[UUID, Row]]:
+    rows = [(id, row) for id, row in tables.queue.items() if row.ordering_key == ordering_key]
+    return sorted(rows, key=lambda item: _position(item[1]))
+
+
+def _position(row: Row) -> int:
+    return row.position or 0
+
+
+# --- what an end does to its lane
+
+
+def leave(tables: Tables, settled: Sequence[Ending], cutoff: datetime, seen: Collection[UUID] | None) -> None:
+    """After the settling: halt the lanes of what ended badly, let the next of the others come.
+
+    seen: what the transaction can see of the queue; None for all of it.
+    """
+    left: list[tuple[str, int]] = []
+    for entry, change in settled:
+        if entry.ordering_key is None or entry.position is None:
+            continue
+        if _halts(change):
+            tables.halted[entry.ordering_key] = Halt(entry.id, change.reason or "it failed")
+        elif isinstance(change, Settle) or moves.moved(entry, change).state == "uncertain":
+            halt = tables.halted.get(entry.ordering_key)
+            if isinstance(change, Settle) and change.state == "delivered" and halt and halt.entry_id == entry.id:
+                del tables.halted[entry.ordering_key]
+            left.append((entry.ordering_key, entry.position))
+    for ordering_key, position in sorted(left):
+        advance(tables, ordering_key, position, cutoff, seen)
+
+
+def _halts(change: Transition) -> bool:
+    """One that failed, or that became uncertain, also if its callback is yet to run."""
+    end = change.end if isinstance(change, Keep) and isinstance(change.end, Park) else change
+    is_bad = isinstance(end, Park) or (isinstance(end, Settle) and end.state == "failed")
+    return is_bad and end.halts_lane  # type: ignore[union-attr]  # both have it
+
+
+def advance(
+    tables: Tables,
+    ordering_key: str | None,
+    position: int,
+    cutoff: datetime = NEVER,
+    seen: Collection[UUID] | None = None,
+) -> None:
+    """Make the next one behind this place due, if it is blocked."""
+    behind = (id for id, row in _lane(tables, ordering_key) if _position(row) > position and row.state in WAITING)
+    following = next((id for id in behind if seen is None or id in seen), None)
+    if following is not None:
+        _unblock(tables, following, cutoff)
+
+
+def _unblock(tables: Tables, id: UUID, cutoff: datetime) -> None:
+    row = tables.queue[id]
+    if row.is_blocked:
+        row.due_at = max(tables.entries[id].created_at, min(tables.clock(), cutoff))

@@ -1,0 +1,108 @@
+"""What the reference store keeps: the rows of its tables."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from dispatchers.pressure import Pressure
+from outbox.schema import NEVER, SCHEMA_VERSION
+
+WAITING = ("pending", "retry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the app asked for; never changed."""
+
+    id: UUID
+    operation: str
+    tag: bytes
+    payload: bytes = b"{}"
+    options: str = "{}"
+    headers: str = "{}"
+    kid: str = "k1"
+    parent: str = "order:1"
+    schema_version: int = SCHEMA_VERSION
+    created_at: datetime
+    ordering_key: str | None = None
+
+    @property
+    def destination(self) -> str:
+        return self.operation.partition(".")[0]
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """Where an entry stands that has not ended: a row of the queue. position: in its lane, in the order of the commits."""
+
+    state: str = "pending"
+    due_at: datetime
+    lease_token: UUID | None = None
+    lease_until: datetime | None = None
+    leased_at: datetime | None = None
+    first_leased_at: datetime | None = None
+    deliveries: int = 0
+    attempts: int = 0
+    maybe_sent: bool = False
+    in_doubt_since: datetime | None = None
+    key_epoch: int = 0
+    sent_as: str | None = None
+    outcome: str | None = None
+    waiting_since: datetime | None = None
+    ordering_key: str | None = None
+    position: int | None = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """It waits behind the head of its lane: nothing else that waits is never due."""
+        return self.position is not None and self.state in WAITING and self.due_at == NEVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """How an entry ended."""
+
+    state: str
+    result: Any
+    reason: str | None
+    deliveries: int
+    attempts: int
+    key_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Behind which entry a lane is halted, and why."""
+
+    entry_id: UUID
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What an entry's history tells: an attempt that did not deliver, a look, or a person's decision."""
+
+    entry_id: UUID
+    kind: str
+    reason: str | None
+
+
+@dataclass(slots=True)
+class Tables:
+    """All of it. clock: the database's. locked: rows that an open transaction has changed; nobody claims them meanwhile."""
+
+    clock: Callable[[], datetime]
+    entries: dict[UUID, Entry] = field(default_factory=dict)
+    queue: dict[UUID, Row] = field(default_factory=dict)
+    settlements: dict[UUID, Settlement] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    locked: set[UUID] = field(default_factory=set)
+    pressure: dict[str, Pressure] = field(default_factory=dict)  # by destination
+    halted: dict[str, Halt] = field(default_factory=dict)  # by ordering key
+    last_position: int = 0
+
+
+class Refused(Exception):
+    """The entry's state does not allow this decision."""
