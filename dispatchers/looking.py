@@ -71,7 +71,13 @@ def _after_absence(entry: Claimed, looks: Looks, memory: Memory, now: datetime) 
     epoch = entry.key_epoch + (not _same_key_is_good(entry, looks, memory, now))
     key = "the same key" if epoch == entry.key_epoch else "a new key"
     told = f"not at the service: to be sent again, under {key}"
-    return Requeue(epoch, None, timedelta(0), told, attempts, maybe_sent=not proved, absent=True)
+    delay = memory.quiescence if _may_be_overtaken(entry, looks) else timedelta(0)
+    return Requeue(epoch, None, delay, told, attempts, maybe_sent=not proved, absent=True)
+
+
+def _may_be_overtaken(entry: Claimed, looks: Looks) -> bool:
+    """Whether its lane may have gone on while it was uncertain: then another one is under way, perhaps, for a lease at most."""
+    return entry.position is not None and looks.made > 0
 
 
 def _same_key_is_good(entry: Claimed, looks: Looks, memory: Memory, now: datetime) -> bool:

@@ -6,17 +6,32 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from dispatching import HOUR, age, change, claim, dispatcher, put, queue_row, run_once, state, until_true
+from dispatching import (
+    HOUR,
+    LEASE,
+    age,
+    change,
+    claim,
+    claim_one,
+    dispatcher,
+    put,
+    queue_row,
+    run_once,
+    state,
+    until_true,
+)
 from lanes import BUSY, LaneService, halted, put_in_lane, send_all, states_of
+from looking import keyless, look
 from sqlalchemy.orm import Session
 from support import TABLES, Database
 
 import outbox
-from dispatchers import Delivered, Delivery, KeyConflict, Outcome, Rejected, decisions
+from dispatchers import Absent, CannotTell, Delivered, Delivery, KeyConflict, Outcome, Rejected, decisions
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, Park, Settle
-from outbox.instants import NEVER
+from outbox.databases import clock
+from outbox.schema import NEVER
 
 REFUSED = Rejected("status 422: no such customer")
 CONFLICT = KeyConflict("another request")
@@ -332,6 +347,27 @@ def test_what_is_sent_again_behind_a_released_lane_is_its_head_once_more(databas
 
     assert service.came == {"ada": ["bad", "second", "bad", "second", "third"]}
     assert states_of(database, ids) == ["delivered"] * 3
+
+
+def test_what_a_look_finds_absent_waits_out_those_that_were_let_by(database: Database, ob: outbox.Outbox) -> None:
+    service = keyless("request", finds=[CannotTell("down"), Absent()])
+    ids = put_in_lane(database, ob, "bad", "second")
+    run_once(database, ob, adapters={"crm": service})
+    look(database, ob, service)
+    release(database)
+    under_way = claim_one(Claims(database.engine, ob.configuration))
+    change(database, ids[0], due_at=clock())
+
+    run_once(database, ob, adapters={"crm": service})
+    run_once(database, ob, adapters={"crm": service})
+    absent = queue_row(database, ids[0])
+    age(database, HOUR)
+    run_once(database, ob, adapters={"crm": service})
+
+    assert under_way.id == ids[1]
+    assert (absent.state, absent.deliveries) == ("pending", 3)  # sent once, looked for twice
+    assert absent.due_at > under_way.leased_at + LEASE
+    assert states_of(database, ids)[0] == "delivered"
 
 
 def test_late_proof_of_success_lifts_the_halt(database: Database, ob: outbox.Outbox) -> None:

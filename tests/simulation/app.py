@@ -22,7 +22,7 @@ WINDOW = timedelta(seconds=20)
 KEYRING = outbox.Keyring({"k1": bytes(range(32))}, current="k1")
 OUTBOX = outbox.Outbox(KEYRING, env=ENV)
 OPERATIONS = [*["pay.charge"] * 4, "crm.upsert", "mail.send", "mail.send", "sms.send", "fax.send"]
-LANES = ["lane a", "lane b"]
+LANES = ["lane a", "lane a", "lane a", "lane b"]
 
 
 class App:
@@ -31,14 +31,14 @@ class App:
     lanes: how likely an entry has an ordering key; in most runs none has.
     """
 
-    def __init__(self, world: World, promises: Promises, database: Database, people: People) -> None:
+    def __init__(self, world: World, promises: Promises, database: Database, people: People, lanes: float) -> None:
         self.world = world
         self.chance = world.chance
         self.poison: set[UUID] = set()
         self.callbacks_fail = self.chance.choice([0.0, 0.2, 0.5])
-        self.lanes = self.chance.choice([0.0, 0.0, 0.0, 0.7, 1.0])
+        self.lanes = lanes
         self.receipts_have_lanes = self.chance.random() < 0.3
-        self.to_come = self.chance.choice([2, 3, 4, 5] if self.lanes else [1, 2, 2, 3, 4])
+        self.to_come = self.chance.choice([3, 4, 5, 6] if self.lanes else [1, 2, 2, 3, 4])
         self._promises = promises
         self._database = database
         self._people = people

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dispatchers import looking
 from dispatchers.dispatcher import Dispatcher
 from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition
 from simulation import reference, reference_lanes, reference_people
@@ -45,5 +46,6 @@ LANE_GUARDS: dict[str, Patch] = {
     "what is delivered after all leaves its lane halted": around(reference, "leave", never_lifted),
     "a head that is being taken out is waited for like any other": around(reference_lanes, "_wait", blocked_for_good),
     "what is uncertain is waited for even after a release": without(reference_lanes, "_head", first_of_all),
+    "what is absent does not wait for those that were let by": without(looking, "_may_be_overtaken", lambda *_: False),
     "an adapter's word that lanes go on is not heeded": without(Dispatcher, "_halting", halting_in_spite),
 }

@@ -23,7 +23,7 @@ class People:
         self.promises = promises
         self.database = database
         self._words_left = self.chance.choice([0, 1, 2, 4])
-        self._releases_left = self.chance.choice([0, 1, 4])
+        self._releases_left = self.chance.choice([0, 2, 4, 4])
         promises.on_uncertain = self._hear_of_doubt
         promises.lanes.on_halt = self._hear_of_halt
 
@@ -55,7 +55,7 @@ class People:
     def _hear_of_halt(self, ordering_key: str) -> None:
         if self._releases_left:
             self._releases_left -= 1
-            self.world.at(self.chance.choice(HESITATE), self._release, ordering_key)
+            self.world.at(self.chance.choice(HESITATE[:4]), self._release, ordering_key)
 
     def _release(self, ordering_key: str) -> None:
         if self.world.faulty and ordering_key in self.database.store.halted:

@@ -84,7 +84,7 @@ def _uncollected() -> Iterator[None]:
 def _shortened() -> Iterator[None]:
     """The dispatcher's own minutes are seconds here, as its lease is."""
     with (
-        patch.object(looking, "LOOK_FIRST", timedelta(seconds=6)),
+        patch.object(looking, "LOOK_FIRST", timedelta(seconds=3)),
         patch.object(looking, "LOOK_MAX", timedelta(minutes=6)),
     ):
         yield

@@ -36,9 +36,10 @@ class Scene:
         self.chance = self.world.chance
         self.promises = Promises(self.world, START)
         self.database = Database(self.world, self.promises)
-        self.services = self._services()
+        lanes = self.chance.choice([0.0, 0.0, 0.0, 0.7, 1.0])
+        self.services = self._services(shows=self.chance.random() < (0.7 if lanes else 0.4))
         self.people = People(self.world, self.promises, self.database)
-        self.app = App(self.world, self.promises, self.database, self.people)
+        self.app = App(self.world, self.promises, self.database, self.people, lanes)
         self.defects: list[str] = []
         self.is_mixed = self.chance.random() < 0.15
         self.limits = self._limits()
@@ -87,9 +88,9 @@ class Scene:
 
     # --- the services
 
-    def _services(self) -> list[Service]:
+    def _services(self, *, shows: bool) -> list[Service]:
         attempts_max, age_max = self.chance.choice([12, 6, 3]), timedelta(seconds=self.chance.choice([90, 60, 20]))
-        shows, halts = self.chance.random() < 0.4, self.chance.random() < 0.8
+        halts = self.chance.random() < 0.6
 
         def service(name: str, window: Any, at_least_once: bool = False) -> Service:
             can_look = shows and name in ("pay", "mail")
@@ -189,7 +190,7 @@ class Scene:
     # --- faults
 
     def _misfortunes(self) -> None:
-        chaos = self.chance.choice([0.0, 0.1, 0.3, 0.6])
+        chaos = self.chance.choice([0.3, 0.6] if self.app.lanes else [0.0, 0.1, 0.3, 0.6])
         for service in self.services:
             service.chaos = chaos
         self.database.chaos = self.chance.choice([0.0, 0.01, 0.05])
