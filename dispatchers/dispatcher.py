@@ -394,7 +394,8 @@ class Dispatcher:
             self._leave(entry, "no adapter here serves it")
 
     def _may_look(self, entry: Claimed, looks: Looks, route: Route) -> bool:
-        change = admit_look(entry, looks, route.memory, entry.leased_at, route.form)
+        memory = self._pressure.memory(entry, route.memory)
+        change = admit_look(entry, looks, memory, entry.leased_at, route.form)
         if change is None:
             return True
         self._slot_is_free(entry)

@@ -47,7 +47,7 @@ class Sends:
 
     settle: called with each entry and its transition. back: called with each entry whose send has ended, however.
     keyring: asked only for a later key epoch. hear: called with each entry and what its adapter answered. memory: what its
-    service remembers of an entry, for `decide`.
+    service remembers of an entry, for `decide` and `judge`.
     """
 
     def __init__(
@@ -217,8 +217,8 @@ class Sends:
             return HandBack("its lease was too short when its turn came")
         if looks is not None:
             finding = await self._finding(worker, entry, route, delivery, started)
-            now = self._database_now(entry, started)
-            return judge(entry, looks, finding, route.memory, now, self._chance.random())
+            memory, now = self._memory(entry, route.memory), self._database_now(entry, started)
+            return judge(entry, looks, finding, memory, now, self._chance.random())
         outcome = await self._outcome(worker, entry, route, delivery)
         if isinstance(outcome, Delivered):  # for which neither the time nor chance counts
             return decide(entry, outcome, route.memory, entry.leased_at, 0.0)

@@ -29,15 +29,18 @@ from dispatching import (
     until_true,
     want,
 )
+from looking import looked_for
 from support import TABLES, Database, statements_of
 
 import outbox
-from dispatchers import Breaker, Deferred, Delivered, Delivery, Limits, Operations, Outcome, Unknown
+from dispatchers import Absent, Breaker, CannotTell, Deferred, Delivered, Delivery, Limits, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims, Exchange
 from dispatchers.decisions import pause, resume
+from dispatchers.delivery import Finding
 from dispatchers.pressure import News, Pressing
 from outbox.databases import clock_plus
+from outbox.schema import NEVER
 
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
@@ -367,6 +370,22 @@ def test_while_it_is_paused_nothing_ages(database: Database, ob: outbox.Outbox) 
     age(database, 4 * DAY)
     work(database, ob, crm)
     assert state(database, id) == "failed"
+
+
+@pytest.mark.parametrize("found", [Absent(), CannotTell("down")])
+def test_what_is_to_be_looked_for_does_not_age_either_while_it_is_paused(
+    database: Database, ob: outbox.Outbox, found: Finding
+) -> None:
+    id, service = looked_for(database, ob, "request", finds=[found])
+    decide(database, pause)
+    age(database, 10 * DAY)
+    decide(database, resume)
+
+    run_once(database, ob, adapters={"crm": service})
+
+    row = queue_row(database, id)
+    assert row.state == ("pending" if isinstance(found, Absent) else "uncertain")
+    assert row.due_at < NEVER  # it is sent again, or looked for
 
 
 def test_to_resume_ends_a_cool_down_and_closes_a_breaker(database: Database, ob: outbox.Outbox) -> None:

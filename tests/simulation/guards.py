@@ -15,6 +15,7 @@ from dispatchers.dispatcher import Dispatcher
 from dispatchers.lifecycle import Claimed, HandBack, Settle, Transition
 from simulation.database import AppSession, RemoteStore, Transaction
 from simulation.guards_lanes import LANE_GUARDS
+from simulation.guards_pressure import PRESSURE_GUARDS
 from simulation.planting import Patch, around, without
 from simulation.reference import ReferenceStore, _form
 from simulation.reference_rows import Row
@@ -170,6 +171,7 @@ GUARDS: dict[str, Patch] = {
     "what may have been sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_doubt),
     "what is being sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_a_lease),
     **LANE_GUARDS,
+    **PRESSURE_GUARDS,
 }
 
 

@@ -27,6 +27,16 @@ class People:
         promises.on_uncertain = self._hear_of_doubt
         promises.lanes.on_halt = self._hear_of_halt
 
+    def begin(self, destinations: list[str]) -> None:
+        """In some runs one destination is paused for a while."""
+        if self.chance.random() < 0.25:
+            self.world.at(self.chance.random() * 12, self._pause, self.chance.choice(destinations))
+
+    def go_home(self) -> None:
+        """Nothing is left that only they could let go on."""
+        for destination in [name for name, row in self.database.store.pressure.items() if row.paused]:
+            self._resume(destination)
+
     def cancel(self, id: UUID) -> None:
         _unless_refused(lambda: reference_people.cancel(self.database.store, id, "changed their mind"))
 
@@ -61,6 +71,18 @@ class People:
         if self.world.faulty and ordering_key in self.database.store.halted:
             reference_people.release_lane(self.database.store, ordering_key, "told the customer")
             self.promises.lanes.released(ordering_key)
+
+    # --- destinations
+
+    def _pause(self, destination: str) -> None:
+        reference_people.pause(self.database.store, destination)
+        self.promises.pressure.paused(destination)
+        self.world.at(self.chance.choice([2.0, 12.0, 25.0]), self._resume, destination)
+
+    def _resume(self, destination: str) -> None:
+        with suppress(Refused):
+            reference_people.resume(self.database.store, destination)
+            self.promises.pressure.resumed(destination)
 
 
 def _unless_refused(decide: Callable[[], None]) -> None:

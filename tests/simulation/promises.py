@@ -6,7 +6,7 @@ freeze between that check and the call; a request that so arrives when the servi
 anyone here can prevent, and is the only one that may repeat an effect.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,7 @@ from dispatchers.delivery import Delivery, Finding
 from dispatchers.lifecycle import Claimed, HandBack, Keep, Park, Requeue, Settle, Wait, known_of, looks_of
 from outbox.schema import NEVER
 from simulation.lane_promises import LanePromises
+from simulation.pressure_promises import PressurePromises
 from simulation.reference_rows import Row
 from simulation.stories import LEASE, MARGIN, QUIESCENCE, TIMEOUT, Declared, Send, Story, Truth
 from simulation.world import Process, World
@@ -29,13 +30,15 @@ class Promises(Truth):
         self.holding: dict[tuple[int, UUID, datetime], Claimed] = {}  # by process, entry and the lease's beginning
         self.never: set[UUID] = set()  # nobody serves these
         self.lanes = LanePromises(self)
+        self.pressure = PressurePromises(self)
 
     def _now(self) -> float:
         return self.world.now
 
     # --- the database
 
-    def claimed(self, claimed: Iterable[Claimed], lease: timedelta, process: Process) -> None:
+    def claimed(self, claimed: Sequence[Claimed], lease: timedelta, process: Process) -> None:
+        self.pressure.claimed(claimed)
         for entry in claimed:
             self.note(f"{entry.id.hex[:6]} claimed by {process.name} ({entry.deliveries})")
             story = self.story(entry.id)
@@ -69,6 +72,7 @@ class Promises(Truth):
         self._check_end(entry, change)
         self._check_row(entry.id)
         self.lanes.settled(entry, change)
+        self.pressure.settled(entry, change)
 
     def _disprove(self, entry: Claimed, story: Story) -> None:
         """A look has proved that nothing happened under the present key. A sender that froze may yet belie it."""
@@ -89,7 +93,7 @@ class Promises(Truth):
         """It waits no longer than its age allows, counted from when that was decided."""
         for send in story.sends:
             if send.claimed.lease_token == entry.lease_token and send.decided_at is not None:
-                tried = send.decided_at - self.instant(entry.first_leased_at) + change.delay.total_seconds()
+                tried = self.pressure.age(entry) - (self._now() - send.decided_at) + change.delay.total_seconds()
                 most = send.service.age_max.total_seconds() + MARGIN.total_seconds()
                 self.require(tried <= most, entry.id, "it waits beyond its age")
 

@@ -1,11 +1,13 @@
 """What a person decides, in the reference store. Everything raises `Refused` where the state does not allow it."""
 
 import json
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from dispatchers.decisions import Verdict
 from dispatchers.lifecycle import SEND_AGAIN, Known, outcome_on_record
+from dispatchers.pressure import Pressure, closed_until
 from simulation.reference import ReferenceStore
 from simulation.reference_lanes import advance
 from simulation.reference_rows import WAITING, Event, Refused, Row
@@ -44,6 +46,23 @@ def release_lane(store: ReferenceStore, ordering_key: str, reason: str) -> None:
         raise Refused
     advance(store, ordering_key, 0)
     store.events.append(Event(halt.entry_id, "decision", reason))
+
+
+# --- destinations
+
+
+def pause(store: ReferenceStore, destination: str) -> None:
+    """Have nothing more claimed of it."""
+    row = store.pressure.get(destination, Pressure())
+    store.pressure[destination] = replace(row, paused=True, resumed_at=None)
+
+
+def resume(store: ReferenceStore, destination: str) -> None:
+    """Let it go on at once: without pause, cool-down or breaker; what its rate has used up stays so."""
+    row, now = store.pressure.get(destination, Pressure()), store.clock()
+    if row.breaker == "closed" and closed_until(row, now) is None:
+        raise Refused
+    store.pressure[destination] = Pressure(rate_at=row.rate_at, rate_per_second=row.rate_per_second, resumed_at=now)
 
 
 def _know(store: ReferenceStore, id: UUID, row: Row, known: Known, told: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -42,11 +43,12 @@ class Scene:
         self.app = App(self.world, self.promises, self.database, self.people, lanes)
         self.defects: list[str] = []
         self.is_mixed = self.chance.random() < 0.15
-        self.limits = self._limits()
+        self.limits = self.promises.pressure.limits = self._limits()
         self._quiet_since: float | None = None
 
     def play(self) -> None:
         self.app.begin()
+        self.people.begin(list(self.promises.declared))
         self._misfortunes()
         for number in range(self.chance.choice([1, 2, 2, 3])):
             self._start(f"p{number}", number)
@@ -106,9 +108,11 @@ class Scene:
         ]
 
     def _limits(self) -> dict[str, Limits]:
-        """In some runs a destination that fails twice is left alone for a while, by everybody."""
+        """In some runs a destination that fails twice is left alone for a while, by everybody; in some it has a rate."""
         breaker = Breaker(failures=2, wait=timedelta(seconds=1), wait_max=timedelta(seconds=8))
         given = Limits(breaker=breaker) if self.chance.random() < 0.3 else Limits()
+        if self.chance.random() < 0.25:
+            given = replace(given, rate=self.chance.choice([0.3, 1.0, 4.0]), burst=self.chance.choice([None, 1, 2]))
         return {service.declared.name: given for service in self.services}
 
     # --- processes
@@ -202,6 +206,7 @@ class Scene:
 
     def _let_the_faults_stop(self) -> None:
         self.world.faulty = False
+        self.people.go_home()
         self.database.chaos = 0.0
         for service in self.services:
             service.chaos = 0.0

@@ -1,0 +1,32 @@
+"""The guards of destinations that are paused or have a rate, each removed by itself."""
+
+from dataclasses import replace
+from typing import Any
+
+from dispatchers import pressure
+from dispatchers.pressing import PressureWatch
+from simulation.planting import Patch, around, without
+from simulation.reference import ReferenceStore
+
+
+def unpaused(original: Any, row: Any, *rest: Any) -> Any:
+    return original(replace(row, paused=False), *rest)
+
+
+def pauses_are_for_the_sweep(original: Any, store: ReferenceStore, want: Any, now: Any) -> bool:
+    row = store.pressure.get(want.destination)
+    is_shut: bool = (row is None or not row.paused) and original(store, want, now)
+    return is_shut
+
+
+def without_a_rate(original: Any, row: Any, limits: Any, *rest: Any) -> Any:
+    return original(row, replace(limits, rate=None, burst=None), *rest)
+
+
+PRESSURE_GUARDS: dict[str, Patch] = {
+    "a pause is not heeded": around(pressure, "closed_until", unpaused),
+    "a pause is heeded only by who has heard of it": around(ReferenceStore, "_is_shut", pauses_are_for_the_sweep),
+    "what is paused grows older": without(PressureWatch, "memory", lambda self, entry, memory: memory),
+    "what a claim takes does not use the rate up": around(pressure, "claimed", without_a_rate),
+    "a claim takes more than the rate leaves": around(pressure, "admitted", without_a_rate),
+}
