@@ -20,10 +20,12 @@ from support import TABLES, Database
 
 import outbox
 from dispatchers import (
+    Breaker,
     Deferred,
     Delivered,
     InProgress,
     KeyConflict,
+    Limits,
     Outcome,
     Rejected,
     Unknown,
@@ -35,6 +37,7 @@ from dispatchers.decide import conclude, decide, keep, without_halt
 from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
 from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settle, Transition, known_of, looks_of
 from dispatchers.looking import admit_look, judge
+from dispatchers.pressure import News, Pressing
 from outbox.errors import DecisionRefused, EntryNotFound
 from outbox.instants import NEVER
 
@@ -46,6 +49,7 @@ START = datetime(2026, 1, 31, tzinfo=UTC)
 INSTANTS = (
     *("due_at", "created_at", "queued_at", "waiting_since"),
     *("lease_until", "leased_at", "first_leased_at", "in_doubt_since"),
+    *("cool_until", "breaker_until", "rate_at"),
 )
 OPERATIONS = ("crm.upsert", "mail.send")
 QUIESCENCE = 1.5 * LEASE
@@ -60,6 +64,20 @@ ANSWERS: dict[str, Outcome] = {
     "in progress": InProgress(),
     "unknown": Unknown("no answer", after=2.5 * HOUR),
     "stored 500": Unknown("500", final=True),
+}
+
+
+# An hour of a destination's is like a second elsewhere.
+LIMITS = {
+    "crm": Limits(
+        rate=2 / HOUR.total_seconds(), burst=2, breaker=Breaker(failures=2, wait=1.5 * HOUR, wait_max=6 * HOUR)
+    )
+}
+NEWS: dict[str, dict[str, News]] = {
+    "nothing": {},
+    "it answers": {"crm": News(answered=True)},
+    "it fails": {"crm": News(failures=1)},
+    "it asks for quiet": {"crm": News(cool=1.5 * HOUR)},
 }
 
 
@@ -113,7 +131,7 @@ class Agreement(RuleBasedStateMachine):
         self.database = database
         self.ob = ob
         self.store = Claims(database.engine, ob.configuration)
-        for table in (TABLES.entry, TABLES.queue, TABLES.settlement, TABLES.event, TABLES.halted):
+        for table in (TABLES.entry, TABLES.queue, TABLES.settlement, TABLES.event, TABLES.halted, TABLES.destination):
             database.execute(table.delete())
         self.now = START
         self.reference = ReferenceStore(self._tick)
@@ -151,8 +169,9 @@ class Agreement(RuleBasedStateMachine):
         self.claims = [(_aged(of_sql, hours * HOUR), of_reference) for of_sql, of_reference in self.claims]
         self.now += hours * HOUR
 
-    @rule(form=st.sampled_from(["native", "hex"]))
-    def claim(self, form: str) -> None:
+    @rule(form=st.sampled_from(["native", "hex"]), news=st.sampled_from([None, *NEWS]))
+    def claim(self, form: str, news: str | None = None) -> None:
+        """news: what is to be told of crm, whose limits are then minded."""
         self.requests += 1
         request = ClaimRequest(
             wants=[want("crm"), want("mail")],
@@ -160,9 +179,13 @@ class Agreement(RuleBasedStateMachine):
             token=UUID(int=self.requests),
             lease=LEASE,
             forms={"crm": form, "mail.send": form},
+            pressing=news and Pressing(news=NEWS[news], decided=frozenset({"crm"}), limits=LIMITS),
         )
         of_sql = asyncio.run(self.store.exchange([], request))
-        of_reference = self.reference.claim(request)
+        if request.pressing is None:
+            of_reference = self.reference.claim(request)
+        else:
+            of_reference, _ = self.reference.claim_under_pressure(request, request.pressing)
         assert of_sql.passed_over == of_reference.passed_over
         pairs = list(zip(_by_id(of_sql.claimed), _by_id(of_reference.claimed), strict=True))
         for one, other in pairs:
@@ -242,6 +265,22 @@ class Agreement(RuleBasedStateMachine):
             released = False
         assert released == _is_allowed(lambda: reference_people.release_lane(self.reference, lane, "looked"))
 
+    @rule(destination=st.sampled_from(["crm", "mail"]))
+    def pause(self, destination: str) -> None:
+        with self.database.engine.begin() as connection:
+            decisions.pause(connection, TABLES, destination, actor="ada")
+        reference_people.pause(self.reference, destination)
+
+    @rule(destination=st.sampled_from(["crm", "mail"]))
+    def resume(self, destination: str) -> None:
+        try:
+            with self.database.engine.begin() as connection:
+                decisions.resume(connection, TABLES, destination, actor="ada")
+            resumed = True
+        except DecisionRefused:
+            resumed = False
+        assert resumed == _is_allowed(lambda: reference_people.resume(self.reference, destination))
+
     @invariant()
     def they_agree(self) -> None:
         queue = {row.id: row for row in self.database.queue}
@@ -253,6 +292,12 @@ class Agreement(RuleBasedStateMachine):
         assert _in_order(queue) == _in_order(self.reference.queue)
         halts = {row.ordering_key: Halt(row.entry_id, row.reason) for row in self.database.rows(TABLES.halted)}
         assert halts == self.reference.halted
+        pressures = {row.name: row for row in self.database.rows(TABLES.destination)}
+        assert pressures.keys() == self.reference.pressure.keys()
+        for destination, pressure in self.reference.pressure.items():
+            told = asdict(pressure)
+            del told["resumed_at"]
+            self._same({name: getattr(pressures[destination], name) for name in told}, told)
         settlements = {row.id: row for row in self.database.rows(TABLES.settlement)}
         assert settlements.keys() == self.reference.settlements.keys()
         for id, settlement in self.reference.settlements.items():

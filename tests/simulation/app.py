@@ -61,7 +61,7 @@ class App:
             if entry.operation.startswith("fax") or entry.schema_version > SCHEMA_VERSION:
                 self._promises.never.add(entry.id)
             if self.chance.random() < 0.25:
-                self.world.at(self.chance.random() * 20, self._cancel, entry.id)
+                self.world.at(self.chance.random() * self.chance.choice([5, 20]), self._cancel, entry.id)
 
     def _entry(self, operation: str, parent: str) -> Entry:
         return self._written(

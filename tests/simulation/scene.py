@@ -37,7 +37,7 @@ class Scene:
         self.chance = self.world.chance
         self.promises = Promises(self.world, START)
         self.database = Database(self.world, self.promises)
-        lanes = self.chance.choice([0.0, 0.0, 0.0, 0.7, 1.0])
+        lanes = self.chance.choice([0.0, 0.0, 0.7, 1.0])
         self.services = self._services(shows=self.chance.random() < (0.7 if lanes else 0.4))
         self.people = People(self.world, self.promises, self.database)
         self.app = App(self.world, self.promises, self.database, self.people, lanes)
@@ -111,7 +111,7 @@ class Scene:
         """In some runs a destination that fails twice is left alone for a while, by everybody; in some it has a rate."""
         breaker = Breaker(failures=2, wait=timedelta(seconds=1), wait_max=timedelta(seconds=8))
         given = Limits(breaker=breaker) if self.chance.random() < 0.3 else Limits()
-        if self.chance.random() < 0.25:
+        if self.chance.random() < 0.15:
             given = replace(given, rate=self.chance.choice([0.3, 1.0, 4.0]), burst=self.chance.choice([None, 1, 2]))
         return {service.declared.name: given for service in self.services}
 
