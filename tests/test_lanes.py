@@ -31,7 +31,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, Park, Settle
 from outbox.databases import clock
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 REFUSED = Rejected("status 422: no such customer")
 CONFLICT = KeyConflict("another request")

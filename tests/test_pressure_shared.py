@@ -40,7 +40,7 @@ from dispatchers.decisions import pause, resume
 from dispatchers.delivery import Finding
 from dispatchers.pressure import News, Pressing
 from outbox.databases import clock_plus
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)

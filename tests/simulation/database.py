@@ -16,8 +16,8 @@ from dispatchers.marks import Mark, Watched
 from dispatchers.pressure import Pressures
 from dispatchers.sql_accepted import Accepted
 from dispatchers.sql_looks import Wanted
+from outbox.instants import NEVER
 from outbox.keys import KeyFields, ParentKey, Tag, encode_native, key_fields
-from outbox.schema import NEVER
 from simulation.promises import Promises
 from simulation.reference import ReferenceStore
 from simulation.reference_rows import Entry

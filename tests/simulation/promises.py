@@ -13,7 +13,7 @@ from uuid import UUID
 
 from dispatchers.delivery import Delivery, Finding
 from dispatchers.lifecycle import Claimed, HandBack, Keep, Park, Requeue, Settle, Wait, known_of, looks_of
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 from simulation.lane_promises import LanePromises
 from simulation.pressure_promises import PressurePromises
 from simulation.reference_rows import Row

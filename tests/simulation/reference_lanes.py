@@ -7,7 +7,7 @@ from uuid import UUID
 from dispatchers import moves
 from dispatchers.lanes import MOMENT
 from dispatchers.lifecycle import Claimed, Ending, HandBack, Keep, Park, Settle, Transition, known_of
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 from simulation.reference_rows import WAITING, Halt, Row, Tables
 
 

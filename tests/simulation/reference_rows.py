@@ -7,7 +7,8 @@ from typing import Any
 from uuid import UUID
 
 from dispatchers.pressure import Pressure
-from outbox.schema import NEVER, SCHEMA_VERSION
+from outbox.instants import NEVER
+from outbox.schema import SCHEMA_VERSION
 
 WAITING = ("pending", "retry")
 
