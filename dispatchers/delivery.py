@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
+from outbox.errors import ConfigurationError
 from outbox.instants import EPOCH
 from outbox.keys import Tag, encode_hex, encode_native, encode_uuid
 
@@ -163,20 +164,36 @@ Finding: TypeAlias = Found | Absent | CannotTell
 
 # --- what an adapter declares
 
+ENCODINGS: Final = ("native", "uuid", "hex")
+UUID_VERSIONS: Final = (4, 5, 8)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFormat:
-    """What a service takes as a key, checked when the adapter is registered.
+    """What a service takes as a key; that ours fit is checked when the adapter is registered.
 
     encoding: how the stored tag is written: `native` (ck1_..., 36 characters), `uuid` (36) or `hex` (64).
     chars_max: the longest key that the service takes. alphabet: a regular expression for one character.
     uuid_version: 8, or 4 or 5 where the service validates the version.
+    Raises `ConfigurationError` for any other value.
     """
 
     encoding: Literal["native", "uuid", "hex"] = "native"
     chars_max: int = 255
     alphabet: str = r"[A-Za-z0-9_-]"
     uuid_version: Literal[4, 5, 8] = 8
+
+    def __post_init__(self) -> None:
+        if self.encoding not in ENCODINGS:
+            raise ConfigurationError(f"encoding={self.encoding!r} must be one of {', '.join(map(repr, ENCODINGS))}")
+        if not isinstance(self.chars_max, int) or self.chars_max < 1:
+            raise ConfigurationError(f"chars_max={self.chars_max!r} must be an int of at least 1")
+        if self.uuid_version not in UUID_VERSIONS:
+            raise ConfigurationError(f"uuid_version={self.uuid_version!r} must be one of 4, 5, 8")
+        try:
+            re.compile(self.alphabet)
+        except (re.error, TypeError) as error:
+            raise ConfigurationError(f"alphabet={self.alphabet!r} must be a regular expression: {error}") from error
 
     def __str__(self) -> str:
         return f"uuid{self.uuid_version}" if self.encoding == "uuid" else self.encoding

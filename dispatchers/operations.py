@@ -18,7 +18,8 @@ Registered = TypeVar("Registered", bound=Function)
 class Operations:
     """Functions that send, each under its operation's name; `Dispatcher(include=[...])` takes them over.
 
-    Raises `ConfigurationError` when a name is registered twice, `InvalidValue` for a malformed one.
+    Raises `ConfigurationError` when a name is registered twice or what is registered is no function, `InvalidValue` for a
+    malformed name.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class Operations:
 
         def register(function: Send) -> Send:
             self._require_free(name)
+            _require_function(f"operation({name!r})", function)
             adapter = FunctionAdapter(function)
             adapter.window = window
             adapter.timeout = timeout
@@ -106,6 +108,7 @@ class Operations:
         def register(function: Registered) -> Registered:
             if (kind, name) in self._callbacks:
                 raise ConfigurationError(f"{kind}({name!r}) is registered twice: which callback is meant?")
+            _require_function(f"{kind}({name!r})", function)
             self._callbacks[kind, name] = function
             return function
 
@@ -114,6 +117,13 @@ class Operations:
     def _require_free(self, name: str) -> None:
         if name in self._adapters:
             raise ConfigurationError(f"operation {name!r} is registered twice")
+
+
+def _require_function(decorator: str, function: object) -> None:
+    if not callable(function):
+        raise ConfigurationError(
+            f"{decorator} registers a function, async or sync, not {function!r}: write it as a decorator above a def"
+        )
 
 
 class FunctionAdapter(Adapter):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, Memory
+from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, KeyFormat, Memory
 from dispatchers.lifecycle import Claimed
 from dispatchers.threads import on_own_thread
 from outbox.errors import ConfigurationError
@@ -146,6 +146,8 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
         )
     if (find := finder_of(adapter)) is not None and not callable(find):
         raise refuse(f"its find must be a function of the delivery, or None, not {find!r}")
+    if not isinstance(adapter.key_format, KeyFormat):
+        raise refuse(f"its key_format must be a KeyFormat(encoding=...), not {adapter.key_format!r}")
     misfit = adapter.key_format.misfit()
     if misfit is not None:
         raise refuse(f"no child key fits its key format: {misfit}")

@@ -98,7 +98,7 @@ class Keyring:
     """The secrets from which child keys are derived, each under its key id (kid).
 
     secrets: at least 32 random bytes each. current: the kid that new parents use; may be left out if there is one secret.
-    Raises `ConfigurationError` for a short secret, a malformed kid or an unknown `current`.
+    Raises `ConfigurationError` for a short secret, a malformed kid, an unknown `current`, and what is no mapping.
     """
 
     __slots__ = ("_secrets", "current", "is_public")
@@ -106,11 +106,16 @@ class Keyring:
     def __init__(self, secrets: Mapping[str, bytes], current: str | None = None) -> None:
         if not secrets:
             raise ConfigurationError("a key ring needs at least one secret: `outbox keys generate` makes one")
+        if not isinstance(secrets, Mapping):
+            raise ConfigurationError(
+                f"a key ring is made of a mapping from kids to secrets, not {type(secrets).__name__} (it is not shown):"
+                " Keyring({'k1': secret}), or Keyring.from_text(...) for text as OUTBOX_SECRET holds it"
+            )
         for kid, secret in secrets.items():
             check_secret(kid, secret)
         if current is None and len(secrets) == 1:
             current = next(iter(secrets))
-        if current is None or current not in secrets:
+        if not isinstance(current, str) or current not in secrets:
             raise ConfigurationError(f"current={current!r} is not among the key ring's kids {sorted(secrets)}")
         self._secrets = dict(secrets)
         self.current: str = current
@@ -274,15 +279,24 @@ def check_id(name: str, value: object) -> None:
         raise InvalidValue(name, value, f"must be a uuid.UUID, not {type(value).__name__}")
 
 
-@lru_cache(maxsize=1024)
 def check_operation(name: object, field: str = "operation") -> None:
     """Raise `InvalidValue` unless `name` is a registered-style operation name: lower-case words joined by dots."""
+    if isinstance(name, str):  # what is no text may be unhashable, too
+        _check_operation(name, field)
+    else:
+        check_field(field, name)
+
+
+@lru_cache(maxsize=1024)
+def _check_operation(name: str, field: str) -> None:
     check_field(field, name)
-    if not OPERATION.fullmatch(str(name)):
+    if not OPERATION.fullmatch(name):
         raise InvalidValue(field, name, "must be lower-case words joined by dots, e.g. 'stripe.refunds.create'")
 
 
-def check_secret(kid: str, secret: object) -> None:
+def check_secret(kid: object, secret: object) -> None:
+    if not isinstance(kid, str):  # who swaps the two has the secret here
+        raise ConfigurationError(f"a kid of the key ring must be a str, not {type(kid).__name__} (it is not shown)")
     if not KID.fullmatch(kid):
         raise ConfigurationError(f"kid {kid!r} must match {KID.pattern}")
     if not isinstance(secret, bytes):

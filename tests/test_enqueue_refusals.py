@@ -30,6 +30,12 @@ REFUSED = {
         outbox.InvalidValue,
         "operation 'Stripe.create': must be lower-case words joined by dots, e.g. 'stripe.refunds.create'",
     ),
+    "an operation that is no text": ({"operation": 7}, outbox.InvalidValue, "operation 7: must be a str, not int"),
+    "an unhashable operation": (
+        {"operation": ["mail.send"]},
+        outbox.InvalidValue,
+        "operation ['mail.send']: must be a str, not list",
+    ),
     "a discriminator that is no text": (
         {"discriminator": 7},
         outbox.InvalidValue,

@@ -175,6 +175,13 @@ def test_a_reading_that_cannot_work_is_refused_at_once(statuses: Any, text: str)
     assert str(refusal.value).startswith(text)
 
 
+def test_a_find_that_is_no_function_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        HttpAdapter(base_url="https://crm.test", find=5)  # type: ignore[arg-type]
+
+    assert str(refusal.value) == "find=5 must be a function of the delivery and of `get`, or None"
+
+
 # --- repeated answers
 
 

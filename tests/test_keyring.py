@@ -15,6 +15,12 @@ def encoded(secret):
     return base64.b64encode(secret).decode()
 
 
+NO_MAPPING = (
+    "a key ring is made of a mapping from kids to secrets, not {} (it is not shown): Keyring({{'k1': secret}}), or"
+    " Keyring.from_text(...) for text as OUTBOX_SECRET holds it"
+)
+
+
 def test_a_rotation_gives_new_keys_and_keeps_the_ids_and_the_old_keys():
     before = outbox.Keyring({"k1": OLD})
     after = outbox.Keyring({"k1": OLD, "k2": NEW}, current="k2")
@@ -58,6 +64,12 @@ def test_an_unknown_kid_is_an_error_that_names_the_known_ones():
         ({"k 1": OLD}, None, "kid 'k 1' must match [A-Za-z0-9_.-]{1,64}"),
         ({"": OLD}, None, "kid '' must match [A-Za-z0-9_.-]{1,64}"),
         ({"k" * 65: OLD}, None, f"kid '{'k' * 65}' must match [A-Za-z0-9_.-]{{1,64}}"),
+        ({"k1": OLD}, ["k1"], "current=['k1'] is not among the key ring's kids ['k1']"),
+        ({"k1": bytearray(OLD)}, None, "the secret of kid 'k1' must be bytes, not bytearray"),
+        ({OLD: "k1"}, None, "a kid of the key ring must be a str, not bytes (it is not shown)"),
+        ({"k1": OLD, 2: NEW}, "k1", "a kid of the key ring must be a str, not int (it is not shown)"),
+        ([("k1", OLD)], None, NO_MAPPING.format("list")),
+        (f"k1:{encoded(OLD)}", None, NO_MAPPING.format("str")),
         ({"k1": "0" * 32}, None, "the secret of kid 'k1' must be bytes, not str"),
         (
             {"k1": OLD[:31]},

@@ -89,6 +89,27 @@ def test_a_uri_for_a_problem_that_there_is_not_is_an_error() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("types", "text"),
+    [
+        ({"key-missing": 5}, "problem_types 5: of 'key-missing' must be its URI as a str, not int"),
+        (5, "problem_types 5: must be a str, or a mapping from problems' names"),
+    ],
+)
+def test_a_problems_type_that_is_no_text_is_an_error(types: Any, text: str) -> None:
+    with pytest.raises(outbox.InvalidValue) as refused:
+        Policy(problem_types=types)
+
+    assert str(refused.value) == text
+
+
+def test_names_of_every_kind_are_told_as_no_problems_names() -> None:
+    names: Any = {5: "https://a.example/", "key-mising": "https://a.example/"}
+
+    with pytest.raises(outbox.InvalidValue, match=r"^problem_types \['key-mising', 5\]: are no problems' names"):
+        Policy(problem_types=names)
+
+
 # --- answers
 
 

@@ -275,6 +275,32 @@ def test_a_key_that_just_fits_is_taken(key_format: KeyFormat) -> None:
     check(Sender(key_format=key_format))
 
 
+@pytest.mark.parametrize(
+    ("declared", "text"),
+    [
+        ({"encoding": "x"}, "encoding='x' must be one of 'native', 'uuid', 'hex'"),
+        ({"encoding": ["hex"]}, "encoding=['hex'] must be one of 'native', 'uuid', 'hex'"),
+        ({"chars_max": "36"}, "chars_max='36' must be an int of at least 1"),
+        ({"chars_max": 0}, "chars_max=0 must be an int of at least 1"),
+        ({"uuid_version": 7}, "uuid_version=7 must be one of 4, 5, 8"),
+        ({"alphabet": "[a-"}, "alphabet='[a-' must be a regular expression: unterminated character set at position 0"),
+        ({"alphabet": 5}, "alphabet=5 must be a regular expression: first argument must be string or compiled pattern"),
+    ],
+)
+def test_a_key_format_that_there_is_not_is_refused(declared: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        KeyFormat(**declared)
+
+    assert str(refused.value) == text
+
+
+def test_the_name_of_an_encoding_is_no_key_format() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        check(Sender(key_format="uuid"))
+
+    assert str(refused.value).endswith(": its key_format must be a KeyFormat(encoding=...), not 'uuid'")
+
+
 def test_a_pin_that_the_column_could_not_hold_is_refused() -> None:
     check(Sender(pinned="p" * 240))
 
@@ -492,6 +518,27 @@ def test_one_decorator_cannot_register_two_functions() -> None:
 def test_a_malformed_name_is_refused_at_once(name: Any) -> None:
     with pytest.raises(InvalidValue):
         Operations().operation(name)
+
+
+def test_an_unhashable_name_is_refused_like_any_other() -> None:
+    with pytest.raises(InvalidValue) as refused:
+        Operations().operation(["mail"])  # type: ignore[arg-type]
+
+    assert str(refused.value) == "operation ['mail']: must be a str, not list"
+
+
+@pytest.mark.parametrize("register", ["operation", "on_settled", "on_uncertain", "on_completed"])
+def test_what_is_no_function_is_refused_where_it_is_registered(register: str) -> None:
+    operations = Operations()
+
+    with pytest.raises(ConfigurationError) as refused:
+        getattr(operations, register)("mail.send")(5)
+
+    assert str(refused.value) == (
+        f"{register}('mail.send') registers a function, async or sync, not 5: write it as a decorator above a def"
+    )
+    assert not operations.adapters
+    assert not operations.callbacks
 
 
 def test_what_is_read_from_operations_does_not_change_them() -> None:

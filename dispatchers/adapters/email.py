@@ -93,6 +93,8 @@ class SmtpAdapter(Adapter):
         _check_server(host, port, tls, local_hostname, connections_max)
         _check_credentials(username, password, in_clear=tls == "none" and not (password_in_clear or _is_loopback(host)))
         _check_key_header(key_header, window)
+        if find is not None and not callable(find):
+            raise ConfigurationError(f"find={find!r} must be a function of the delivery and the Message-ID, or None")
         self.window = window
         self.timeout = timeout
         self.at_least_once = at_least_once
@@ -248,7 +250,7 @@ async def _take_leave(connection: Connection) -> None:
 # --- what is checked at start
 
 
-def _check_server(host: object, port: object, tls: object, local_hostname: object, connections_max: int) -> None:
+def _check_server(host: object, port: object, tls: object, local_hostname: object, connections_max: object) -> None:
     if not isinstance(host, str) or not NAME.fullmatch(host):
         raise ConfigurationError(f"host={host!r} must be the mail server's name or address")
     if port is not None and (not isinstance(port, int) or not 0 < port < 65536):
@@ -257,8 +259,8 @@ def _check_server(host: object, port: object, tls: object, local_hostname: objec
         raise ConfigurationError(f"tls={tls!r} must be one of {', '.join(map(repr, PORTS))}")
     if local_hostname is not None and (not isinstance(local_hostname, str) or not NAME.fullmatch(local_hostname)):
         raise ConfigurationError(f"local_hostname={local_hostname!r} must be this machine's name, or [its address]")
-    if connections_max < 1:
-        raise ConfigurationError(f"connections_max={connections_max!r} must be at least 1")
+    if not isinstance(connections_max, int) or connections_max < 1:
+        raise ConfigurationError(f"connections_max={connections_max!r} must be an int of at least 1")
 
 
 def _check_credentials(username: object, password: object, *, in_clear: bool) -> None:

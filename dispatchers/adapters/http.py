@@ -107,6 +107,8 @@ class HttpAdapter(Adapter):
     ) -> None:
         if isinstance(window, timedelta) and key_header is None:
             raise ConfigurationError(f"window={window!r} needs a key_header: without one the service remembers no key")
+        if find is not None and not callable(find):
+            raise ConfigurationError(f"find={find!r} must be a function of the delivery and of `get`, or None")
         self._service = Service.configured(
             base_url=base_url, origins=origins, headers=headers or {}, key_header=key_header
         )

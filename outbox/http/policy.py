@@ -49,8 +49,18 @@ class Policy:
         for name in self.kept_headers:
             if name.lower() in NEVER_REPLAYED:
                 raise InvalidValue("kept_headers", name, "belongs to one connection or caller and is never replayed")
-        if not isinstance(self.problem_types, str) and (unknown := set(self.problem_types) - NAMES):
-            raise InvalidValue("problem_types", sorted(unknown), f"are no problems' names; those are {sorted(NAMES)}")
+        if isinstance(self.problem_types, str):
+            return
+        if not isinstance(self.problem_types, Mapping):
+            raise InvalidValue("problem_types", self.problem_types, "must be a str, or a mapping from problems' names")
+        if unknown := set(self.problem_types) - NAMES:
+            names = sorted(unknown, key=repr)
+            raise InvalidValue("problem_types", names, f"are no problems' names; those are {sorted(NAMES)}")
+        for name, uri in self.problem_types.items():
+            if not isinstance(uri, str):
+                raise InvalidValue(
+                    "problem_types", uri, f"of {name!r} must be its URI as a str, not {type(uri).__name__}"
+                )
 
     def check_answer_size(self, size: int) -> None:
         """Raise `NotSerializable` if an answer of `size` bytes cannot be kept."""
