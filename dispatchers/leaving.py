@@ -24,6 +24,8 @@ class Report:
 
 
 class Reports:
+    """When each operation was told of last, by `clock` in seconds, and how many entries have been left untold since."""
+
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._reports: dict[str, Report] = {}

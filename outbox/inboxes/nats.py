@@ -9,6 +9,8 @@ from outbox.inboxes.identity import MessageIdentity, event_id
 
 
 class JetStreamMessage(Protocol):
+    """What is asked of a message: nats-py's headers, and its place in the stream."""
+
     @property
     def headers(self) -> Mapping[str, str] | None: ...
     @property

@@ -8,6 +8,8 @@ from outbox.inboxes.identity import MessageIdentity, event_id
 
 
 class HasMessageId(Protocol):
+    """What is asked of a message, or of its properties: the id that the producer gave it."""
+
     @property
     def message_id(self) -> str | None: ...
 
