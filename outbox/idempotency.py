@@ -4,9 +4,10 @@ The claim, the business rows, the response and the entries commit together. A cr
 pending record cannot exist: the record is inserted with its answer, at the end of the block, under the key's lock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from inspect import isawaitable, iscoroutine
 from types import TracebackType
 from typing import Any, Literal
 
@@ -356,3 +357,30 @@ class IdempotentBlock:
         if run_sync is None:
             raise ClaimError(f"'async with' needs an AsyncSession, not {type(self._session).__name__}: use 'with'")
         return await run_sync(work)
+
+
+def run(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
+    """`fn(claim)` in `block`, unless the request was answered before."""
+    with block as claim:
+        if not claim.replayed and isawaitable(done := fn(claim)):
+            if iscoroutine(done):
+                done.close()
+            raise ClaimError(
+                "outbox.run_idempotent on a Session calls a plain function, and this one returned an awaitable: give it an"
+                " AsyncSession, or a plain function"
+            )
+    return claim.answer
+
+
+async def run_async(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
+    """The same with a coroutine function."""
+    async with block as claim:
+        if not claim.replayed:
+            done = fn(claim)
+            if not isawaitable(done):
+                raise ClaimError(
+                    "outbox.run_idempotent on an AsyncSession awaits what its function returns, and this one returned"
+                    f" {type(done).__name__}: make it an 'async def', also if it awaits nothing"
+                )
+            await done
+    return claim.answer

@@ -11,7 +11,7 @@ from outbox.configuration import AUDIT_WINDOW, PAYLOAD_BYTES_MAX, Configuration,
 from outbox.enqueue import Entry, child_key, enqueue
 from outbox.errors import ConfigurationError, InvalidValue, KeyMalformed, KeyMissing
 from outbox.fingerprint import fingerprint
-from outbox.idempotency import Claim, IdempotentBlock, check_in_flight
+from outbox.idempotency import Claim, IdempotentBlock, check_in_flight, run, run_async
 from outbox.inbox import INBOX_KEEP, InboxBlock, message_key
 from outbox.key_sources import BodyKey, BodyRequest
 from outbox.keys import Keyring, ParentKey, parent_id
@@ -229,10 +229,11 @@ class Outbox:
         """`idempotent` in the form in which a replay cannot be forgotten: `fn(claim)` runs only if there is work to do.
 
         `fn` answers with `claim.respond(...)` or `claim.reject(...)`; with an AsyncSession it is a coroutine function
-        and the call is awaited. Returns the response, new or replayed. Raises what `idempotent` raises.
+        and the call is awaited. Returns the response, new or replayed. Raises what `idempotent` raises, and `ClaimError` for
+        a coroutine function on a Session or a plain one on an AsyncSession: nothing of it is kept.
         """
         block = self.idempotent(session, key, **settings)
-        return _run_async(block, fn) if hasattr(unscoped(session), "run_sync") else _run(block, fn)
+        return run_async(block, fn) if hasattr(unscoped(session), "run_sync") else run(block, fn)
 
     def inbox(
         self,
@@ -383,17 +384,3 @@ class DefaultOutbox(Outbox):
 
 
 default = DefaultOutbox()
-
-
-def _run(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
-    with block as claim:
-        if not claim.replayed:
-            fn(claim)
-    return claim.answer
-
-
-async def _run_async(block: IdempotentBlock, fn: Callable[[Claim], Awaitable[object]]) -> Response:
-    async with block as claim:
-        if not claim.replayed:
-            await fn(claim)
-    return claim.answer

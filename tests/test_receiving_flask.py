@@ -62,6 +62,42 @@ def test_the_session_of_a_scoped_session_is_the_one_that_the_rest_of_the_app_use
     sessions.remove()
 
 
+NOT_ASYNC = (
+    "the claim of a Flask view works in a Session, not in an AsyncSession: give Idempotency a"
+    " sessionmaker(create_engine(...)); views that are coroutines have it, too"
+)
+
+
+def test_sessions_that_are_asynchronous_are_refused_at_once(shop: Shop) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        idempotency_of(shop, sessions=shop.async_sessions())
+
+    assert str(refused.value) == NOT_ASYNC
+
+
+def test_a_function_that_makes_asynchronous_sessions_is_refused_at_the_first_request(
+    shop: Shop, app: flask.Flask
+) -> None:
+    sessions = shop.async_sessions()
+    idempotency = idempotency_of(shop, sessions=lambda: sessions())
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> str:
+        raise AssertionError("the view was reached")
+
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        post(app)
+    assert str(refused.value) == NOT_ASYNC
+
+
+def test_what_makes_no_sessions_is_refused_at_once(shop: Shop) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        idempotency_of(shop, sessions="sqlite://")
+
+    assert str(refused.value) == "sessions must make a Session, as a sessionmaker does; str makes none"
+
+
 def test_the_arguments_of_the_route_follow_the_claimed_request(shop: Shop, app: flask.Flask) -> None:
     idempotency = idempotency_of(shop)
 

@@ -98,6 +98,48 @@ def test_a_handler_without_an_answer_keeps_nothing(database, ob):
     assert database.counts() == NOTHING
 
 
+def test_a_plain_function_on_an_async_session_is_told_to_be_a_coroutine_and_keeps_nothing(database, ob):
+    async def run_and_commit():
+        async with database.async_session() as session:
+            with pytest.raises(outbox.ClaimError) as refused:
+                await ob.run_idempotent(session, "retry-001", Handler(ob, session), **ARGUMENTS)
+            await session.commit()
+        return str(refused.value)
+
+    assert asyncio.run(run_and_commit()) == (
+        "outbox.run_idempotent on an AsyncSession awaits what its function returns, and this one returned NoneType: make"
+        " it an 'async def', also if it awaits nothing"
+    )
+    assert database.counts() == NOTHING
+
+
+def test_a_plain_function_that_returns_a_coroutine_does_as_well(database, ob):
+    async def run():
+        async with database.async_session() as session, session.begin():
+            handler = Handler(ob, session)
+            await ob.run_idempotent(session, "retry-001", lambda claim: handler.in_a_coroutine(claim), **ARGUMENTS)
+
+    asyncio.run(run())
+
+    assert database.counts() == ALL
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_coroutine_on_a_session_is_told_to_be_a_plain_function_and_keeps_nothing(database, ob):
+    with database.session() as session:
+        handler = Handler(ob, session)
+        with pytest.raises(outbox.ClaimError) as refused:
+            ob.run_idempotent(session, "retry-001", handler.in_a_coroutine, **ARGUMENTS)
+        session.commit()
+
+    assert str(refused.value) == (
+        "outbox.run_idempotent on a Session calls a plain function, and this one returned an awaitable: give it an"
+        " AsyncSession, or a plain function"
+    )
+    assert handler.calls == 0
+    assert database.counts() == NOTHING
+
+
 def test_what_idempotent_refuses_is_refused_here_too(database, ob):
     with database.session() as session:
         ob.run_idempotent(session, "retry-001", Handler(ob, session), **ARGUMENTS)

@@ -23,7 +23,7 @@ from flask import Response as FlaskResponse
 from flask import current_app, request
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.errors import ClaimError, RequestRefused
+from outbox.errors import ClaimError, ConfigurationError, RequestRefused
 from outbox.http.answers import Answer, plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_scope, too_large
@@ -54,7 +54,7 @@ class Idempotency:
     content: what must be equal in a retry, as bytes or JSON; by default the method, the path, the query, the content
         type and the body.
     body_bytes_max: of a request; a larger one is a 413.
-    Raises `ConfigurationError` without a scope function.
+    Raises `ConfigurationError` without a scope function, and for sessions that are asynchronous.
     """
 
     def __init__(
@@ -67,6 +67,11 @@ class Idempotency:
         body_bytes_max: int = BODY_BYTES_MAX,
     ) -> None:
         require_scope(scope, "scope=lambda: g.user.id")
+        if not callable(sessions):
+            raise ConfigurationError(
+                f"sessions must make a Session, as a sessionmaker does; {type(sessions).__name__} makes none"
+            )
+        _require_sync(getattr(sessions, "class_", None))
         self._sessions = sessions
         self._scope = scope
         self._content = content
@@ -93,7 +98,9 @@ class Idempotency:
         caller = self._scope()
         key = self._policy.key_of(request.headers.getlist(HEADER))
         content = self._content_of_request() if self._content is None else self._content()
-        return RequestTransaction(sync_session(self._sessions()), self._policy, key, caller, content)
+        session = self._sessions()
+        _require_sync(session)
+        return RequestTransaction(sync_session(session), self._policy, key, caller, content)
 
     def _answer(
         self, transaction: RequestTransaction, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -143,6 +150,15 @@ class Idempotency:
         finally:
             if close is not None:
                 close()
+
+
+def _require_sync(session: object) -> None:
+    """Raise if `session`, or its class, is an asynchronous one."""
+    if hasattr(session, "run_sync"):
+        raise ConfigurationError(
+            "the claim of a Flask view works in a Session, not in an AsyncSession: give Idempotency a"
+            " sessionmaker(create_engine(...)); views that are coroutines have it, too"
+        )
 
 
 def as_response(answer: KeptResponse | Answer) -> FlaskResponse:
