@@ -53,6 +53,7 @@ class Claim:
         self.response = response
         self._session = session
         self._connection = connection
+        self._transaction = connection.get_transaction()
         self._key = key
         self._ended = False
         self._rejected = False
@@ -110,7 +111,7 @@ class Claim:
     def parent_for(self, configuration: Configuration) -> ClaimedParent | None:
         if self.replayed:
             raise AlreadyAnswered(f"enqueue inside a replay: {self._story()}")
-        if self._ended:
+        if self._is_lost():
             raise self._lost()
         if self._rejected:
             raise self._after_rejection()
@@ -119,7 +120,7 @@ class Claim:
         return ClaimedParent(self.parent, self._key.kid, self._key.id)
 
     def before_flush(self, session: Session) -> None:
-        if not (self.replayed or self._ended or self._rejected):
+        if not (self.replayed or self._is_lost() or self._rejected):
             return
         if session.new or session.deleted or any(map(session.is_modified, session.dirty)):
             raise self._after_rejection() if self._rejected else self._doom()
@@ -133,7 +134,7 @@ class Claim:
             raise self._doom()
 
     def before_commit(self) -> None:
-        if self._ended:
+        if self._is_lost():
             raise self._lost()
         raise ClaimOpen(
             f"the session was committed inside the outbox.idempotent block of key {self.parent.key!r}: the record, the"
@@ -188,7 +189,7 @@ class Claim:
         """Undo the block's work, so that a caller who goes on and commits keeps neither it nor a record."""
         if self.replayed:
             return
-        if self._ended:
+        if self._is_lost():
             if self._session.in_transaction() or self._session.new:
                 self._doom()
             return
@@ -232,9 +233,13 @@ class Claim:
         self._require_savepoint()
 
     def _require_savepoint(self) -> SessionTransaction:
-        if self._savepoint is None or not self._savepoint.is_active or self._ended:
+        if self._savepoint is None or not self._savepoint.is_active or self._is_lost():
             raise self._lost()
         return self._savepoint
+
+    def _is_lost(self) -> bool:
+        """Whether the claim's transaction has ended: with the session's, or behind its back, on the connection itself."""
+        return self._ended or self._connection.get_transaction() is not self._transaction
 
     def _after_rejection(self) -> AlreadyAnswered:
         return AlreadyAnswered(

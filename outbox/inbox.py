@@ -102,7 +102,7 @@ class _MessageClaim(Claim):
         self.response = HANDLED
 
     def before_commit(self) -> None:
-        if self._ended:
+        if self._is_lost():
             raise self._lost()
         raise ClaimOpen(
             f"the session was committed inside the outbox.inbox block of message {self.parent.key!r}: the record, the"

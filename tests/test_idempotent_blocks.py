@@ -254,3 +254,55 @@ def test_a_spoilt_block_says_what_was_wrong(client, ob, before, handler, text):
         client.request(lambda session, claim: handler(session, claim, ob))
 
     assert str(caught.value) == text
+
+
+# --- a transaction that is ended behind the session's back
+
+
+def commit_on_the_connection(session, claim, ob):
+    work(session, ob)
+    session.flush()
+    session.connection().commit()
+    claim.respond(201)
+
+
+def commit_on_the_connection_after_the_answer(session, claim, ob):
+    work(session, ob)
+    claim.respond(201)
+    session.connection().commit()
+
+
+def commit_on_the_connection_and_enqueue(session, claim, ob):
+    session.connection().commit()
+    ob.enqueue(session, CHARGE, PAYLOAD)
+
+
+def commit_on_the_connection_and_read(session, claim, ob):
+    session.connection().commit()
+    session.connection().execute(sa.text("SELECT 1"))
+    claim.respond(201)
+
+
+def roll_back_on_the_connection(session, claim, ob):
+    work(session, ob)
+    session.connection().rollback()
+    claim.respond(201)
+
+
+@pytest.mark.filterwarnings("ignore:.*already deassociated from connection:sqlalchemy.exc.SAWarning")
+@pytest.mark.parametrize(
+    "handler",
+    [
+        commit_on_the_connection,
+        commit_on_the_connection_after_the_answer,
+        commit_on_the_connection_and_enqueue,
+        commit_on_the_connection_and_read,
+        roll_back_on_the_connection,
+    ],
+)
+def test_a_transaction_ended_on_its_connection_stores_no_answer_and_says_so(client, database, ob, handler):
+    with pytest.raises(outbox.ClaimLost) as caught:
+        client.request(lambda session, claim: handler(session, claim, ob))
+
+    assert str(caught.value) == LOST
+    assert database.counts()["records"] == 0
