@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from commanding import SECRET_TEXT, document, error_of, refused, succeeded
+from commanding import SECRET_TEXT, command, document, error_of, refused, succeeded
 from support import Database
 
 import outbox
+from dispatchers.cli.keys import SECRET_FORM
 from outbox import migrations
 
 SECRET = SECRET_TEXT.partition(":")[2]
@@ -60,6 +61,13 @@ def test_a_check_that_fails_names_the_cure(tmp_path: Path) -> None:
 def test_the_sql_may_begin_where_the_database_is() -> None:
     assert succeeded("db", "sql", "--since", "0001") == f"{migrations.sql(since='0001')}\n"
     assert migrations.sql(since="0001") != migrations.sql()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
+def test_the_sql_since_the_newest_revision_is_a_comment(dialect: str) -> None:
+    told = succeeded("db", "sql", "--dialect", dialect, "--since", migrations.head())
+
+    assert told.strip() == f"-- nothing to do: {migrations.head()} is the newest revision that this release knows"
 
 
 def test_a_revision_that_there_is_not_is_refused_with_those_that_there_are() -> None:
@@ -246,7 +254,6 @@ def test_config_tells_why_the_database_does_not_answer_and_all_the_rest() -> Non
             "postgresql+psycopg://127.0.0.1:1/shop?password=hunter2&sslmode=disable&sslpassword=hunter2",
             "postgresql+psycopg://127.0.0.1:1/shop?password=%2A%2A%2A&sslmode=disable&sslpassword=%2A%2A%2A",
         ),
-        ("postgresql//shop:hunter2@host", "no SQLAlchemy URL, and so not shown"),
     ],
 )
 def test_config_shows_no_password(url: str, shown: str) -> None:
@@ -257,11 +264,38 @@ def test_config_shows_no_password(url: str, shown: str) -> None:
     assert "hunter2" not in succeeded("config", "--database", url)
 
 
-def test_config_shows_nothing_of_a_secret_that_it_cannot_read() -> None:
-    told = document("config", OUTBOX_SECRET=f"{SECRET}:k1")
+@pytest.mark.parametrize(
+    ("name", "value", "setting", "shown", "text"),
+    [
+        (
+            "OUTBOX_SECRET",
+            f"{SECRET}:k1",
+            "secret",
+            f"malformed: {SECRET_FORM}",
+            f"OUTBOX_SECRET is malformed: {SECRET_FORM}",
+        ),
+        (
+            "DATABASE_URL",
+            "postgresql//shop:hunter2@host",
+            "database",
+            "no SQLAlchemy URL, and so not shown",
+            "DATABASE_URL is no SQLAlchemy URL",
+        ),
+    ],
+)
+def test_config_tells_all_the_rest_of_a_setting_that_it_cannot_read_and_fails(
+    name: str, value: str, setting: str, shown: str, text: str
+) -> None:
+    result = command("config", "--json", **{name: value})
 
-    assert told["settings"]["secret"]["value"].startswith("malformed: it is written kid:base64")
-    assert SECRET not in json.dumps(told)
+    told = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert told["settings"][setting] == {"value": shown, "from": name}
+    assert told["versions"]["sqlalchemy"] == sa.__version__
+    assert json.loads(result.stderr) == {"error": {"code": "refused", "message": text}}
+    assert SECRET not in result.output
+    assert "hunter2" not in result.output
+    assert command("config", **{name: value}).stderr == f"outbox: {text}\n"
 
 
 # --- run

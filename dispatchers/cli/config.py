@@ -20,6 +20,8 @@ PACKAGES = (
     *("sqlalchemy-outbox", "sqlalchemy", "psycopg", "alembic", "apscheduler", "click", "rich"),
     *("stripe", "httpx", "aiosmtplib"),
 )
+MALFORMED = f"malformed: {SECRET_FORM}"
+NO_URL = "no SQLAlchemy URL, and so not shown"
 SECRET_WORDS = ("pass", "secret", "token", "key")
 
 
@@ -32,9 +34,10 @@ SECRET_WORDS = ("pass", "secret", "token", "key")
 def config(ctx: click.Context, database: str | None, schema: str | None, prefix: str) -> None:
     """Show what is in force, and where it comes from.
 
-    With a database also its revision. Passwords and secrets are never shown, only the names of keys.
+    With a database also its revision. Passwords and secrets are never shown, only the names of keys. Exit status 1 if a setting
+    is malformed.
     """
-    document = {
+    document: dict[str, Any] = {
         "settings": {
             "database": {"value": _masked(database), "from": _origin(ctx, "database", "DATABASE_URL")},
             "schema": {"value": schema, "from": _origin(ctx, "schema")},
@@ -46,6 +49,17 @@ def config(ctx: click.Context, database: str | None, schema: str | None, prefix:
         "versions": _versions(),
     }
     answer(document, lambda: _drawn(document))
+    if wrong := list(_malformed(document["settings"])):
+        raise click.ClickException("; ".join(wrong))
+
+
+def _malformed(settings: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """What no other command could read, in words that show nothing of it."""
+    database, secret = settings["database"], settings["secret"]
+    if database["value"] == NO_URL:
+        yield f"{database['from']} is no SQLAlchemy URL"
+    if secret["value"] == MALFORMED:
+        yield f"OUTBOX_SECRET is {MALFORMED}"
 
 
 def _origin(ctx: click.Context, parameter: str, variable: str = "") -> str:
@@ -71,7 +85,7 @@ def _masked(database: str | None) -> str | None:
     try:
         url = make_url(database)
     except (ArgumentError, ValueError):
-        return "no SQLAlchemy URL, and so not shown"
+        return NO_URL
     secret = [name for name in url.query if any(word in name.lower() for word in SECRET_WORDS)]
     return url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
 
@@ -86,7 +100,7 @@ def _ring(secret: str | None) -> dict[str, Any]:
     try:
         ring = Keyring.from_text(secret)
     except ConfigurationError:  # its text may hold what stands where a kid should
-        return told | {"value": f"malformed: {SECRET_FORM}"}
+        return told | {"value": MALFORMED}
     return told | {"value": f"kids {', '.join(ring.kids)}; current {ring.current}"}
 
 

@@ -67,7 +67,8 @@ def sql(
 ) -> str:
     """The SQL that makes the tables, as one transaction, for someone to read and run by hand.
 
-    since: the revision that the database is at (`current` tells); left out, the database is empty.
+    since: the revision that the database is at (`current` tells); left out, the database is empty. At the newest one there is
+        nothing to run, and the SQL is a comment.
     Raises: SchemaError for a revision that this release does not know.
     """
     refuse_unknown_dialect(dialect)
@@ -88,6 +89,8 @@ def sql(
         starting_rev=since,
         fn=lambda at, _: scripts._upgrade_revs("head", at),
     )
+    if since == head():
+        return f"-- nothing to do: {since} is the newest revision that this release knows\n"
     run(context, schema, prefix)
     opening = {"postgresql": _opening_on_postgresql(context.dialect, schema), "sqlite": ["BEGIN IMMEDIATE"]}[dialect]
     return "".join(f"{line};\n\n" for line in opening) + printed.getvalue() + "COMMIT;\n"
