@@ -487,7 +487,25 @@ def test_the_header_is_in_the_openapi_document(shop: Shop) -> None:
     operation = fastapi_app(shop).openapi()["paths"]["/orders"]["post"]
 
     (parameter,) = operation["parameters"]
-    assert (parameter["name"], parameter["in"]) == ("Idempotency-Key", "header")
+    assert (parameter["name"], parameter["in"], parameter["required"]) == ("Idempotency-Key", "header", True)
+    assert parameter["schema"]["type"] == "string"
+
+
+def test_a_missing_header_is_a_problem_of_the_policy_and_no_422_of_fastapi(shop: Shop) -> None:
+    """Whatever else is wrong with the request, and after the caller is known."""
+    shop.settings = {"problem_types": "https://api.example.com/"}
+
+    async def post(authorization: str, body: Any) -> httpx.Response:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(fastapi_app(shop)), base_url="http://shop"
+        ) as client:
+            return await client.post("/orders", headers={"Authorization": authorization}, json=body)
+
+    for body in ({"do": "place"}, "no object"):
+        answer = asyncio.run(post("ada-token", body))
+        assert (answer.status_code, answer.json()["type"]) == (400, "https://api.example.com/key-missing")
+    assert asyncio.run(post("nobody", {"do": "place"})).status_code == 401
+    assert shop.calls == 0
 
 
 def test_a_form_is_fingerprinted_as_it_came(shop: Shop) -> None:

@@ -39,11 +39,16 @@ def claimed(
     require_scope(scope, "scope=current_customer, a dependency that authenticates")
     claims = Claims(sessions, content, policy or Policy())
 
+    async def keyed(request: Request, caller: Annotated[str, Depends(scope)]) -> str:
+        # It refuses a missing key, as a problem document, before FastAPI comes to the claim's own parameters: a 422.
+        claims.key_of(request)
+        return caller
+
     async def claim(
         request: Request,
-        caller: Annotated[str, Depends(scope)],
-        # Read from the request itself, where two headers are two; named here for the app's OpenAPI document.
-        idempotency_key: Annotated[str | None, Header(alias=HEADER, description=f"For example {EXAMPLE}")] = None,
+        caller: Annotated[str, Depends(keyed)],
+        # Read from the request itself, where two headers are two; named here, as required, for the app's OpenAPI document.
+        idempotency_key: Annotated[str, Header(alias=HEADER, description=f"For example {EXAMPLE}")],
     ) -> AsyncIterator[ClaimedRequest[SessionT]]:
         async with claims.claim(request, caller) as claimed_request:
             yield claimed_request

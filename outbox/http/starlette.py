@@ -109,8 +109,7 @@ class Claims(Generic[SessionT]):
     @asynccontextmanager
     async def claim(self, request: Request, caller: str) -> AsyncIterator[ClaimedRequest[SessionT]]:
         exchange = _exchange_of(request)
-        exchange.policy = self.policy
-        key = self.policy.key_of(request.headers.getlist(HEADER))
+        key = self.key_of(request)
         content = await self._content_of(request, exchange)
         claimed: ClaimedRequest[SessionT] = await exchange.begin(self.sessions(), key, caller, content)
         try:
@@ -119,6 +118,11 @@ class Claims(Generic[SessionT]):
         except BaseException:
             exchange.has_failed = True
             raise
+
+    def key_of(self, request: Request) -> str:
+        """The request's key. From now on the middleware answers its refusals by this policy."""
+        _exchange_of(request).policy = self.policy
+        return self.policy.key_of(request.headers.getlist(HEADER))
 
     async def _content_of(self, request: Request, exchange: "_Exchange") -> Any:
         if self.content is not None:
