@@ -107,7 +107,7 @@ class PressureWatch:
             if name not in found:
                 later = self._news.get(name)
                 self._news[name] = news if later is None else news.then(later)
-        for name in pressing.decided.difference(found):
+        for name in sorted(pressing.decided.difference(found)):  # a seed's run repeats only if theirs is an order
             self.shut_until[name] = self._clock() + BUSY_SECONDS * (0.5 + self._chance.random())
         if pressures is not None:
             for name, pressure in pressures.of.items():
