@@ -20,6 +20,7 @@ from dispatchers import marks
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 from outbox.errors import Held
+from outbox.instants import NEVER
 
 CARD = {"amount": 2000, "currency": "eur", "payment_method": "pm_card_visa", "confirm": True}
 
@@ -216,9 +217,7 @@ def test_a_dispatcher_at_work_claims_nothing_from_an_older_state_even_before_it_
         address.now = restored
         address.engine.dispose()
 
-        exchange = asyncio.run(
-            working.store.exchange([], working._request(working._turns.take(0), outbox.schema.NEVER))
-        )
+        exchange = asyncio.run(working.store.exchange([], working._request(working._turns.take(0), NEVER)))
 
         assert exchange.claimed == []
         with pytest.raises(Held):
