@@ -5,12 +5,24 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from commanding import command
 from dispatching import dispatcher, put, states
 from sqlalchemy.orm import Session
 from support import Database
 
 import outbox
-from dispatchers import Deferred, Delivered, Delivery, Operations, Outcome
+from dispatchers import (
+    Breaker,
+    CannotTell,
+    Deferred,
+    Delivered,
+    Delivery,
+    Finding,
+    Limits,
+    Operations,
+    Outcome,
+    Unknown,
+)
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.testing.draining import drain
 from outbox.testing import all_enqueued, assert_enqueued, refute_enqueued
@@ -190,6 +202,72 @@ def test_draining_ahead_waits_for_nothing(database: Database, ob: outbox.Outbox)
     drained(database, ob, include=[_patient(3)], ahead=True)
 
     assert states(database) == {"delivered": 2}
+
+
+@pytest.mark.parametrize(
+    ("answers", "limits"),
+    [
+        ([Deferred("429", after=timedelta(hours=2), cools=True)], Limits()),
+        ([Unknown("no answer")] * 12, Limits(breaker=Breaker(failures=3))),
+        ([], Limits(rate=0.1, burst=1)),
+    ],
+    ids=["a cool-down", "an open breaker", "a rate"],
+)
+def test_draining_ahead_waits_for_no_destination(
+    database: Database, ob: outbox.Outbox, answers: list[Outcome], limits: Limits
+) -> None:
+    put(database, ob, "crm.upsert", count=3)
+
+    drained(database, ob, adapters={"crm": MemoryAdapter(answers)}, limits={"crm": limits}, ahead=True)
+
+    assert states(database) == {"delivered": 3}
+
+
+def test_draining_ahead_looks_again_when_no_sender_can_be_at_work(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, "crm.upsert")
+    adapter = MemoryAdapter([Unknown("a stored 500", final=True)], window=timedelta(days=1), find=True)
+
+    drained(database, ob, adapters={"crm": adapter}, ahead=True)
+
+    assert states(database) == {"delivered": 1}
+    assert len({delivery.key for delivery in adapter.deliveries}) == len(adapter.deliveries) == 2
+
+
+def test_draining_ahead_ends_at_what_is_uncertain_and_does_not_wait_for_another_look(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    put(database, ob, "crm.upsert")
+    looks: list[Delivery] = []
+
+    def find(delivery: Delivery) -> Finding:
+        looks.append(delivery)
+        return CannotTell("no access")
+
+    adapter = MemoryAdapter([Unknown("a stored 500", final=True)], window=timedelta(days=1), find=find)
+
+    drained(database, ob, adapters={"crm": adapter}, ahead=True)
+
+    assert states(database) == {"uncertain": 1}
+    assert 1 <= len(looks) < 3
+
+
+def test_draining_ahead_leaves_what_a_person_has_paused(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, "crm.upsert")
+    command("pause", "crm", database=database)
+
+    assert drained(database, ob, adapters={"crm": MemoryAdapter()}, ahead=True) == 0
+
+    assert states(database) == {"pending": 1}
+
+
+def test_in_a_drain_ahead_the_time_that_passes_counts_for_the_limits(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, "crm.upsert")
+    adapter = MemoryAdapter([Deferred("busy", after=timedelta(days=2))] * 5)
+
+    drained(database, ob, adapters={"crm": adapter}, ahead=True)
+
+    assert states(database) == {"failed": 1}
+    assert len(adapter.deliveries) == 3  # at once, after two days, and once more as three days end
 
 
 def test_what_never_ends_is_an_error(database: Database, ob: outbox.Outbox) -> None:

@@ -6,13 +6,19 @@ With adapters of the test's own (`MemoryAdapter`, or the strict imitation of Str
 effects and callbacks come to.
 """
 
-from sqlalchemy import Connection, and_, update
+import json
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from sqlalchemy import BigInteger, Connection, Interval, Table, and_, literal, or_, select, type_coerce, update
 
 from dispatchers.claims import Claims
 from dispatchers.dispatcher import Dispatcher
+from dispatchers.lifecycle import looks_of
 from outbox.databases import clock
 from outbox.errors import ConfigurationError
-from outbox.instants import NEVER
+from outbox.instants import MICROSECOND, NEVER
+from outbox.schema import Tables
 
 ROUNDS_MAX = 100
 
@@ -21,7 +27,8 @@ async def drain(dispatcher: Dispatcher, *, ahead: bool = False) -> int:
     """Run the dispatcher until nothing is due, what callbacks enqueue included; returns how many entries it settled.
 
     ahead: what is due later, a retry after its backoff or an entry with `due`, is made due at once, until all has ended or is
-    uncertain. For a database of the tests' own: due times are changed in it.
+    uncertain: as if the time had passed, so that windows end, destinations cool down and breakers close in it. For a
+    database of the tests' own: its rows are changed.
     Raises AssertionError for what still comes due after 100 rounds.
     """
     settled = 0
@@ -37,16 +44,57 @@ async def drain(dispatcher: Dispatcher, *, ahead: bool = False) -> int:
 
 
 async def _bring_forward(dispatcher: Dispatcher) -> int:
-    """Make due what waits for its time only; returns how many."""
+    """Let the time pass until something may be claimed; returns how many entries wait for their time only."""
     if not isinstance(dispatcher.store, Claims):
         raise ConfigurationError(
             "drain(ahead=True) changes due times in the database: the dispatcher's store must be Claims"
         )
-    queue = dispatcher.store.tables.queue
+    tables = dispatcher.store.tables
 
     def bring(connection: Connection) -> int:
-        waiting = and_(queue.c.due_at < NEVER, queue.c.lease_token.is_(None))
-        brought: int = connection.execute(update(queue).where(waiting).values(due_at=clock())).rowcount
-        return brought
+        moments = [max(filter(None, moments)) for moments in _waiting(connection, tables)]
+        if moments:
+            now: datetime = connection.execute(select(clock())).scalar_one()
+            _set_back(connection, tables, max(min(moments) - now, timedelta(0)))
+        return len(moments)
 
     return await dispatcher.store.run(bring)
+
+
+def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime | None, ...]]:
+    """Of each entry that time alone lets go: when it is due, and when its destination lets it pass."""
+    queue, destination = tables.queue.c, tables.destination.c
+    columns = (queue.due_at, destination.cool_until, destination.breaker_until, destination.rate_at)
+    found = (
+        select(queue.state, queue.outcome, *columns)
+        .join_from(tables.queue, tables.destination, destination.name == queue.destination, isouter=True)
+        .where(queue.due_at < NEVER, queue.lease_token.is_(None))
+        .where(or_(destination.paused.is_(None), ~destination.paused))
+    )
+    for state, outcome, *moments in connection.execute(found):
+        if state != "uncertain" or looks_of(outcome) is None:  # else it is only looked for again
+            yield tuple(moments)
+
+
+def _set_back(connection: Connection, tables: Tables, span: timedelta) -> None:
+    """As if all that is kept of what waits had been `span` earlier."""
+    queue, destination = tables.queue, tables.destination
+    _shift(connection, queue, span, "lease_until", "leased_at", "first_leased_at", "in_doubt_since", "waiting_since")
+    _shift(connection, destination, span, "cool_until", "breaker_until", "rate_at")
+    for id, outcome in connection.execute(select(queue.c.id, queue.c.outcome)).all():
+        if (looks := looks_of(outcome)) is not None:
+            record = json.loads(outcome)
+            record["looks"]["quiet_at"] = (looks.quiet_at - span).isoformat()
+            connection.execute(update(queue).where(queue.c.id == id).values(outcome=json.dumps(record)))
+    _shift(connection, queue, span, "due_at")
+
+
+def _shift(connection: Connection, table: Table, span: timedelta, *names: str) -> None:
+    is_sqlite = connection.dialect.name == "sqlite"  # where an instant is a number of microseconds
+    for column in (table.c[name] for name in names):
+        earlier = (
+            type_coerce(column, BigInteger) - span // MICROSECOND if is_sqlite else column - literal(span, Interval)
+        )
+        connection.execute(
+            update(table).where(and_(column.is_not(None), column < NEVER)).values({column.name: earlier})
+        )
