@@ -458,15 +458,20 @@ def test_an_entry_ages_from_its_first_attempt_not_while_nobody_works(database: D
 # --- the service knows better
 
 
-def test_a_key_conflict_is_uncertain_at_once_and_never_sent_again(database: Database, ob: outbox.Outbox) -> None:
+@pytest.mark.parametrize(
+    "earlier", [[], [Deferred("busy")], [Unknown("no answer")]], ids=["first", "later", "in doubt"]
+)
+def test_a_key_conflict_is_uncertain_at_once_and_never_sent_again(
+    database: Database, ob: outbox.Outbox, earlier: list[Outcome]
+) -> None:
     id = put_one(database, ob)
-    adapter = MemoryAdapter([KeyConflict("other parameters")])
+    adapter = MemoryAdapter([*earlier, KeyConflict("other parameters")])
 
-    run_once(database, ob, adapters={"crm": adapter})
-    age(database, DAY)
-    run_once(database, ob, adapters={"crm": adapter})
+    for _ in range(4):
+        run_once(database, ob, adapters={"crm": adapter})
+        age(database, HOUR)
 
-    assert len(adapter.deliveries) == 1
+    assert len(adapter.deliveries) == len(earlier) + 1
     assert state(database, id) == "uncertain"
 
 
