@@ -14,6 +14,7 @@ from dying import ROUNDS
 from pages import PAGES, ROOT, rows_of, snippets_of, tables_of
 from simulation.__main__ import SEEDS
 from simulation.guards import GUARDS, SEEDS_TO_FIND
+from test_model import RUNS as MODEL_RUNS
 
 from dispatchers import Adapter, Breaker, Dispatcher, Limits, Operations
 from dispatchers.adapters import HttpAdapter, ImapSearch, SmtpAdapter, StripeAdapter
@@ -244,6 +245,9 @@ def test_the_figures_of_what_was_shown_are_those_of_the_tests() -> None:
         "seeds in CI": SEEDS,
         "guards that are removed, each by itself": len(GUARDS),
         "seeds within which each of these bugs is found": SEEDS_TO_FIND,
+        "settings of the model": len(MODEL_RUNS),
+        "of these in CI": sum(run.quick for run in MODEL_RUNS),
+        "of those in CI, with a guard removed": sum(run.quick and run.expected == "fails" for run in MODEL_RUNS),
         "rounds at each point in CI": ROUNDS,
     }
     assert [row["point"] for row in rows_of(proof, "point")] == list(POINTS)
