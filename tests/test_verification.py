@@ -78,7 +78,7 @@ def _halt(connection: sa.Connection, id: UUID) -> None:
         ("whole", _take(TABLES.entry), "waits or has ended, and is no entry"),
         ("own key", _give_another_its_key, "has the key of entry "),
         ("counted", _set(TABLES.queue, attempts=2, deliveries=1), "was sent 2 times in 1 deliveries"),
-        ("same key", _set(TABLES.queue, key_epoch=1), "has key epoch 1, and nobody decided that it was to be sent anew"),
+        ("same key", _set(TABLES.queue, key_epoch=1), "has key epoch 1, and nobody decided that it was to be sent anew so often"),
         ("halted", _halt, "halts the lane lane, and is no entry"),
         ("derived", _set(TABLES.entry, scope="another"), "its id is not that of its fields, "),
         ("derived", _set(TABLES.entry, parent_id=uuid4()), "its parent's id is not that of its parent"),
@@ -99,6 +99,24 @@ def test_a_row_that_breaks_a_rule_is_named(
     assert any(found.startswith(text) for found in broken[rule])
     alone = {"own key": {"own key", "derived"}}  # the other entry's key is not its own either
     assert set(broken) == alone.get(rule, {rule})
+
+
+def test_one_decision_explains_one_new_key_and_no_second(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    decision = {"entry_id": id, "kind": "decision", "reason": "send_again: it is not there"}
+    with database.engine.begin() as connection:
+        connection.execute(TABLES.event.insert().values(decision | {"at": _created(id)}))
+        connection.execute(TABLES.queue.update().values(key_epoch=1))
+    assert verdicts(database) == {}
+
+    with database.engine.begin() as connection:
+        connection.execute(TABLES.queue.update().values(key_epoch=2))
+
+    assert set(verdicts(database)) == {"same key"}
+
+
+def _created(id: UUID) -> Any:
+    return sa.select(TABLES.entry.c.created_at).where(TABLES.entry.c.id == id).scalar_subquery()
 
 
 def test_an_end_before_the_enqueueing_is_named(postgresql: Database, ob: outbox.Outbox) -> None:
