@@ -35,6 +35,7 @@ class Configuration:
         audit: timedelta = AUDIT_WINDOW,
         observe: Observer | None = None,
         status_url: str | None = None,
+        fair: Collection[str] = (),
     ) -> None:
         if not isinstance(keyring, Keyring):
             raise ConfigurationError(f"keyring must be an outbox.Keyring, not {type(keyring).__name__}")
@@ -54,6 +55,7 @@ class Configuration:
         self.audit = audit
         self.observer = None if observe is None else GuardedObserver(observe)
         self.status_url = _checked_status_url(status_url)
+        self.fair = _checked_fair(fair)
 
     def status_url_of(self, id: UUID) -> str | None:
         """Where the request of this id can be watched, if the app said where."""
@@ -82,6 +84,7 @@ class Configuration:
             self.audit,
             self.observer,
             self.status_url,
+            self.fair,
         )
 
 
@@ -95,6 +98,14 @@ def _checked_status_url(template: str | None) -> str | None:
     if not template.isascii() or not template.isprintable() or " " in template:
         raise ConfigurationError(f"status_url {template!r} holds a character that no URL may hold: percent-encode it")
     return template
+
+
+def _checked_fair(fair: Collection[str]) -> frozenset[str]:
+    if isinstance(fair, str) or not isinstance(fair, Collection):
+        raise ConfigurationError(f"fair must be a set of destinations, e.g. {{'stripe'}}, not {fair!r}")
+    for name in fair:
+        check_field("destination", name)
+    return frozenset(fair)
 
 
 def configuration_from_environment() -> Configuration:

@@ -124,11 +124,13 @@ def _insert_together(
     """Sorted by id, so that two transactions that write the same entries queue up instead of deadlocking."""
     entries = sorted(entries, key=lambda entry: entry.id.int)
     batch = Batch(connection, _COLUMNS, [_row(entry) for entry in entries])
+    fair = _fair(entries)
     if companion is None:
-        written = execute(connection, _statement(tables, batch.shape), batch.parameters).rowcount
+        statement = _statement(tables, batch.shape, is_fair=bool(fair))
+        written = execute(connection, statement, batch.parameters | fair).rowcount
     else:
-        statement = _accompanied(tables, batch.shape, companion.sql)
-        (row,) = execute(connection, statement, batch.parameters | companion.parameters).rows
+        statement = _accompanied(tables, batch.shape, companion.sql, is_fair=bool(fair))
+        (row,) = execute(connection, statement, batch.parameters | companion.parameters | fair).rows
         written, companion.written = row
     return _present(connection, tables, entries, written)
 
@@ -139,8 +141,18 @@ def _insert_in_lanes(connection: Connection, tables: Tables, entries: Sequence[N
     placed = [entry._replace(position=position) for entry, position in zip(entries, positions, strict=True)]
     placed.sort(key=lambda entry: entry.id.int)
     batch = Batch(connection, _IN_LANE, [(*_row(entry), entry.position) for entry in placed])
-    written = execute(connection, _lane_statement(tables, batch.shape), batch.parameters).rowcount
+    fair = _fair(entries)
+    statement = _lane_statement(tables, batch.shape, is_fair=bool(fair))
+    written = execute(connection, statement, batch.parameters | fair).rowcount
     return _present(connection, tables, placed, written)
+
+
+def _fair(entries: Sequence[NewEntry]) -> dict[str, list[str]]:
+    """The parameter that tells the fair destinations, if any of these entries goes to one."""
+    fair = entries[0].configuration.fair
+    if not fair or fair.isdisjoint(entry.destination for entry in entries):
+        return {}
+    return {"fair": list(fair)}
 
 
 def _present(connection: Connection, tables: Tables, entries: Sequence[NewEntry], written: int) -> set[UUID]:
@@ -166,24 +178,29 @@ def _present_before(connection: Connection, tables: Tables, ids: set[UUID]) -> s
     return {id for id, is_ours, number in rows if not is_ours or number < last}
 
 
+_FAIR = """, CASE WHEN destination = ANY (CAST(:fair AS text[])) THEN destination END AS fair,
+                CASE WHEN destination = ANY (CAST(:fair AS text[])) THEN scope END AS scope"""
+"""Whose the entry is stands in the queue of a fair destination; only statements with entries of such a one ask."""
+
+
 @cache
-def _statement(tables: Tables, shape: Shape) -> TextClause:
+def _statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
     """Both tables at once. Nothing comes back but the count, which is all that is asked of it nearly always."""
-    written, queue = _insertions(tables, shape)
+    written, queue = _insertions(tables, shape, is_fair)
     return text(f"WITH {written} {queue}")
 
 
 @cache
-def _accompanied(tables: Tables, shape: Shape, companion: str) -> TextClause:
+def _accompanied(tables: Tables, shape: Shape, companion: str, *, is_fair: bool) -> TextClause:
     """The same and the companion; the counts of both."""
-    written, queue = _insertions(tables, shape)
+    written, queue = _insertions(tables, shape, is_fair)
     return text(
         f"WITH {written}, queued AS ({queue} RETURNING 1), companion AS ({companion} RETURNING 1)"
         " SELECT (SELECT count(*) FROM queued), (SELECT count(*) FROM companion)"
     )
 
 
-def _insertions(tables: Tables, shape: Shape) -> tuple[str, str]:
+def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     written = f"""
@@ -192,19 +209,20 @@ def _insertions(tables: Tables, shape: Shape) -> tuple[str, str]:
             SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + COALESCE(delay, '0'), now()
             FROM ({batch_query(_COLUMNS, shape)}) AS n
             ON CONFLICT (id) DO NOTHING
-            RETURNING id, destination, ordering_key, due_at
+            RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
         )
         """
+    fair = ", fair, scope" if is_fair else ""
     queue = f"""
         INSERT INTO {quote(tables.queue)}
-            (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key)
-        SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key FROM written
+            (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key{fair})
+        SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key{fair} FROM written
         """
     return written, queue
 
 
 @cache
-def _lane_statement(tables: Tables, shape: Shape) -> TextClause:
+def _lane_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
     """The same with positions. Of those that are written of one lane, the first is due; it may yet be blocked."""
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
@@ -214,14 +232,15 @@ def _lane_statement(tables: Tables, shape: Shape) -> TextClause:
             INSERT INTO {quote(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
             SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + COALESCE(delay, '0'), now() FROM n
             ON CONFLICT (id) DO NOTHING
-            RETURNING id, destination, ordering_key, due_at
+            RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
         )
         INSERT INTO {quote(tables.queue)}
-            (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key, position)
+            (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key, position
+            {", fair, scope" if is_fair else ""})
         SELECT w.id, w.destination, 'pending',
             CASE WHEN row_number() OVER (PARTITION BY w.ordering_key ORDER BY n.position) = 1
                  THEN w.due_at ELSE '{NEVER.isoformat()}' END,
-            0, 0, false, 0, w.ordering_key, n.position
+            0, 0, false, 0, w.ordering_key, n.position{", w.fair, w.scope" if is_fair else ""}
         FROM written AS w JOIN n ON n.id = w.id
         """
     )
@@ -251,6 +270,7 @@ def _insert_one(connection: Connection, tables: Tables, entry: NewEntry, *, is_b
     written = connection.execute(insert_unless_present(connection.dialect.name, tables.entry).values(stored))
     if not written.rowcount:
         return False
+    is_fair = entry.destination in entry.configuration.fair
     connection.execute(
         insert(tables.queue).values(
             id=entry.id,
@@ -263,6 +283,8 @@ def _insert_one(connection: Connection, tables: Tables, entry: NewEntry, *, is_b
             key_epoch=0,
             ordering_key=entry.ordering_key,
             position=None if entry.ordering_key is None else next_position(tables, entry.ordering_key),
+            fair=entry.destination if is_fair else None,
+            scope=entry.fields.parent.scope if is_fair else None,
         )
     )
     return True

@@ -46,6 +46,7 @@ class Outbox:
         audit: timedelta = AUDIT_WINDOW,
         observe: Observer | None = None,
         status_url: str | None = None,
+        fair: Collection[str] = (),
     ) -> None:
         self._configuration: Configuration | None = Configuration(
             keyring,
@@ -57,6 +58,7 @@ class Outbox:
             audit=audit,
             observe=observe,
             status_url=status_url,
+            fair=fair,
         )
 
     @property
@@ -354,6 +356,7 @@ class DefaultOutbox(Outbox):
         audit: timedelta = AUDIT_WINDOW,
         observe: Observer | None = None,
         status_url: str | None = None,
+        fair: Collection[str] = (),
     ) -> None:
         """Set up the module functions, once, at the app's start. The same settings again do no harm.
 
@@ -362,6 +365,7 @@ class DefaultOutbox(Outbox):
         payload_bytes_max: of one entry's JSON. audit: how long a record stays readable.
         observe: told of every claim, an `outbox.ObservedClaim`, when its transaction has ended; it must not block.
         status_url: where an accepted request can be watched, with `{id}` in it: the Location of `claim.accept`.
+        fair: destinations whose slots dispatchers share out over the scopes that wait there; see docs/pressure.md.
         Raises `ConfigurationError` for a second call that differs: half of the app would use other keys.
         """
         new = Configuration(
@@ -374,6 +378,7 @@ class DefaultOutbox(Outbox):
             audit=audit,
             observe=observe,
             status_url=status_url,
+            fair=fair,
         )
         if self._configuration is not None and self._configuration != new:
             raise ConfigurationError(

@@ -196,6 +196,8 @@ def _queue(prefix: str) -> list[Any]:
         Column("hold", Text),
         Column("outcome", Text),
         Column("waiting_since", Instant),  # it was due then, and has only been handed back since
+        Column("fair", String(255)),  # its destination, where that is fair; else NULL, as is
+        Column("scope", String(255)),  # its parent's
         CheckConstraint("state IN ('pending', 'sending', 'retry', 'uncertain')", name=f"{prefix}queue_state"),
         # a lease is whole or absent, and is what `sending` means
         CheckConstraint(
@@ -208,6 +210,16 @@ def _queue(prefix: str) -> list[Any]:
         CheckConstraint("deliveries >= 0 AND attempts >= 0 AND key_epoch >= 0", name=f"{prefix}queue_counts"),
         # serves the claim: the oldest due rows of each destination. No lease column is in any index, so leases stay HOT
         Index(f"{prefix}queue_due", "destination", "due_at"),
+        # serves the claim of a fair destination: the scopes one after another, and the oldest due rows of each. What asks for
+        # `fair` can be planned through no other index; by `destination` it might read all that the others have waiting
+        Index(
+            f"{prefix}queue_fair",
+            "fair",
+            "scope",
+            "due_at",
+            postgresql_where=text("fair IS NOT NULL"),
+            sqlite_where=text("fair IS NOT NULL"),
+        ),
         # serves the head of an ordering key's lane
         Index(
             f"{prefix}queue_lane",

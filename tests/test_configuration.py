@@ -24,6 +24,7 @@ SETTINGS = {
     "payload_bytes_max": 1000,
     "audit": timedelta(days=7),
     "observe": print,
+    "fair": {"stripe"},
 }
 CHANGES = {
     "keyring": outbox.Keyring({"k1": OTHER}),
@@ -34,6 +35,7 @@ CHANGES = {
     "payload_bytes_max": 1001,
     "audit": timedelta(days=8),
     "observe": repr,
+    "fair": {"mail"},
 }
 
 
@@ -49,7 +51,9 @@ def test_the_same_settings_may_be_given_twice(default):
     default.configure(**SETTINGS)
     before = default.configuration
 
-    default.configure(**SETTINGS | {"keyring": outbox.Keyring({"k1": SECRET}), "options": ("region",)})
+    default.configure(
+        **SETTINGS | {"keyring": outbox.Keyring({"k1": SECRET}), "options": ("region",), "fair": ["stripe"]}
+    )
 
     assert default.configuration is before
 
@@ -108,6 +112,13 @@ def test_other_settings_are_refused_and_the_first_stay(default, name):
             "payload_bytes_max 0: must be a number of bytes, 1 or more",
         ),
         ({"env": ""}, outbox.InvalidValue, "env '': has 0 bytes of UTF-8; 1 to 64 are allowed"),
+        (
+            {"fair": "stripe"},
+            outbox.ConfigurationError,
+            "fair must be a set of destinations, e.g. {'stripe'}, not 'stripe'",
+        ),
+        ({"fair": True}, outbox.ConfigurationError, "fair must be a set of destinations, e.g. {'stripe'}, not True"),
+        ({"fair": {""}}, outbox.InvalidValue, "destination '': has 0 bytes of UTF-8; 1 to 255 are allowed"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_and_configure_nothing(default, changed, error, text):

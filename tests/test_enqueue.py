@@ -158,6 +158,8 @@ def test_the_queue_row_is_pending_and_untouched(database, ob):
         "hold": None,
         "outcome": None,
         "waiting_since": None,
+        "fair": None,
+        "scope": None,
     }
 
 
