@@ -22,6 +22,7 @@ from dispatchers import sql_marks, sql_portable, sql_postgresql
 from dispatchers.callbacks import Calls, OnCompleted, is_async, require_intact
 from dispatchers.calling import Call, Calling, call_at_once, call_completed, call_settled, named_failures
 from dispatchers.destinations import destination_names
+from dispatchers.fairness import Rounds
 from dispatchers.lanes import leave, sort_out
 from dispatchers.lifecycle import Claimed, ClaimRequest, End, Ending
 from dispatchers.marks import Mark, Watched
@@ -158,6 +159,7 @@ class Claims:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="outbox-store")
         self._upkeep_thread = ThreadPoolExecutor(1, thread_name_prefix="outbox-upkeep")
         self._sql: Any = sql_postgresql if self._engine.dialect.name == "postgresql" else sql_portable
+        self._rounds = Rounds(configuration.fair)
         self._made_rows: set[str] = set()
         self._tells = True
         # Asked once, at the first use: setting the level each time would fail where a listener left a transaction open.
@@ -176,7 +178,8 @@ class Claims:
             passed_over: list[Ending] = []
 
             def claim(wanted: ClaimRequest) -> list[Claimed]:
-                may_go, must_wait = sort_out(connection, self.tables, self._sql.claim(connection, self.tables, wanted))
+                found = self._sql.claim(connection, self.tables, wanted, self._rounds)
+                may_go, must_wait = sort_out(connection, self.tables, found)
                 if must_wait:
                     self._sql.settle(connection, self.tables, must_wait)
                 passed_over.extend(must_wait)

@@ -255,6 +255,10 @@ def looks_of(outcome: str | None) -> Looks | None:
     return Looks(looks["why"], looks["made"], quiet_at, looks["deliveries"], record.get("stored", False))
 
 
+HINT_SLACK = timedelta(milliseconds=250)
+"""Transactions that take so long to commit are seen behind a hint, without waiting for a sweep."""
+
+
 class Want(NamedTuple):
     """How many entries of one destination at most. hint: what was due before it was seen already.
 

@@ -11,44 +11,68 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Table, delete, exists, func, insert, or_, select, update
 
-from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Settle, Transition
+from dispatchers.fairness import NOBODY, Rounds
+from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Settle, Transition, Want
 from dispatchers.moves import Moved, moved
+from dispatchers.sql_fair import claimable_at, read_backlog
 from dispatchers.sql_pressure import is_pressed
 from outbox.databases import clock
 from outbox.instants import NEVER
 from outbox.schema import Tables
 
 
-def claim(connection: Connection, tables: Tables, request: ClaimRequest) -> list[Claimed]:
-    """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt."""
-    queue, entry, record, meta = tables.queue, tables.entry, tables.record, tables.meta
-    number = select(meta.c.number).scalar_subquery()
+def claim(connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds = NOBODY) -> list[Claimed]:
+    """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
+
+    Those that `rounds` tells are shared out over their scopes; what these leave over goes to the oldest.
+    """
+    number = select(tables.meta.c.number).scalar_subquery()
     now, is_held, marked = connection.execute(select(clock(), _holding(tables), number)).one()
     if is_held or (marked or 0) < request.seen:
         return []
-    accepted = (record.c.id == entry.c.record_id) & (record.c.state == "accepted")
     claimed: list[Claimed] = []
     pressed = _pressed(connection, tables, request, now)
-    for name, slots, hint, admitted in request.wants:
-        if name in pressed and not admitted:
+    for want in request.wants:
+        if want.destination in pressed and not want.admitted:
             continue
-        due = (
-            select(queue, entry, record.c.completion)
-            .join(entry, entry.c.id == queue.c.id)
-            .outerjoin(record, accepted)
-            .where(
-                queue.c.destination == name,
-                queue.c.due_at >= hint,
-                queue.c.due_at <= min(now, request.cutoff),
-                or_(queue.c.lease_until.is_(None), queue.c.lease_until < now),
-            )
-            .order_by(queue.c.due_at)
-            .limit(min(slots, request.entries_max - len(claimed)))
-            .with_for_update(of=queue, skip_locked=True)
-        )
-        rows = connection.execute(due).all()
-        claimed += [_lease(connection, tables, row._mapping, request, now) for row in rows]
+        want = want._replace(slots=min(want.slots, request.entries_max - len(claimed)))
+        if want.destination in rounds:
+            want = want._replace(hint=rounds.hint(want))
+            shared = _share_out(connection, tables, want, request, now, rounds)
+            claimed += shared
+            want = want._replace(slots=want.slots - len(shared))
+        if want.slots:
+            claimed += _take(connection, tables, want, request, now)
     return claimed
+
+
+def _share_out(
+    connection: Connection, tables: Tables, want: Want, request: ClaimRequest, now: Any, rounds: Rounds
+) -> list[Claimed]:
+    backlog = read_backlog(connection, tables, want, request.cutoff, now, rounds.after(want.destination))
+    claimed: list[Claimed] = []
+    for scope, slots in rounds.share_out(want, backlog).items():
+        claimed += _take(connection, tables, want._replace(slots=slots), request, now, scope)
+    return claimed
+
+
+def _take(
+    connection: Connection, tables: Tables, want: Want, request: ClaimRequest, now: Any, scope: str | None = None
+) -> list[Claimed]:
+    """The oldest due entries of a destination, or of one scope there."""
+    queue, entry, record = tables.queue, tables.entry, tables.record
+    accepted = (record.c.id == entry.c.record_id) & (record.c.state == "accepted")
+    due = (
+        select(queue, entry, record.c.completion)
+        .join(entry, entry.c.id == queue.c.id)
+        .outerjoin(record, accepted)
+        .where(*claimable_at(queue, want, request.cutoff, now, scope))
+        .order_by(queue.c.due_at)
+        .limit(want.slots)
+        .with_for_update(of=queue, skip_locked=True)
+    )
+    rows = connection.execute(due).all()
+    return [_lease(connection, tables, row._mapping, request, now) for row in rows]
 
 
 def _holding(tables: Tables) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -9,8 +10,10 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.dialects import postgresql
 
+from dispatchers.fairness import NOBODY, Rounds
 from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Settle, Want
 from dispatchers.moves import Moving, moved
+from dispatchers.sql_fair import CLAIMABLE_OF, read_fronts, read_scopes
 from dispatchers.sql_guards import BRIEF, DURABLE
 from outbox.batches import Batch, Shape, batch_query
 from outbox.functions import holding
@@ -18,34 +21,66 @@ from outbox.instants import NEVER
 from outbox.schema import Tables
 
 
-def claim(connection: Connection, tables: Tables, request: ClaimRequest) -> list[Claimed]:
+def claim(connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds = NOBODY) -> list[Claimed]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
-    Destinations are grouped by how many are wanted, in powers of two: a LIMIT cannot differ between rows.
+    Destinations are grouped by how many are wanted, in powers of two: of a LIMIT that differs between rows the planner knows
+    nothing. Those that `rounds` tells are shared out over their scopes.
     """
     groups: dict[int, list[Want]] = {}
     for want in request.wants:
-        groups.setdefault(1 << (want.slots.bit_length() - 1), []).append(want)
+        slots = 0 if want.destination in rounds else 1 << (want.slots.bit_length() - 1)
+        groups.setdefault(slots, []).append(want)
     claimed: list[Claimed] = []
     for slots, wanted in groups.items():
-        rows = connection.execute(
-            _claim_statement(tables, request.completions),
-            {
-                "names": [want.destination for want in wanted],
-                "hints": [want.hint for want in wanted],
-                "admitted": [want.admitted for want in wanted],
-                "slots": slots,
-                "most": request.entries_max - len(claimed),
-                "cutoff": request.cutoff,
-                "token": request.token,
-                "lease": request.lease,
-                "prefixes": list(request.forms),
-                "forms": list(request.forms.values()),
-                "seen": request.seen,
-            },
-        )
-        claimed += [Claimed._make((*row, request.token)) for row in rows.all()]
+        left = replace(request, wants=wanted, entries_max=request.entries_max - len(claimed))
+        if slots:
+            claimed += _lease(connection, tables, left, _OLDEST, slots=slots)
+        else:
+            claimed += _share_out(connection, tables, left, rounds)
     return claimed
+
+
+def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds) -> list[Claimed]:
+    """The same for fair destinations: their scopes' shares, then with what these leave over the oldest, whoever's they are."""
+    wants: list[Want] = []
+    for want in request.wants:
+        slots = min(want.slots, request.entries_max - sum(want.slots for want in wants))
+        if slots > 0:
+            wants.append(want._replace(slots=slots, hint=rounds.hint(want)))
+    claimed: list[Claimed] = []
+    left: list[Want] = []
+    for want, backlog in read_fronts(connection, tables, wants, request.cutoff):
+        if backlog.entries > want.slots:
+            scopes = read_scopes(connection, tables, want, request.cutoff, rounds.after(want.destination))
+            backlog = backlog._replace(behind=scopes[0], before=scopes[1])
+        of = rounds.share_out(want, backlog)
+        given = {"scopes": list(of), "shares": list(of.values()), "slots": want.slots}
+        shared = _lease(connection, tables, replace(request, wants=[want]), _SHARES, **given) if of else []
+        claimed += shared
+        left.append(want._replace(slots=want.slots - len(shared)))
+    return claimed + claim(connection, tables, replace(request, wants=[want for want in left if want.slots]))
+
+
+def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: str, **given: Any) -> list[Claimed]:
+    wanted = request.wants
+    rows = connection.execute(
+        _claim_statement(tables, request.completions, due),
+        {
+            "names": [want.destination for want in wanted],
+            "hints": [want.hint for want in wanted],
+            "admitted": [want.admitted for want in wanted],
+            "most": request.entries_max,
+            "cutoff": request.cutoff,
+            "token": request.token,
+            "lease": request.lease,
+            "prefixes": list(request.forms),
+            "forms": list(request.forms.values()),
+            "seen": request.seen,
+        }
+        | given,
+    )
+    return [Claimed._make((*row, request.token)) for row in rows.all()]
 
 
 def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]) -> set[UUID]:
@@ -130,8 +165,30 @@ _COMPLETION = """e.record_id, CASE WHEN e.record_id IS NOT NULL
             THEN (SELECT r.completion FROM {record} AS r WHERE r.id = e.record_id AND r.state = 'accepted') END"""
 
 
+_OLDEST = """unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:admitted AS boolean[]))
+                    AS d(name, hint, admitted)
+            CROSS JOIN LATERAL (
+                SELECT c.id FROM {queue} AS c
+                WHERE c.destination = d.name AND c.due_at >= d.hint
+                    AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
+                    AND (c.lease_until IS NULL OR c.lease_until < now())
+                ORDER BY c.due_at LIMIT :slots FOR UPDATE SKIP LOCKED
+            ) AS due"""
+
+_SHARES = f"""unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:admitted AS boolean[]))
+                    AS d(name, hint, admitted),
+                unnest(CAST(:scopes AS text[]), CAST(:shares AS integer[])) AS s(scope, share)
+            CROSS JOIN LATERAL (
+                SELECT few.id FROM (
+                    SELECT c.id FROM {{queue}} AS c
+                    WHERE {CLAIMABLE_OF.format(name="d.name", hint="d.hint", scope="s.scope")}
+                    LIMIT :slots FOR UPDATE SKIP LOCKED
+                ) AS few LIMIT s.share
+            ) AS due"""
+
+
 @cache
-def _claim_statement(tables: Tables, completions: bool) -> TextClause:
+def _claim_statement(tables: Tables, completions: bool, due: str) -> TextClause:
     return text(
         """
         UPDATE {queue} AS q SET
@@ -158,15 +215,7 @@ def _claim_statement(tables: Tables, completions: bool) -> TextClause:
                 SELECT {durable}, {brief}
                 WHERE NOT {holding} AND COALESCE((SELECT m.number FROM {meta} AS m), 0) >= CAST(:seen AS bigint)
             ) AS guarded,
-                unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:admitted AS boolean[]))
-                    AS d(name, hint, admitted)
-            CROSS JOIN LATERAL (
-                SELECT c.id FROM {queue} AS c
-                WHERE c.destination = d.name AND c.due_at >= d.hint
-                    AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
-                    AND (c.lease_until IS NULL OR c.lease_until < now())
-                ORDER BY c.due_at LIMIT :slots FOR UPDATE SKIP LOCKED
-            ) AS due
+                {due}
             WHERE d.admitted OR NOT COALESCE((
                 SELECT p.paused OR p.breaker <> 'closed' OR p.cool_until > now() FROM {destination} AS p WHERE p.name = d.name
             ), false)
@@ -176,7 +225,11 @@ def _claim_statement(tables: Tables, completions: bool) -> TextClause:
             e.due_at, e.created_at,
             q.first_leased_at, q.due_at AS queued_at, q.deliveries, q.attempts, q.maybe_sent, q.in_doubt_since, q.key_epoch,
             q.sent_as, q.leased_at, q.outcome, {completion}, q.ordering_key, q.position
-        """.format(completion=_COMPLETION.format(**_quoted(tables)) if completions else "NULL, NULL", **_quoted(tables))
+        """.format(
+            completion=_COMPLETION.format(**_quoted(tables)) if completions else "NULL, NULL",
+            due=due.format(**_quoted(tables)),
+            **_quoted(tables),
+        )
     )
 
 

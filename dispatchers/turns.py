@@ -2,18 +2,15 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from dispatchers.lifecycle import Claimed, Want
+from dispatchers.lifecycle import HINT_SLACK, Claimed, Want
 from outbox.instants import EPOCH
 
 BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
 DESTINATIONS_MAX = 50  # in one claim; more take turns
-HINT_SLACK = timedelta(
-    milliseconds=250
-)  # transactions that take so long to commit are seen without waiting for a sweep
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 

@@ -6,8 +6,8 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers.lifecycle import Claimed
-from dispatchers.turns import HINT_SLACK, Turns
+from dispatchers.lifecycle import HINT_SLACK, Claimed
+from dispatchers.turns import Turns
 from outbox.instants import EPOCH
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
