@@ -1,0 +1,87 @@
+"""What sharing out costs a fair destination: `python3 -m benchmarks.fairness`, about a minute.
+
+The same entries are drained as an ordinary destination's and as a fair one's, in turn (A B A B), of few scopes and of many, to an
+adapter that does nothing. The median of the rounds' ratios is printed; at most 2.5 times the time is the goal. A send to a real
+service costs many times what either takes.
+"""
+
+import argparse
+import asyncio
+import os
+import platform
+import statistics
+import sys
+import time
+
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+import outbox
+from benchmarks.quick import database, numbers
+from dispatchers import Delivered, Delivery, Dispatcher, Operations
+from outbox import migrations
+
+ROUNDS = 9
+ENTRIES = 5_000
+SCOPES = (1, 100, 5_000)
+GOAL = 2.5
+TABLES = [f"outbox_{name}" for name in ("queue", "entry", "settlement", "event", "destination")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.fairness", description=__doc__)
+    parser.add_argument("--database", help="SQLAlchemy URL of a PostgreSQL database to use instead of a temporary one")
+    arguments = parser.parse_args()
+    with database(arguments.database) as (url, origin):
+        print(f"{origin}; Python {platform.python_version()}, {os.cpu_count()} cores; {ROUNDS} rounds, in turn")
+        migrations.upgrade(url)
+        engine = create_engine(url)
+        print(
+            f"draining {ENTRIES} entries, seconds\n{'scopes':>8}{'ordinary':>10}{'fair':>10}{'ratio':>10}{'at most':>10}"
+        )
+        met = [compare(engine, scopes) for scopes in SCOPES]
+        engine.dispose()
+    sys.exit(0 if all(met) else 1)
+
+
+def compare(engine: Engine, scopes: int) -> bool:
+    keyring = outbox.Keyring({"k1": bytes(range(32))})
+    benches = [outbox.Outbox(keyring, env="bench", fair=fair) for fair in ((), {"noop"})]
+    pairs = [[asyncio.run(seconds(engine, bench, scopes)) for bench in benches] for _ in range(ROUNDS)]
+    ordinary, fair = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
+    ratio = statistics.median(fair / ordinary for ordinary, fair in pairs)
+    print(f"{scopes:>8}{ordinary:>10.2f}{fair:>10.2f}{ratio:>10.2f}{GOAL:>10.1f}")
+    return ratio <= GOAL
+
+
+async def seconds(engine: Engine, bench: outbox.Outbox, scopes: int) -> float:
+    """How long a new dispatcher takes to drain them."""
+    operations = Operations()
+
+    @operations.operation("noop")
+    async def deliver(delivery: Delivery) -> Delivered:
+        return Delivered()
+
+    with engine.begin() as connection:
+        connection.execute(text(f"TRUNCATE {', '.join(TABLES)}"))
+    with Session(engine) as session, session.begin():
+        for number in range(ENTRIES):
+            parent = outbox.ParentKey(f"n:{next(numbers)}", scope=f"tenant {number % scopes}")
+            bench.enqueue(session, "noop.charge", {"amount": 2000, "currency": "eur"}, parent=parent)
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text(f"VACUUM ANALYZE {', '.join(TABLES)}"))
+        connection.execute(text("CHECKPOINT"))
+    async_engine = create_async_engine(engine.url)
+    dispatcher = Dispatcher(async_engine, outbox=bench, include=[operations])
+    started = time.perf_counter()
+    settled = await dispatcher.run_once()
+    taken = time.perf_counter() - started
+    await async_engine.dispose()
+    if settled != ENTRIES:
+        raise SystemExit(f"the dispatcher settled {settled} of {ENTRIES}")
+    return taken
+
+
+if __name__ == "__main__":
+    main()
