@@ -210,9 +210,11 @@ def _wait(
     delay = min(max(backoff(entry.deliveries, jitter), after or timedelta(0)), age_left)
     last = last_safe_send(in_doubt_since, memory) if maybe_sent else None
     if last is not None:
-        if now >= last:
+        before_the_last = last - memory.margin - now
+        if before_the_last > timedelta(0):
+            delay = min(delay, before_the_last)
+        elif now + delay >= last:
             return _park(doubtful, attempts, f"{reason}; the service may forget its key before another attempt")
-        delay = min(delay, max(last - memory.margin - now, timedelta(0)))
     return Wait(delay, reason, attempts, maybe_sent, in_doubt_since)
 
 

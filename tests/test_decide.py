@@ -1,5 +1,6 @@
 """decide and admit: what becomes of an entry, arrow by arrow. The picture and the words: docs/states.md."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -226,8 +227,8 @@ def test_deferred_never_clears_an_earlier_doubt() -> None:
 def test_in_doubt_there_is_no_retry_from_the_last_safe_moment_on(outcome: Outcome) -> None:
     first = NOW - (WINDOW - TIMEOUT - MARGIN)
 
-    assert state_of(after(in_doubt(first + INSTANT), outcome)) == "retry"
-    assert state_of(after(in_doubt(first), outcome)) == "uncertain"
+    assert state_of(after(in_doubt(first + INSTANT), outcome, jitter=0)) == "retry"
+    assert state_of(after(in_doubt(first), outcome, jitter=0)) == "uncertain"
 
 
 def test_a_doubt_that_began_past_the_window_while_its_process_slept_is_uncertain() -> None:
@@ -424,6 +425,17 @@ def test_a_huge_retry_after_is_clamped_to_the_window_where_doubt_begins(outcome:
     assert NOW + change.delay == last - MARGIN  # a margin earlier, so that the claim still is in time
 
 
+@pytest.mark.parametrize("outcome", [Deferred("busy"), InProgress(), Unknown("reset")])
+def test_after_the_last_attempt_before_the_window_ends_no_wait_is_cut_short_any_more(outcome: Outcome) -> None:
+    """Else attempt would follow attempt without a pause, until the window's very end."""
+    at_the_last = in_doubt(NOW - (WINDOW - TIMEOUT - MARGIN) + MARGIN)
+    asking = replace(outcome, after=MARGIN)
+
+    assert isinstance(after(at_the_last, outcome, jitter=0.5), Wait)
+    assert after(at_the_last, outcome, jitter=0.5).delay == backoff(at_the_last.deliveries, 0.5)
+    assert state_of(after(at_the_last, asking)) == "uncertain"
+
+
 def test_deferred_in_doubt_is_clamped_to_the_window_of_that_doubt() -> None:
     first = NOW - 20 * HOUR
 
@@ -440,13 +452,13 @@ def test_deferred_without_doubt_knows_no_window() -> None:
     assert change.delay == 2 * WINDOW
 
 
-def test_what_has_less_than_a_margin_left_is_sent_at_once() -> None:
+def test_what_has_less_than_a_margin_left_and_is_to_wait_longer_is_not_sent_any_more() -> None:
     first = NOW - (WINDOW - TIMEOUT - MARGIN) + INSTANT
 
     change = after(in_doubt(first), Unknown("reset", HOUR))
 
-    assert isinstance(change, Wait)
-    assert change.delay == timedelta(0)
+    assert isinstance(change, Park)
+    assert change.reason == "reset; the service may forget its key before another attempt"
 
 
 @pytest.mark.parametrize(
