@@ -6,14 +6,14 @@ Nothing is locked here: what is then claimed of each scope may be less, where ot
 
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cache
+from functools import lru_cache
 
 from sqlalchemy import ColumnElement, Connection, Table, TextClause, func, literal, or_, select, text
 from sqlalchemy.dialects import postgresql
 
 from dispatchers.fairness import SCOPES_MAX, Backlog, Waiting, counted_max
 from dispatchers.lifecycle import Want
-from outbox.schema import Tables
+from outbox.schema import STATEMENTS_MAX, Tables
 
 CLAIMABLE_OF = """c.fair = {name} AND c.scope = {scope}
     AND c.due_at >= {hint} AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
@@ -55,7 +55,7 @@ def read_scopes(
 _PLANNED_ANEW = "set_config('plan_cache_mode', 'force_custom_plan', true)"
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _front_statement(tables: Tables) -> TextClause:
     return text(
         f"""
@@ -76,7 +76,7 @@ def _front_statement(tables: Tables) -> TextClause:
     )
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _walk_statement(tables: Tables) -> TextClause:
     """A loose index scan around the ring of scopes: lap 0 from the last one that was dealt to, lap 1 from the ring's beginning.
 

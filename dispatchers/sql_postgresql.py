@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from dispatchers.sql_guards import BRIEF, DURABLE
 from outbox.batches import Batch, Shape, batch_query
 from outbox.functions import holding
 from outbox.instants import NEVER
-from outbox.schema import Tables
+from outbox.schema import STATEMENTS_MAX, Tables
 
 
 def claim(connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds = NOBODY) -> list[Claimed]:
@@ -187,7 +187,7 @@ _SHARES = f"""unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST
             ) AS due"""
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _claim_statement(tables: Tables, completions: bool, due: str) -> TextClause:
     return text(
         """
@@ -233,7 +233,7 @@ def _claim_statement(tables: Tables, completions: bool, due: str) -> TextClause:
     )
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _end_statement(tables: Tables, shape: Shape) -> TextClause:
     return text(
         """
@@ -259,7 +259,7 @@ def _end_statement(tables: Tables, shape: Shape) -> TextClause:
     )
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _move_statement(tables: Tables, shape: Shape) -> TextClause:
     return text(
         """

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 from weakref import WeakSet
@@ -35,6 +35,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.errors import ConfigurationError, NoTransaction
 from outbox.instants import Instant
+from outbox.schema import STATEMENTS_MAX
 
 SUPPORTED = ("postgresql", "sqlite")
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
@@ -91,7 +92,7 @@ def clock_plus(delay: timedelta | BindParameter[float]) -> ColumnElement[Any]:
 # --- where a response's body is
 
 
-@cache  # every claim asks for it, and making it costs some 0.1 ms; one a set of tables
+@lru_cache(STATEMENTS_MAX)  # every claim asks for it, and making it costs some 0.1 ms; one a set of tables
 def stored_body(record: Table) -> ColumnElement[bytes]:
     """The body of a record: its own, or on PostgreSQL the one in its day's partition; NULL if that is gone.
 
@@ -166,7 +167,7 @@ def _is_watched(connection: Connection) -> bool:
     return connection._has_events or connection.engine._has_events or bool(connection._echo)
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _sql(statement: Executable, dialect: Dialect) -> str:
     compiled: ClauseElement = statement  # type: ignore[assignment]  # every statement is both
     return str(compiled.compile(dialect=dialect))

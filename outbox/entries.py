@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from outbox.databases import clock, execute, insert_unless_present
 from outbox.instants import NEVER
 from outbox.keys import KeyFields, Tag
 from outbox.lanes import next_position, take_positions
-from outbox.schema import SCHEMA_VERSION, Tables
+from outbox.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 
 
 class NewEntry(NamedTuple):
@@ -183,14 +183,14 @@ _FAIR = """, CASE WHEN destination = ANY (CAST(:fair AS text[])) THEN destinatio
 """Whose the entry is stands in the queue of a fair destination; only statements with entries of such a one ask."""
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
     """Both tables at once. Nothing comes back but the count, which is all that is asked of it nearly always."""
     written, queue = _insertions(tables, shape, is_fair)
     return text(f"WITH {written} {queue}")
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _accompanied(tables: Tables, shape: Shape, companion: str, *, is_fair: bool) -> TextClause:
     """The same and the companion; the counts of both."""
     written, queue = _insertions(tables, shape, is_fair)
@@ -221,7 +221,7 @@ def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
     return written, queue
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _lane_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
     """The same with positions. Of those that are written of one lane, the first is due; it may yet be blocked."""
     quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy

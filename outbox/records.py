@@ -5,7 +5,7 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
@@ -53,7 +53,7 @@ from outbox.functions import function_name
 from outbox.keys import ParentKey
 from outbox.observing import ClaimWatch
 from outbox.responses import Response
-from outbox.schema import Tables
+from outbox.schema import STATEMENTS_MAX, Tables
 from outbox.table_names import quoted
 
 RETRY_AFTER = timedelta(seconds=1)
@@ -195,7 +195,7 @@ _GIVEN = (
 )
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _insertion_sql(tables: Tables) -> str:
     """The same for an answered request as PostgreSQL's text, which may stand inside another statement."""
     record = tables.record
@@ -209,7 +209,7 @@ def _insertion_sql(tables: Tables) -> str:
     )
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
     record = tables.record
     statement: Executable = insert_unless_present(dialect, record).values(
@@ -299,7 +299,7 @@ def _look_and_lock(connection: Connection, key: RecordKey) -> _Found:
     return _Found._make(execute(connection, statement, {"wanted": key.id, "lock": lock_number(key.id)}).rows[0])
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _claiming(schema: str | None, prefix: str) -> Executable:
     function = function_name("claim_key", schema, prefix)
     statement = text(f"SELECT * FROM {function}(:wanted, :lock)")
@@ -309,7 +309,7 @@ def _claiming(schema: str | None, prefix: str) -> Executable:
     return typed
 
 
-@cache
+@lru_cache(STATEMENTS_MAX)
 def _looking(tables: Tables) -> Executable:
     record, tombstone = tables.record, tables.tombstone
     wanted = select(bindparam("wanted", type_=record.c.id.type).label("id")).subquery()

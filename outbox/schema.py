@@ -47,6 +47,9 @@ header means, how a key is derived. A new table, index or column that older rele
 what the migrations' revisions count.
 """
 
+STATEMENTS_MAX = 256
+"""How many statements of one kind are kept built. A process has one set of tables, or a few, and each has a few shapes."""
+
 OPEN = "('accepted', 'leased')"
 """The states of a record that has no final answer yet, as SQL."""
 
