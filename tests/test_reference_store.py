@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from dispatching import age, want
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from simulation import reference_people
+from simulation import reference_history, reference_people
 from simulation.reference import ReferenceStore
 from simulation.reference_rows import Entry, Halt, Refused
 from support import TABLES, Database
@@ -30,7 +31,9 @@ from dispatchers import (
     Rejected,
     Unknown,
     decisions,
+    restoring,
     sql_looks,
+    sql_marks,
 )
 from dispatchers.claims import Claims
 from dispatchers.decide import conclude, decide, keep, without_halt
@@ -131,7 +134,15 @@ class Agreement(RuleBasedStateMachine):
         self.database = database
         self.ob = ob
         self.store = Claims(database.engine, ob.configuration)
-        for table in (TABLES.entry, TABLES.queue, TABLES.settlement, TABLES.event, TABLES.halted, TABLES.destination):
+        for table in (
+            TABLES.entry,
+            TABLES.queue,
+            TABLES.settlement,
+            TABLES.event,
+            TABLES.halted,
+            TABLES.destination,
+            TABLES.meta,
+        ):
             database.execute(table.delete())
         self.now = START
         self.reference = ReferenceStore(self._tick)
@@ -222,7 +233,9 @@ class Agreement(RuleBasedStateMachine):
     @precondition(lambda self: self.ids)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        id = data.draw(st.sampled_from(self.ids))
+        self.cancel_one(data.draw(st.sampled_from(self.ids)))
+
+    def cancel_one(self, id: UUID) -> None:
         with self.database.begin() as session:
             cancelled = self.ob.cancel(session, id)
         assert cancelled == self.reference.cancel(id)
@@ -281,6 +294,26 @@ class Agreement(RuleBasedStateMachine):
             resumed = False
         assert resumed == _is_allowed(lambda: reference_people.resume(self.reference, destination))
 
+    @precondition(lambda self: self.claims)
+    @rule(hours=st.sampled_from([1, 3]), data=st.data(), kind=st.sampled_from(KINDS))
+    def hold_and_resume(self, hours: int, data: st.DataObject, kind: str) -> None:
+        """As after a restore; meanwhile somebody claims, settles and cancels all the same."""
+        self.hold()
+        self.claim("native")
+        self.settle_one(kind, data.draw(st.sampled_from(self.claims[-8:])))
+        self.cancel_one(data.draw(st.sampled_from(self.ids)))
+        self.resume_after_restore(hours)
+
+    def hold(self) -> None:
+        with self.database.engine.begin() as connection:
+            sql_marks.hold(connection, TABLES, sql_marks.read_mark(connection, TABLES)[0], "set back")
+        self.reference.meta = replace(self.reference.meta, held="set back")
+
+    def resume_after_restore(self, hours: int) -> None:
+        word = restoring.Word(env=self.ob.configuration.env, actor="ada", reason="looked", since=hours * HOUR)
+        restoring.resume(self.database.engine, TABLES, word)
+        reference_history.resume(self.reference, word.env, word.reason, self.now - hours * HOUR)
+
     @invariant()
     def they_agree(self) -> None:
         queue = {row.id: row for row in self.database.queue}
@@ -303,8 +336,7 @@ class Agreement(RuleBasedStateMachine):
         for id, settlement in self.reference.settlements.items():
             for name in ("state", "reason", "deliveries", "attempts", "key_epoch"):
                 assert getattr(settlements[id], name) == getattr(settlement, name), name
-        history = [(row.entry_id, row.kind, row.reason) for row in self.database.rows(TABLES.event)]
-        assert history == [(event.entry_id, event.kind, event.reason) for event in self.reference.events]
+        assert _histories(self.database.rows(TABLES.event)) == _histories(self.reference.events)
 
     def _same(self, of_sql: dict[str, Any], of_reference: dict[str, Any]) -> None:
         """Equal, instants as far as they lie back."""
@@ -346,6 +378,14 @@ def _by_id(claimed: list[Claimed]) -> list[Claimed]:
 def _told(claimed: Claimed) -> dict[str, Any]:
     as_enqueued = ("tag", "payload", "options", "headers", "position")
     return {name: value for name, value in claimed._asdict().items() if name not in as_enqueued}
+
+
+def _histories(events: Sequence[Any]) -> list[tuple[UUID, str, str | None]]:
+    """Entry by entry, without the times that are told."""
+    told = [
+        (event.entry_id, event.kind, event.reason and re.sub(" after .* UTC", "", event.reason)) for event in events
+    ]
+    return sorted(told, key=lambda event: event[0])
 
 
 def _in_order(queue: Mapping[UUID, Any]) -> list[tuple[str, UUID]]:
@@ -445,3 +485,29 @@ def test_a_database_treats_lanes_as_the_reference_store_does(
         agreement.they_agree()
     for _ in range(3):
         go_on({})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_database_goes_on_after_a_restore_as_the_reference_store_does(
+    database: Database, ob: outbox.Outbox, kind: str
+) -> None:
+    agreement = Agreement(database, ob)
+    for operation in OPERATIONS:
+        agreement.enqueue(operation, [None, "a"])
+    agreement.claim("native")
+    early, late, *others = agreement.claims
+    agreement.settle_one(kind, early)
+    agreement.they_agree()
+    agreement.hold()
+    agreement.claim("native")
+    agreement.settle_one(kind, late)
+    agreement.they_agree()
+
+    agreement.resume_after_restore(1)
+
+    agreement.they_agree()
+    for claims in (late, *others):
+        agreement.settle_one(kind, claims)
+        agreement.they_agree()
+    agreement.senders_vanish("hex")
+    agreement.they_agree()

@@ -106,6 +106,12 @@ def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
         "looked for: Found\n",
         "looked for: Absent\n",
         "looked for: CannotTell\n",
+        "halts its lane\n",
+        "is released\n",
+        "is paused\n",
+        "is resumed\n",
+        "the database is set back\n",
+        "a person resumes\n",
     ):
         assert trouble in steps
 

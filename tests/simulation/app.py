@@ -18,11 +18,13 @@ from simulation.reference_rows import Entry
 from simulation.world import World
 
 EPOCHS = 8
+CALLED_BACK = ("pay", "sms")  # the destinations with callbacks
 WINDOW = timedelta(seconds=20)
 KEYRING = outbox.Keyring({"k1": bytes(range(32))}, current="k1")
 OUTBOX = outbox.Outbox(KEYRING, env=ENV)
 OPERATIONS = [*["pay.charge"] * 4, "crm.upsert", "mail.send", "mail.send", "sms.send", "fax.send"]
-LANES = ["lane a", "lane a", "lane a", "lane b"]
+OPERATIONS_IN_LANES = [*["pay.charge"] * 6, *["mail.send"] * 8, *["sms.send"] * 6, *["crm.upsert"] * 3, "fax.send"]
+LANES = [*["lane a"] * 5, "lane b"]
 
 
 class App:
@@ -38,7 +40,7 @@ class App:
         self.callbacks_fail = self.chance.choice([0.0, 0.2, 0.5])
         self.lanes = lanes
         self.receipts_have_lanes = self.chance.random() < 0.3
-        self.to_come = self.chance.choice([3, 4, 5, 6] if self.lanes else [1, 2, 2, 3, 4])
+        self.to_come = self.chance.choice([4, 5, 6, 7] if self.lanes else [1, 2, 2, 3, 4])
         self._promises = promises
         self._database = database
         self._people = people
@@ -53,8 +55,9 @@ class App:
 
     def _enqueue(self, numbers: list[int]) -> None:
         self.to_come -= len(numbers)
-        entries = [self._entry(self.chance.choice(OPERATIONS), f"order:{number}") for number in numbers]
-        self._database.store.enqueue(*entries)
+        operations = OPERATIONS_IN_LANES if self.lanes else OPERATIONS
+        entries = [self._entry(self.chance.choice(operations), f"order:{number}") for number in numbers]
+        self._database.enqueue(*entries)
         for entry in entries:
             if self.chance.random() < 0.04:
                 self.poison.add(entry.id)
@@ -82,7 +85,7 @@ class App:
     def keys(self, id: UUID) -> list[str]:
         """The keys that the entry may be sent under, by epoch."""
         if id not in self._keys:
-            fields = fields_of(self._database.store.entries[id])
+            fields = fields_of(self._promises.entries[id])
             self._keys[id] = [NATIVE.encode(Tag(derive_tag(KEYRING, "k1", fields, epoch))) for epoch in range(EPOCHS)]
         return self._keys[id]
 
@@ -96,10 +99,16 @@ class App:
         else:
             self._people.cancel(id)
 
+    def hear_of_restore(self) -> None:
+        """Somebody changes their mind just then."""
+        waiting = list(self._database.store.queue)
+        if waiting:
+            self.world.at(self.chance.random(), self._cancel, self.chance.choice(waiting))
+
     # --- its callbacks
 
     def callbacks(self) -> Operations:
-        """What a process registers: the end of each charge is told, and a charge that is delivered brings a receipt."""
+        """What a process registers: the end of such an entry is told, and one that is delivered brings a receipt."""
         effects = Operations()
 
         async def ended(session: AppSession, settlement: Settlement) -> None:
@@ -111,13 +120,14 @@ class App:
             if self.world.faulty and self.chance.random() < self.callbacks_fail:
                 raise RuntimeError("the callback broke")
 
-        effects.on_settled("pay")(ended)
-        effects.on_uncertain("pay")(ended)
+        for name in CALLED_BACK:
+            effects.on_settled(name)(ended)
+            effects.on_uncertain(name)(ended)
         return effects
 
     def _receipt(self, caused_by: UUID, parent: str) -> Entry:
         """In some runs in the lane of what caused it, if that has one."""
-        lane = self._database.store.entries[caused_by].ordering_key if self.receipts_have_lanes else None
+        lane = self._promises.entries[caused_by].ordering_key if self.receipts_have_lanes else None
         return self._written(
             Entry(
                 id=UUID(int=(caused_by.int + 1) % 2**128),

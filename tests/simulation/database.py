@@ -20,6 +20,7 @@ from outbox.instants import NEVER
 from outbox.keys import KeyFields, ParentKey, Tag, encode_native, key_fields
 from simulation.promises import Promises
 from simulation.reference import ReferenceStore
+from simulation.reference_history import backup, restore, watch
 from simulation.reference_rows import Entry
 from simulation.world import Process, World
 
@@ -39,7 +40,9 @@ class Database:
         self.store = ReferenceStore(self.now)
         self.down_until = 0.0
         self.chaos = 0.0
+        self.open: list[Transaction] = []
         self._waiting: list[tuple[set[UUID], Callable[[], None]]] = []
+        self._kept: dict[str, object] = {}
         promises.store = self.store
 
     def now(self) -> datetime:
@@ -65,7 +68,29 @@ class Database:
         for _, again in waiting:
             again()
 
+    # --- what befalls it
+
+    def back_up(self) -> None:
+        self._kept = backup(self.store)
+        self.promises.restore.backup()
+
+    def set_back(self) -> None:
+        """To the backup; whoever was connected is not any more."""
+        restore(self.store, self._kept, f"{self.store.timeline}'")
+        for transaction in self.open[:]:
+            transaction.rollback()
+        waiting, self._waiting = self._waiting, []
+        for _, again in waiting:
+            again()
+        self.promises.restore.restored()
+        self.promises.pressure.restored()
+
     # --- what is asked of it
+
+    def enqueue(self, *entries: Entry) -> None:
+        self.store.enqueue(*entries)
+        for entry in entries:
+            self.promises.entries.setdefault(entry.id, entry)
 
     def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None, process: Process) -> Exchange:
         settled: set[UUID] = set()
@@ -107,10 +132,11 @@ class Transaction:
         self._is_over = False
         self.writes: list[Callable[[], None]] = []
         database.lock(entry.id)
+        database.open.append(self)
 
-    def commit(self) -> bool:
+    def commit(self) -> Any:
         if self._is_over:
-            return False
+            return away()
         self._database.settle(self._entry, self._end, seen=self._seen)
         for write in self.writes:
             write()
@@ -120,6 +146,7 @@ class Transaction:
     def rollback(self) -> None:
         if not self._is_over:
             self._is_over = True
+            self._database.open.remove(self)
             self._database.unlock(self._entry.id)
 
 
@@ -133,7 +160,7 @@ class AppSession:
 
     def enqueue(self, make: Callable[[str], Entry]) -> None:
         entry = make(self._parent)
-        self._transaction.writes.append(lambda: self._database.store.enqueue(entry))
+        self._transaction.writes.append(lambda: self._database.enqueue(entry))
 
     def add(self, id: UUID, state: str) -> None:
         """The app's own row: that this has ended so."""
@@ -198,14 +225,15 @@ class RemoteStore:
         return None
 
     async def watch(self, env: str, known: Mark | None) -> Watched:
-        return Watched(mark=None)  # it loses nothing
+        watched: Watched = await self._ask(lambda: watch(self._database.store, env, known))
+        return watched
 
     async def pressures(self) -> Pressures:
         pressures: Pressures = await self._ask(self._database.store.pressures)
         return pressures
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
-        fields: KeyFields = await self._ask(lambda: fields_of(self._database.store.entries[entry_id]))
+        fields: KeyFields = await self._ask(lambda: fields_of(self._database.promises.entries[entry_id]))
         return fields
 
     async def accepted(self, after: Accepted | None) -> list[Accepted]:

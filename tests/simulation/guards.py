@@ -16,6 +16,7 @@ from dispatchers.lifecycle import Claimed, HandBack, Settle, Transition
 from simulation.database import AppSession, RemoteStore, Transaction
 from simulation.guards_lanes import LANE_GUARDS
 from simulation.guards_pressure import PRESSURE_GUARDS
+from simulation.guards_restore import RESTORE_GUARDS
 from simulation.planting import Patch, around, without
 from simulation.reference import ReferenceStore, _form
 from simulation.reference_rows import Row
@@ -120,6 +121,7 @@ def unlocked(transaction: Transaction, database: Any, entry: Claimed, end: Any) 
     """The entry is settled in another transaction than its callback's, before it."""
     transaction._database, transaction._entry, transaction._end = database, entry, end
     transaction._is_over, transaction.writes, transaction._seen = False, [], set(database.store.queue)
+    database.open.append(transaction)
     database.settle(entry, end)
 
 
@@ -172,6 +174,7 @@ GUARDS: dict[str, Patch] = {
     "what is being sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_a_lease),
     **LANE_GUARDS,
     **PRESSURE_GUARDS,
+    **RESTORE_GUARDS,
 }
 
 

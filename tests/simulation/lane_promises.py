@@ -10,7 +10,7 @@ from simulation.stories import Send, Truth
 
 
 class LanePromises:
-    """Knows of each lane behind whom it is halted. The order of the commits is that of the store's entries.
+    """Knows of each lane behind whom it is halted. The order of the commits is that of the entries.
 
     An entry that was uncertain once may come later than those behind it: somebody let them go on.
     """
@@ -88,7 +88,7 @@ class LanePromises:
 
         Where the one that halted the lane has ended, those before it wait too that are to be sent again.
         """
-        entry, queue = self._truth.store.entries[id], self._truth.store.queue
+        entry, queue = self._truth.entries[id], self._truth.store.queue
         halting = self._halted.get(entry.ordering_key or "")
         before = [other.id for other in self._before(id)]
         is_halted = halting is not None and (halting in before or halting not in queue)
@@ -97,7 +97,7 @@ class LanePromises:
     # --- lanes
 
     def _others(self, id: UUID) -> Iterator[Entry]:
-        entries = self._truth.store.entries
+        entries = self._truth.entries
         key = entries[id].ordering_key
         return (other for other in entries.values() if key is not None and other.ordering_key == key and other.id != id)
 
@@ -108,7 +108,7 @@ class LanePromises:
         return list(self._split(id)[1])
 
     def _split(self, id: UUID) -> tuple[list[Entry], list[Entry]]:
-        order = list(self._truth.store.entries)
+        order = list(self._truth.entries)
         place = order.index(id)
         before: list[Entry] = []
         behind: list[Entry] = []

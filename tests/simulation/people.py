@@ -5,8 +5,8 @@ from contextlib import suppress
 from uuid import UUID
 
 from dispatchers.decisions import Verdict
-from simulation import reference_people
-from simulation.database import Database
+from simulation import reference_history, reference_people
+from simulation.database import ENV, Database
 from simulation.promises import Promises
 from simulation.reference_rows import Refused
 from simulation.world import World
@@ -23,7 +23,7 @@ class People:
         self.promises = promises
         self.database = database
         self._words_left = self.chance.choice([0, 1, 2, 4])
-        self._releases_left = self.chance.choice([0, 2, 4, 4])
+        self._releases_left = self.chance.choice([0, 4, 4])
         promises.on_uncertain = self._hear_of_doubt
         promises.lanes.on_halt = self._hear_of_halt
 
@@ -34,6 +34,7 @@ class People:
 
     def go_home(self) -> None:
         """Nothing is left that only they could let go on."""
+        self._resume_after_restore()
         for destination in [name for name, row in self.database.store.pressure.items() if row.paused]:
             self._resume(destination)
 
@@ -65,12 +66,22 @@ class People:
     def _hear_of_halt(self, ordering_key: str) -> None:
         if self._releases_left:
             self._releases_left -= 1
-            self.world.at(self.chance.choice(HESITATE[:4]), self._release, ordering_key)
+            self.world.at(self.chance.choice(HESITATE[:3]), self._release, ordering_key)
 
     def _release(self, ordering_key: str) -> None:
         if self.world.faulty and ordering_key in self.database.store.halted:
             reference_people.release_lane(self.database.store, ordering_key, "told the customer")
             self.promises.lanes.released(ordering_key)
+
+    # --- a restore
+
+    def hear_of_restore(self) -> None:
+        self.world.at(self.chance.choice([1.0, 4.0, 12.0, 16.0]), self._resume_after_restore)
+
+    def _resume_after_restore(self) -> None:
+        if reference_history.is_held(self.database.store):
+            reference_history.resume(self.database.store, ENV, "the disk was lost")
+            self.promises.restore.resumed()
 
     # --- destinations
 

@@ -31,6 +31,13 @@ class PressurePromises:
         self._paused.discard(destination)
         self._resumed_at[destination] = self._truth.world.now
 
+    def restored(self) -> None:
+        """What people said since the backup is forgotten, and what was used up of a rate."""
+        rows = self._truth.store.pressure
+        self._paused = {name for name, row in rows.items() if row.paused}
+        self._resumed_at = {name: self._truth.instant(row.resumed_at) for name, row in rows.items() if row.resumed_at}
+        self._tokens.clear()
+
     # --- claims
 
     def claimed(self, entries: Sequence[Claimed]) -> None:
@@ -56,8 +63,9 @@ class PressurePromises:
         return self._truth.world.now - since
 
     def settled(self, entry: Claimed, change: Any) -> None:
-        """Nothing is given up for its age but what is old."""
-        if "it has been tried for" in (getattr(change, "reason", None) or ""):
+        """Nothing is given up for its age but what is old; a process that froze knows of nothing since."""
+        took = self._truth.world.now - self._truth.instant(entry.leased_at)
+        if took < STALE_SECONDS and "it has been tried for" in (getattr(change, "reason", None) or ""):
             oldest = self._truth.declared[entry.destination].age_max.total_seconds()
             is_old = self.age(entry) >= oldest - STALE_SECONDS
             self._truth.require(is_old, entry.id, "given up for its age, which a pause had stopped")

@@ -6,7 +6,7 @@ freeze between that check and the call; a request that so arrives when the servi
 anyone here can prevent, and is the only one that may repeat an effect.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,6 +17,7 @@ from outbox.instants import NEVER
 from simulation.lane_promises import LanePromises
 from simulation.pressure_promises import PressurePromises
 from simulation.reference_rows import Row
+from simulation.restore_promises import RestorePromises
 from simulation.stories import LEASE, MARGIN, QUIESCENCE, TIMEOUT, Declared, Send, Story, Truth
 from simulation.world import Process, World
 
@@ -27,18 +28,20 @@ class Promises(Truth):
     def __init__(self, world: World, start: datetime) -> None:
         super().__init__(world, start)
         self.on_uncertain: Callable[[], object] = lambda: None
-        self.holding: dict[tuple[int, UUID, datetime], Claimed] = {}  # by process, entry and the lease's beginning
+        self.holding: dict[tuple[int, UUID, timedelta], Claimed] = {}  # by process, entry, and its age at the claim
         self.never: set[UUID] = set()  # nobody serves these
         self.lanes = LanePromises(self)
         self.pressure = PressurePromises(self)
+        self.restore = RestorePromises(self)
 
     def _now(self) -> float:
         return self.world.now
 
     # --- the database
 
-    def claimed(self, claimed: Sequence[Claimed], lease: timedelta, process: Process) -> None:
+    def claimed(self, claimed: list[Claimed], lease: timedelta, process: Process) -> None:
         self.pressure.claimed(claimed)
+        self.restore.claimed(claimed)
         for entry in claimed:
             self.note(f"{entry.id.hex[:6]} claimed by {process.name} ({entry.deliveries})")
             story = self.story(entry.id)
@@ -46,7 +49,7 @@ class Promises(Truth):
             self.require(is_free, entry.id, "two live leases")
             story.lease = (entry.lease_token, self._now() + lease.total_seconds())
             story.deliveries += 1
-            self.holding[id(process), entry.id, entry.leased_at] = entry
+            self.holding[id(process), entry.id, entry.leased_at - entry.created_at] = entry
             self._check_row(entry.id)
             self.lanes.claimed(entry)
 
@@ -143,14 +146,14 @@ class Promises(Truth):
         self.require((row.state == "sending") == (row.lease_token is not None), id, "a lease without sending")
         self.require(row.in_doubt_since is None or row.maybe_sent, id, "in doubt, and not maybe sent")
         self.require(row.state != "uncertain" or row.maybe_sent, id, "uncertain without a doubt")
-        self.require(row.deliveries >= row.attempts >= 0, id, "more attempts than deliveries")
+        is_counted = row.deliveries >= row.attempts or self.story(id).was_set_back
+        self.require(is_counted, id, "more attempts than deliveries")
 
     # --- the sends
 
     def sending(self, delivery: Delivery, process: Process, service: Declared, form: str, keys: list[str]) -> Send:
         """An adapter is called: this moment is the last check. keys: of each epoch that there may be."""
-        leased_at = self.store.entries[delivery.id].created_at + delivery.age
-        claimed = self.holding[id(process), delivery.id, leased_at]
+        claimed = self.holding[id(process), delivery.id, delivery.age]
         story = self.story(delivery.id)
         send = Send(claimed, process, self._now(), service, form)
         self.note(f"{delivery.id.hex[:6]} sent by {process.name} to {service.name}")
@@ -247,13 +250,14 @@ class Promises(Truth):
             for id, row in self.store.queue.items()
         )
 
-    def check_all(self, has_callback: Any) -> None:
+    def check_all(self, called_back: Collection[str]) -> None:
+        """called_back: the destinations with callbacks."""
         for id, ended in self.store.settlements.items():
             story = self.story(id)
             effects = story.effects.total()
             is_true = effects > 0 if ended.state == "delivered" else effects == story.late_effects
             self.require(is_true, id, "its end is false")
-            if has_callback(self.store.entries[id].operation) and not story.is_cancelled_by_app:
+            if self.store.entries[id].destination in called_back and not story.is_cancelled_by_app:
                 said = [word for word in story.told if word != "uncertain"]
                 self.require(said == [ended.state], id, f"its end was told {len(said)} times")
         for id in self.never & self.store.queue.keys():

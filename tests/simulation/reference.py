@@ -26,7 +26,8 @@ from dispatchers.lifecycle import (
 )
 from dispatchers.pressure import Limits, Pressing, Pressure, Pressures
 from dispatchers.sql_looks import Wanted
-from outbox.instants import NEVER
+from outbox.schema import NEVER
+from simulation.reference_history import is_held
 from simulation.reference_lanes import advance, leave, sort_out
 from simulation.reference_rows import WAITING, Entry, Event, Row, Settlement, Tables
 
@@ -73,7 +74,7 @@ class ReferenceStore(Tables):
         return True
 
     def _may_be_cancelled(self, row: Row) -> bool:
-        return row.state in WAITING and row.lease_token is None and not row.maybe_sent
+        return row.state in WAITING and row.lease_token is None and not row.maybe_sent and not is_held(self)
 
     # --- the dispatcher: claim
 
@@ -89,13 +90,17 @@ class ReferenceStore(Tables):
         """A lease that ran out is taken over."""
         now = self.clock()
         claimed: list[Claimed] = []
-        for want in request.wants:
+        for want in request.wants if self._is_trusted(request) else []:
             if self._is_shut(want, now):
                 continue
             slots = min(want.slots, request.entries_max - len(claimed))
             due = sorted(self._claimable(want, min(now, request.cutoff), now), key=lambda id: self.queue[id].due_at)
             claimed += [self._lease(id, request, now) for id in due[:slots]]
         return claimed
+
+    def _is_trusted(self, request: ClaimRequest) -> bool:
+        """Whether nothing that was sent may have been forgotten, as far as anyone knows who asks."""
+        return not is_held(self) and self.meta.number >= request.seen
 
     def _claimable(self, want: Want, latest: datetime, now: datetime) -> Iterator[UUID]:
         for id, row in self.queue.items():
@@ -178,7 +183,7 @@ class ReferenceStore(Tables):
         return self._holds_lease(row, entry) or (self._is_proof(change, entry) and self._takes_proof(row, entry))
 
     def _holds_lease(self, row: Row, entry: Claimed) -> bool:
-        return row.lease_token == entry.lease_token
+        return row.lease_token == entry.lease_token and not is_held(self)
 
     def _is_proof(self, change: Transition, entry: Claimed) -> bool:
         return change.state == "delivered" if isinstance(change, Settle) else moves.moved(entry, change).proof

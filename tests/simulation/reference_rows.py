@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from dispatchers.marks import Mark
 from dispatchers.pressure import Pressure
 from outbox.instants import NEVER
 from outbox.schema import SCHEMA_VERSION
@@ -90,9 +91,21 @@ class Event:
     reason: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """What the database knows of its own history. mark: the last one, if its time is known. held: why nothing may be sent."""
+
+    mark: Mark | None = None
+    held: str | None = None
+    number: int = 0
+
+
 @dataclass(slots=True)
 class Tables:
-    """All of it. clock: the database's. locked: rows that an open transaction has changed; nobody claims them meanwhile."""
+    """All of it. clock: the database's. locked: rows that an open transaction has changed; nobody claims them meanwhile.
+
+    timeline: the server's, which a restore changes.
+    """
 
     clock: Callable[[], datetime]
     entries: dict[UUID, Entry] = field(default_factory=dict)
@@ -103,6 +116,8 @@ class Tables:
     pressure: dict[str, Pressure] = field(default_factory=dict)  # by destination
     halted: dict[str, Halt] = field(default_factory=dict)  # by ordering key
     last_position: int = 0
+    meta: Meta = Meta()
+    timeline: str = "1"
 
 
 class Refused(Exception):

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 
 from dispatchers import Breaker, Dispatcher, Limits
 from dispatchers.delivery import FOREVER
-from simulation.app import OUTBOX, WINDOW, App
+from outbox import Held
+from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
 from simulation.database import START, Database, RemoteStore
 from simulation.people import People
 from simulation.promises import Promises
@@ -42,7 +43,8 @@ class Scene:
         self.people = People(self.world, self.promises, self.database)
         self.app = App(self.world, self.promises, self.database, self.people, lanes)
         self.defects: list[str] = []
-        self.is_mixed = self.chance.random() < 0.15
+        self.is_to_be_set_back = not lanes and self.chance.random() < 0.4
+        self.is_mixed = not self.is_to_be_set_back and self.chance.random() < 0.15
         self.limits = self.promises.pressure.limits = self._limits()
         self._quiet_since: float | None = None
 
@@ -61,7 +63,7 @@ class Scene:
     def _nothing_is_left(self) -> bool:
         """Whether no fault that may come can do anything any more, and has not for a while: it is not worth waiting for."""
         waiting = self.database.store.queue.keys() - self.promises.never
-        if self.app.to_come or waiting or self._anything_under_way():
+        if self.app.to_come or waiting or self.is_to_be_set_back or self._anything_under_way():
             self._quiet_since = None
             return False
         if self._quiet_since is None:
@@ -77,7 +79,7 @@ class Scene:
         return is_frozen or any(self.promises.is_under_way(id) for id in self.promises.stories)
 
     def _check(self) -> None:
-        self.promises.check_all(lambda operation: operation.startswith("pay"))
+        self.promises.check_all(CALLED_BACK)
         problems = self.defects + [problem for process in self.world.processes for problem in _deaths(process)]
         if problems:
             raise Defect(problems[0])
@@ -92,7 +94,7 @@ class Scene:
 
     def _services(self, *, shows: bool) -> list[Service]:
         attempts_max, age_max = self.chance.choice([12, 6, 3]), timedelta(seconds=self.chance.choice([90, 60, 20]))
-        halts = self.chance.random() < 0.6
+        halts = self.chance.random() < 0.4
 
         def service(name: str, window: Any, at_least_once: bool = False) -> Service:
             can_look = shows and name in ("pay", "mail")
@@ -169,7 +171,7 @@ class Scene:
     async def _run_by_turns(self, dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
         """As from a timetable: `run_once`, again and again."""
         while not stopping.is_set():
-            with suppress(sa.exc.OperationalError):
+            with suppress(sa.exc.OperationalError, Held):
                 await dispatcher.run_once()
             await asyncio.sleep(self.chance.choice([0.3, 1.0, 3.0]))
 
@@ -200,9 +202,22 @@ class Scene:
         self.database.chaos = self.chance.choice([0.0, 0.01, 0.05])
         if self.chance.random() < 0.4:
             self.world.at(self.chance.random() * FAULTS_SECONDS, self._take_the_database_away)
+        if self.is_to_be_set_back:
+            self.world.at(3 + self.chance.random() * 20, self._back_up)
 
     def _take_the_database_away(self) -> None:
         self.database.down_until = self.world.now + self.chance.choice([0.5, 3.0, 8.0])
+
+    def _back_up(self) -> None:
+        self.database.back_up()
+        self.world.at(self.chance.choice([2.0, 6.0, 12.0]), self._set_the_database_back)
+
+    def _set_the_database_back(self) -> None:
+        self.is_to_be_set_back = False
+        if self.world.faulty:
+            self.database.set_back()
+            self.people.hear_of_restore()
+            self.app.hear_of_restore()
 
     def _let_the_faults_stop(self) -> None:
         self.world.faulty = False

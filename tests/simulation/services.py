@@ -189,7 +189,7 @@ class SimulatedAdapter(Adapter):
             send.is_gone = True
             process.die()
             await asyncio.get_running_loop().create_future()
-        fate = chance.choice(["refused", "lost", "unheard", "raises", "nothing", "", "", ""]) if misfortune else ""
+        fate = chance.choice(["refused", "lost", "lost", "unheard", "raises", "nothing", "", ""]) if misfortune else ""
         if fate == "refused":
             send.is_gone = True
             return Deferred("connection refused")

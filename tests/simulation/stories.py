@@ -9,11 +9,12 @@ from uuid import UUID
 from dispatchers.delivery import Window
 from dispatchers.lifecycle import Claimed
 from simulation.reference import ReferenceStore
+from simulation.reference_rows import Entry
 from simulation.world import Process, World
 
 LEASE = timedelta(seconds=6)
 MARGIN = timedelta(seconds=0.5)
-TIMEOUT = timedelta(seconds=1)
+TIMEOUT = timedelta(seconds=2.5)
 QUIESCENCE = LEASE + MARGIN
 
 
@@ -80,6 +81,7 @@ class Story:
     in_doubt: tuple[int, Any] = (0, None)  # key epoch, since
     told: list[str] = field(default_factory=list)
     is_cancelled_by_app: bool = False
+    was_set_back: bool = False  # by a restore: whoever had it still counts what the database has forgotten
 
 
 class Truth:
@@ -92,6 +94,7 @@ class Truth:
         self._start = start
         self.stories: dict[UUID, Story] = {}
         self.declared: dict[str, Declared] = {}
+        self.entries: dict[UUID, Entry] = {}  # those too that a restore has made the database forget
         self.log: list[str] = []
 
     def story(self, id: UUID) -> Story:

@@ -1,0 +1,104 @@
+"""The history of the reference store's database: its mark, the hold, a person who resumes; and what a restore does."""
+
+from copy import deepcopy
+from dataclasses import fields, replace
+from datetime import datetime
+
+from dispatchers.marks import Mark, Watched, bounds, is_due, suspicion
+from dispatchers.restoring import RESUMING
+from outbox.schema import MICROSECOND
+from simulation.reference_rows import Event, Meta, Refused, Row, Tables
+
+KEPT_OUTSIDE = ("clock", "locked", "timeline")  # of the tables, what no backup holds
+
+
+def is_held(tables: Tables) -> bool:
+    """Whether commits may be missing: a hold is on record, or the server is on another timeline than the one marked."""
+    mark = tables.meta.mark
+    return tables.meta.held is not None or (mark is not None and mark.timeline != tables.timeline)
+
+
+def watch(tables: Tables, env: str, known: Mark | None) -> Watched:
+    """Compare the database with its mark and with what somebody remembers of it: hold, or renew the mark when it is old."""
+    meta, now = tables.meta, _server(tables, env)
+    if meta.held is None:
+        reason = suspicion(now, meta.mark, known)
+        if reason is not None:
+            is_bounded = meta.mark is None or bounds(now, meta.mark, known)
+            tables.meta = Meta(mark=meta.mark if is_bounded else None, held=reason, number=meta.number)
+        elif meta.mark is None or is_due(now, meta.mark):
+            resumed_at = meta.mark.resumed_at if meta.mark else None
+            _write_mark(tables, replace(now, resumed_at=resumed_at))
+    return Watched(mark=meta.mark if tables.meta.held else tables.meta.mark, held=tables.meta.held)
+
+
+def _server(tables: Tables, env: str) -> Mark:
+    return Mark(
+        environment=env,
+        system_identifier="7",
+        timeline=tables.timeline,
+        place="1",
+        lsn=None,
+        checked_at=tables.clock(),
+    )
+
+
+def _write_mark(tables: Tables, mark: Mark) -> None:
+    number = tables.meta.number + 1
+    tables.meta = Meta(mark=replace(mark, number=number), number=number)
+
+
+# --- resuming
+
+
+def resume(tables: Tables, env: str, why: str, since: datetime | None = None) -> None:
+    """Let the dispatchers go on: what is unsettled may have been sent since then, or since the last mark.
+
+    Raises `Refused` where nothing tells since when.
+    """
+    mark = tables.meta.mark
+    if since is None and mark is None:
+        raise Refused
+    tables.meta = replace(tables.meta, held=tables.meta.held or RESUMING)
+    began = since or (mark.checked_at if mark else tables.clock())
+    for id, row in sorted(tables.queue.items()):
+        if _doubt(row, began):
+            told = f"may have been sent after {began:%Y-%m-%d %H:%M:%S UTC}: {why}"
+            tables.events.append(Event(id, "decision", told))
+    now, before = _server(tables, env), mark.resumed_at if mark else None
+    resumed_at = now.checked_at if before is None else max(now.checked_at, before + MICROSECOND)
+    _write_mark(tables, replace(now, resumed_at=resumed_at))
+
+
+def _doubt(row: Row, since: datetime) -> bool:
+    """Count it as maybe sent since then, and take its lease from a sender whose failures are no longer believed."""
+    is_leased = row.lease_token is not None
+    if row.maybe_sent and row.in_doubt_since is not None and row.in_doubt_since <= since and not is_leased:
+        return False
+    instants = [instant for instant in (row.in_doubt_since, row.leased_at) if instant is not None and instant < since]
+    row.in_doubt_since = instants[0] if instants else since
+    if row.state != "uncertain" and not (row.state == "pending" and row.maybe_sent):
+        row.state = "retry"
+    row.due_at = row.lease_until or row.due_at
+    row.attempts += is_leased
+    row.maybe_sent = True
+    row.lease_token = row.lease_until = row.leased_at = None
+    return True
+
+
+# --- backups
+
+
+def backup(tables: Tables) -> dict[str, object]:
+    """All that there is, as it is now."""
+    return {
+        field.name: deepcopy(getattr(tables, field.name)) for field in fields(Tables) if field.name not in KEPT_OUTSIDE
+    }
+
+
+def restore(tables: Tables, kept: dict[str, object], timeline: str) -> None:
+    """As a backup is recovered, or a standby promoted that was behind: an earlier state, and a new timeline."""
+    for name, value in kept.items():
+        setattr(tables, name, value)
+    tables.timeline = timeline
+    tables.locked.clear()
