@@ -26,7 +26,7 @@ from dispatchers.lifecycle import (
 )
 from dispatchers.pressure import Limits, Pressing, Pressure, Pressures
 from dispatchers.sql_looks import Wanted
-from outbox.schema import NEVER
+from outbox.instants import NEVER
 from simulation.reference_history import is_held
 from simulation.reference_lanes import advance, leave, sort_out
 from simulation.reference_rows import WAITING, Entry, Event, Row, Settlement, Tables

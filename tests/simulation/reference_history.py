@@ -6,7 +6,7 @@ from datetime import datetime
 
 from dispatchers.marks import Mark, Watched, bounds, is_due, suspicion
 from dispatchers.restoring import RESUMING
-from outbox.schema import MICROSECOND
+from outbox.instants import MICROSECOND
 from simulation.reference_rows import Event, Meta, Refused, Row, Tables
 
 KEPT_OUTSIDE = ("clock", "locked", "timeline")  # of the tables, what no backup holds
