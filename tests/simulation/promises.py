@@ -222,7 +222,7 @@ class Promises(Truth):
         self.note(f"{delivery.id.hex[:6]} looked for: {type(found).__name__}")
 
     def answered(self, send: Send, *, harmless: bool) -> None:
-        send.harmless = harmless
+        send.harmless = harmless or send.is_forgotten
         send.decided_at = self._now()
 
     def _promises_one_effect(self, story: Story, send: Send) -> bool:

@@ -46,7 +46,7 @@ class RestorePromises:
         story.late_effects = sum(count for each, count in story.effects.items() if each >= epoch)
         for send in story.sends:
             if send.claimed.key_epoch >= epoch:
-                send.harmless = send.too_late = True
+                send.harmless = send.too_late = send.is_forgotten = True
 
     def resumed(self) -> None:
         self._truth.note("a person resumes")

@@ -44,6 +44,7 @@ class Send:
     decided_at: float | None = None
     is_gone: bool = False
     too_late: bool = False
+    is_forgotten: bool = False  # with its key, or its entry: a restore took it
 
     @property
     def may_arrive(self) -> bool:
