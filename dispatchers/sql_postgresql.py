@@ -1,7 +1,7 @@
 """Claim and settle on PostgreSQL: one statement for a batch, each row under its token."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -16,29 +16,40 @@ from dispatchers.moves import Moving, moved
 from dispatchers.sql_fair import CLAIMABLE_OF, read_fronts, read_scopes
 from dispatchers.sql_guards import BRIEF, DURABLE
 from outbox.batches import Batch, Shape, batch_query
+from outbox.driver import execute
 from outbox.functions import holding
 from outbox.instants import NEVER
 from outbox.schema import STATEMENTS_MAX, Tables
+
+LIMITS_MAX = 3  # of one claim, each a statement
 
 
 def claim(connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds = NOBODY) -> list[Claimed]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
-    Destinations are grouped by how many are wanted, in powers of two: of a LIMIT that differs between rows the planner knows
-    nothing. Those that `rounds` tells are shared out over their scopes.
+    One statement for all destinations of which as many are wanted. Those that `rounds` tells are shared out over their scopes.
     """
-    groups: dict[int, list[Want]] = {}
-    for want in request.wants:
-        slots = 0 if want.destination in rounds else 1 << (want.slots.bit_length() - 1)
-        groups.setdefault(slots, []).append(want)
     claimed: list[Claimed] = []
-    for slots, wanted in groups.items():
+    for slots, wanted in _alike(request.wants, rounds).items():
         left = replace(request, wants=wanted, entries_max=request.entries_max - len(claimed))
         if slots:
             claimed += _lease(connection, tables, left, _OLDEST, slots=slots)
         else:
             claimed += _share_out(connection, tables, left, rounds)
     return claimed
+
+
+def _alike(wants: Sequence[Want], rounds: Rounds) -> dict[int, list[Want]]:
+    """Wants by their LIMIT: of one that differs between rows the planner knows nothing. Under 0 those that are shared out.
+
+    Where more than a few differ they are rounded, to powers of two.
+    """
+    several = len({want.slots for want in wants}) > LIMITS_MAX
+    alike: dict[int, list[Want]] = {}
+    for want in wants:
+        slots = 1 << (want.slots.bit_length() - 1) if several else want.slots
+        alike.setdefault(0 if want.destination in rounds else slots, []).append(want)
+    return alike
 
 
 def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds) -> list[Claimed]:
@@ -64,8 +75,9 @@ def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, ro
 
 def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: str, **given: Any) -> list[Claimed]:
     wanted = request.wants
-    rows = connection.execute(
-        _claim_statement(tables, request.completions, due),
+    found = execute(
+        connection,
+        _claim_statement(tables, request.completions, len(request.forms), due),
         {
             "names": [want.destination for want in wanted],
             "hints": [want.hint for want in wanted],
@@ -74,13 +86,12 @@ def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: s
             "cutoff": request.cutoff,
             "token": request.token,
             "lease": request.lease,
-            "prefixes": list(request.forms),
-            "forms": list(request.forms.values()),
             "seen": request.seen,
         }
+        | _form_parameters(request.forms)
         | given,
     )
-    return [Claimed._make((*row, request.token)) for row in rows.all()]
+    return [Claimed._make((*row, request.token)) for row in found.rows]
 
 
 def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]) -> set[UUID]:
@@ -94,7 +105,7 @@ def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]
     for statement, types, rows in ((_end_statement, _ENDED, ended), (_move_statement, _MOVED, moved)):
         if rows:
             batch = Batch(connection, types, rows)
-            lost.update(connection.execute(statement(tables, batch.shape), batch.parameters).scalars())
+            lost.update(id for (id,) in execute(connection, statement(tables, batch.shape), batch.parameters).rows)
     return {entry.id for entry, _ in settlements} - lost
 
 
@@ -188,7 +199,7 @@ _SHARES = f"""unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST
 
 
 @lru_cache(STATEMENTS_MAX)
-def _claim_statement(tables: Tables, completions: bool, due: str) -> TextClause:
+def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) -> TextClause:
     return text(
         """
         UPDATE {queue} AS q SET
@@ -204,10 +215,7 @@ def _claim_statement(tables: Tables, completions: bool, due: str) -> TextClause:
                                   ELSE COALESCE(q.in_doubt_since, q.leased_at) END,
             sent_as = CASE WHEN q.sent_as IS NOT NULL AND (q.in_doubt_since IS NOT NULL OR q.lease_token IS NOT NULL)
                            THEN q.sent_as
-                           ELSE (SELECT f.form
-                                 FROM unnest(CAST(:prefixes AS text[]), CAST(:forms AS text[])) AS f(prefix, form)
-                                 WHERE starts_with(e.operation || '.', f.prefix || '.')
-                                 ORDER BY length(f.prefix) DESC LIMIT 1) END
+                           ELSE {form} END
         FROM {entry} AS e
         WHERE e.id = q.id AND q.id = ANY (ARRAY(
             SELECT due.id
@@ -227,10 +235,25 @@ def _claim_statement(tables: Tables, completions: bool, due: str) -> TextClause:
             q.sent_as, q.leased_at, q.outcome, {completion}, q.ordering_key, q.position
         """.format(
             completion=_COMPLETION.format(**_quoted(tables)) if completions else "NULL, NULL",
+            form=_form(forms),
             due=due.format(**_quoted(tables)),
             **_quoted(tables),
         )
     )
+
+
+def _form(forms: int) -> str:
+    """What an operation is sent as, by the first of so many prefixes that fits. A subquery would be run for each entry."""
+    fitting = (f"WHEN starts_with(e.operation || '.', :prefix_{n}) THEN CAST(:form_{n} AS text)" for n in range(forms))
+    return f"CASE {' '.join(fitting)} END" if forms else "NULL"
+
+
+def _form_parameters(forms: Mapping[str, str]) -> dict[str, str]:
+    """The longest prefix wins: it comes first."""
+    parameters: dict[str, str] = {}
+    for n, prefix in enumerate(sorted(forms, key=len, reverse=True)):
+        parameters |= {f"prefix_{n}": f"{prefix}.", f"form_{n}": forms[prefix]}
+    return parameters
 
 
 @lru_cache(STATEMENTS_MAX)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
+from outbox.driver import speaks_binary
+
 
 class Shape(NamedTuple):
     """Which columns of a batch differ between its rows, and which are NULL in all: what a statement depends on.
@@ -63,7 +65,7 @@ def _value(name: str, type: str, shape: Shape) -> str:
 
 def _array(connection: Connection, type: str, values: Sequence[Any]) -> Any:
     """`values` as the driver takes them for an array of `type`."""
-    if connection.dialect.driver not in ("psycopg", "psycopg_async"):
+    if not speaks_binary(connection):
         return list(values)
     _teach(connection)
     if type not in _PACKINGS:

@@ -1,6 +1,5 @@
 """Where databases differ: their clock, their locks, how they begin. Nothing else in this package asks which one it talks to."""
 
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -11,10 +10,8 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Connection,
-    CursorResult,
     Dialect,
     Engine,
-    Executable,
     Function,
     LargeBinary,
     Table,
@@ -28,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql import ClauseElement, ColumnElement
+from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.functions import FunctionElement
@@ -125,52 +122,6 @@ def _stored_body_default(element: _stored_body, compiler: SQLCompiler, **kw: Any
 @compiles(_stored_body, "sqlite")
 def _stored_body_sqlite(element: _stored_body, compiler: SQLCompiler, **kw: Any) -> str:
     return compiler.process(next(iter(element.clauses)), **kw)
-
-
-# --- statements
-
-
-class Executed(NamedTuple):
-    """What a statement gave."""
-
-    rowcount: int
-    rows: Sequence[Any]
-
-
-def execute(connection: Connection, statement: Executable, parameters: dict[str, Any]) -> Executed:
-    """Like `connection.execute`, in half its time where the driver converts values by itself and nobody listens to statements.
-
-    connection: in a transaction. statement: built once and kept, as all that varies in it is in `parameters`.
-    """
-    if connection.dialect.driver not in ("psycopg", "psycopg_async"):
-        return _executed(connection.execute(statement, parameters))
-    sql = _sql(statement, connection.dialect)
-    if _is_watched(connection):
-        return _executed(connection.exec_driver_sql(sql, parameters))
-    cursor = connection.connection.cursor()
-    try:
-        cursor.execute(sql, parameters)
-        return Executed(cursor.rowcount, cursor.fetchall() if cursor.description else ())
-    except BaseException as error:
-        # SQLAlchemy's own way out: the error's class, the connection's fate, the app's error handlers
-        connection._handle_dbapi_exception(error, sql, parameters, cursor, None)
-    finally:
-        cursor.close()
-
-
-def _executed(result: CursorResult[Any]) -> Executed:
-    return Executed(result.rowcount, result.all() if result.returns_rows else ())
-
-
-def _is_watched(connection: Connection) -> bool:
-    """Whether statements are logged or reported to listeners: `echo`, an event, a tracing library."""
-    return connection._has_events or connection.engine._has_events or bool(connection._echo)
-
-
-@lru_cache(STATEMENTS_MAX)
-def _sql(statement: Executable, dialect: Dialect) -> str:
-    compiled: ClauseElement = statement  # type: ignore[assignment]  # every statement is both
-    return str(compiled.compile(dialect=dialect))
 
 
 def insert_unless_present(dialect: str, table: Table) -> Any:

@@ -12,7 +12,8 @@ from sqlalchemy.dialects import postgresql
 
 from outbox.batches import Batch, Shape, batch_query
 from outbox.configuration import Configuration
-from outbox.databases import clock, execute, insert_unless_present
+from outbox.databases import clock, insert_unless_present
+from outbox.driver import execute
 from outbox.instants import NEVER
 from outbox.keys import KeyFields, Tag
 from outbox.lanes import next_position, take_positions

@@ -37,7 +37,6 @@ from outbox.databases import (
     SERIALIZATION_FAILURE,
     clock,
     clock_plus,
-    execute,
     insert_unless_present,
     lock_number,
     require_prepared,
@@ -46,6 +45,7 @@ from outbox.databases import (
     stored_body,
     wait_for_lock,
 )
+from outbox.driver import execute
 from outbox.entries import Companion
 from outbox.errors import KeyExpired, KeyInFlight, RequestMismatch
 from outbox.fingerprint import FINGERPRINT_VERSION

@@ -1,6 +1,7 @@
 """What claiming costs, in terms that do not depend on the machine: plans, statements, HOT updates, bytes of WAL."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -161,6 +162,22 @@ def test_many_destinations_are_claimed_in_one_statement(postgresql: Database, ob
 
     assert len(claimed) == 80
     assert len(sent) == 1
+
+
+def test_destinations_that_want_different_numbers_are_claimed_in_few_statements(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    wanted = {f"host-{number}": number for number in range(1, 41)}
+    fill(postgresql, 40, *wanted)
+    store = Claims(postgresql.engine, ob.configuration)
+    claim(store, want("nobody"))  # a store's first transaction asks for the isolation level
+
+    with statements_of(postgresql.engine) as sent:
+        claimed = claim(store, *(want(name, slots) for name, slots in wanted.items()), entries_max=2000)
+
+    assert len(sent) == 6  # 1, 2, 4, 8, 16 and 32 of each
+    taken = Counter(entry.destination for entry in claimed)
+    assert all(slots / 2 < taken[name] <= slots for name, slots in wanted.items())
 
 
 @pytest.mark.parametrize("form", ["native", STRIPE_FORM], ids=["short form", "Stripe's form"])

@@ -3,15 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
+from dispatching import run_once
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from support import Client, Database, statements_of
 
 import outbox
+from dispatchers.adapters import MemoryAdapter
 
 
 def enqueue(engine: sa.Engine, ob: outbox.Outbox, parent: str = "order:1") -> None:
@@ -55,6 +59,38 @@ def test_what_is_read_is_the_same_with_and_without_a_listener(postgresql: Databa
 
     assert first == unheard == heard
     assert len(statements) == 1  # a replay: what there is to know is asked at once
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["unheard", "heard"])
+def test_a_driver_that_writes_values_into_the_statement_is_served_too(
+    postgresql: Database, ob: outbox.Outbox, listens: bool
+) -> None:
+    """As some have it behind PgBouncer: `connect_args={"cursor_factory": psycopg.ClientCursor}`."""
+    engine = sa.create_engine(postgresql.url, connect_args={"cursor_factory": psycopg.ClientCursor})
+    listening = statements_of(engine) if listens else nullcontext()
+
+    with listening, Session(engine) as session, session.begin():
+        for line in ("1", "2"):
+            ob.enqueue(session, "crm.upsert", {"line": line}, parent="order:1", discriminator=line)
+    settled = run_once(engine, ob, adapters={"crm": MemoryAdapter()})
+
+    engine.dispose()
+    assert settled == 2
+
+
+def test_an_async_driver_that_writes_values_into_the_statement_is_served_too(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    async def main() -> None:
+        engine = create_async_engine(postgresql.url, connect_args={"cursor_factory": psycopg.AsyncClientCursor})
+        async with AsyncSession(engine) as session, session.begin():
+            for line in ("1", "2"):
+                ob.enqueue(session, "crm.upsert", {"line": line}, parent="order:1", discriminator=line)
+        await engine.dispose()
+
+    asyncio.run(main())
+
+    assert sorted(row.discriminator for row in postgresql.entries) == ["1", "2"]
 
 
 def test_an_error_of_the_database_is_one_of_sqlalchemys(refusing: Database, ob: outbox.Outbox) -> None:
