@@ -16,7 +16,7 @@ from commanding import (
     set_row,
     succeeded,
 )
-from dispatching import HOUR, age, put, put_one, run_once
+from dispatching import HOUR, age, change, put, put_one, run_once
 from support import TABLES, Database
 
 import outbox
@@ -95,6 +95,18 @@ def test_show_for_people_leaves_out_what_there_is_not(database: Database, ob: ou
     assert fields["payload"] == "14 bytes"
     assert not {"lease", "held", "in doubt since", "discriminator", "epoch"} & fields.keys()
     assert re.search(r"^AT +WHAT +BY +REASON\n\S+Z +attempt, delivery 1 +status 422: no such customer$", told, re.M)
+
+
+def test_of_a_later_epoch_show_says_whose_the_key_is_and_how_to_derive_the_present_one(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    id = put_one(database, ob)
+    change(database, id, key_epoch=2)
+
+    told = succeeded("show", str(id), database=database)
+
+    assert re.search(r"^child key +ck1_\S+ \(of epoch 0\)$", told, re.M)
+    assert re.search(r"^epoch +2: `outbox keys derive --epoch 2` tells its key$", told, re.M)
 
 
 def test_an_entry_is_found_by_the_first_digits_of_its_id(database: Database, ob: outbox.Outbox) -> None:

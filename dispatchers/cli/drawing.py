@@ -200,9 +200,10 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
     yield "scope", entry.scope or None
     yield "source", entry.source
     yield "env", entry.env
-    yield "child key", entry.child_key
+    epoch = entry.key_epoch
+    yield "child key", f"{entry.child_key} (of epoch 0)" if epoch else entry.child_key
     yield "key id", entry.kid
-    yield "epoch", entry.key_epoch or None
+    yield "epoch", f"{epoch}: `outbox keys derive --epoch {epoch}` tells its key" if epoch else None
     yield "sent as", entry.sent_as
     yield "ordering key", entry.ordering_key
     yield "position", entry.position
