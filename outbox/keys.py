@@ -132,6 +132,10 @@ class Keyring:
     @classmethod
     def from_text(cls, text: str) -> "Keyring":
         """Read `kid:base64,older:base64`, as OUTBOX_SECRET holds it; the first kid is the current one."""
+        if not isinstance(text, str):
+            raise ConfigurationError(
+                f"a key ring's text must be a str, not {type(text).__name__}: is OUTBOX_SECRET set?"
+            )
         secrets: dict[str, bytes] = {}
         for number, part in enumerate(text.split(","), 1):
             kid, colon, encoded = part.strip().partition(":")

@@ -1,6 +1,7 @@
 """The key ring: what it takes, what it refuses, and that it never shows a secret."""
 
 import base64
+import os
 
 import pytest
 
@@ -104,6 +105,13 @@ def test_text_that_is_no_ring_is_refused(ring_text, text):
         outbox.Keyring.from_text(ring_text)
 
     assert str(caught.value) == text
+
+
+def test_what_is_no_text_is_refused_as_a_ring():
+    with pytest.raises(outbox.ConfigurationError) as caught:
+        outbox.Keyring.from_text(os.environ.get("NO_SUCH_SECRET"))
+
+    assert str(caught.value) == "a key ring's text must be a str, not NoneType: is OUTBOX_SECRET set?"
 
 
 def test_a_secret_that_is_no_base64_is_refused_without_showing_it():

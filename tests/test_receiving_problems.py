@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from support import Database
 
 import outbox
 import outbox.errors
@@ -221,6 +222,18 @@ def test_a_scope_that_is_no_function_is_an_error_in_every_framework(scope: objec
         assert str(refused.value).startswith(
             f"scope must be the app's own function that tells who is calling, not {scope!r}: without it one caller's"
             " answer could be replayed to another. For example scope="
+        )
+
+
+def test_an_engine_in_the_place_of_sessions_is_an_error_in_every_framework(sqlite: Database) -> None:
+    from outbox.http import fastapi, flask, starlette
+
+    for make in (fastapi.claimed, flask.Idempotency, starlette.Idempotency):
+        with pytest.raises(outbox.ConfigurationError) as refused:
+            make(sqlite.engine, scope=lambda *_: "ada")  # type: ignore[operator, call-arg]
+
+        assert str(refused.value) == (
+            "sessions must make a Session for each request, as a sessionmaker does; Engine makes none"
         )
 
 

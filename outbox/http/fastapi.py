@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Header, Request
 
 from outbox.http.header import EXAMPLE, HEADER
-from outbox.http.policy import Policy, require_scope
+from outbox.http.policy import Policy, require_scope, require_sessions
 from outbox.http.starlette import ClaimedRequest, Claims, IdempotencyMiddleware, as_response
 
 __all__ = ["ClaimedRequest", "IdempotencyMiddleware", "as_response", "claimed"]
@@ -34,9 +34,10 @@ def claimed(
     scope: a dependency: who is calling, as text. It runs first, and what it raises comes before any claim; let it
         refuse those who may not ask, since a replay goes to whoever it lets pass. There is no default.
     sessions, content, policy: as of `outbox.http.starlette.Idempotency`.
-    Raises `ConfigurationError` without a scope function.
+    Raises `ConfigurationError` without a scope function, and for what makes no sessions.
     """
     require_scope(scope, "scope=current_customer, a dependency that authenticates")
+    require_sessions(sessions)
     claims = Claims(sessions, content, policy or Policy())
 
     async def keyed(request: Request, caller: Annotated[str, Depends(scope)]) -> str:

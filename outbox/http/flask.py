@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, scoped_session
 from outbox.errors import ClaimError, ConfigurationError, RequestRefused
 from outbox.http.answers import Answer, plain_answer
 from outbox.http.header import HEADER
-from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_scope, too_large
+from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_scope, require_sessions, too_large
 from outbox.http.transaction import RequestTransaction, undone_by_conflict
 from outbox.idempotency import Claim
 from outbox.responses import Response as KeptResponse
@@ -67,10 +67,7 @@ class Idempotency:
         body_bytes_max: int = BODY_BYTES_MAX,
     ) -> None:
         require_scope(scope, "scope=lambda: g.user.id")
-        if not callable(sessions):
-            raise ConfigurationError(
-                f"sessions must make a Session, as a sessionmaker does; {type(sessions).__name__} makes none"
-            )
+        require_sessions(sessions)
         _require_sync(getattr(sessions, "class_", None))
         self._sessions = sessions
         self._scope = scope

@@ -125,3 +125,11 @@ def require_scope(scope: object, example: str) -> None:
             f"scope must be the app's own function that tells who is calling, not {scope!r}: without it one caller's"
             f" answer could be replayed to another. For example {example}"
         )
+
+
+def require_sessions(sessions: object) -> None:
+    """Raise `ConfigurationError` unless `sessions` can make a session for each request."""
+    if not callable(sessions):
+        raise ConfigurationError(
+            f"sessions must make a Session for each request, as a sessionmaker does; {type(sessions).__name__} makes none"
+        )

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outbox.errors import ClaimError, ConfigurationError, RequestRefused, RequestUndone
 from outbox.http.answers import Answer, plain_answer
 from outbox.http.header import HEADER
-from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_scope, too_large
+from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_scope, require_sessions, too_large
 from outbox.http.transaction import RequestTransaction, undone_by_conflict
 from outbox.idempotency import Claim
 from outbox.responses import Response as KeptResponse
@@ -68,7 +68,7 @@ class Idempotency(Generic[SessionT]):
         it raise for one who may not ask. There is no default.
     content: what must be equal in a retry, given the request, as bytes or JSON; by default the method, the path, the
         query, the content type and the body.
-    Raises `ConfigurationError` without a scope function.
+    Raises `ConfigurationError` without a scope function, and for what makes no sessions.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Idempotency(Generic[SessionT]):
         policy: Policy | None = None,
     ) -> None:
         require_scope(scope, "scope=lambda request: request.user.username")
+        require_sessions(sessions)
         self._claims = Claims(sessions, content, policy or Policy())
         self._scope = scope
 
