@@ -15,6 +15,8 @@ LOOK_FIRST = timedelta(minutes=1)
 LOOK_MAX = timedelta(hours=1)
 VANISHED_MAX = 3  # looks that took their process along: the next might, too
 FOUND = "found at the service"
+ABSENT = "not at the service: to be sent again"
+"""How the reasons begin by which those two are known in an entry's history."""
 
 
 def admit_look(entry: Claimed, looks: Looks, memory: Memory, now: datetime, form: str) -> Transition | None:
@@ -70,7 +72,7 @@ def _after_absence(entry: Claimed, looks: Looks, memory: Memory, now: datetime) 
         return _no_look(entry, looks, f"it is not at the service under its present key, and {limit}")
     epoch = entry.key_epoch + (not _same_key_is_good(entry, looks, memory, now))
     key = "the same key" if epoch == entry.key_epoch else "a new key"
-    told = f"not at the service: to be sent again, under {key}"
+    told = f"{ABSENT}, under {key}"
     delay = memory.quiescence if _may_be_overtaken(entry, looks) else timedelta(0)
     return Requeue(epoch, None, delay, told, attempts, maybe_sent=not proved, absent=True)
 

@@ -4,15 +4,16 @@ It reads, and changes nothing. A rule is a question with no answer as long as al
 something else than this library, or is a bug in it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, Select, String, and_, exists, func, literal, or_, select
-from sqlalchemy import cast as as_type
+from sqlalchemy import Connection, Row, Select, exists, func, select
 
+from dispatchers.lifecycle import Known, known_of
+from dispatchers.sql_verification import QUESTIONS, Question
 from outbox.errors import InvalidValue
 from outbox.keys import Keyring, ParentKey, derive_tag, entry_id, key_fields, parent_id
 from outbox.schema import Tables
@@ -63,9 +64,13 @@ def verify(connection: Connection, tables: Tables, keyring: Keyring | None = Non
     keyring: with it, the key of each entry is derived anew where its secret is in the ring.
     """
     keys = _Keys(keyring)
-    rules: Mapping[str, tuple[str, Iterator[Finding]]] = {
-        name: (promise, _found(connection, question(tables))) for name, (promise, question) in QUESTIONS.items()
-    } | {"derived": (DERIVED, keys.check(connection, tables))}
+    rules: dict[str, tuple[str, Iterator[Finding]]] = {
+        name: (promise, _found(connection, tables, questions)) for name, (promise, questions) in QUESTIONS.items()
+    }
+    rules |= {
+        "decided": (DECIDED, _undecided(connection, tables)),
+        "derived": (DERIVED, keys.check(connection, tables)),
+    }
     verdicts = [_verdict(name, promise, findings) for name, (promise, findings) in rules.items()]
     entries: int = connection.execute(select(func.count()).select_from(tables.entry)).scalar_one()
     return Verification(entries=entries, without_secret=keys.without_secret, verdicts=verdicts)
@@ -76,103 +81,52 @@ def _verdict(rule: str, promise: str, findings: Iterator[Finding]) -> Verdict:
     return Verdict(rule=rule, promise=promise, violations=told, has_more=next(findings, None) is not None)
 
 
-def _found(connection: Connection, question: Select[*tuple[Any, ...]]) -> Iterator[Finding]:
-    for row in connection.execute(question.limit(FOUND_MAX + 1)):
-        yield row.id, row.text
+def _found(connection: Connection, tables: Tables, questions: Iterable[Question]) -> Iterator[Finding]:
+    for question in questions:
+        for row in connection.execute(question(tables).limit(FOUND_MAX + 1)):
+            yield row.id, row.text
 
 
-# --- the questions: each selects the rows that break its rule, as (id, text)
+def _pages(connection: Connection, page: Select[*tuple[Any, ...]], id: Any) -> Iterator[Row[Any]]:
+    """All rows of `page`, a page at a time, in the order of `id`."""
+    page = page.order_by(id).limit(ROWS_AT_ONCE)
+    rows = connection.execute(page).all()
+    while rows:
+        yield from rows
+        rows = connection.execute(page.where(id > rows[-1].id)).all()
 
 
-def _lost(tables: Tables) -> Select[*tuple[Any, ...]]:
-    entry = tables.entry
-    stands = or_(_has(tables.queue.c.id, entry.c.id), _has(tables.settlement.c.id, entry.c.id))
-    return select(entry.c.id, literal("neither waits nor has ended").label("text")).where(~stands)
+# --- what is on record of a waiting entry's end, which the next dispatcher that claims it carries out
+
+DECIDED = "what is to become of an entry was decided by a person, or told by an adapter"
+_AS_DECIDED: Mapping[str, str] = {"delivered": "happened: ", "failed": "did_not_happen: ", "send_again": "send_again: "}
+"""How a decision for such an end begins in the history; one to cancel has the bare reason."""
 
 
-def _twice(tables: Tables) -> Select[*tuple[Any, ...]]:
-    queue, settlement = tables.queue, tables.settlement
-    text = _joined("waits as ", queue.c.state, ", and has ended as ", settlement.c.state)
-    return select(queue.c.id, text).join(settlement, settlement.c.id == queue.c.id)
+def _undecided(connection: Connection, tables: Tables) -> Iterator[Finding]:
+    queue = tables.queue.c
+    for row in _pages(connection, select(queue.id, queue.outcome).where(queue.outcome.is_not(None)), queue.id):
+        try:
+            known = known_of(row.outcome)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            yield row.id, "what is on record of it cannot be read"
+            continue
+        if known is not None and not _is_on_record(connection, tables, row.id, known):
+            yield row.id, f"is to become {known.state}, and its history does not say so"
 
 
-def _orphaned(tables: Tables) -> Select[*tuple[Any, ...]]:
-    queue, settlement = tables.queue.c.id, tables.settlement.c.id
-    rows = select(queue.label("id")).union_all(select(settlement.label("id"))).subquery()
-    text = literal("waits or has ended, and is no entry").label("text")
-    return select(rows.c.id, text).where(~_has(tables.entry.c.id, rows.c.id)).distinct()
-
-
-def _sharing_a_key(tables: Tables) -> Select[*tuple[Any, ...]]:
-    entry, other = tables.entry, tables.entry.alias()
-    text = _joined("has the key of entry ", other.c.id)
-    return select(entry.c.id, text).join(other, and_(other.c.tag == entry.c.tag, other.c.id != entry.c.id))
-
-
-def _miscounted(tables: Tables) -> Select[*tuple[Any, ...]]:
-    rows = _progress(tables)
-    text = _joined("was sent ", rows.c.attempts, " times in ", rows.c.deliveries, " deliveries")
-    return select(rows.c.id, text).where(rows.c.attempts > rows.c.deliveries)
-
-
-def _unexplained_epoch(tables: Tables) -> Select[*tuple[Any, ...]]:
-    rows, event = _progress(tables), tables.event
-    decided = event.c.entry_id == rows.c.id, event.c.kind != "attempt"
-    decisions = select(func.count()).select_from(event).where(*decided).scalar_subquery()  # one epoch each, at most
-    text = _joined("has key epoch ", rows.c.key_epoch, ", and nobody decided that it was to be sent anew so often")
-    return select(rows.c.id, text).where(rows.c.key_epoch > 0, rows.c.key_epoch > decisions)
-
-
-def _before_its_time(tables: Tables) -> Select[*tuple[Any, ...]]:
-    entry, settlement = tables.entry, tables.settlement
-    text = _joined(settlement.c.state, " before it was enqueued")
-    ended = select(entry.c.id, text).join(settlement, settlement.c.id == entry.c.id)
-    return ended.where(settlement.c.settled_at < entry.c.created_at)
-
-
-def _halting_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
-    halted = tables.halted
-    text = _joined("halts the lane ", halted.c.ordering_key, ", and is no entry")
-    return select(halted.c.entry_id.label("id"), text).where(~_has(tables.entry.c.id, halted.c.entry_id))
-
-
-QUESTIONS: Mapping[str, tuple[str, Callable[[Tables], Select[*tuple[Any, ...]]]]] = {
-    "kept": ("an entry that was committed is never lost", _lost),
-    "ended once": ("an entry that has ended does not wait any more", _twice),
-    "whole": ("what waits or has ended is an entry", _orphaned),
-    "own key": ("no two entries share a key", _sharing_a_key),
-    "counted": ("an entry is not sent more often than it was claimed", _miscounted),
-    "same key": ("an entry keeps its key, unless a person or a proof decided otherwise", _unexplained_epoch),
-    "in order": ("an entry ends after it was enqueued", _before_its_time),
-    "halted": ("what halts a lane is an entry", _halting_nothing),
-}
-
-DERIVED = "an entry's id and key are those of its fields"
-
-
-def _has(column: Any, id: Any) -> Any:
-    return exists().where(column == id)
-
-
-def _joined(*parts: Any) -> Any:
-    """A text made of constants and columns, in the database."""
-    pieces = [literal(part) if isinstance(part, str) else as_type(part, String) for part in parts]
-    text: Any = pieces[0]
-    for piece in pieces[1:]:
-        text = text + piece
-    return text.label("text")
-
-
-def _progress(tables: Tables) -> Any:
-    """How far each entry has come, waiting or ended."""
-    waiting, ended = (
-        select(table.c.id, table.c.deliveries, table.c.attempts, table.c.key_epoch)
-        for table in (tables.queue, tables.settlement)
-    )
-    return waiting.union_all(ended).subquery()
+def _is_on_record(connection: Connection, tables: Tables, id: UUID, known: Known) -> bool:
+    event = tables.event.c
+    if known.attempts is None:
+        said = event.kind == "decision", event.reason == _AS_DECIDED.get(known.state, "") + (known.reason or "")
+    else:
+        said = event.kind == "attempt", event.reason.startswith(f"{known.state}, but ")
+    return bool(connection.execute(select(exists().where(event.entry_id == id, *said))).scalar_one())
 
 
 # --- ids and keys: what only the library can derive
+
+DERIVED = "an entry's id and key are those of its fields"
 
 
 class _Keys:
@@ -203,13 +157,7 @@ class _Keys:
 
 
 def _entries(connection: Connection, tables: Tables) -> Iterator[Row[Any]]:
-    """Every entry's key fields, a page at a time."""
+    """Every entry's key fields."""
     entry = tables.entry.c
     columns = (entry.id, entry.env, entry.scope, entry.source, entry.parent, entry.operation, entry.discriminator)
-    page: Select[*tuple[Any, ...]] = (
-        select(*columns, entry.kid, entry.tag, entry.parent_id).order_by(entry.id).limit(ROWS_AT_ONCE)
-    )
-    rows = connection.execute(page).all()
-    while rows:
-        yield from rows
-        rows = connection.execute(page.where(entry.id > rows[-1].id)).all()
+    return _pages(connection, select(*columns, entry.kid, entry.tag, entry.parent_id), entry.id)

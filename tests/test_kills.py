@@ -29,6 +29,7 @@ from dispatching import (
     write_factory,
 )
 from support import CHARGE, TABLES, Database
+from verifying import broken_rules
 
 import outbox
 from dispatchers import FOREVER
@@ -166,6 +167,7 @@ def audit(database: Database, ledger: StripeLedger, cancelled: set[UUID]) -> Non
     assert found["delivered"] > 0.8 * sum(found.values())
     assert found["failed"] > 0.05 * sum(found.values())
     assert found["uncertain"] < 0.06 * sum(found.values())
+    assert broken_rules(database) == {}
 
 
 def struck(database: Database) -> int:

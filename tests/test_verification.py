@@ -44,6 +44,10 @@ def _set(table: sa.Table, **values: object) -> Harm:
     return lambda connection, id: connection.execute(table.update().where(table.c.id == id).values(values))
 
 
+def _sent(**counts: int) -> Harm:
+    return _set(TABLES.queue, state="retry", maybe_sent=True, **counts)
+
+
 def _end(tables: Tables, **values: object) -> Harm:
     row = {"state": "delivered", "deliveries": 1, "attempts": 1, "key_epoch": 0, "settled_at": sa.func.now()} | values
 
@@ -77,7 +81,7 @@ def _halt(connection: sa.Connection, id: UUID) -> None:
         ("ended once", _end(TABLES), "waits as pending, and has ended as delivered"),
         ("whole", _take(TABLES.entry), "waits or has ended, and is no entry"),
         ("own key", _give_another_its_key, "has the key of entry "),
-        ("counted", _set(TABLES.queue, attempts=2, deliveries=1), "was sent 2 times in 1 deliveries"),
+        ("counted", _sent(attempts=2, deliveries=1), "was sent 2 times in 1 deliveries"),
         ("same key", _set(TABLES.queue, key_epoch=1), "has key epoch 1, and nobody decided that it was to be sent anew so often"),
         ("halted", _halt, "halts the lane lane, and is no entry"),
         ("derived", _set(TABLES.entry, scope="another"), "its id is not that of its fields, "),
