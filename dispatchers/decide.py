@@ -36,21 +36,25 @@ from dispatchers.lifecycle import (
     Settle,
     Transition,
     Wait,
+    vanished,
 )
 
 BACKOFF_FIRST = timedelta(seconds=1)
 BACKOFF_MAX = timedelta(minutes=10)
 CENTURY = timedelta(days=36_525)  # as good as for ever, and no calendar overflows
+VANISHED_MAX = (
+    2  # senders in turn that vanished with an entry, until it is no longer sent at once beside the same others
+)
 DOUBLINGS_MAX = 20  # beyond BACKOFF_MAX already; keeps the power small
 
 
-def admit(entry: Claimed, memory: Memory, now: datetime) -> Transition | None:
-    """Whether `entry` may be sent now: None for yes, else what becomes of it instead."""
-    change = _refused(entry, memory, now)
+def admit(entry: Claimed, memory: Memory, now: datetime, jitter: float = 1.0) -> Transition | None:
+    """Whether `entry` may be sent now: None for yes, else what becomes of it instead. jitter: as for `decide`."""
+    change = _refused(entry, memory, now, jitter)
     return change and _look_first(entry, change, memory, now)
 
 
-def _refused(entry: Claimed, memory: Memory, now: datetime) -> Transition | None:
+def _refused(entry: Claimed, memory: Memory, now: datetime, jitter: float) -> Transition | None:
     if entry.in_doubt_since is not None:
         if _is_for_one_attempt(memory):
             return _park(entry, entry.attempts, "its sender vanished, and the service keeps no keys")
@@ -59,7 +63,19 @@ def _refused(entry: Claimed, memory: Memory, now: datetime) -> Transition | None
             return _park(entry, entry.attempts, "it may have been sent, and the service may have forgotten its key")
     if entry.attempts >= memory.attempts_max:
         return _end(entry, entry.attempts, f"no answer in {entry.attempts} attempts")
+    if vanished(entry) >= VANISHED_MAX:
+        return _wait_apart(entry, memory, now, jitter)
     return None
+
+
+def _wait_apart(entry: Claimed, memory: Memory, now: datetime, jitter: float) -> Transition:
+    """It may be what ends its senders, or only have been under way beside that: each waits for a time of its own.
+
+    No age ends it here: a pause may have stopped that a moment ago, of which nobody here knows yet.
+    """
+    told = f"{VANISHED_MAX} senders in turn vanished with it"
+    ageless = replace(memory, age_max=CENTURY)
+    return _wait(entry, ageless, now, jitter, told, None, entry.attempts, entry.maybe_sent, entry.in_doubt_since)
 
 
 def decide(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:

@@ -190,7 +190,8 @@ Ending: TypeAlias = tuple[Claimed, Transition]
 
 # --- the queue's `outcome`: a JSON object. reason: why the entry waits or is uncertain. stored: as in `Park`. known: what has
 # become of it by a person's word, or by an outcome whose callback failed; with it on record the entry is never sent again.
-# looks: it is to be looked for; with that on record it is never sent without a look.
+# looks: it is to be looked for; with that on record it is never sent without a look. deliveries: how often it had been claimed
+# when it was told to wait.
 
 SEND_AGAIN = "send_again"
 
@@ -214,10 +215,17 @@ KEY_CONFLICT = "the service holds this key for another request"
 
 
 def outcome_on_record(
-    reason: str, *, stored: bool = False, known: Known | None = None, looks: Looks | None = None
+    reason: str,
+    *,
+    stored: bool = False,
+    known: Known | None = None,
+    looks: Looks | None = None,
+    deliveries: int | None = None,
 ) -> str:
     """The text of the queue's `outcome`."""
     record: dict[str, Any] = {"reason": reason}
+    if deliveries is not None:
+        record["deliveries"] = deliveries
     if stored or (looks is not None and looks.stored):
         record["stored"] = True
     if looks is not None:
@@ -253,6 +261,12 @@ def looks_of(outcome: str | None) -> Looks | None:
         return None
     quiet_at = datetime.fromisoformat(looks["quiet_at"])
     return Looks(looks["why"], looks["made"], quiet_at, looks["deliveries"], record.get("stored", False))
+
+
+def vanished(entry: Claimed) -> int:
+    """With how many senders in turn it vanished: claims that nothing came of, since it was enqueued or told to wait."""
+    told = json.loads(entry.outcome).get("deliveries") if entry.outcome else 0
+    return 0 if told is None else max(entry.deliveries - told - 1, 0)
 
 
 HINT_SLACK = timedelta(milliseconds=250)

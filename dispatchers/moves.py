@@ -61,7 +61,7 @@ def moved(entry: Claimed, change: Moving) -> Moved:
                 maybe_sent=change.maybe_sent,
                 in_doubt_since=change.in_doubt_since,
                 reason=reason,
-                outcome=outcome_on_record(reason),
+                outcome=outcome_on_record(reason, deliveries=entry.deliveries),
             )
         case Park(reason=reason):
             return _as_it_was(entry)._replace(

@@ -175,7 +175,8 @@ class Sends:
             looks = looks_of(entry.outcome)
             # What was never claimed before has nothing that could speak against it, if the database remembers all.
             if (entry.deliveries > 1 or entry.maybe_sent) and looks is None:
-                change = admit(entry, route.memory, self._database_now(entry, started))
+                now = self._database_now(entry, started)
+                change = admit(entry, route.memory, now, self._chance.random())
             if change is None:
                 change = await self._ask_in_time(worker, entry, route, delivery, started, looks)
         except Exception:  # a defect of ours: its lease ends, and it counts as unknown

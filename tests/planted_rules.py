@@ -58,7 +58,7 @@ def deciding(
 def with_memory(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
     """Both rules as they are, but believing something else of the service."""
     return rule(
-        admit=lambda entry, memory, now: admit(entry, replace(memory, **changed), now),
+        admit=lambda entry, memory, now, jitter=1.0: admit(entry, replace(memory, **changed), now, jitter),
         decide=lambda entry, outcome, memory, now, jitter: decide(
             entry, outcome, replace(memory, **changed), now, jitter
         ),
@@ -102,7 +102,9 @@ PLANTED_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         )
     ),
     "the window is heeded before waiting but not before sending": rule(
-        admit=lambda entry, memory, now: admit(entry, replace(memory, window=memory.window and FOREVER), now)
+        admit=lambda entry, memory, now, jitter=1.0: admit(
+            entry, replace(memory, window=memory.window and FOREVER), now, jitter
+        )
     ),
     "the window counts from the last attempt in doubt": rule(_doubt_began=lambda entry: entry.leased_at),
     "unknown leaves no doubt": deciding(Unknown, change=forgotten),
@@ -119,9 +121,11 @@ PLANTED_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     ),
     "unknown is taken for failure": deciding(Unknown, entry=NO_DOUBT, outcome=lambda outcome: Rejected(outcome.reason)),
     "unknown is taken for deferred": deciding(Unknown, outcome=lambda outcome: Deferred(outcome.reason)),
-    "unknown is retried without keys": rule(decide=keyless_is_retried, admit=lambda entry, memory, now: None),
+    "unknown is retried without keys": rule(
+        decide=keyless_is_retried, admit=lambda entry, memory, now, jitter=1.0: None
+    ),
     "a vanished sender is followed by another without keys": rule(
-        admit=lambda entry, memory, now: admit(entry, replace(memory, at_least_once=True), now)
+        admit=lambda entry, memory, now, jitter=1.0: admit(entry, replace(memory, at_least_once=True), now, jitter)
     ),
     "a limit in doubt is a failure": rule(_end=lambda entry, attempts, reason: Settle("failed", attempts)),
     "attempts have no limit": with_memory(attempts_max=10**6),

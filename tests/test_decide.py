@@ -20,7 +20,7 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.lifecycle import Claimed, Park, Settle, Transition, Wait
+from dispatchers.lifecycle import Claimed, Park, Settle, Transition, Wait, outcome_on_record
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -338,6 +338,38 @@ def test_the_first_attempt_is_always_allowed_however_old_the_entry(memory: Memor
     entry = fresh(first_leased_at=NOW - 10 * memory.age_max)
 
     assert admit(entry, memory, NOW) is None
+
+
+@EVERY_SERVICE_WITH_KEYS
+def test_an_entry_that_two_senders_in_turn_vanished_with_waits_for_a_time_of_its_own(memory: Memory) -> None:
+    """It may be what ends them; those that were claimed with it are to come apart."""
+    once, twice = in_doubt(deliveries=2), in_doubt(deliveries=3, attempts=2)
+
+    assert admit(once, memory, NOW, 0.5) is None
+    assert admit(twice, memory, NOW, 0.5) == Wait(
+        2 * SECOND, "2 senders in turn vanished with it", 2, True, twice.in_doubt_since
+    )
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "outcome"),
+    [
+        (9, outcome_on_record("busy", deliveries=8)),
+        (9, outcome_on_record("busy", deliveries=7)),
+        (9, outcome_on_record("written by an earlier release")),
+    ],
+)
+def test_whoever_was_told_to_wait_since_has_not_vanished(deliveries: int, outcome: str) -> None:
+    assert admit(in_doubt(deliveries=deliveries, outcome=outcome), KEYS, NOW) is None
+
+
+def test_what_senders_vanish_with_is_ended_by_its_attempts_and_its_window_alone() -> None:
+    old = in_doubt(deliveries=3, attempts=2, first_leased_at=NOW - 9 * KEYS.age_max)
+    late = in_doubt(NOW - WINDOW, deliveries=3, attempts=2)
+
+    assert state_of(admit(old, KEYS, NOW)) == "retry"
+    assert state_of(admit(late, KEYS, NOW)) == "uncertain"
+    assert state_of(admit(old._replace(attempts=KEYS.attempts_max), KEYS, NOW)) == "uncertain"
 
 
 def test_a_success_counts_however_late_it_comes() -> None:

@@ -6,11 +6,14 @@ Of every one: nothing is lost, and nothing happens twice. The whole list, with w
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
@@ -22,6 +25,7 @@ from dispatching import (
     daemon,
     put,
     put_one,
+    queue_row,
     run_once,
     settlement_row,
     state,
@@ -29,7 +33,9 @@ from dispatching import (
     wait_for,
     write_factory,
 )
+from poisoned import ATTEMPTS_MAX
 from support import TABLES, Database
+from verifying import broken_rules
 
 import outbox
 from dispatchers import FOREVER
@@ -91,6 +97,56 @@ def transactions(database: Database) -> int:
     with database.engine.connect() as connection:
         found: int = connection.execute(sa.text(f"{others} AND state <> 'idle'")).scalar_one()
         return found
+
+
+# --- a payload that kills its process
+
+
+def supervised(database: Database, directory: Path, keys: str) -> list[int]:
+    """How each of the dispatchers ended that were started, one after another, until nothing waited any more."""
+    script = Path(__file__).with_name("poisoned.py")
+    command = [sys.executable, str(script), database.url.render_as_string(hide_password=False), str(directory), keys]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return [int(line) for line in ended.split()]
+
+
+def put_poison_first(database: Database, ob: outbox.Outbox) -> tuple[UUID, str]:
+    """Ten entries, which are claimed together; returns the first, which kills, and its key."""
+    with database.begin() as session:
+        poison, *_ = [
+            ob.enqueue(session, "crm.upsert", "poison" if not number else "", parent=f"order:{number}")
+            for number in range(10)
+        ]
+    return poison.id, poison.child_key
+
+
+def test_a_payload_that_kills_every_process_that_sends_it_ends_uncertain_and_the_others_are_delivered(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    id, key = put_poison_first(postgresql, ob)
+
+    ended = supervised(postgresql, tmp_path, "keys")
+
+    sent, row = Counter(FileService(tmp_path).sent), queue_row(postgresql, id)
+    assert ended == [-signal.SIGKILL] * ATTEMPTS_MAX + [0]
+    assert states(postgresql) == {"delivered": 9, "uncertain": 1}
+    assert (row.state, row.attempts, sent[key]) == ("uncertain", ATTEMPTS_MAX, ATTEMPTS_MAX)
+    assert len(FileService(tmp_path).effects) == len(sent) == 10
+    assert broken_rules(postgresql) == {}
+
+
+def test_a_payload_that_kills_is_sent_once_where_no_keys_are_kept_and_takes_along_what_was_claimed_with_it(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    id, key = put_poison_first(postgresql, ob)
+
+    ended = supervised(postgresql, tmp_path, "no keys")
+
+    assert ended == [-signal.SIGKILL, 0]
+    assert state(postgresql, id) == "uncertain"
+    assert states(postgresql) == {"uncertain": 10}  # none of them can be told from those that had been sent
+    assert FileService(tmp_path).sent == [key]
+    assert broken_rules(postgresql) == {}
 
 
 # --- a database that swallows everything

@@ -49,7 +49,7 @@ MOVES: list[tuple[str, Moving, dict[str, Any], dict[str, Any]]] = [
         "waits",
         Wait(DELAY, "busy", 4, True, LATER),
         {"state": "retry", "delay": DELAY, "attempts": 4, "in_doubt_since": LATER, "reason": "busy"},
-        {"reason": "busy"},
+        {"reason": "busy", "deliveries": 3},
     ),
     (
         "is parked",
