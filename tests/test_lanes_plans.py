@@ -1,16 +1,18 @@
-"""A lane's length costs nothing: what is asked of it reads its head."""
+"""A lane's length costs nothing: what is asked of it reads its head. Nor does it cost a statement that so many leave theirs."""
 
 from typing import Any
 
 import sqlalchemy as sa
-from dispatching import claim_one
-from lanes import put_in_lane
-from support import TABLES, Database
+from dispatching import HOUR, age, claim, claim_one, settle
+from lanes import LaneService, halted, put_in_lane, send_all
+from support import TABLES, Database, statements_of
 from test_claim_plans import nodes, run
 
 import outbox
+from dispatchers import Unknown
 from dispatchers.claims import Claims
 from dispatchers.lanes import sort_out
+from dispatchers.lifecycle import Settle
 from outbox.lanes import Place, advance
 
 FILL = """
@@ -55,3 +57,19 @@ def test_the_head_of_a_long_lane_and_who_comes_after_it_are_found_by_the_index(
         assert set(types) - {"ModifyTable"} <= {"Index Scan", "Index Only Scan"}, types
         assert "outbox_queue_lane" in [node.get("Index Name") for node in nodes(plan)]
         assert [node["Plan Rows"] for node in nodes(plan) if node["Node Type"] == "Limit"] == [1]
+
+
+def test_late_proof_lifts_the_halts_of_its_own_entries_in_one_statement(database: Database, ob: outbox.Outbox) -> None:
+    names = ("ada", "bob", "eve")
+    ids = [put_in_lane(database, ob, f"{name} 1", f"{name} 2", lane=name)[0] for name in names]
+    store = Claims(database.engine, ob.configuration)
+    vanished = {entry.id: entry for entry in claim(store) if entry.id in ids}
+    age(database, HOUR)
+    send_all(database, ob, LaneService(**dict.fromkeys([f"{name} 1" for name in names], Unknown("", final=True))))
+    assert set(halted(database)) == set(names)
+
+    with statements_of(database.engine) as sent:
+        settle(store, *((vanished[id], Settle("delivered", 1)) for id in ids[:2]))
+
+    assert halted(database) == {"eve": ids[2]}
+    assert len([statement for statement in sent if "DELETE FROM outbox_halted" in statement]) == 1
