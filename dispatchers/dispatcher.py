@@ -181,6 +181,7 @@ class Dispatcher:
         self._news = asyncio.Event()  # something to settle, a claim, a free slot, or a lane's end
         self._exchanging = 0
         self._swept_at = -SWEEP_SECONDS
+        self._has_looked = False  # before it has, it does not know whose age a pause has stopped
         self._cutoff = NEVER
 
     @property
@@ -341,7 +342,7 @@ class Dispatcher:
                     self._watch.tell()
                     if stopping.is_set():  # meanwhile: what is claimed now would never be sent
                         break
-                return await self._exchange(self._turns.take(self._clock()), NEVER)
+                return await self._exchange(self._turns.take(self._clock()) if self._has_looked else [], NEVER)
             except Exception as error:
                 self._report_away(error)
                 delay = min(first * 2 ** min(tries, 10), most) * (0.5 + self._chance.random() / 2)
@@ -355,6 +356,7 @@ class Dispatcher:
         await self._watch.look()
         self._turns.learn(await self.store.destinations())
         self._pressure.look(await self.store.pressures())
+        self._has_looked = True
 
     def _report_away(self, error: Exception) -> None:
         # Not the error's text: it shows the statement's parameters, what services answered among them.

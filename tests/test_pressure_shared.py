@@ -38,7 +38,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims, Exchange
 from dispatchers.decisions import pause, resume
 from dispatchers.delivery import Finding
-from dispatchers.pressure import News, Pressing
+from dispatchers.pressure import News, Pressing, Pressures
 from outbox.databases import clock_plus
 from outbox.instants import NEVER
 
@@ -370,6 +370,38 @@ def test_while_it_is_paused_nothing_ages(database: Database, ob: outbox.Outbox) 
     age(database, 4 * DAY)
     work(database, ob, crm)
     assert state(database, id) == "failed"
+
+
+def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_has_stopped(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    """A dispatcher that has just begun, and whose first look takes its time."""
+    id = put_one(database, ob)
+    crm = Crm(Deferred("busy"))
+    work(database, ob, crm)
+    decide(database, pause)
+    age(database, 10 * DAY)  # 3 are allowed
+    decide(database, resume)
+
+    async def main() -> None:
+        answered = asyncio.Event()
+
+        class Slow(Claims):
+            async def pressures(self) -> Pressures:
+                await answered.wait()
+                return await super().pressures()
+
+        store = Slow(database.new_engine(), ob.configuration)
+        working = dispatcher(None, ob, adapters={"crm": crm}, store=store)
+        pump = asyncio.create_task(pumping(working, lambda: len(crm.deliveries) == 2))
+        await asyncio.sleep(0.2)  # time enough for the other lane to claim
+        assert len(crm.deliveries) == 1
+        answered.set()
+        await pump
+
+    asyncio.run(main())
+
+    assert state(database, id) == "retry"
 
 
 @pytest.mark.parametrize("found", [Absent(), CannotTell("down")])
