@@ -77,13 +77,13 @@ class Database:
     def set_back(self) -> None:
         """To the backup; whoever was connected is not any more."""
         restore(self.store, self._kept, f"{self.store.timeline}'")
+        self.promises.restore.restored()  # before anybody goes on who was waiting
+        self.promises.pressure.restored()
         for transaction in self.open[:]:
             transaction.rollback()
         waiting, self._waiting = self._waiting, []
         for _, again in waiting:
             again()
-        self.promises.restore.restored()
-        self.promises.pressure.restored()
 
     # --- what is asked of it
 
