@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, func, or_, select
 
 from dispatchers.destinations import destination_names
+from dispatchers.slots import on_record, still_taken
 from outbox.databases import clock
 from outbox.schema import Tables
 
@@ -22,7 +23,8 @@ class DestinationState:
     due: entries that could be claimed now, if nothing weighed on it. oldest_due_seconds: for how long the oldest has waited; None
     if none is due. paused: by a person. cool_until: the service asked for quiet until then. breaker: `open` lets nothing through
     until `breaker_until`, then `half_open` one entry as a probe. breaker_failures: in a row. rate_per_second: what the
-    dispatchers keep to. decided_by, decided_at: who paused it or let it go on last.
+    dispatchers keep to. slots_max: how many sends at once they keep to, all together; slots_taken: how many of these are under
+    way. decided_by, decided_at: who paused it or let it go on last.
     """
 
     name: str
@@ -35,6 +37,8 @@ class DestinationState:
     breaker_until: datetime | None
     breaker_failures: int
     rate_per_second: float | None
+    slots_max: int | None
+    slots_taken: int
     decided_by: str | None
     decided_at: datetime | None
 
@@ -47,6 +51,7 @@ UNPRESSED: Mapping[str, Any] = {
     "breaker_until": None,
     "breaker_failures": 0,
     "rate_per_second": None,
+    "slots_max": None,
     "decided_by": None,
     "decided_at": None,
 }
@@ -88,6 +93,7 @@ def _state(
         name=name,
         due=counts.get(name, 0),
         oldest_due_seconds=None if lag is None else lag.total_seconds(),
+        slots_taken=0 if row is None else sum(each.slots for each in still_taken(on_record(row.slots_taken), now)),
         **shared,
     )
 

@@ -38,7 +38,7 @@ from dispatchers.lifecycle import (
 )
 from dispatchers.looking import admit_look
 from dispatchers.operations import Operations
-from dispatchers.pressing import PressureWatch
+from dispatchers.pressing import BUSY_SECONDS, PressureWatch
 from dispatchers.pressure import Limits, check_limits
 from dispatchers.retention import KEEP, Retention
 from dispatchers.routes import Route, Routes, merge
@@ -58,6 +58,7 @@ log = logging.getLogger("outbox.dispatcher")
 LANES = 2  # exchanges with the database at once
 SWEEP_SECONDS = 1.0  # what became due behind the hints is found by then
 LINGER_SECONDS = 0.01  # settling waits so long for company
+TELLS_MAX = 20  # tries to tell the others of free slots, `BUSY_SECONDS` apart; then these are left to their lease's end
 UNSERVED_DELAY = timedelta(seconds=2)  # until what this process does not serve is looked at again
 UNSERVED_SECONDS = 5.0  # how long it leaves a destination alone of which it serves nothing
 
@@ -203,13 +204,14 @@ class Dispatcher:
         await self.reconcile()
         await self._completing.run_once()
         settled = await self._claim_first()
-        counts = await asyncio.gather(*(self._drain_what_is_due() for _ in range(LANES)), return_exceptions=True)
-        for count in counts:
-            if isinstance(count, BaseException):
-                raise count
-        await self._exchange([], self._cutoff)  # what of the last ones is still to be told
+        settled += await self._drain_in_lanes()
+        for _ in range(TELLS_MAX):
+            if not self._pressure.keeps_free_slots:
+                break
+            await asyncio.sleep(BUSY_SECONDS)
+            settled += await self._drain_in_lanes()
         await self._sends.abandon()  # nothing is under way: this only sends the workers home
-        return settled + self._settled_alone + sum(count for count in counts if isinstance(count, int))
+        return settled + self._settled_alone
 
     async def pump(self, stopping: asyncio.Event) -> None:
         """Claim, send and settle until `stopping` is set; then finish what is in flight and settle it.
@@ -266,6 +268,14 @@ class Dispatcher:
             progress = await self._exchange(self._turns.take(self._clock()), NEVER)
             settled, asked = settled + progress.settled, progress.asked
         return settled
+
+    async def _drain_in_lanes(self) -> int:
+        counts = await asyncio.gather(*(self._drain_what_is_due() for _ in range(LANES)), return_exceptions=True)
+        for count in counts:
+            if isinstance(count, BaseException):
+                raise count
+        await self._exchange([], self._cutoff)  # what of the last ones is still to be told
+        return sum(count for count in counts if isinstance(count, int))
 
     async def _drain_what_is_due(self) -> int:
         settled = 0
@@ -478,14 +488,19 @@ class Dispatcher:
         until = self._clock() + self.grace.total_seconds()
         await self._sends.finish(self.grace)
         await self._settling.finish(timedelta(seconds=until - self._clock()))
-        while self._settlements:
+        tells = 0
+        while self._settlements or (self._pressure.keeps_free_slots and tells < TELLS_MAX):
+            tells += 1
             try:
                 await self._exchange([], NEVER)
             except Exception as error:
                 self._report_away(error)
-                if self._clock() > until:
+                if self._settlements and self._clock() > until:
                     raise
                 await asyncio.sleep(STORE_RETRY_SECONDS[0])
+            else:
+                if self._pressure.keeps_free_slots:
+                    await asyncio.sleep(BUSY_SECONDS)
 
     async def abandon(self) -> None:
         """Stop sending at once. What was in flight is in doubt, and found so when its lease ends."""

@@ -15,6 +15,7 @@ from dispatchers.decide import CENTURY
 from dispatchers.delivery import Deferred, Delivered, Memory, Outcome, Unknown
 from dispatchers.lifecycle import Claimed, Want
 from dispatchers.pressure import COOL_DEFAULT, Limits, News, Pressing, Pressure, Pressures, opens_at
+from dispatchers.slots import NONE_LEFT, still_taken
 from outbox.instants import NEVER
 
 log = logging.getLogger("outbox.dispatcher")
@@ -45,13 +46,15 @@ class PressureWatch:
 
     def __init__(self, limits: Mapping[str, Limits], *, clock: Callable[[], float], chance: random.Random) -> None:
         self._limits = limits
-        self._limited = frozenset(name for name, given in limits.items() if given.rate is not None)
+        self._limited = frozenset(name for name, given in limits.items() if given.are_shared)
         self._clock = clock
         self._chance = chance
         self._seen: dict[str, Pressure] = {}
         self._news: dict[str, News] = {}
         self._reported: dict[str, str] = {}
         self._probes: dict[str, UUID] = {}
+        self._under_way: dict[tuple[str, UUID], int] = {}  # sends that take a slot that is shared, by their claim
+        self._full: set[str] = set()  # shut for want of a slot, and for nothing else
         self.shut_until: dict[str, float] = {}
 
     # --- what the sends bring
@@ -67,12 +70,24 @@ class PressureWatch:
         self._tell(name, news)
 
     def end(self, entry: Claimed) -> None:
-        """Its lease ends. A probe of which nothing was heard leaves its place to another."""
+        """Its send has ended. A probe of which nothing was heard leaves its place to another."""
         if self._probes and self._probes.get(entry.destination) == entry.lease_token:
             self._tell(entry.destination, News(probe=self._probes.pop(entry.destination)))
+        if self._under_way and (entry.destination, entry.lease_token) in self._under_way:
+            self._free_slot(entry.destination, entry.lease_token)
+
+    def _free_slot(self, name: str, token: UUID) -> None:
+        """What tells of it may claim again at once: a slot of ours needs not be waited for."""
+        left = self._under_way.pop((name, token)) - 1
+        if left:
+            self._under_way[name, token] = left
+        self._tell(name, News(left={token: left}))
+        if name in self._full:
+            self._full.discard(name)
+            self.shut_until.pop(name, None)
 
     def _tell(self, name: str, news: News) -> None:
-        tells = news.failures or news.cool is not None or news.probe is not None
+        tells = news.failures or news.cool is not None or news.probe is not None or news.left
         troubled = name in self._news or self._seen.get(name, UNPRESSED).breaker_failures
         if tells or troubled:
             before = self._news.get(name)
@@ -84,6 +99,11 @@ class PressureWatch:
     def has_news(self) -> bool:
         """Whether there is something to tell, even with nothing to settle or to claim."""
         return bool(self._news)
+
+    @property
+    def keeps_free_slots(self) -> bool:
+        """Whether there are slots that no send of ours needs any more, and the others do not know."""
+        return any(news.left for news in self._news.values())
 
     def take(self, wants: Sequence[Want]) -> Pressing | None:
         """What the next exchange is to tell and to decide; None for nothing, as nearly always."""
@@ -107,12 +127,17 @@ class PressureWatch:
             if name not in found:
                 later = self._news.get(name)
                 self._news[name] = news if later is None else news.then(later)
-        for name in sorted(pressing.decided.difference(found)):  # a seed's run repeats only if theirs is an order
+        urgent = pressing.decided.union(name for name, news in pressing.news.items() if news.left)
+        for name in sorted(urgent.difference(found)):  # a seed's run repeats only if theirs is an order
+            self._full.discard(name)
             self.shut_until[name] = self._clock() + BUSY_SECONDS * (0.5 + self._chance.random())
         if pressures is not None:
             for name, pressure in pressures.of.items():
                 if pressure.breaker_token == token:
                     self._probes[name] = token
+                ours = sum(each.slots for each in pressure.slots_taken if each.token == token)
+                if ours:
+                    self._under_way[name, token] = ours
                 self._see(name, pressure, pressures)
         return not shut <= self.shut_until.keys()
 
@@ -120,6 +145,7 @@ class PressureWatch:
         """What a sweep found: of every destination that is not told of, nothing weighs on it any more."""
         for name in self._seen.keys() - pressures.of.keys():
             del self._seen[name]
+            self._full.discard(name)
             self.shut_until.pop(name, None)
             self._report(name, None)
         for name, pressure in pressures.of.items():
@@ -127,7 +153,12 @@ class PressureWatch:
 
     def _see(self, name: str, pressure: Pressure, pressures: Pressures) -> None:
         self._seen[name] = pressure
-        until = opens_at(pressure, self._limits.get(name, NO_LIMITS), pressures.at)
+        limits, left = self._limits.get(name, NO_LIMITS), self._news[name].left if name in self._news else NONE_LEFT
+        pressure = replace(pressure, slots_taken=still_taken(pressure.slots_taken, pressures.at, left))
+        until = opens_at(pressure, limits, pressures.at)
+        self._full.discard(name)
+        if until is not None and opens_at(replace(pressure, slots_taken=()), limits, pressures.at) is None:
+            self._full.add(name)
         if until is None:
             self.shut_until.pop(name, None)
         else:

@@ -1,4 +1,4 @@
-"""What weighs on one destination, and what it then may be sent. Pure: the rules of cool-down, breaker, rate and pause.
+"""What weighs on one destination, and what it then may be sent. Pure: the rules of cool-down, breaker, rate, slots and pause.
 
 A `Pressure` is one row of the database, shared by all dispatchers. Each rule takes it as it is, says what it becomes, and is
 applied while the row is locked; `now` is always the database's. A refusal to send is no attempt: what is refused is not claimed.
@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
+from dispatchers.slots import NONE_LEFT, Taken, still_taken
 from outbox.errors import ConfigurationError
 from outbox.instants import NEVER
 
@@ -19,8 +20,10 @@ COOL_MAX = timedelta(days=1)
 
 COOL_DEFAULT = timedelta(seconds=1)  # where the service does not say how long
 BLOCK_SECONDS = 0.1  # a rate is handed out in portions of so much time, or each entry would cost a claim of its own
+SLOTS_WAIT = timedelta(seconds=0.25)  # until it is worth asking whether another dispatcher has left a slot
 ROUNDING_SECONDS = 1.5e-6  # an instant is rounded to a microsecond: that of the schedule, of the wait and of the clock
 DOUBLINGS_MAX = 20
+UNLIMITED = 1_000_000  # more than any claim wants
 
 
 # --- what a dispatcher is told
@@ -73,11 +76,13 @@ DEFAULT_BREAKER = Breaker()
 class Limits:
     """What one destination is sent at most.
 
-    concurrency: sends at once by one dispatcher; by default the dispatcher's own. rate: sends a second by all dispatchers that
-    have this limit together. burst: how many of those at once, after a pause; by default a second's. breaker: None for none.
+    concurrency: sends at once by one dispatcher; by default the dispatcher's own. concurrency_in_all: sends at once by all
+    dispatchers that have this limit together. rate: sends a second by all that have this one together. burst: how many of those
+    at once, after a pause; by default a second's. breaker: None for none.
     """
 
     concurrency: int | None = None
+    concurrency_in_all: int | None = None
     rate: float | None = None
     burst: int | None = None
     breaker: Breaker | None = DEFAULT_BREAKER
@@ -85,6 +90,8 @@ class Limits:
     def __post_init__(self) -> None:
         if self.concurrency is not None:
             _require_whole("Limits.concurrency", self.concurrency)
+        if self.concurrency_in_all is not None:
+            _require_whole("Limits.concurrency_in_all", self.concurrency_in_all)
         if self.rate is not None and not _is_rate(self.rate):
             raise ConfigurationError(
                 f"Limits.rate must be a number of sends a second, 0.0001 to 1000000: {self.rate!r}"
@@ -95,6 +102,11 @@ class Limits:
                 raise ConfigurationError(f"Limits.burst is of a rate: Limits(rate=..., burst={self.burst})")
         if self.breaker is not None and not isinstance(self.breaker, Breaker):
             raise ConfigurationError(f"Limits.breaker must be a Breaker, or None for none: {self.breaker!r}")
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether every claim is counted against them, by all dispatchers together."""
+        return self.rate is not None or self.concurrency_in_all is not None
 
 
 def check_limits(limits: Mapping[str, Limits]) -> dict[str, Limits]:
@@ -116,7 +128,8 @@ class Pressure:
 
     cool_until: it asked for quiet until then. breaker: `open` lets nothing through before `breaker_until`; `half_open` is
     under trial by the one entry whose lease token is `breaker_token`, until `breaker_until` at the latest. breaker_failures: in
-    a row. rate_at: up to when its rate is used up. resumed_at: when somebody last ended a pause.
+    a row. rate_at: up to when its rate is used up. slots_taken: of those that all dispatchers share, of which there are
+    `slots_max`. resumed_at: when somebody last ended a pause.
     """
 
     paused: bool = False
@@ -127,6 +140,8 @@ class Pressure:
     breaker_token: UUID | None = None
     rate_at: datetime | None = None
     rate_per_second: float | None = None
+    slots_taken: tuple[Taken, ...] = ()
+    slots_max: int | None = None
     resumed_at: datetime | None = None
 
 
@@ -142,7 +157,7 @@ class News(NamedTuple):
 
     answered: it did its work, or refused for what was asked. failures: sends that it did not serve, since it last answered.
     cool: it asks for quiet. probe: the lease token of a probe that has ended; passed: whether it got through, None for nobody
-    knows, as it was never sent.
+    knows, as it was never sent. left: how many sends of a claim have not ended, by lease token.
     """
 
     answered: bool = False
@@ -150,6 +165,7 @@ class News(NamedTuple):
     cool: timedelta | None = None
     probe: UUID | None = None
     passed: bool | None = None
+    left: Mapping[UUID, int] = NONE_LEFT
 
     def then(self, later: "News") -> "News":
         """Both, one after the other."""
@@ -161,6 +177,7 @@ class News(NamedTuple):
             max(cools, default=None),
             probe,
             passed,
+            {**self.left, **later.left},
         )
 
 
@@ -184,6 +201,8 @@ def heard(pressure: Pressure, news: News, limits: Limits, now: datetime) -> Pres
 
     While the breaker is not closed only its probe counts: the other answers are to sends from before.
     """
+    if news.left:
+        pressure = replace(pressure, slots_taken=still_taken(pressure.slots_taken, now, news.left))
     if news.cool is not None:
         cool_until = now + min(max(news.cool, timedelta(0)), COOL_MAX)
         pressure = replace(pressure, cool_until=max(cool_until, pressure.cool_until or cool_until))
@@ -211,10 +230,11 @@ def _opened(pressure: Pressure, failures: int, until: datetime) -> Pressure:
 
 
 def admitted(pressure: Pressure, limits: Limits, now: datetime, wanted: int) -> int:
-    """How many entries may be claimed now, of so many: none, one as a probe, or what the rate leaves."""
+    """How many entries may be claimed now, of so many: none, one as a probe, or what rate and slots leave."""
     if closed_until(pressure, now) is not None:
         return 0
-    return min(wanted if pressure.breaker == "closed" else 1, _left(pressure, limits, now))
+    most = wanted if pressure.breaker == "closed" else 1
+    return min(most, _left_of_rate(pressure, limits, now), _left_of_slots(pressure, limits, now))
 
 
 def claimed(pressure: Pressure, limits: Limits, now: datetime, entries: int, token: UUID, lease: timedelta) -> Pressure:
@@ -226,11 +246,14 @@ def claimed(pressure: Pressure, limits: Limits, now: datetime, entries: int, tok
     if limits.rate is not None:
         used = timedelta(seconds=entries / limits.rate)
         pressure = replace(pressure, rate_at=_used_up(pressure, now) + used, rate_per_second=float(limits.rate))
+    if limits.concurrency_in_all is not None:
+        taken = *still_taken(pressure.slots_taken, now), Taken(token, entries, now + lease)
+        pressure = replace(pressure, slots_taken=taken, slots_max=limits.concurrency_in_all)
     return pressure
 
 
 def closed_until(pressure: Pressure, now: datetime) -> datetime | None:
-    """Until when nothing may be sent at all, whatever the rate: NEVER for a pause; None if something may."""
+    """Until when nothing may be sent at all, whatever rate and slots: NEVER for a pause; None if something may."""
     if pressure.paused:
         return NEVER
     untils = [pressure.cool_until] if pressure.breaker == "closed" else [pressure.cool_until, pressure.breaker_until]
@@ -240,8 +263,10 @@ def closed_until(pressure: Pressure, now: datetime) -> datetime | None:
 def opens_at(pressure: Pressure, limits: Limits, now: datetime) -> datetime | None:
     """When it is worth asking again; None for now. Of a rate a whole portion is waited for."""
     until = closed_until(pressure, now)
-    if until is not None or limits.rate is None or _left(pressure, limits, now) >= 1:
+    if until is not None:
         return until
+    if limits.rate is None or _left_of_rate(pressure, limits, now):
+        return None if _left_of_slots(pressure, limits, now) else now + SLOTS_WAIT
     burst = _burst(limits)
     portion = min(burst, max(1.0, limits.rate * BLOCK_SECONDS))
     return _used_up(pressure, now) - timedelta(seconds=(burst - portion) / limits.rate)
@@ -251,9 +276,9 @@ def opens_at(pressure: Pressure, limits: Limits, now: datetime) -> datetime | No
 # time; a claim of n entries moves it on by n / rate, and may not move it further from now than burst / rate.
 
 
-def _left(pressure: Pressure, limits: Limits, now: datetime) -> int:
+def _left_of_rate(pressure: Pressure, limits: Limits, now: datetime) -> int:
     if limits.rate is None:
-        return 1_000_000
+        return UNLIMITED
     ahead = (_used_up(pressure, now) - now).total_seconds()
     rounding = ROUNDING_SECONDS * limits.rate + 1e-9  # what instants and floats leave over is no entry
     return max(0, math.floor(_burst(limits) - ahead * limits.rate + rounding))
@@ -265,3 +290,9 @@ def _used_up(pressure: Pressure, now: datetime) -> datetime:
 
 def _burst(limits: Limits) -> int:
     return limits.burst or max(1, math.floor(limits.rate or 0))
+
+
+def _left_of_slots(pressure: Pressure, limits: Limits, now: datetime) -> int:
+    if limits.concurrency_in_all is None:
+        return UNLIMITED
+    return max(0, limits.concurrency_in_all - sum(each.slots for each in still_taken(pressure.slots_taken, now)))

@@ -14,12 +14,16 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, or_, select, u
 
 from dispatchers.lifecycle import Claimed, ClaimRequest, Want
 from dispatchers.pressure import Limits, Pressing, Pressure, Pressures, admitted, claimed, heard
+from dispatchers.slots import as_record, on_record
 from outbox.databases import clock, insert_unless_present
 from outbox.schema import Tables
 
 NO_LIMITS = Limits()
-SHARED = ("cool_until", "breaker", "breaker_until", "breaker_failures", "breaker_token", "rate_at", "rate_per_second")
-"""The columns that dispatchers write."""
+SHARED = (
+    *("cool_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),
+    *("rate_at", "rate_per_second", "slots_max"),
+)
+"""The columns that dispatchers write, beside `slots_taken`."""
 
 
 def is_pressed(tables: Tables, now: Any) -> ColumnElement[bool]:
@@ -102,16 +106,23 @@ def _write(connection: Connection, tables: Tables, rows: Mapping[str, Pressure])
     if not rows:
         return
     destination = tables.destination
-    values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in SHARED}
+    values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in (*SHARED, "slots_taken")}
     statement = (
         update(destination).where(destination.c.name == bindparam("of")).values(values | {"changed_at": clock()})
     )
-    connection.execute(
-        statement,
-        [{"of": name} | {f"new_{column}": getattr(row, column) for column in SHARED} for name, row in rows.items()],
-    )
+    connection.execute(statement, [{"of": name} | _written(row) for name, row in rows.items()])
+
+
+def _written(row: Pressure) -> dict[str, Any]:
+    shared = {f"new_{column}": getattr(row, column) for column in SHARED}
+    return shared | {"new_slots_taken": as_record(row.slots_taken)}
 
 
 def _pressure(row: Row[Any]) -> Pressure:
     shared = {name: getattr(row, name) for name in SHARED}
-    return Pressure(paused=row.paused, resumed_at=None if row.paused else row.decided_at, **shared)
+    return Pressure(
+        paused=row.paused,
+        resumed_at=None if row.paused else row.decided_at,
+        slots_taken=on_record(row.slots_taken),
+        **shared,
+    )

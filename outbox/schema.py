@@ -266,6 +266,8 @@ def _destination(prefix: str) -> list[Any]:
         Column("rate_at", Instant),
         Column("decided_by", String(255)),
         Column("decided_at", Instant),
+        Column("slots_max", Integer),
+        Column("slots_taken", Text),  # by which claims: `dispatchers.slots`
         CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
     ]
 

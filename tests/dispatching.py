@@ -24,6 +24,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims, Exchange
 from dispatchers.delivery import Window
 from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Transition, Want, looks_of
+from dispatchers.slots import as_record, on_record
 from outbox.instants import EPOCH, MICROSECOND, NEVER
 
 LEASE = timedelta(minutes=1)
@@ -102,7 +103,11 @@ def age(database: Database, by: timedelta) -> None:
             record = json.loads(row.outcome)
             record["looks"]["quiet_at"] = (looks.quiet_at - by).isoformat()
             change(database, row.id, outcome=json.dumps(record))
-    _shift(database, TABLES.destination, by, "cool_until", "breaker_until", "rate_at", "decided_at")
+    destination = TABLES.destination
+    _shift(database, destination, by, "cool_until", "breaker_until", "rate_at", "decided_at")
+    for row in database.rows(destination):
+        taken = as_record(each._replace(until=each.until - by) for each in on_record(row.slots_taken))
+        database.execute(sa.update(destination).where(destination.c.name == row.name).values(slots_taken=taken))
 
 
 def _shift(database: Database, table: sa.Table, by: timedelta, *columns: str, where: Any = None) -> None:

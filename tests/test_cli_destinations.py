@@ -1,7 +1,8 @@
 """`outbox destinations`, `pause` and `resume`."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from commanding import document, error_of, refused, set_row, succeeded
@@ -10,6 +11,7 @@ from support import TABLES, Database
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.slots import Taken, as_record
 from outbox.databases import clock, clock_plus
 
 CALM = {"paused": False, "breaker": "closed", "breaker_failures": 0}
@@ -50,6 +52,20 @@ def test_destinations_for_people_is_a_table_with_the_reasons(database: Database,
     assert lines[1].endswith("by ada: they move house")
     assert lines[2].endswith("cools for 10m")
     assert lines[3].endswith("breaker open for 3m after 12 failures")
+
+
+def test_destinations_tells_how_many_of_the_shared_slots_are_taken(database: Database) -> None:
+    now = datetime.now(UTC)
+    taken = as_record([Taken(uuid4(), 2, now + HOUR), Taken(uuid4(), 1, now + HOUR), Taken(uuid4(), 5, now - HOUR)])
+    weigh(database, "crm", slots_max=30, slots_taken=taken)
+    weigh(database, "mail")
+
+    crm, mail = document("destinations", database=database)["destinations"]
+    lines = succeeded("destinations", database=database).splitlines()
+
+    assert (crm["slots_max"], crm["slots_taken"]) == (30, 3)
+    assert (mail["slots_max"], mail["slots_taken"]) == (None, 0)
+    assert lines[1].endswith("3 of 30 sends at once")
 
 
 def test_destinations_without_any_says_so(database: Database) -> None:

@@ -3,14 +3,14 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from dispatching import age, want
+from dispatching import age, change, queue_row, want
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -41,8 +41,9 @@ from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
 from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settle, Transition, known_of, looks_of
 from dispatchers.looking import admit_look, judge
 from dispatchers.pressure import News, Pressing
+from dispatchers.slots import Taken, on_record
 from outbox.errors import DecisionRefused, EntryNotFound
-from outbox.instants import NEVER
+from outbox.instants import MICROSECOND, NEVER
 
 HOUR = timedelta(hours=1)
 LEASE = 1.5 * HOUR  # time passes by whole hours, and waits take no seconds: nothing ever happens on the stroke of one
@@ -73,7 +74,10 @@ ANSWERS: dict[str, Outcome] = {
 # An hour of a destination's is like a second elsewhere.
 LIMITS = {
     "crm": Limits(
-        rate=2 / HOUR.total_seconds(), burst=2, breaker=Breaker(failures=2, wait=1.5 * HOUR, wait_max=6 * HOUR)
+        concurrency_in_all=3,
+        rate=2 / HOUR.total_seconds(),
+        burst=2,
+        breaker=Breaker(failures=2, wait=1.5 * HOUR, wait_max=6 * HOUR),
     )
 }
 NEWS: dict[str, dict[str, News]] = {
@@ -81,6 +85,8 @@ NEWS: dict[str, dict[str, News]] = {
     "it answers": {"crm": News(answered=True)},
     "it fails": {"crm": News(failures=1)},
     "it asks for quiet": {"crm": News(cool=1.5 * HOUR)},
+    "a send ended": {"crm": News(left={UUID(int=1): 1, UUID(int=2): 1})},
+    "all sends ended": {"crm": News(left={UUID(int=1): 0, UUID(int=2): 0})},
 }
 
 
@@ -166,6 +172,7 @@ class Agreement(RuleBasedStateMachine):
                 for number, lane in enumerate(lanes)
             ]
         self.ids += [entry.id for entry in entries]
+        self._spread(entry.id for entry in entries)
         now = self._tick()
         self.reference.enqueue(
             *(
@@ -173,6 +180,13 @@ class Agreement(RuleBasedStateMachine):
                 for entry, lane in zip(entries, lanes, strict=True)
             )
         )
+
+    def _spread(self, ids: Iterable[UUID]) -> None:
+        """Of those that are due at the same instant a database may take any first."""
+        for number, id in enumerate(ids):
+            row = queue_row(self.database, id)
+            if number and row.due_at != NEVER:
+                change(self.database, id, due_at=row.due_at + number * MICROSECOND)
 
     @rule(hours=st.sampled_from([1, 2, 4, 12]))
     def time_passes(self, hours: int) -> None:
@@ -329,7 +343,8 @@ class Agreement(RuleBasedStateMachine):
         assert pressures.keys() == self.reference.pressure.keys()
         for destination, pressure in self.reference.pressure.items():
             told = asdict(pressure)
-            del told["resumed_at"]
+            del told["resumed_at"], told["slots_taken"]
+            self._same_slots(on_record(pressures[destination].slots_taken), pressure.slots_taken)
             self._same({name: getattr(pressures[destination], name) for name in told}, told)
         settlements = {row.id: row for row in self.database.rows(TABLES.settlement)}
         assert settlements.keys() == self.reference.settlements.keys()
@@ -337,6 +352,12 @@ class Agreement(RuleBasedStateMachine):
             for name in ("state", "reason", "deliveries", "attempts", "key_epoch"):
                 assert getattr(settlements[id], name) == getattr(settlement, name), name
         assert _histories(self.database.rows(TABLES.event)) == _histories(self.reference.events)
+
+    def _same_slots(self, of_sql: Sequence[Taken], of_reference: Sequence[Taken]) -> None:
+        now = datetime.now(UTC)
+        assert [each[:2] for each in of_sql] == [each[:2] for each in of_reference]
+        for found, taken in zip(of_sql, of_reference, strict=True):
+            assert abs((now - found.until) - (self.now - taken.until)) < NEAR
 
     def _same(self, of_sql: dict[str, Any], of_reference: dict[str, Any]) -> None:
         """Equal, instants as far as they lie back."""

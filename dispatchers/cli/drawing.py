@@ -89,6 +89,8 @@ def _weight(state: "DestinationState", at: datetime) -> str:
     if state.breaker != "closed":
         left = f" for {span(state.breaker_until - at)}" if state.breaker_until and state.breaker_until > at else ""
         notes.append(f"breaker {state.breaker.replace('_', '-')}{left} after {state.breaker_failures} failures")
+    if state.slots_taken:
+        notes.append(f"{state.slots_taken} of {state.slots_max} sends at once")
     return ", ".join(notes)
 
 

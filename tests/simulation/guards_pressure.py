@@ -7,6 +7,7 @@ from dispatchers import pressure
 from dispatchers.pressing import PressureWatch
 from simulation.planting import Patch, around, without
 from simulation.reference import ReferenceStore
+from simulation.stories import LEASE
 
 
 def unpaused(original: Any, row: Any, *rest: Any) -> Any:
@@ -23,10 +24,26 @@ def without_a_rate(original: Any, row: Any, limits: Any, *rest: Any) -> Any:
     return original(row, replace(limits, rate=None, burst=None), *rest)
 
 
+def alone(original: Any, row: Any, *rest: Any) -> Any:
+    """As if nobody else had taken a slot."""
+    return original(replace(row, slots_taken=()), *rest)
+
+
+def none_taken(original: Any, row: Any, *rest: Any) -> Any:
+    return replace(original(row, *rest), slots_taken=row.slots_taken)
+
+
+def free_before_the_lease_ends(original: Any, taken: Any, now: Any, *rest: Any) -> Any:
+    return original(taken, now + LEASE / 2, *rest)
+
+
 PRESSURE_GUARDS: dict[str, Patch] = {
     "a pause is not heeded": around(pressure, "closed_until", unpaused),
     "a pause is heeded only by who has heard of it": around(ReferenceStore, "_is_shut", pauses_are_for_the_sweep),
     "what is paused grows older": without(PressureWatch, "memory", lambda self, entry, memory: memory),
     "what a claim takes does not use the rate up": around(pressure, "claimed", without_a_rate),
     "a claim takes more than the rate leaves": around(pressure, "admitted", without_a_rate),
+    "the slots that others have taken are not counted": around(pressure, "admitted", alone),
+    "a claim does not take its slots": around(pressure, "claimed", none_taken),
+    "slots are free before their lease ends": around(pressure, "still_taken", free_before_the_lease_ends),
 }

@@ -1,4 +1,4 @@
-"""What is promised of destinations: nothing while they are paused, no more than their rate, and no age meanwhile."""
+"""What is promised of destinations: nothing while they are paused, no more than their rate and at once, and no age meanwhile."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from dispatchers.lifecycle import Claimed
 from dispatchers.pressure import Limits
-from simulation.stories import Truth
+from simulation.stories import LEASE, Send, Truth
 
 ROUNDING = 1e-4  # of an entry: instants are rounded
 STALE_SECONDS = 10.0  # a dispatcher that looked before a pause, and asked after it, may not know of it
@@ -21,6 +21,8 @@ class PressurePromises:
         self._paused: set[str] = set()
         self._resumed_at: dict[str, float] = {}
         self._tokens: dict[str, tuple[float, float]] = {}  # how many there were, and when
+        self._sends: dict[str, list[Send]] = {}
+        self._restored_at = 0.0
 
     def paused(self, destination: str) -> None:
         self._truth.note(f"{destination} is paused")
@@ -32,11 +34,12 @@ class PressurePromises:
         self._resumed_at[destination] = self._truth.world.now
 
     def restored(self) -> None:
-        """What people said since the backup is forgotten, and what was used up of a rate."""
+        """What people said since the backup is forgotten, what was used up of a rate, and which slots were taken."""
         rows = self._truth.store.pressure
         self._paused = {name for name, row in rows.items() if row.paused}
         self._resumed_at = {name: self._truth.instant(row.resumed_at) for name, row in rows.items() if row.resumed_at}
         self._tokens.clear()
+        self._restored_at = self._truth.world.now
 
     # --- claims
 
@@ -54,6 +57,21 @@ class PressurePromises:
         left = min(most, tokens + (now - at) * rate) - 1
         self._tokens[destination] = left, now
         return left
+
+    # --- sends
+
+    def sending(self, send: Send) -> None:
+        """So many are under way at once, at most, those of the dead included while their leases last."""
+        name = send.claimed.destination
+        limits = self.limits.get(name)
+        if limits is not None and limits.concurrency_in_all is not None:
+            self._sends[name] = under_way = [*filter(self._is_under_way, self._sends.get(name, [])), send]
+            self._truth.require(len(under_way) <= limits.concurrency_in_all, send.claimed.id, "too many sends at once")
+
+    def _is_under_way(self, send: Send) -> bool:
+        leased_at = self._truth.instant(send.claimed.leased_at)
+        is_leased = self._restored_at <= leased_at and self._truth.world.now < leased_at + LEASE.total_seconds()
+        return is_leased and not send.is_over
 
     # --- age
 

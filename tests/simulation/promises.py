@@ -164,6 +164,7 @@ class Promises(Truth):
         self._check_lease(send)
         self._check_repetition(send, story)
         self.lanes.sending(send)
+        self.pressure.sending(send)
         story.sends.append(send)
         return send
 

@@ -58,11 +58,12 @@ def pause(store: ReferenceStore, destination: str) -> None:
 
 
 def resume(store: ReferenceStore, destination: str) -> None:
-    """Let it go on at once: without pause, cool-down or breaker; what its rate has used up stays so."""
+    """Let it go on at once: without pause, cool-down or breaker; what is used up of its rate and its slots stays so."""
     row, now = store.pressure.get(destination, Pressure()), store.clock()
     if row.breaker == "closed" and closed_until(row, now) is None:
         raise Refused
-    store.pressure[destination] = Pressure(rate_at=row.rate_at, rate_per_second=row.rate_per_second, resumed_at=now)
+    kept = {name: getattr(row, name) for name in ("rate_at", "rate_per_second", "slots_taken", "slots_max")}
+    store.pressure[destination] = Pressure(resumed_at=now, **kept)
 
 
 def _know(store: ReferenceStore, id: UUID, row: Row, known: Known, told: str) -> None:

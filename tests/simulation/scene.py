@@ -110,11 +110,15 @@ class Scene:
         ]
 
     def _limits(self) -> dict[str, Limits]:
-        """In some runs a destination that fails twice is left alone for a while, by everybody; in some it has a rate."""
+        """In some runs a destination that fails twice is left alone for a while, by everybody; in some it has a rate, or
+        slots that all share.
+        """
         breaker = Breaker(failures=2, wait=timedelta(seconds=1), wait_max=timedelta(seconds=8))
         given = Limits(breaker=breaker) if self.chance.random() < 0.3 else Limits()
         if self.chance.random() < 0.15:
             given = replace(given, rate=self.chance.choice([0.3, 1.0, 4.0]), burst=self.chance.choice([None, 1, 2]))
+        if self.chance.random() < 0.15:
+            given = replace(given, concurrency_in_all=self.chance.choice([1, 2, 3]))
         return {service.declared.name: given for service in self.services}
 
     # --- processes

@@ -162,7 +162,10 @@ class SimulatedAdapter(Adapter):
         process: Any = asyncio.get_running_loop()
         keys = self._keys(delivery.id)
         send = self.service.promises.sending(delivery, process, self.service.declared, self.pinned, keys)
-        outcome = await self._exchange(delivery, send, process)
+        try:
+            outcome = await self._exchange(delivery, send, process)
+        finally:
+            send.is_over = True
         self.service.promises.answered(send, harmless=isinstance(outcome, Deferred | Rejected))
         return outcome
 

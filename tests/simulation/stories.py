@@ -28,7 +28,7 @@ class Send:
         instants here.
 
     harmless: its outcome said that it was certainly not executed. has_left: it does not need its process any more.
-    is_answered: the service is done with it. decided_at: its outcome was.
+    is_answered: the service is done with it. is_over: so is the adapter, or it gave up. decided_at: its outcome was.
     is_gone: it was lost, or never left. too_late: its process froze, and the service may have forgotten the key meanwhile.
     """
 
@@ -41,6 +41,7 @@ class Send:
     has_left: bool = False
     has_arrived: bool = False
     is_answered: bool = False
+    is_over: bool = False
     decided_at: float | None = None
     is_gone: bool = False
     too_late: bool = False
