@@ -21,7 +21,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from benchmarks.cpu import process_cpu
-from benchmarks.shop import BODY, Base, Customer
+from benchmarks.shop import AUTHORIZATION, BODY, Base, Customer
 
 ROUNDS = 7
 REQUESTS = 320
@@ -102,7 +102,7 @@ def _cpu(engine: Engine, shop: Shop, clients: int, keys: list[str]) -> float:
 def _post(port: int, keys: list[str]) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
     for key in keys:
-        headers = {"Content-Type": "application/json", "Idempotency-Key": f'"{key}"'}
+        headers = {"Content-Type": "application/json", "Authorization": AUTHORIZATION, "Idempotency-Key": f'"{key}"'}
         connection.request("POST", "/orders", BODY, headers)
         response = connection.getresponse()
         answer = response.read()

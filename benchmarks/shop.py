@@ -1,10 +1,11 @@
 """The web app whose requests are measured, twice: `create_plain` without a claim, `create_claimed` with one."""
 
+import gc
 import os
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Request
 from pydantic import BaseModel
 from sqlalchemy import ForeignKey, make_url
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
@@ -54,6 +55,8 @@ class Cart(BaseModel):
     lines: list[CartLine]
 
 
+AUTHORIZATION = "Bearer sk_test_1"
+CALLERS = {AUTHORIZATION: "acct_1"}
 BODY = b'{"customer": 1, "lines": [{"item": "pen", "amount": 5}, {"item": "ink", "amount": 7}, {"item": "pad", "amount": 8}]}'
 
 
@@ -67,10 +70,15 @@ def place_order(session: Session, cart: Cart) -> int:
     return order.id
 
 
+async def caller(request: Request) -> str:
+    """Both apps ask who calls: with a claim or without, not everybody may place an order."""
+    return CALLERS[request.headers["authorization"]]
+
+
 def create_plain() -> FastAPI:
     app, sessions = _configure()
 
-    async def open_session() -> AsyncIterator[AsyncSession]:
+    async def open_session(of: Annotated[str, Depends(caller)]) -> AsyncIterator[AsyncSession]:
         async with sessions() as session, session.begin():
             yield session
 
@@ -86,9 +94,6 @@ def create_plain() -> FastAPI:
 def create_claimed() -> FastAPI:
     app, sessions = _configure()
     app.add_middleware(IdempotencyMiddleware)
-
-    async def caller() -> str:
-        return "acct_1"
 
     @app.post("/orders", status_code=201)
     async def order(
@@ -108,4 +113,5 @@ def _configure() -> tuple[FastAPI, async_sessionmaker[AsyncSession]]:
     engine = create_async_engine(
         make_url(os.environ["BENCH_URL"]), pool_size=clients, max_overflow=0, connect_args=name
     )
+    gc.freeze()  # what is loaded by now is not walked at each collection, whichever side caused it
     return FastAPI(), async_sessionmaker(engine)

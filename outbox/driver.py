@@ -34,7 +34,7 @@ def execute(connection: Connection, statement: Executable, parameters: dict[str,
             return executed
         with pooled.driver_connection.cursor(binary=True) as cursor:
             cursor.execute(sql, parameters)
-            return Executed(cursor.rowcount, cursor.fetchall() if cursor.description else ())
+            return Executed(cursor.rowcount, cursor.fetchall() if cursor.pgresult.nfields else ())
     except BaseException as error:
         # SQLAlchemy's own way out: the error's class, the connection's fate, the app's error handlers
         connection._handle_dbapi_exception(error, sql, parameters, None, None)
@@ -43,7 +43,7 @@ def execute(connection: Connection, statement: Executable, parameters: dict[str,
 async def _execute_async(driver: Any, sql: str, parameters: dict[str, Any]) -> Executed:
     async with driver.cursor(binary=True) as cursor:
         await cursor.execute(sql, parameters)
-        return Executed(cursor.rowcount, await cursor.fetchall() if cursor.description else ())
+        return Executed(cursor.rowcount, await cursor.fetchall() if cursor.pgresult.nfields else ())
 
 
 def speaks_binary(connection: Connection) -> bool:

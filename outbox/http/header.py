@@ -62,7 +62,8 @@ def _string(line: str) -> str:
     found = _STRING_ITEM.fullmatch(line)
     if found is None:
         raise KeyMalformed(f"{_shown(line)} is no String of RFC 9651: send the key in double quotes, e.g. {EXAMPLE}")
-    return re.sub(r"\\(.)", r"\1", found["string"][1:-1])
+    key = found["string"][1:-1]
+    return re.sub(r"\\(.)", r"\1", key) if "\\" in key else key
 
 
 def _string_or_bare(line: str) -> str:
