@@ -27,7 +27,22 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, case, func, literal, select, text, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Connection,
+    Text,
+    any_,
+    bindparam,
+    case,
+    func,
+    literal,
+    literal_column,
+    select,
+    text,
+    true,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 
 from outbox.databases import DEADLOCK, clock, sqlstate
@@ -91,26 +106,40 @@ def advance(connection: Connection, tables: Tables, left: Sequence[Place], *, cu
     It waits for whoever has that next entry's row locked: an app that is about to cancel it.
     cutoff: as of when it is due at the latest, so that a claim which looks no further finds it.
     """
-    places = [{"lane": place.ordering_key, "place": place.position} for place in sorted(left)]
-    if places:
-        connection.execute(_advancing(connection, tables, cutoff), places)
+    places = sorted(set(left))  # whoever waits for one of these rows waits in this order
+    if not places:
+        return
+    if connection.dialect.name == "postgresql":
+        lanes, positions = zip(*places, strict=True)
+        connection.execute(_advancing_all(connection, tables, cutoff), {"lanes": [*lanes], "places": [*positions]})
+    else:
+        one = [{"lane": place.ordering_key, "place": place.position} for place in places]
+        connection.execute(_advancing(connection, tables, cutoff), one)
+
+
+def _advancing_all(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
+    """All of them in one statement. What its snapshot cannot show is no entry that waits for these heads: the transaction has
+    taken them out by an earlier statement, so whoever blocked one behind them has committed, and nobody can any more.
+    """
+    queue = tables.queue
+    left = func.unnest(bindparam("lanes", type_=ARRAY(Text)), bindparam("places", type_=ARRAY(BigInteger)))
+    places = left.table_valued("lane", "place").render_derived()
+    following = _following(tables, places.c.lane, places.c.place).lateral()
+    ids = select(following.c.id).select_from(places.join(following, true())).scalar_subquery()
+    advanced = update(queue).where(queue.c.id == any_(func.array(ids, type_=ARRAY(queue.c.id.type))))
+    return advanced.values(due_at=unblocked(connection, tables, cutoff))
 
 
 def _advancing(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
-    queue, behind = tables.queue, tables.queue.alias("behind")
-    following = (
-        select(behind.c.id)
-        .where(
-            behind.c.ordering_key == bindparam("lane"),
-            behind.c.position > bindparam("place"),
-            _waits(behind),
-        )
-        .order_by(behind.c.position)
-        .limit(1)
-        .with_for_update()
-        .scalar_subquery()
-    )
+    queue = tables.queue
+    following = _following(tables, bindparam("lane"), bindparam("place")).scalar_subquery()
     return update(queue).where(queue.c.id == following).values(due_at=unblocked(connection, tables, cutoff))
+
+
+def _following(tables: Tables, lane: Any, place: Any) -> Any:
+    behind = tables.queue.alias("behind")
+    waits = (behind.c.ordering_key == lane, behind.c.position > place, _waits(behind))
+    return select(behind.c.id).where(*waits).order_by(behind.c.position).limit(literal_column("1")).with_for_update()
 
 
 def unblocked(connection: Connection, tables: Tables, cutoff: datetime = NEVER) -> Any:
