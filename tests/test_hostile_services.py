@@ -209,7 +209,7 @@ DATED = format_datetime(datetime.now(UTC) + 2 * HOUR, usegmt=True)
     [
         (None, 0, 60),
         ("1800", 1800, 1860),
-        (DATED, 3600, 7260),
+        pytest.param(DATED, 3600, 7260, id="dated"),  # the workers must agree on the names of tests
         ("999999999", 24 * 3600, 72 * 3600 + 60),
         ("99999999999999999999", 0, 60),
         ("-5", 0, 60),
