@@ -240,7 +240,9 @@ def last_failed() -> list[str]:
 
 def run_alone(tests: Sequence[str]) -> int:
     """The few that failed, once more and one at a time: what fails alone is broken, what passes is named, to be cured."""
-    if len(tests) > ALONE_MAX or not all("::" in test for test in tests):  # a worker may fail as a whole: that is no test
+    if len(tests) > ALONE_MAX or not all(
+        "::" in test for test in tests
+    ):  # a worker may fail as a whole: that is no test
         return 1
     print(f"\n{len(tests)} failed beside the others; once more, alone:", flush=True)
     status = run("pytest", "--last-failed", "--last-failed-no-failures", "none").returncode
