@@ -29,7 +29,7 @@ class People:
 
     def begin(self, destinations: list[str]) -> None:
         """In some runs one destination is paused for a while."""
-        if self.chance.random() < 0.25:
+        if self.chance.random() < 0.4:
             self.world.at(self.chance.random() * 12, self._pause, self.chance.choice(destinations))
 
     def go_home(self) -> None:
