@@ -207,7 +207,7 @@ class Promises(Truth):
             froze or self._now() < forgets, send.claimed.id, "it arrived when the service may have forgotten the key"
         )
         # A service whose clock goes fast forgets a little sooner: the margin is for that, and a frozen sender has used it up.
-        send.too_late = self._now() >= forgets - MARGIN.total_seconds() * froze
+        send.too_late |= self._now() >= forgets - MARGIN.total_seconds() * froze
 
     def executed(self, send: Send) -> None:
         entry_id, epoch = send.claimed.id, send.claimed.key_epoch
