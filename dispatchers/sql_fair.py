@@ -9,11 +9,11 @@ from datetime import datetime
 from functools import lru_cache
 
 from sqlalchemy import ColumnElement, Connection, Table, TextClause, func, literal, or_, select, text
-from sqlalchemy.dialects import postgresql
 
 from dispatchers.fairness import SCOPES_MAX, Backlog, Waiting, counted_max
 from dispatchers.lifecycle import Want
 from outbox.schema import STATEMENTS_MAX, Tables
+from outbox.table_names import quoted_table
 
 CLAIMABLE_OF = """c.fair = {name} AND c.scope = {scope}
     AND c.due_at >= {hint} AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
@@ -65,7 +65,7 @@ def _front_statement(tables: Tables) -> TextClause:
         CROSS JOIN LATERAL (
             SELECT min(f.due_at) AS oldest, count(*) AS entries, count(*) - count(f.fair) AS unscoped
             FROM (
-                SELECT c.due_at, c.fair FROM {_quoted(tables.queue)} AS c
+                SELECT c.due_at, c.fair FROM {quoted_table(tables.queue)} AS c
                 WHERE c.destination = d.name AND c.due_at >= d.hint
                     AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
                     AND (c.lease_until IS NULL OR c.lease_until < now())
@@ -86,7 +86,7 @@ def _walk_statement(tables: Tables) -> TextClause:
     def claimable_of(scope: str) -> str:
         return CLAIMABLE_OF.format(name=":name", hint=hint, scope=scope)
 
-    queue, hint = _quoted(tables.queue), "CAST(:hint AS timestamptz)"
+    queue, hint = quoted_table(tables.queue), "CAST(:hint AS timestamptz)"
     return text(
         f"""
         WITH RECURSIVE walk (step, scope, lap, found) AS (
@@ -121,11 +121,6 @@ def _walk_statement(tables: Tables) -> TextClause:
         FROM walk AS w WHERE w.step > 0 ORDER BY w.step
         """
     )
-
-
-def _quoted(table: Table) -> str:
-    quoted: str = postgresql.dialect().identifier_preparer.format_table(table)  # type: ignore[no-untyped-call]
-    return quoted
 
 
 # --- in plain SQL

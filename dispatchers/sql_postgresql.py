@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
-from sqlalchemy.dialects import postgresql
 
 from dispatchers.fairness import NOBODY, Rounds
 from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Settle, Want
@@ -20,6 +19,7 @@ from outbox.driver import execute
 from outbox.functions import holding
 from outbox.instants import NEVER
 from outbox.schema import STATEMENTS_MAX, Tables
+from outbox.table_names import quoted_table
 
 LIMITS_MAX = 3  # of one claim, each a statement
 
@@ -158,8 +158,7 @@ def _ids(shape: Shape) -> str:
 
 
 def _quoted(tables: Tables) -> dict[str, str]:
-    quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
-    quoted = {name: quote(getattr(tables, name)) for name in _NAMES}
+    quoted = {name: quoted_table(getattr(tables, name)) for name in _NAMES}
     return quoted | {"holding": holding(quoted["meta"]), "durable": DURABLE, "brief": BRIEF}
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import BigInteger, Connection, Text, TextClause, cast, func, insert, literal_column, select, text
-from sqlalchemy.dialects import postgresql
 
 from outbox.batches import Batch, Shape, batch_query
 from outbox.configuration import Configuration
@@ -18,6 +17,7 @@ from outbox.instants import NEVER
 from outbox.keys import KeyFields, Tag
 from outbox.lanes import next_position, take_positions
 from outbox.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
+from outbox.table_names import quoted_table
 
 
 class NewEntry(NamedTuple):
@@ -202,11 +202,10 @@ def _accompanied(tables: Tables, shape: Shape, companion: str, *, is_fair: bool)
 
 
 def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
-    quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     written = f"""
         written AS (
-            INSERT INTO {quote(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
+            INSERT INTO {quoted_table(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
             SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + COALESCE(delay, '0'), now()
             FROM ({batch_query(_COLUMNS, shape)}) AS n
             ON CONFLICT (id) DO NOTHING
@@ -215,7 +214,7 @@ def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
         """
     fair = ", fair, scope" if is_fair else ""
     queue = f"""
-        INSERT INTO {quote(tables.queue)}
+        INSERT INTO {quoted_table(tables.queue)}
             (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key{fair})
         SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key{fair} FROM written
         """
@@ -225,17 +224,16 @@ def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
 @lru_cache(STATEMENTS_MAX)
 def _lane_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
     """The same with positions. Of those that are written of one lane, the first is due; it may yet be blocked."""
-    quote = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     return text(
         f"""
         WITH n AS ({batch_query(_IN_LANE, shape)}), written AS (
-            INSERT INTO {quote(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
+            INSERT INTO {quoted_table(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
             SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + COALESCE(delay, '0'), now() FROM n
             ON CONFLICT (id) DO NOTHING
             RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
         )
-        INSERT INTO {quote(tables.queue)}
+        INSERT INTO {quoted_table(tables.queue)}
             (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key, position
             {", fair, scope" if is_fair else ""})
         SELECT w.id, w.destination, 'pending',

@@ -26,6 +26,10 @@ def _check(field: str, value: object, bytes_min: int, bytes_max: int, way_out: s
 
 def quoted(name: str, schema: str | None = None) -> str:
     """A name as PostgreSQL takes it, quoted where it must be."""
-    prepare = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
-    written: str = prepare.format_table(Table(name, MetaData(), schema=schema))
+    return quoted_table(Table(name, MetaData(), schema=schema))
+
+
+def quoted_table(table: Table) -> str:
+    """The same of a table that there is."""
+    written: str = postgresql.dialect().identifier_preparer.format_table(table)  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     return written
