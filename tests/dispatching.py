@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,22 @@ def claim_request(*wants: Want, **settings: Any) -> ClaimRequest:
 
 def claim(store: Claims, *wants: Want, **settings: Any) -> list[Claimed]:
     return asyncio.run(store.exchange([], claim_request(*wants, **settings))).claimed
+
+
+def claim_at_once(database: Database, ob: outbox.Outbox, slots: int) -> list[Claimed]:
+    """All that four claimers get who begin together, each with connections of its own, and go on until nothing is left."""
+    barrier = threading.Barrier(4)
+
+    def claimer(_: int) -> list[Claimed]:
+        store = Claims(database.new_engine(), ob.configuration)
+        barrier.wait(10)
+        taken: list[Claimed] = []
+        while batch := claim(store, want(slots=slots)):
+            taken += batch
+        return taken
+
+    with ThreadPoolExecutor(4) as pool:
+        return [entry for taken in pool.map(claimer, range(4)) for entry in taken]
 
 
 def claim_one(store: Claims, **settings: Any) -> Claimed:

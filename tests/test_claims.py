@@ -1,7 +1,6 @@
 """Claim and settle: one suite over PostgreSQL, SQLite, and the portable SQL on PostgreSQL."""
 
 import asyncio
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +16,7 @@ from dispatching import (
     age,
     change,
     claim,
+    claim_at_once,
     claim_one,
     claim_request,
     put,
@@ -283,22 +283,9 @@ def test_a_claims_transaction_may_be_silent_for_a_minute_or_for_as_long_as_the_s
 
 def test_two_claimers_at_once_never_get_the_same_entry(postgresql: Database, ob: outbox.Outbox) -> None:
     ids = put(postgresql, ob, count=200)
-    barrier = threading.Barrier(4)
-    claimed: list[list[Claimed]] = [[], [], [], []]
 
-    def claimer(number: int) -> None:
-        store = Claims(postgresql.new_engine(), ob.configuration)
-        barrier.wait(10)
-        while batch := claim(store, want(slots=8)):
-            claimed[number] += batch
+    taken = [entry.id for entry in claim_at_once(postgresql, ob, slots=8)]
 
-    threads = [threading.Thread(target=claimer, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    taken = [entry.id for batch in claimed for entry in batch]
     assert sorted(taken) == sorted(ids)
     assert {row.deliveries for row in postgresql.queue} == {1}
 

@@ -1,7 +1,6 @@
 """Claims of a fair destination: one suite over PostgreSQL and SQLite."""
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,19 @@ from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
-from dispatching import HOUR, age, change, claim, claim_request, put_one, queue_row, run_once, settle, want
+from dispatching import (
+    HOUR,
+    age,
+    change,
+    claim,
+    claim_at_once,
+    claim_request,
+    put_one,
+    queue_row,
+    run_once,
+    settle,
+    want,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import LaneService, put_in_lane, send_all
@@ -373,22 +384,9 @@ def test_claimers_at_once_never_get_the_same_entry_and_leave_none(postgresql: Da
     ids = bench.flood("big", 150)
     for number in range(50):
         ids.append(bench.put(f"tenant {number % 12}"))
-    barrier = threading.Barrier(4)
-    claimed: list[list[Claimed]] = [[], [], [], []]
 
-    def claimer(number: int) -> None:
-        store = Claims(postgresql.new_engine(), ob.configuration)
-        barrier.wait(10)
-        while batch := claim(store, want(slots=7)):
-            claimed[number] += batch
+    taken = [entry.id for entry in claim_at_once(postgresql, ob, slots=7)]
 
-    threads = [threading.Thread(target=claimer, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    taken = [entry.id for batch in claimed for entry in batch]
     assert sorted(taken) == sorted(ids)
     assert {row.deliveries for row in postgresql.queue} == {1}
 
