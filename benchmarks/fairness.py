@@ -5,43 +5,28 @@ adapter that does nothing. The median of the rounds' ratios is printed; at most 
 service costs many times what either takes.
 """
 
-import argparse
 import asyncio
-import os
-import platform
 import statistics
 import sys
-import time
 
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine
 
 import outbox
-from benchmarks.quick import database, numbers
-from dispatchers import Delivered, Delivery, Dispatcher, Operations
-from outbox import migrations
+from benchmarks.draining import ROUNDS, drained, draining_engine, filling
+from benchmarks.quick import numbers
+from dispatchers import Delivered, Delivery, Operations
 
-ROUNDS = 9
 ENTRIES = 5_000
 SCOPES = (1, 100, 5_000)
 GOAL = 2.5
-TABLES = [f"outbox_{name}" for name in ("queue", "entry", "settlement", "event", "destination")]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.fairness", description=__doc__)
-    parser.add_argument("--database", help="SQLAlchemy URL of a PostgreSQL database to use instead of a temporary one")
-    arguments = parser.parse_args()
-    with database(arguments.database) as (url, origin):
-        print(f"{origin}; Python {platform.python_version()}, {os.cpu_count()} cores; {ROUNDS} rounds, in turn")
-        migrations.upgrade(url)
-        engine = create_engine(url)
+    with draining_engine("benchmarks.fairness", __doc__) as engine:
         print(
             f"draining {ENTRIES} entries, seconds\n{'scopes':>8}{'ordinary':>10}{'fair':>10}{'ratio':>10}{'at most':>10}"
         )
         met = [compare(engine, scopes) for scopes in SCOPES]
-        engine.dispose()
     sys.exit(0 if all(met) else 1)
 
 
@@ -63,21 +48,11 @@ async def seconds(engine: Engine, bench: outbox.Outbox, scopes: int) -> float:
     async def deliver(delivery: Delivery) -> Delivered:
         return Delivered()
 
-    with engine.begin() as connection:
-        connection.execute(text(f"TRUNCATE {', '.join(TABLES)}"))
-    with Session(engine) as session, session.begin():
+    with filling(engine) as session:
         for number in range(ENTRIES):
             parent = outbox.ParentKey(f"n:{next(numbers)}", scope=f"tenant {number % scopes}")
             bench.enqueue(session, "noop.charge", {"amount": 2000, "currency": "eur"}, parent=parent)
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        connection.execute(text(f"VACUUM ANALYZE {', '.join(TABLES)}"))
-        connection.execute(text("CHECKPOINT"))
-    async_engine = create_async_engine(engine.url)
-    dispatcher = Dispatcher(async_engine, outbox=bench, include=[operations])
-    started = time.perf_counter()
-    settled = await dispatcher.run_once()
-    taken = time.perf_counter() - started
-    await async_engine.dispose()
+    settled, _, taken = await drained(engine, bench, operations)
     if settled != ENTRIES:
         raise SystemExit(f"the dispatcher settled {settled} of {ENTRIES}")
     return taken

@@ -11,38 +11,26 @@ cost nothing, 5 % at most. An entry that leaves a lane takes its dispatcher long
 that are claimed beside it: three times as long at most.
 """
 
-import argparse
 import asyncio
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
 
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import outbox
-from benchmarks.quick import database, numbers
-from dispatchers import Delivered, Delivery, Dispatcher, Operations
-from outbox import migrations
+from benchmarks.draining import ROUNDS, drained, draining_engine, filling
+from benchmarks.quick import numbers
+from dispatchers import Delivered, Delivery, Operations
 
-ROUNDS = 9
 ENTRIES = 10_000
 LANES = 1_000
-TABLES = [f"outbox_{name}" for name in ("queue", "entry", "settlement", "event", "destination", "halted")]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.lanes", description=__doc__)
-    parser.add_argument("--database", help="SQLAlchemy URL of a PostgreSQL database to use instead of a temporary one")
-    arguments = parser.parse_args()
-    with database(arguments.database) as (url, origin):
-        print(f"{origin}; Python {platform.python_version()}, {os.cpu_count()} cores; {ROUNDS} rounds, in turn")
-        migrations.upgrade(url)
-        engine = create_engine(url)
+    with draining_engine("benchmarks.lanes", __doc__) as engine:
         print(f"until {ENTRIES} unordered entries were sent, seconds; beside them {ENTRIES} in {LANES} lanes")
         print(f"{'lanes':>10}{'without':>10}{'with':>10}{'ratio':>10}{'at most':>10}")
         bench = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")
@@ -50,7 +38,6 @@ def main() -> None:
             compare(engine, bench, "blocked", 1.05, nothing, halted_lanes),
             compare(engine, bench, "drained", 3, others, lanes_elsewhere),
         ]
-        engine.dispose()
     sys.exit(0 if all(met) else 1)
 
 
@@ -117,19 +104,10 @@ async def seconds(engine: Engine, bench: outbox.Outbox, beside: Beside) -> float
     async def deliver_other(delivery: Delivery) -> Delivered:
         return Delivered()
 
-    with engine.begin() as connection:
-        connection.execute(text(f"TRUNCATE {', '.join(TABLES)}"))
-    with Session(engine) as session, session.begin():
+    with filling(engine) as session:
         beside(bench, session)
         put(bench, session, "noop.charge")
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        connection.execute(text(f"VACUUM ANALYZE {', '.join(TABLES)}"))
-        connection.execute(text("CHECKPOINT"))
-    async_engine = create_async_engine(engine.url)
-    dispatcher = Dispatcher(async_engine, outbox=bench, include=[operations])
-    started = time.perf_counter()
-    await dispatcher.run_once()
-    await async_engine.dispose()
+    _, started, _ = await drained(engine, bench, operations)
     if left:
         raise SystemExit(f"{left} unordered entries were not sent, or some twice")
     return sent_at - started
