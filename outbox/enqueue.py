@@ -18,7 +18,6 @@ from outbox.keys import (
     encode_native,
     entry_id,
     key_fields,
-    parent_id,
 )
 from outbox.payload import encode_json
 from outbox.session import AnySession, ClaimedParent, duplicate, state_of, sync_session
@@ -73,28 +72,31 @@ def enqueue(
     fields = key_fields(configuration.env, _parent(parent, claimed), operation, discriminator)
     kid = claimed.kid if claimed else configuration.keyring.current
     due_at, delay = _due(due)
+    # By position, in a third of the time: an app may enqueue hundreds in one transaction.
     entry = NewEntry(
-        configuration=configuration,
-        id=entry_id(fields),
-        fields=fields,
-        kid=kid,
-        tag=derive_tag(configuration.keyring, kid, fields),
-        parent_id=parent_id(configuration.env, fields.parent),
-        record_id=claimed.record_id if claimed else None,
-        destination=_destination(destination, operation),
-        payload=encode_json("payload", payload, configuration.payload_bytes_max),
-        options=_options(configuration, options),
-        ordering_key=_ordering_key(ordering_key),
-        due_at=due_at,
-        delay=delay,
-        keep_first=_keep_first(if_exists),
+        entry_id(fields),
+        fields.env,
+        fields.parent.scope,
+        fields.parent.source,
+        fields.parent.key,
+        fields.operation,
+        fields.discriminator,
+        kid,
+        derive_tag(configuration.keyring, kid, fields),
+        fields.parent_id,
+        claimed.record_id if claimed else None,
+        _destination(destination, operation),
+        encode_json("payload", payload, configuration.payload_bytes_max),
+        _options(configuration, options),
+        _ordering_key(ordering_key),
+        due_at,
+        delay,
+        _keep_first(if_exists),
     )
-    first = state.find(configuration, entry.id)
-    if first is None:
-        state.add(inner, entry)
-    elif not entry.keep_first:
+    kept = state.keep(inner, configuration, entry)
+    if kept is not entry and not entry.keep_first:
         raise duplicate(entry)
-    return Entry(entry.id, (first or entry).tag)
+    return Entry(entry.id, kept.tag)
 
 
 def child_key(configuration: Configuration, parent: str | ParentKey, operation: str, discriminator: str) -> ChildKey:

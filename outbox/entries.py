@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -14,18 +15,25 @@ from outbox.configuration import Configuration
 from outbox.databases import clock, insert_unless_present
 from outbox.driver import execute
 from outbox.instants import NEVER
-from outbox.keys import KeyFields, Tag
+from outbox.keys import Tag
 from outbox.lanes import next_position, take_positions
 from outbox.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.table_names import quoted_table
 
 
 class NewEntry(NamedTuple):
-    """A validated entry that is not in the database yet. Without `due_at` and `delay` it is due at once."""
+    """A validated entry that is not in the database yet: its values, in the order of `_COLUMNS`, and what to do with it.
 
-    configuration: Configuration
+    Without `due_at` and `delay` it is due at once.
+    """
+
     id: UUID
-    fields: KeyFields
+    env: str
+    scope: str
+    source: str
+    parent: str
+    operation: str
+    discriminator: str
     kid: str
     tag: Tag
     parent_id: UUID
@@ -37,7 +45,6 @@ class NewEntry(NamedTuple):
     due_at: datetime | None
     delay: timedelta | None
     keep_first: bool
-    position: int | None = None
 
 
 @dataclass(slots=True)
@@ -54,25 +61,27 @@ class Companion:
 
 
 def insert_entries(
-    connection: Connection, entries: Sequence[NewEntry], companion: Companion | None = None
+    connection: Connection,
+    configuration: Configuration,
+    entries: Sequence[NewEntry],
+    companion: Companion | None = None,
 ) -> set[UUID]:
-    """Insert entries of one configuration and their queue rows; returns the ids that were there before, left as they were.
+    """Insert entries and their queue rows; returns the ids that were there before, left as they were.
 
     On PostgreSQL one statement, in which the companion goes along, and for those with an ordering key two more, whatever their
     number. Where no such statement is needed, the companion stays behind.
     """
-    tables = entries[0].configuration.tables
     if connection.dialect.name != "postgresql":
-        return _insert_one_by_one(connection, tables, entries)
+        return _insert_one_by_one(connection, configuration, entries)
     ordered = [entry for entry in entries if entry.ordering_key is not None]
     if not ordered:
-        return _insert_together(connection, tables, entries, companion)
+        return _insert_together(connection, configuration, entries, companion)
     others = [entry for entry in entries if entry.ordering_key is None]
-    present = _insert_together(connection, tables, others, companion) if others else set()
-    return present | _insert_in_lanes(connection, tables, ordered)
+    present = _insert_together(connection, configuration, others, companion) if others else set()
+    return present | _insert_in_lanes(connection, configuration, ordered)
 
 
-# Name and type of each value of a new entry.
+# Name and type of each of a new entry's values.
 _COLUMNS = {
     "id": "uuid",
     "env": "text",
@@ -96,36 +105,19 @@ _COLUMNS = {
 _IN_LANE = _COLUMNS | {"position": "bigint"}
 
 
-def _row(entry: NewEntry) -> tuple[Any, ...]:
-    fields, parent = entry.fields, entry.fields.parent
-    return (
-        entry.id,
-        fields.env,
-        parent.scope,
-        parent.source,
-        parent.key,
-        fields.operation,
-        fields.discriminator,
-        entry.kid,
-        entry.tag,
-        entry.parent_id,
-        entry.record_id,
-        entry.destination,
-        entry.payload,
-        entry.options,
-        entry.ordering_key,
-        entry.due_at,
-        entry.delay,
-    )
+def _values(entry: NewEntry) -> tuple[Any, ...]:
+    return entry[: len(_COLUMNS)]
+
+
+_by_id = attrgetter("id.int")  # as PostgreSQL orders them
 
 
 def _insert_together(
-    connection: Connection, tables: Tables, entries: Sequence[NewEntry], companion: Companion | None
+    connection: Connection, configuration: Configuration, entries: Sequence[NewEntry], companion: Companion | None
 ) -> set[UUID]:
     """Sorted by id, so that two transactions that write the same entries queue up instead of deadlocking."""
-    entries = sorted(entries, key=lambda entry: entry.id.int)
-    batch = Batch(connection, _COLUMNS, [_row(entry) for entry in entries])
-    fair = _fair(entries)
+    tables, fair = configuration.tables, _fair(configuration, entries)
+    batch = Batch(connection, _COLUMNS, list(map(_values, sorted(entries, key=_by_id))))
     if companion is None:
         statement = _statement(tables, batch.shape, is_fair=bool(fair))
         written = execute(connection, statement, batch.parameters | fair).rowcount
@@ -136,21 +128,20 @@ def _insert_together(
     return _present(connection, tables, entries, written)
 
 
-def _insert_in_lanes(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
+def _insert_in_lanes(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
     """Entries with an ordering key, in the order in which they were enqueued."""
+    tables, fair = configuration.tables, _fair(configuration, entries)
     positions = take_positions(connection, tables, [entry.ordering_key or "" for entry in entries])
-    placed = [entry._replace(position=position) for entry, position in zip(entries, positions, strict=True)]
-    placed.sort(key=lambda entry: entry.id.int)
-    batch = Batch(connection, _IN_LANE, [(*_row(entry), entry.position) for entry in placed])
-    fair = _fair(entries)
+    placed = sorted(zip(entries, positions, strict=True), key=lambda placed: placed[0].id.int)
+    batch = Batch(connection, _IN_LANE, [(*_values(entry), position) for entry, position in placed])
     statement = _lane_statement(tables, batch.shape, is_fair=bool(fair))
     written = execute(connection, statement, batch.parameters | fair).rowcount
-    return _present(connection, tables, placed, written)
+    return _present(connection, tables, entries, written)
 
 
-def _fair(entries: Sequence[NewEntry]) -> dict[str, list[str]]:
+def _fair(configuration: Configuration, entries: Sequence[NewEntry]) -> dict[str, list[str]]:
     """The parameter that tells the fair destinations, if any of these entries goes to one."""
-    fair = entries[0].configuration.fair
+    fair = configuration.fair
     if not fair or fair.isdisjoint(entry.destination for entry in entries):
         return {}
     return {"fair": list(fair)}
@@ -245,21 +236,22 @@ def _lane_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClaus
     )
 
 
-def _insert_one_by_one(connection: Connection, tables: Tables, entries: Sequence[NewEntry]) -> set[UUID]:
+def _insert_one_by_one(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
     present: set[UUID] = set()
     lanes: set[str] = set()
     for entry in entries:
-        if not _insert_one(connection, tables, entry, is_blocked=entry.ordering_key in lanes):
+        if not _insert_one(connection, configuration, entry, is_blocked=entry.ordering_key in lanes):
             present.add(entry.id)
         elif entry.ordering_key is not None:
             lanes.add(entry.ordering_key)
     return present
 
 
-def _insert_one(connection: Connection, tables: Tables, entry: NewEntry, *, is_blocked: bool) -> bool:
+def _insert_one(connection: Connection, configuration: Configuration, entry: NewEntry, *, is_blocked: bool) -> bool:
+    tables = configuration.tables
     now: datetime = connection.execute(select(clock())).scalar_one()
     due_at = (entry.due_at or now) + (entry.delay or timedelta(0))
-    stored = dict(zip(_COLUMNS, _row(entry), strict=True)) | {
+    stored = dict(zip(_COLUMNS, _values(entry), strict=True)) | {
         "headers": "{}",
         "schema_version": SCHEMA_VERSION,
         "due_at": due_at,
@@ -269,7 +261,7 @@ def _insert_one(connection: Connection, tables: Tables, entry: NewEntry, *, is_b
     written = connection.execute(insert_unless_present(connection.dialect.name, tables.entry).values(stored))
     if not written.rowcount:
         return False
-    is_fair = entry.destination in entry.configuration.fair
+    is_fair = entry.destination in configuration.fair
     connection.execute(
         insert(tables.queue).values(
             id=entry.id,
@@ -283,7 +275,7 @@ def _insert_one(connection: Connection, tables: Tables, entry: NewEntry, *, is_b
             ordering_key=entry.ordering_key,
             position=None if entry.ordering_key is None else next_position(tables, entry.ordering_key),
             fair=entry.destination if is_fair else None,
-            scope=entry.fields.parent.scope if is_fair else None,
+            scope=entry.scope if is_fair else None,
         )
     )
     return True

@@ -84,14 +84,15 @@ class KeyFields(NamedTuple):
     operation: str
     discriminator: str
     encoded: bytes
+    parent_id: UUID
 
 
 def key_fields(env: str, parent: ParentKey, operation: str, discriminator: str) -> KeyFields:
     """The checked fields of one effect. Raises `InvalidValue`."""
     check_operation(operation)
-    check_field("discriminator", discriminator)
-    encoded = _encoded_parent(env, parent) + _parts(operation.encode(), discriminator.encode())
-    return KeyFields(env, parent, operation, discriminator, encoded)
+    parent_part, id = _encoded_parent(env, parent)
+    encoded = parent_part + _encoded_operation(operation) + _part(check_field("discriminator", discriminator))
+    return KeyFields(env, parent, operation, discriminator, encoded, id)
 
 
 class Keyring:
@@ -188,7 +189,11 @@ def pae(*parts: bytes) -> bytes:
 
 
 def _parts(*parts: bytes) -> bytes:
-    return b"".join([_u64(len(part)) + part for part in parts])
+    return b"".join(map(_part, parts))
+
+
+def _part(part: bytes) -> bytes:
+    return _u64(len(part)) + part
 
 
 def _u64(number: int) -> bytes:
@@ -201,6 +206,7 @@ _CHILD_KEY_PUBLIC = _u64(7) + _parts(b"obx/child-key/v1-public")
 _CHILD_KEY_EPOCH = _u64(8) + _parts(b"obx/child-key/v1/epoch")
 _CHILD_KEY_PUBLIC_EPOCH = _u64(8) + _parts(b"obx/child-key/v1-public/epoch")
 _ENTRY_ID = _u64(7) + _parts(b"obx/entry-id/v1")
+_PARENT_ID = _u64(5) + _parts(b"obx/parent-id/v1")
 
 
 def derive_tag(keyring: Keyring, kid: str, fields: KeyFields, epoch: int = 0) -> Tag:
@@ -210,7 +216,15 @@ def derive_tag(keyring: Keyring, kid: str, fields: KeyFields, epoch: int = 0) ->
     else:
         label = _CHILD_KEY_PUBLIC_EPOCH if keyring.is_public else _CHILD_KEY_EPOCH
         message = label + fields.encoded + _parts(b"%d" % epoch)
-    return Tag(hmac.digest(keyring.secret(kid), message, "sha256"))
+    mac = _keyed(keyring.secret(kid)).copy()
+    mac.update(message)
+    return Tag(mac.digest())
+
+
+@lru_cache(maxsize=64)
+def _keyed(secret: bytes) -> hmac.HMAC:
+    """Has read its key already, which takes as long as a message. Only copies of it read messages."""
+    return hmac.new(secret, digestmod="sha256")
 
 
 def entry_id(fields: KeyFields) -> UUID:
@@ -218,16 +232,23 @@ def entry_id(fields: KeyFields) -> UUID:
     return _uuid8(_ENTRY_ID + fields.encoded)
 
 
-@lru_cache(maxsize=1024)
 def parent_id(env: str, parent: ParentKey) -> UUID:
     """The digest under which a parent's record and entries are found."""
-    return _uuid8(_u64(5) + _parts(b"obx/parent-id/v1") + _encoded_parent(env, parent))
+    _, id = _encoded_parent(env, parent)
+    return id
 
 
 # One parent often has many entries, all in a row: what is the same for all of them is computed once.
 @lru_cache(maxsize=1024)
-def _encoded_parent(env: str, parent: ParentKey) -> bytes:
-    return _parts(env.encode(), parent.scope.encode(), parent.source.encode(), parent.key.encode())
+def _encoded_parent(env: str, parent: ParentKey) -> tuple[bytes, UUID]:
+    """The parts of it, and its digest."""
+    parts = _parts(env.encode(), parent.scope.encode(), parent.source.encode(), parent.key.encode())
+    return parts, _uuid8(_PARENT_ID + parts)
+
+
+@lru_cache(maxsize=1024)
+def _encoded_operation(name: str) -> bytes:
+    return _part(name.encode())
 
 
 def encode_native(tag: Tag) -> ChildKey:
@@ -262,19 +283,20 @@ def _as_uuid(data: bytes, version: int) -> UUID:
 # --- limits
 
 
-def check_field(name: str, value: object) -> None:
-    """Raise `InvalidValue` unless `value` is text within the limits of the field `name`."""
+def check_field(name: str, value: object) -> bytes:
+    """The value in UTF-8. Raises `InvalidValue` unless it is text within the limits of the field `name`."""
     fewest, most = LIMITS[name]
     if not isinstance(value, str):
         raise InvalidValue(name, value, f"must be a str, not {type(value).__name__}")
     try:
-        size = len(value.encode())
+        encoded = value.encode()
     except UnicodeEncodeError:
         raise InvalidValue(name, value, "holds a lone surrogate, which UTF-8 cannot carry") from None
     if "\0" in value:
         raise InvalidValue(name, value, "holds a NUL character")
-    if not fewest <= size <= most:
-        raise InvalidValue(name, value, f"has {size} bytes of UTF-8; {fewest} to {most} are allowed")
+    if not fewest <= len(encoded) <= most:
+        raise InvalidValue(name, value, f"has {len(encoded)} bytes of UTF-8; {fewest} to {most} are allowed")
+    return encoded
 
 
 def check_id(name: str, value: object) -> None:

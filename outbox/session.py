@@ -50,7 +50,8 @@ registry().map_imperatively(_Marker, Table("outbox_marker", MetaData(), Column("
 class SessionState:
     """What one session holds for its outbox.
 
-    pending: entries that wait for the next flush, each with the savepoint it was enqueued in, by configuration and id.
+    pending: entries that wait for the next flush, each with the savepoint it was enqueued in, by configuration and id;
+        no configuration without any.
     claim: the open idempotency claim, if any.
     doomed: why this transaction must not commit any more.
     companion: what may be written by the same statement as the pending entries.
@@ -61,7 +62,7 @@ class SessionState:
     __slots__ = ("at_end", "claim", "committed", "companion", "doomed", "marker", "pending")
 
     def __init__(self) -> None:
-        self.pending: dict[tuple[int, UUID], tuple[NewEntry, SessionTransaction | None]] = {}
+        self.pending: dict[Configuration, dict[UUID, tuple[NewEntry, SessionTransaction | None]]] = {}
         self.claim: OpenClaim | None = None
         self.companion: Companion | None = None
         self.doomed: ClaimError | None = None
@@ -69,18 +70,15 @@ class SessionState:
         self.at_end: list[Callable[[bool], None]] = []
         self.marker: _Marker | None = None
 
-    def find(self, configuration: Configuration, entry_id: UUID) -> NewEntry | None:
-        """The pending entry of this id."""
-        entry, _ = self.pending.get((id(configuration), entry_id), (None, None))
-        return entry
-
-    def add(self, session: Session, entry: NewEntry) -> None:
-        """Keep `entry` for the session's next flush."""
+    def keep(self, session: Session, configuration: Configuration, entry: NewEntry) -> NewEntry:
+        """Keep `entry` for the session's next flush, unless one of its id is kept already. Returns the one that is kept."""
         if self.committed:
             raise NoTransaction("enqueue in an after_commit listener comes too late: the transaction is over")
-        self.pending[id(entry.configuration), entry.id] = entry, session.get_nested_transaction()
-        if len(self.pending) == 1 and not session.new:
+        if not self.pending and not session.new:
             self._mark(session)
+        pending = self.pending.setdefault(configuration, {})
+        kept, _ = pending.setdefault(entry.id, (entry, session.get_nested_transaction()))
+        return kept
 
     def _mark(self, session: Session) -> None:
         """Give the unit of work something to flush."""
@@ -95,9 +93,12 @@ class SessionState:
         """Forget what was enqueued in a savepoint, or a transaction, that was rolled back."""
         standing = list(_enclosing(rolled_back))
         outermost = rolled_back.parent is None
-        for key, (_, savepoint) in list(self.pending.items()):
-            if outermost or (savepoint is not None and savepoint not in standing):
-                del self.pending[key]
+        for configuration, pending in list(self.pending.items()):
+            for id, (_, savepoint) in list(pending.items()):
+                if outermost or (savepoint is not None and savepoint not in standing):
+                    del pending[id]
+            if not pending:
+                del self.pending[configuration]
 
     def _companion_of(self, configuration: Configuration) -> Companion | None:
         companion = self.companion
@@ -107,15 +108,14 @@ class SessionState:
         """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` when all is inserted."""
         connection = session.connection()
         require_transaction(connection)
-        groups: dict[int, list[NewEntry]] = {}
-        for entry, _ in self.pending.values():
-            groups.setdefault(id(entry.configuration), []).append(entry)
-        present: set[UUID] = set()
-        for group in groups.values():
-            present |= insert_entries(connection, group, self._companion_of(group[0].configuration))
-        written, self.pending = self.pending, {}  # only now: what failed to be written must not be forgotten
-        for entry, _ in written.values():
-            if entry.id in present and not entry.keep_first:
+        found: list[NewEntry] = []
+        for configuration, pending in self.pending.items():
+            entries = [entry for entry, _ in pending.values()]
+            if present := insert_entries(connection, configuration, entries, self._companion_of(configuration)):
+                found += [entry for entry in entries if entry.id in present]
+        self.pending = {}  # only now: what failed to be written must not be forgotten
+        for entry in found:
+            if not entry.keep_first:
                 raise duplicate(entry)
 
 
@@ -126,10 +126,9 @@ def _enclosing(transaction: SessionTransaction) -> Iterator[SessionTransaction]:
 
 
 def duplicate(entry: NewEntry) -> DuplicateEntry:
-    fields = entry.fields
     return DuplicateEntry(
-        f"{fields.operation!r} of parent {fields.parent.key!r} (scope {fields.parent.scope!r}, source"
-        f" {fields.parent.source!r}) with discriminator {fields.discriminator!r} was enqueued before: give another"
+        f"{entry.operation!r} of parent {entry.parent!r} (scope {entry.scope!r}, source"
+        f" {entry.source!r}) with discriminator {entry.discriminator!r} was enqueued before: give another"
         " discriminator for another effect, or if_exists='ignore' to keep the first",
         entry.id,
     )
