@@ -34,7 +34,8 @@ from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
 
 ROUNDS = 7
-TRANSACTIONS = {0: 400, 1: 400, 10: 200, 100: 40}
+ENQUEUE_ROUNDS = 25  # short ones: a machine's speed may change by a third within seconds
+TRANSACTIONS = 40
 DRAINED = 10_000
 BATCH = 500
 GOALS = {1: 1.5, 10: 2.0, 100: 6.0}
@@ -98,14 +99,13 @@ def database(url: str | None) -> Iterator[tuple[str, str]]:
 
 def compare_enqueue(engine: Engine, bench: outbox.Outbox) -> bool:
     """CPU of a transaction with entries over the same transaction without."""
-    for entries in TRANSACTIONS:
-        transactions_cpu(engine, bench, entries, 20)  # warm-up
+    counts = (0, *GOALS)
+    for entries in counts:
+        transactions_cpu(engine, bench, entries)  # warm-up
     gc.freeze()  # what is loaded by now is not walked at each collection, whichever side caused it
-    rounds = [
-        {entries: transactions_cpu(engine, bench, entries, many) for entries, many in TRANSACTIONS.items()}
-        for _ in range(ROUNDS)
-    ]
-    print("a transaction with entries, over the same transaction (one ORM row) without: CPU of client and server")
+    rounds = [{entries: transactions_cpu(engine, bench, entries) for entries in counts} for _ in range(ENQUEUE_ROUNDS)]
+    print("a transaction with entries, over the same transaction (one ORM row) without: CPU of client and server;")
+    print(f"medians of {ENQUEUE_ROUNDS} rounds")
     print(f"{'entries':>10}{'us':>10}{'ratio':>10}{'at most':>10}")
     print(f"{0:>10}{statistics.median(r[0] for r in rounds):>10.0f}")
     met = True
@@ -117,13 +117,13 @@ def compare_enqueue(engine: Engine, bench: outbox.Outbox) -> bool:
     return met
 
 
-def transactions_cpu(engine: Engine, bench: outbox.Outbox, entries: int, many: int) -> float:
-    """Microseconds of CPU for each of `many` transactions, each in a session of its own, as a request's is."""
+def transactions_cpu(engine: Engine, bench: outbox.Outbox, entries: int) -> float:
+    """Microseconds of CPU for each of some transactions, each in a session of its own, as a request's is."""
     with Session(engine) as session:
         backend = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
         session.commit()  # at a rollback psycopg forgets what it has prepared, and the first transactions would be colder
     server, client = process_cpu(backend), time.process_time()
-    for _ in range(many):
+    for _ in range(TRANSACTIONS):
         order = next(numbers)
         with Session(engine) as session, session.begin():
             session.add(Order(customer="ada", amount=2000))
@@ -136,7 +136,7 @@ def transactions_cpu(engine: Engine, bench: outbox.Outbox, entries: int, many: i
                 }
                 bench.enqueue(session, "noop.charge", payload, parent=f"order:{order}", discriminator=str(line))
     # One thread: the pool hands out the same connection, so the same server process, each time.
-    return (time.process_time() - client + process_cpu(backend) - server) / many * 1e6
+    return (time.process_time() - client + process_cpu(backend) - server) / TRANSACTIONS * 1e6
 
 
 # --- drain

@@ -7,12 +7,14 @@ import re
 from uuid import UUID
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import outbox
 from outbox.keys import (
+    BLOCK_BYTES,
     LIMITS,
+    SECRET_BYTES_MIN,
     Tag,
     derive_tag,
     encode_hex,
@@ -158,6 +160,16 @@ def test_any_fields_derive_as_the_specification_says(row, epoch):
     assert parent_id(row[0], outbox.ParentKey(row[3], row[1], row[2])) == uuid8(
         joined([b"obx/parent-id/v1", *fields[:4]])
     )
+
+
+@given(secret=st.binary(min_size=SECRET_BYTES_MIN, max_size=3 * BLOCK_BYTES), row=rows)
+@example(secret=b"k" * (BLOCK_BYTES + 1), row=("prod", "", "app", "invoice:42", "email.send", ""))
+def test_a_tag_is_the_hmac_under_a_secret_of_any_length(secret, row):
+    fields = [field.encode() for field in row]
+
+    tag = derive_tag(outbox.Keyring({"k1": secret}), "k1", fields_of(*row))
+
+    assert tag == hmac.digest(secret, joined([b"obx/child-key/v1", *fields]), "sha256")
 
 
 @given(one=rows, other=rows)
