@@ -30,6 +30,7 @@ import outbox
 from benchmarks.cpu import process_cpu
 from benchmarks.requests import compare_requests
 from dispatchers import Delivered, Delivery, Dispatcher, Operations
+from dispatchers.daemon import calm_collector
 from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
 
@@ -153,7 +154,7 @@ async def compare_drain(engine: Engine, bench: outbox.Outbox) -> bool:
     ours: list[Rate] = []
     bare: list[Rate] = []
     async_engine = create_async_engine(engine.url)
-    gc.freeze()  # as the daemon does
+    calm_collector()  # as the daemon does
     for measured in [False] + [True] * ROUNDS:
         # Twice the batch: one half is sent while the other is settled and claimed.
         dispatcher = Dispatcher(async_engine, outbox=bench, include=[operations], concurrency=2 * BATCH)

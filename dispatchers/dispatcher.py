@@ -322,10 +322,9 @@ class Dispatcher:
         if exchange.claimed:
             self._news.set()  # not for nothing: two idle lanes would wake each other without end
             self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
-        self._report_lost(settlements, exchange.settled)
         self._sends.start(self._routed(exchange.claimed, started))
-        outcomes = [entry for entry, change in settlements if not isinstance(change, HandBack)]
-        settled = sum(entry.id in exchange.settled for entry in outcomes)
+        told = _without_lost(settlements, exchange.settled)
+        settled = sum(not isinstance(change, HandBack) for _, change in told)
         claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due behind
         return Progress(asked=bool(wants), claimed=claimed, settled=settled)
 
@@ -373,11 +372,6 @@ class Dispatcher:
         does = "is away" if is_passing(error) else "refuses what is asked of it"
         kept, code = len(self._settlements), sqlstate(getattr(error, "orig", None)) or ""
         log.warning("the database %s; %d outcomes are kept: %s", does, kept, f"{type(error).__name__} {code}".rstrip())
-
-    def _report_lost(self, settlements: Sequence[Ending], settled: set[UUID]) -> None:
-        for entry, change in settlements:
-            if entry.id not in settled:
-                log.warning("entry %s: its lease was lost before it settled (%s)", entry.id, type(change).__name__)
 
     def _routed(self, claimed: Sequence[Claimed], started: float) -> Iterator[tuple[Claimed, Route, float]]:
         """The claims that this process may send, each with its route; the others are handed back."""
@@ -506,6 +500,16 @@ class Dispatcher:
         """Stop sending at once. What was in flight is in doubt, and found so when its lease ends."""
         await self._sends.abandon()
         await self._settling.abandon()
+
+
+def _without_lost(settlements: Sequence[Ending], settled: set[UUID]) -> Sequence[Ending]:
+    """What the database took; the rest is reported."""
+    if len(settled) == len(settlements):
+        return settlements
+    for entry, change in settlements:
+        if entry.id not in settled:
+            log.warning("entry %s: its lease was lost before it settled (%s)", entry.id, type(change).__name__)
+    return [(entry, change) for entry, change in settlements if entry.id in settled]
 
 
 async def _first_set(*events: asyncio.Event, seconds: float) -> None:

@@ -106,7 +106,8 @@ def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]
         if rows:
             batch = Batch(connection, types, rows)
             lost.update(id for (id,) in execute(connection, statement(tables, batch.shape), batch.parameters).rows)
-    return {entry.id for entry, _ in settlements} - lost
+    ids = {entry.id for entry, _ in settlements}
+    return ids - lost if lost else ids
 
 
 # --- the values of one statement, column by column
