@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction
+from sqlalchemy.orm import ORMExecuteState, Session
 
 from outbox.accepted import accepted_response, require_open_entries
 from outbox.configuration import Configuration
@@ -33,6 +33,7 @@ from outbox.keys import ParentKey, check_operation
 from outbox.observing import ClaimWatch
 from outbox.records import RecordKey, claim_key, insert_record, key_in_flight, record_companion, require_written
 from outbox.responses import Response
+from outbox.savepoints import Savepoint, nested_savepoint
 from outbox.session import AnySession, ClaimedParent, state_of, sync_session, unscoped
 from outbox.spans import NOTHING, check_span
 
@@ -46,7 +47,14 @@ class Claim:
     response: the answer, once there is one.
     """
 
-    def __init__(self, session: Session, connection: Connection, key: RecordKey, response: Response | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        connection: Connection,
+        key: RecordKey,
+        response: Response | None,
+        savepoint_of: Callable[[Session], Savepoint],
+    ) -> None:
         self.id = key.id
         self.parent: ParentKey = key.parent
         self.replayed = response is not None
@@ -58,7 +66,8 @@ class Claim:
         self._ended = False
         self._rejected = False
         self._completion: str | None = None
-        self._savepoint: SessionTransaction | None = None
+        self._savepoint_of = savepoint_of
+        self._savepoint: Savepoint | None = None
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         """Keep this answer for every retry of the request; it commits with the caller's transaction.
@@ -76,8 +85,8 @@ class Claim:
         """Like `respond`, but undo what the block has written and enqueued: only the answer is kept."""
         self._require_unanswered("reject")
         response = Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
-        self._require_savepoint().rollback()
-        self._savepoint = self._session.begin_nested()
+        self._require_savepoint().undo()
+        self._savepoint = self._savepoint_of(self._session)
         self._rejected = True
         self.response = response
         return response
@@ -151,8 +160,7 @@ class Claim:
             for target, name, listener in self._guards():
                 event.listen(target, name, listener)
         else:
-            # Where `reject`, and an exception that the caller survives, go back to.
-            self._savepoint = self._session.begin_nested()
+            self._savepoint = self._savepoint_of(self._session)
 
     def close(self) -> None:
         """Insert the record. Raises what makes the block's work unfit to commit."""
@@ -166,22 +174,22 @@ class Claim:
                 " claim.reject()"
             )
         if self._completion is not None:
-            savepoint.commit()
+            savepoint.release()
             require_open_entries(self._session.connection(), self._key)
             insert_record(self._session.connection(), self._key, self.response, self._completion)
             return
         companion = record_companion(self._session.connection(), self._key, self.response)
-        self._commit_with(savepoint, companion)
+        self._release_with(savepoint, companion)
         if companion is None or companion.written is None:  # no entries went to the database that it could go with
             insert_record(self._session.connection(), self._key, self.response)
         else:
             require_written(self._key, companion.written)
 
-    def _commit_with(self, savepoint: SessionTransaction, companion: Companion | None) -> None:
+    def _release_with(self, savepoint: Savepoint, companion: Companion | None) -> None:
         state = state_of(self._session)
         state.companion = companion
         try:
-            savepoint.commit()
+            savepoint.release()
         finally:
             state.companion = None
 
@@ -193,18 +201,11 @@ class Claim:
             if self._session.in_transaction() or self._session.new:
                 self._doom()
             return
-        if self._savepoint is not None and self._holds(self._savepoint):
+        if self._savepoint is not None and self._savepoint.is_open:
             with suppress(DBAPIError):  # a connection that broke: nothing of the block can be committed over it
-                self._savepoint.rollback()
+                self._savepoint.undo()
                 return
         self._doom()
-
-    def _holds(self, savepoint: SessionTransaction) -> bool:
-        """Whether `savepoint` is open still, be it under others, or after a flush in it failed."""
-        current = self._session.get_nested_transaction()
-        while current is not None and current is not savepoint:
-            current = current.parent
-        return current is savepoint
 
     def forget(self) -> None:
         for target, name, listener in self._guards():
@@ -232,7 +233,7 @@ class Claim:
             raise AlreadyAnswered(f"{verb} after an answer: the block of key {self.parent.key!r} has one already")
         self._require_savepoint()
 
-    def _require_savepoint(self) -> SessionTransaction:
+    def _require_savepoint(self) -> Savepoint:
         if self._savepoint is None or not self._savepoint.is_active or self._is_lost():
             raise self._lost()
         return self._savepoint
@@ -267,7 +268,12 @@ def check_in_flight(mode: object, wait: object) -> None:
 
 
 class IdempotentBlock:
-    """What `outbox.idempotent` returns: `with` it on a Session, `async with` it on an AsyncSession."""
+    """What `outbox.idempotent` returns: `with` it on a Session, `async with` it on an AsyncSession.
+
+    savepoint_of: begins the savepoint of what is done in it.
+    """
+
+    savepoint_of: Callable[[Session], Savepoint] = staticmethod(nested_savepoint)
 
     def __init__(
         self,
@@ -328,7 +334,8 @@ class IdempotentBlock:
     def _take(self, session: Session, watch: ClaimWatch | None) -> Claim:
         connection = self._begin(session)
         key = choose_key(connection, self._key, self._in_flight, self._wait, watch)
-        return Claim(session, connection, key, claim_key(connection, key, self._in_flight, self._wait, watch))
+        response = claim_key(connection, key, self._in_flight, self._wait, watch)
+        return Claim(session, connection, key, response, self.savepoint_of)
 
     def _begin(self, session: Session) -> Connection:
         try:

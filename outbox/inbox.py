@@ -147,4 +147,4 @@ class _MessageBlock(IdempotentBlock):
         except KeyExpired:
             # What it caused is remembered still, so it was handled. Unlike a client's key, a message's id is not used anew.
             response = HANDLED
-        return _MessageClaim(session, connection, self._message_key, response)
+        return _MessageClaim(session, connection, self._message_key, response, self.savepoint_of)

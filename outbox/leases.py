@@ -37,6 +37,7 @@ from outbox.observing import ClaimWatch, watched
 from outbox.records import RecordKey, key_in_flight
 from outbox.renewal import TaskRenewal, ThreadRenewal
 from outbox.responses import Response
+from outbox.savepoints import nested_savepoint
 from outbox.session import AnySession, AsyncSessionLike, ClaimedParent, state_of
 
 log = logging.getLogger("outbox.leases")
@@ -195,7 +196,7 @@ class Fence(Claim):
     """An open fence: a claim on a session, whose record is there already."""
 
     def __init__(self, session: Session, connection: Connection, attempt: LeasedAttempt, lease: Lease) -> None:
-        super().__init__(session, connection, lease.key, None)
+        super().__init__(session, connection, lease.key, None, nested_savepoint)
         self._attempt = attempt
         self._lease = lease
 
@@ -211,7 +212,7 @@ class Fence(Claim):
         )
 
     def close(self) -> None:
-        self._require_savepoint().commit()
+        self._require_savepoint().release()
         if self.response is not None:
             leased_records.answer(self._session.connection(), self._lease, self.response)
             self._attempt.response = self.response

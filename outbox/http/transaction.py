@@ -13,6 +13,7 @@ from outbox.http.answers import Answer, Verdict, as_it_travels, first_answer, ju
 from outbox.http.policy import Policy
 from outbox.idempotency import Claim, IdempotentBlock
 from outbox.records import RETRY_AFTER
+from outbox.savepoints import request_savepoint
 
 
 class Undone(Exception):
@@ -52,6 +53,7 @@ class RequestTransaction:
         self._block: IdempotentBlock | None = None
         try:
             block = policy.block(session, key, scope, request)
+            block.savepoint_of = request_savepoint
             with undone_by_conflict():
                 self.claim: Claim = block.__enter__()
         except BaseException:
