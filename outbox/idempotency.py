@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from sqlalchemy import Connection, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.orm import ORMExecuteState, Session
 
 from outbox.accepted import accepted_response, require_open_entries
@@ -202,7 +202,8 @@ class Claim:
                 self._doom()
             return
         if self._savepoint is not None and self._savepoint.is_open:
-            with suppress(DBAPIError):  # a connection that broke: nothing of the block can be committed over it
+            # On a connection that broke: nothing of the block can be committed over it.
+            with suppress(DBAPIError, PendingRollbackError):
                 self._savepoint.undo()
                 return
         self._doom()

@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox.databases import is_conflict
-from outbox.errors import RequestUndone
+from outbox.errors import RequestRefused, RequestUndone
 from outbox.http.answers import Answer, Verdict, as_it_travels, first_answer, judge, kept_headers, replay
 from outbox.http.policy import Policy
 from outbox.idempotency import Claim, IdempotentBlock
@@ -51,11 +51,15 @@ class RequestTransaction:
         self.session = session
         self._policy = policy
         self._block: IdempotentBlock | None = None
+        self._is_new = not (session.in_transaction() or session.new or session.dirty or session.deleted)
         try:
             block = policy.block(session, key, scope, request)
             block.savepoint_of = request_savepoint
             with undone_by_conflict():
                 self.claim: Claim = block.__enter__()
+        except RequestRefused:
+            self._end_unwritten()
+            raise
         except BaseException:
             session.close()
             raise
@@ -86,6 +90,23 @@ class RequestTransaction:
         """Roll back what was not committed, and give the connection back."""
         try:
             self._end_block(Undone())
+        except BaseException:
+            self.session.close()
+            raise
+        if self.replay is None:
+            self.session.close()
+        else:
+            self._end_unwritten()
+
+    def _end_unwritten(self) -> None:
+        """End a transaction that has written nothing, if it was begun here with COMMIT: at a ROLLBACK psycopg forgets what it has
+        prepared on its connection, and the requests after a replay would be slower.
+        """
+        try:
+            if self._is_new and self.session.is_active:
+                self.session.commit()
+        except DBAPIError:
+            pass  # rolled back then
         finally:
             self.session.close()
 

@@ -1,0 +1,212 @@
+"""The transaction of one request: what it costs in round trips, what `reject` goes back to, and how it leaves its connection."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from support import CHARGE, PAYLOAD, Database, Order, statements_of
+
+import outbox
+from outbox.http import Policy, RequestTransaction
+from outbox.http.answers import Answer, plain_answer
+from outbox.savepoints import request_savepoint
+
+BODY = b'{"amount": 2000}'
+CREATED = Answer(201, b'{"order": 1}', (("Content-Type", "application/json"),))
+NOTHING = {"orders": 0, "records": 0, "entries": 0, "queue": 0}
+ALL = {"orders": 1, "records": 1, "entries": 1, "queue": 1}
+MADE_READY = 6  # psycopg prepares what it has executed five times
+
+
+def begin(session: Session, ob: outbox.Outbox, key: str = "retry-001", body: bytes = BODY) -> RequestTransaction:
+    return RequestTransaction(session, Policy(outbox=ob), key, "acct_1", body)
+
+
+def work(session: Session, ob: outbox.Outbox) -> Order:
+    order = Order(customer="ada", amount=2000)
+    session.add(order)
+    ob.enqueue(session, CHARGE, PAYLOAD)
+    return order
+
+
+def place(session: Session, ob: outbox.Outbox, key: str = "retry-001") -> None:
+    """A request, from its beginning to its end."""
+    request = begin(session, ob, key)
+    work(session, ob)
+    request.finish(CREATED)
+
+
+def verbs(sent: list[str]) -> list[str]:
+    return [statement.split()[0] for statement in sent]
+
+
+class Boom(Exception): ...
+
+
+# --- what it costs
+
+
+def test_a_claim_in_a_new_session_takes_two_round_trips_more_than_no_claim(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    with statements_of(postgresql.engine) as sent, postgresql.session() as session:
+        place(session, ob)
+
+    assert verbs(sent) == ["SELECT", "SAVEPOINT", "WITH", "INSERT"]
+    assert postgresql.counts() == ALL
+
+
+def test_a_session_that_holds_something_already_keeps_its_own_kind_of_savepoint(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    postgresql.execute(sa.insert(Order).values(customer="earlier", amount=1))
+    with postgresql.session() as session:
+        earlier = session.scalars(sa.select(Order)).one()
+        with statements_of(postgresql.engine) as sent:
+            request = begin(session, ob)
+            earlier.amount = 2
+            session.flush()
+            request.claim.reject(402)
+            assert earlier.amount == 1  # read anew, as a rollback of a Session's own has it
+            request.finish(plain_answer(request.claim.answer))
+
+    assert verbs(sent) == ["SELECT", "SAVEPOINT", "UPDATE", "ROLLBACK", "SAVEPOINT", "SELECT", "RELEASE", "INSERT"]
+
+
+# --- back to the savepoint
+
+
+def flush(session: Session, ob: outbox.Outbox) -> None:
+    work(session, ob)
+    session.flush()
+
+
+def leave_pending(session: Session, ob: outbox.Outbox) -> None:
+    work(session, ob)
+
+
+def leave_a_savepoint_open(session: Session, ob: outbox.Outbox) -> None:
+    flush(session, ob)
+    session.begin_nested()
+    session.add(Order(customer="bob", amount=1))
+    session.begin_nested()
+    ob.enqueue(session, "crm.upsert", PAYLOAD)
+
+
+def fail_a_statement(session: Session, ob: outbox.Outbox) -> None:
+    flush(session, ob)
+    with pytest.raises(sa.exc.DBAPIError):
+        session.execute(sa.text("SELECT no_such_column"))
+
+
+each_work = pytest.mark.parametrize("do", [flush, leave_pending, leave_a_savepoint_open, fail_a_statement])
+
+
+@each_work
+def test_a_rejection_undoes_whatever_the_handler_did(
+    database: Database, ob: outbox.Outbox, do: Callable[[Session, outbox.Outbox], None]
+) -> None:
+    with database.session() as session:
+        request = begin(session, ob)
+        do(session, ob)
+        request.claim.reject(402, {"error": "declined"})
+        request.finish(plain_answer(request.claim.answer))
+
+    assert database.counts() == NOTHING | {"records": 1}
+
+
+@each_work
+def test_a_caller_who_survives_an_exception_and_commits_keeps_nothing(
+    database: Database, ob: outbox.Outbox, do: Callable[[Session, outbox.Outbox], None]
+) -> None:
+    with database.session() as session:
+        block = ob.idempotent(session, "retry-001", scope="acct_1", request=BODY)
+        block.savepoint_of = request_savepoint
+        with suppress(Boom), block:
+            do(session, ob)
+            raise Boom
+        session.commit()
+
+    assert database.counts() == NOTHING
+
+
+def test_what_a_rejected_handler_has_made_can_still_be_read(database: Database, ob: outbox.Outbox) -> None:
+    with database.session() as session:
+        request = begin(session, ob)
+        order = work(session, ob)
+        session.flush()
+        request.claim.reject(402)
+
+        assert (order.customer, list(session)) == ("ada", [])
+
+
+def test_a_rejected_request_writes_nothing_more(database: Database, ob: outbox.Outbox) -> None:
+    with database.session() as session:
+        request = begin(session, ob)
+        request.claim.reject(402)
+        session.add(Order(customer="ada", amount=1))
+
+        with pytest.raises(outbox.AlreadyAnswered, match=r"a write after claim\.reject\(\)"):
+            request.finish(plain_answer(request.claim.answer))
+
+    assert database.counts() == NOTHING
+
+
+def test_a_key_stays_locked_from_a_rejection_to_its_commit(postgresql: Database, ob: outbox.Outbox) -> None:
+    with postgresql.session() as session:
+        request = begin(session, ob)
+        flush(session, ob)
+        request.claim.reject(402)
+        with postgresql.session() as other, pytest.raises(outbox.KeyInFlight):
+            begin(other, ob)
+        request.finish(plain_answer(request.claim.answer))
+
+    with postgresql.session() as other:
+        replay = begin(other, ob).replay
+    assert replay is not None
+    assert replay.status == 402
+
+
+# --- the connection afterwards
+
+
+def replay_it(session: Session, ob: outbox.Outbox) -> None:
+    request = begin(session, ob)
+    assert request.replay is not None
+    request.close()
+
+
+def mismatch(session: Session, ob: outbox.Outbox) -> None:
+    with pytest.raises(outbox.RequestMismatch):
+        begin(session, ob, body=b"{}")
+
+
+@pytest.mark.parametrize("retry", [replay_it, mismatch])
+def test_a_retry_leaves_what_its_connection_has_prepared(
+    postgresql: Database, ob: outbox.Outbox, retry: Callable[[Session, outbox.Outbox], None]
+) -> None:
+    engine = postgresql.new_engine(pool_size=1, max_overflow=0)
+    for number in range(MADE_READY):
+        with Session(engine) as session:
+            place(session, ob, f"retry-00{number}")
+
+    with Session(engine) as session:
+        retry(session, ob)
+
+    with engine.connect() as connection:
+        prepared = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements").scalars().all()
+    assert [statement for statement in prepared if "outbox_claim_key" in statement]
+
+
+def test_what_the_app_wrote_before_the_claim_is_not_committed_by_a_replay(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    with database.session() as session:
+        place(session, ob)
+    with database.session() as session:
+        session.add(Order(customer="bob", amount=1))
+        replay_it(session, ob)
+
+    assert database.counts() == ALL
