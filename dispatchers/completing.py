@@ -8,8 +8,8 @@ from uuid import UUID
 
 from dispatchers.callbacks import CallbackFailed, Callbacks
 from dispatchers.calling import told
-from dispatchers.claims import Store
 from dispatchers.sql_accepted import ACCEPTED_MAX, Accepted
+from dispatchers.store import Store
 from outbox.databases import is_passing
 
 log = logging.getLogger("outbox.dispatcher")

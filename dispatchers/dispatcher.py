@@ -9,41 +9,27 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
-from dispatchers.claims import Claims, Exchange, Store
+from dispatchers.claims import Claims
 from dispatchers.completing import Completing
-from dispatchers.decide import admit, conclude, without_halt
+from dispatchers.decide import without_halt
 from dispatchers.delivery import Adapter
-from dispatchers.leaving import Reports
-from dispatchers.lifecycle import (
-    Claimed,
-    ClaimRequest,
-    Ending,
-    HandBack,
-    Known,
-    Looks,
-    Park,
-    Settle,
-    Transition,
-    Want,
-    known_of,
-    looks_of,
-)
-from dispatchers.looking import admit_look
+from dispatchers.intake import Intake
+from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, HandBack, Park, Settle, Transition, Want
 from dispatchers.operations import Operations
 from dispatchers.pressing import BUSY_SECONDS, PressureWatch
 from dispatchers.pressure import Limits, check_limits
 from dispatchers.retention import KEEP, Retention
-from dispatchers.routes import Route, Routes, merge
+from dispatchers.routes import Routes, merge
 from dispatchers.sending import Sends
 from dispatchers.settling import STORE_RETRY_SECONDS, Settling
+from dispatchers.store import Exchange, Store
 from dispatchers.turns import BATCH_ENTRIES_MAX, Turns
 from dispatchers.watching import MarkFile, Watch
 from outbox.databases import is_passing, sqlstate
@@ -51,7 +37,6 @@ from outbox.errors import ConfigurationError
 from outbox.instance import Outbox, default
 from outbox.instants import NEVER
 from outbox.keys import Keyring
-from outbox.schema import SCHEMA_VERSION
 
 log = logging.getLogger("outbox.dispatcher")
 
@@ -59,8 +44,6 @@ LANES = 2  # exchanges with the database at once
 SWEEP_SECONDS = 1.0  # what became due behind the hints is found by then
 LINGER_SECONDS = 0.01  # settling waits so long for company
 TELLS_MAX = 20  # tries to tell the others of free slots, `BUSY_SECONDS` apart; then these are left to their lease's end
-UNSERVED_DELAY = timedelta(seconds=2)  # until what this process does not serve is looked at again
-UNSERVED_SECONDS = 5.0  # how long it leaves a destination alone of which it serves nothing
 
 
 class Progress(NamedTuple):
@@ -155,7 +138,15 @@ class Dispatcher:
             clock=clock,
             file=None if mark is None else MarkFile(Path(mark)),
         )
-        self._reports = Reports(clock)
+        self._intake = Intake(
+            self._routes,
+            self._turns,
+            quiescence=self._quiescence,
+            clock=clock,
+            memory=self._pressure.memory,
+            settle=self._settle_later,
+            back=self._slot_is_free,
+        )
         self._sends = Sends(
             store=self.store,
             keyring=lambda: self.keyring,
@@ -322,7 +313,7 @@ class Dispatcher:
         if exchange.claimed:
             self._news.set()  # not for nothing: two idle lanes would wake each other without end
             self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
-        self._sends.start(self._routed(exchange.claimed, started))
+        self._sends.start(self._intake.sort(exchange.claimed, started))
         told = _without_lost(settlements, exchange.settled)
         settled = sum(not isinstance(change, HandBack) for _, change in told)
         claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due behind
@@ -372,60 +363,6 @@ class Dispatcher:
         does = "is away" if is_passing(error) else "refuses what is asked of it"
         kept, code = len(self._settlements), sqlstate(getattr(error, "orig", None)) or ""
         log.warning("the database %s; %d outcomes are kept: %s", does, kept, f"{type(error).__name__} {code}".rstrip())
-
-    def _routed(self, claimed: Sequence[Claimed], started: float) -> Iterator[tuple[Claimed, Route, float]]:
-        """The claims that this process may send, each with its route; the others are handed back."""
-        for entry in claimed:
-            route = self._routes.find(entry.operation)
-            if route is None:
-                self._leave_unserved(entry)
-            elif entry.schema_version > SCHEMA_VERSION:
-                self._leave(entry, "a newer release wrote it")
-            elif entry.outcome is not None and (known := known_of(entry.outcome)) is not None:
-                self._conclude(entry, known, route)
-            elif entry.outcome is not None and (looks := looks_of(entry.outcome)) is not None:
-                if self._may_look(entry, looks, route):
-                    yield entry, route, started
-            elif entry.in_doubt_since is not None and not route.sends_alike(entry):
-                self._leave_pinned(entry, route)
-            else:
-                yield entry, route, started
-
-    def _leave_unserved(self, entry: Claimed) -> None:
-        """Another process may serve it. A destination that is none of ours is left alone, for those whose it is."""
-        if entry.destination not in self._turns.home:
-            self._turns.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
-            self._leave(entry, "no adapter here serves it", timedelta(0))
-        else:
-            self._leave(entry, "no adapter here serves it")
-
-    def _may_look(self, entry: Claimed, looks: Looks, route: Route) -> bool:
-        memory = self._pressure.memory(entry, route.memory)
-        change = admit_look(entry, looks, memory, entry.leased_at, route.form)
-        if change is None:
-            return True
-        self._slot_is_free(entry)
-        self._settle_later(entry, change)
-        return False
-
-    def _leave_pinned(self, entry: Claimed, route: Route) -> None:
-        """It may have been sent in another form. That waits for a process of that form, but not past the window."""
-        past = admit(entry, replace(route.memory, can_look=False), entry.leased_at)  # nor may it be looked for so
-        if isinstance(past, Park):
-            self._slot_is_free(entry)
-            self._settle_later(entry, past)
-        else:
-            self._leave(entry, f"it was sent as {entry.sent_as!r}; the adapter would now send it as {route.form!r}")
-
-    def _leave(self, entry: Claimed, reason: str, delay: timedelta = UNSERVED_DELAY) -> None:
-        self._reports.leave(entry, reason)
-        self._slot_is_free(entry)
-        self._settle_later(entry, HandBack(reason, delay, shown=True))
-
-    def _conclude(self, entry: Claimed, known: Known, route: Route) -> None:
-        """What becomes of it is on record already: a person's decision, or an outcome whose callback failed."""
-        self._slot_is_free(entry)
-        self._settle_later(entry, conclude(entry, known, route.memory, self._quiescence))
 
     def _settle_later(self, entry: Claimed, change: Transition) -> None:
         """With the next batch, or alone if a callback or its request's completion commits with it."""

@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from dispatchers.claims import Store
 from dispatchers.decide import admit, decide
 from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Finding, Memory, Outcome, Unknown
 from dispatchers.lifecycle import Claimed, HandBack, Looks, Transition, looks_of
 from dispatchers.looking import judge
 from dispatchers.outcomes import storable, storable_finding
 from dispatchers.routes import Route
+from dispatchers.store import Store
 from outbox.keys import Keyring, Tag, derive_tag
 
 log = logging.getLogger("outbox.dispatcher")

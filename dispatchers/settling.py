@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from dispatchers.callbacks import CallbackFailed, Calls, CompletionFailed
 from dispatchers.calling import told
-from dispatchers.claims import CALLBACKS_AT_ONCE, Store
 from dispatchers.decide import keep
 from dispatchers.lifecycle import Claimed, End, Transition
+from dispatchers.store import CALLBACKS_AT_ONCE, Store
 from outbox.databases import is_passing
 
 log = logging.getLogger("outbox.dispatcher")

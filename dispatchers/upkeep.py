@@ -12,11 +12,11 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 
-from dispatchers.claims import Store
 from dispatchers.destination_report import read_lags
 from dispatchers.retention import Retention
 from dispatchers.sql_bodies import add_days, drop_days
 from dispatchers.sql_retention import STEPS, Batch, Look, Place
+from dispatchers.store import Store
 from outbox.bodies import Layout, read_layout
 from outbox.databases import clock, sqlstate
 from outbox.schema import Tables

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from dispatchers.claims import Store
 from dispatchers.marks import Mark
+from dispatchers.store import Store
 from outbox.errors import ConfigurationError, Held
 
 log = logging.getLogger("outbox.dispatcher")

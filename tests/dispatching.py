@@ -23,10 +23,11 @@ from support import TABLES, Database
 import outbox
 from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims, Exchange
+from dispatchers.claims import Claims
 from dispatchers.delivery import Window
 from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Transition, Want, looks_of
 from dispatchers.slots import as_record, on_record
+from dispatchers.store import Exchange
 from outbox.instants import EPOCH, MICROSECOND, NEVER
 
 LEASE = timedelta(minutes=1)

@@ -35,11 +35,12 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, Dispatcher, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Callback
-from dispatchers.claims import Claims, Exchange
+from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, ClaimRequest, End, Ending, HandBack, Park, Settle, Wait
 from dispatchers.marks import Mark, Watched
 from dispatchers.pressure import Pressures
 from dispatchers.sql_looks import Wanted
+from dispatchers.store import Exchange
 from outbox.keys import KeyFields, ParentKey, derive_tag, key_fields
 
 # --- pressure

@@ -11,7 +11,7 @@ from dispatching import HOUR, age, put_one, run_once, state
 from support import CHARGE, TABLES, Database
 
 import outbox
-from dispatchers import dispatcher
+from dispatchers import intake
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
 from dispatchers.delivery import Delivery
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
@@ -168,7 +168,7 @@ def test_an_entry_of_a_newer_release_waits_is_listed_and_goes_on_with_a_newer_di
     (listed,) = document("list", database=database)["entries"]
     assert (listed["state"], listed["attempts"], listed["reason"]) == ("pending", 0, "a newer release wrote it")
     age(database, HOUR)
-    monkeypatch.setattr(dispatcher, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    monkeypatch.setattr(intake, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     run_once(database, ob, adapters={"crm": service})
     (delivery,) = service.deliveries
     assert (state(database, id), delivery.body) == ("delivered", b'{"amount":1}')

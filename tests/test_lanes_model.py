@@ -25,8 +25,9 @@ from support import TABLES, Database
 
 import outbox
 from dispatchers import decisions
-from dispatchers.claims import Claims, Exchange
+from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
+from dispatchers.store import Exchange
 from outbox.databases import clock
 
 LANES = ["a", "b"]

@@ -35,10 +35,11 @@ from support import TABLES, Database, statements_of
 import outbox
 from dispatchers import Absent, Breaker, CannotTell, Deferred, Delivered, Delivery, Limits, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims, Exchange
+from dispatchers.claims import Claims
 from dispatchers.decisions import pause, resume
 from dispatchers.delivery import Finding
 from dispatchers.pressure import News, Pressing, Pressures
+from dispatchers.store import Exchange
 from outbox.databases import clock_plus
 from outbox.instants import NEVER
 

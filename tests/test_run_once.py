@@ -9,8 +9,9 @@ from support import Database
 import outbox
 from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims, Exchange
+from dispatchers.claims import Claims
 from dispatchers.lifecycle import ClaimRequest, Ending
+from dispatchers.store import Exchange
 
 
 class LateClaims(Claims):

@@ -33,11 +33,12 @@ from support import TABLES, Database
 import outbox
 from dispatchers import Breaker, Delivery, Limits, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims, Exchange
+from dispatchers.claims import Claims
 from dispatchers.decisions import pause, resume
 from dispatchers.lifecycle import Claimed
 from dispatchers.pressure import SLOTS_WAIT, News, Pressing, Pressure, admitted, claimed, heard, opens_at
 from dispatchers.slots import Taken, as_record, on_record
+from dispatchers.store import Exchange
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -10,12 +10,12 @@ import sqlalchemy as sa
 
 from dispatchers.callbacks import CallbackFailed, Calls, OnCompleted, SettledEntry, Settlement
 from dispatchers.calling import named_failures
-from dispatchers.claims import Exchange
 from dispatchers.lifecycle import Claimed, ClaimRequest, End, Ending, Settle
 from dispatchers.marks import Mark, Watched
 from dispatchers.pressure import Pressures
 from dispatchers.sql_accepted import Accepted
 from dispatchers.sql_looks import Wanted
+from dispatchers.store import Exchange
 from outbox.instants import NEVER
 from outbox.keys import KeyFields, ParentKey, Tag, encode_native, key_fields
 from simulation.promises import Promises

@@ -9,9 +9,10 @@ import pytest
 from planted_rules import PLANTED_RULES, moving
 
 from dispatchers import decide as rules
-from dispatchers import dispatcher, sending
+from dispatchers import intake, sending
 from dispatchers.delivery import Absent, Found
 from dispatchers.dispatcher import Dispatcher
+from dispatchers.intake import Intake
 from dispatchers.lifecycle import Claimed, HandBack, Settle, Transition
 from simulation.database import AppSession, RemoteStore, Transaction
 from simulation.guards_lanes import LANE_GUARDS
@@ -82,9 +83,8 @@ def started_late(original: Any, self: sending.Sends, claims: Any) -> None:
     original(self, [(entry, route, self._clock()) for entry, route, _ in claims])
 
 
-def failed_for_want_of_an_adapter(working: Dispatcher, entry: Claimed) -> None:
-    working._slot_is_free(entry)
-    working._settle_later(entry, Settle("failed", entry.attempts, reason="nobody serves it"))
+def failed_for_want_of_an_adapter(working: Intake, entry: Claimed) -> None:
+    working._turn_back(entry, Settle("failed", entry.attempts, reason="nobody serves it"))
 
 
 # --- looking
@@ -96,7 +96,7 @@ def absent_for_want_of_a_hit(original: Any, entry: Claimed, looks: Any, finding:
 
 
 def without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dispatcher, sending):
+    for module in (intake, sending):
         monkeypatch.setattr(module, "looks_of", lambda outcome: None)
 
 
@@ -157,9 +157,9 @@ GUARDS: dict[str, Patch] = {
     "every claim bears the same token": around(Dispatcher, "_request", same_token),
     "the lease is not checked before the call": without(sending.Sends, "_ask_in_time", without_a_deadline),
     "the lease is measured from the claim's answer": around(sending.Sends, "start", started_late),
-    "what is on record is not heeded": without(dispatcher, "known_of", lambda outcome: None),
-    "an entry of a newer release is sent": without(dispatcher, "SCHEMA_VERSION", 10**6),
-    "what nobody serves is failed": without(Dispatcher, "_leave_unserved", failed_for_want_of_an_adapter),
+    "what is on record is not heeded": without(intake, "known_of", lambda outcome: None),
+    "an entry of a newer release is sent": without(intake, "SCHEMA_VERSION", 10**6),
+    "what nobody serves is failed": without(Intake, "_leave_unserved", failed_for_want_of_an_adapter),
     "what is to be looked for is sent": without_a_look,
     "a look that cannot tell counts as absence": around(sending, "judge", absent_for_want_of_a_hit),
     "the fence is gone": without(ReferenceStore, "_holds_lease", lambda store, row, entry: True),
@@ -169,7 +169,7 @@ GUARDS: dict[str, Patch] = {
     "a callback runs without the fence": without(RemoteStore, "_begin", begun_without_the_fence),
     "a callback that raised leaves what it wrote": without(AppSession, "add", told_at_once),
     "an entry settles before its callback": without(Transaction, "__init__", unlocked),
-    "send again does not wait for earlier senders": without(dispatcher, "conclude", conclude_at_once),
+    "send again does not wait for earlier senders": without(intake, "conclude", conclude_at_once),
     "what may have been sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_doubt),
     "what is being sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_a_lease),
     **LANE_GUARDS,

@@ -1,0 +1,99 @@
+"""What becomes of a claim before anything is sent: it is sent, looked for, concluded from what is on record, or handed back."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+from dispatchers.decide import admit, conclude
+from dispatchers.delivery import Memory
+from dispatchers.leaving import Reports
+from dispatchers.lifecycle import Claimed, HandBack, Known, Looks, Park, Transition, known_of, looks_of
+from dispatchers.looking import admit_look
+from dispatchers.routes import Route, Routes
+from dispatchers.turns import Turns
+from outbox.schema import SCHEMA_VERSION
+
+UNSERVED_DELAY = timedelta(seconds=2)  # until what this process does not serve is looked at again
+UNSERVED_SECONDS = 5.0  # how long it leaves a destination alone of which it serves nothing
+
+
+class Intake:
+    """Sorts claims.
+
+    quiescence: after a lease's start, by when any earlier sender has noticed that it lost it. memory: what its service remembers
+    of an entry. settle: called with each entry that is not to go out, and its transition; before it `back`, as its slot is free.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        turns: Turns,
+        *,
+        quiescence: timedelta,
+        clock: Callable[[], float],
+        memory: Callable[[Claimed, Memory], Memory],
+        settle: Callable[[Claimed, Transition], None],
+        back: Callable[[Claimed], None],
+    ) -> None:
+        self._routes = routes
+        self._turns = turns
+        self._quiescence = quiescence
+        self._clock = clock
+        self._memory = memory
+        self._settle = settle
+        self._on_back = back
+        self._reports = Reports(clock)
+
+    def sort(self, claimed: Iterable[Claimed], started: float) -> Iterator[tuple[Claimed, Route, float]]:
+        """The claims that this process may send or look for, each with its route and our clock before the claim."""
+        for entry in claimed:
+            route = self._routes.find(entry.operation)
+            if route is None:
+                self._leave_unserved(entry)
+            elif entry.schema_version > SCHEMA_VERSION:
+                self._leave(entry, "a newer release wrote it")
+            elif entry.outcome is not None and (known := known_of(entry.outcome)) is not None:
+                self._conclude(entry, known, route)
+            elif entry.outcome is not None and (looks := looks_of(entry.outcome)) is not None:
+                if self._may_look(entry, looks, route):
+                    yield entry, route, started
+            elif entry.in_doubt_since is not None and not route.sends_alike(entry):
+                self._leave_pinned(entry, route)
+            else:
+                yield entry, route, started
+
+    def _leave_unserved(self, entry: Claimed) -> None:
+        """Another process may serve it. A destination that is none of ours is left alone, for those whose it is."""
+        if entry.destination not in self._turns.home:
+            self._turns.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
+            self._leave(entry, "no adapter here serves it", timedelta(0))
+        else:
+            self._leave(entry, "no adapter here serves it")
+
+    def _may_look(self, entry: Claimed, looks: Looks, route: Route) -> bool:
+        memory = self._memory(entry, route.memory)
+        change = admit_look(entry, looks, memory, entry.leased_at, route.form)
+        if change is None:
+            return True
+        self._turn_back(entry, change)
+        return False
+
+    def _leave_pinned(self, entry: Claimed, route: Route) -> None:
+        """It may have been sent in another form. That waits for a process of that form, but not past the window."""
+        past = admit(entry, replace(route.memory, can_look=False), entry.leased_at)  # nor may it be looked for so
+        if isinstance(past, Park):
+            self._turn_back(entry, past)
+        else:
+            self._leave(entry, f"it was sent as {entry.sent_as!r}; the adapter would now send it as {route.form!r}")
+
+    def _leave(self, entry: Claimed, reason: str, delay: timedelta = UNSERVED_DELAY) -> None:
+        self._reports.leave(entry, reason)
+        self._turn_back(entry, HandBack(reason, delay, shown=True))
+
+    def _conclude(self, entry: Claimed, known: Known, route: Route) -> None:
+        """What becomes of it is on record already: a person's decision, or an outcome whose callback failed."""
+        self._turn_back(entry, conclude(entry, known, route.memory, self._quiescence))
+
+    def _turn_back(self, entry: Claimed, change: Transition) -> None:
+        self._on_back(entry)
+        self._settle(entry, change)
