@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import outbox.session
 from dispatchers import claims, decisions, sending, sql_portable, sql_postgresql, upkeep
-from dispatchers.dispatcher import Dispatcher
+from dispatchers.intake import Intake
 from outbox.errors import InvalidValue
 
 
@@ -54,7 +54,7 @@ POINTS: Mapping[str, Seam] = {
     "callback.after_commit": Seam((claims.Claims,), "settle_with", "after", lambda arguments, settled: bool(settled)),
     # a person's decision, and the dispatcher that carries it out
     "decision.before_commit": Seam((decisions,), "_record", "after"),
-    "decision.before_it_is_carried_out": Seam((Dispatcher,), "_conclude", "before"),
+    "decision.before_it_is_carried_out": Seam((Intake,), "_conclude", "before"),
     # retention
     "upkeep.before_commit": Seam((upkeep,), "_work", "after"),
 }
