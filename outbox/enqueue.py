@@ -101,13 +101,13 @@ def enqueue(
 
 def child_key(configuration: Configuration, parent: str | ParentKey, operation: str, discriminator: str) -> ChildKey:
     """The native child key of one effect under the current secret. See `Outbox.child_key`."""
-    fields = key_fields(configuration.env, ParentKey.of(parent), operation, discriminator)
+    fields = key_fields(configuration.env, parent, operation, discriminator)
     return encode_native(derive_tag(configuration.keyring, configuration.keyring.current, fields))
 
 
-def _parent(parent: str | ParentKey | None, claimed: ClaimedParent | None) -> ParentKey:
+def _parent(parent: str | ParentKey | None, claimed: ClaimedParent | None) -> str | ParentKey:
     if parent is not None:
-        return ParentKey.of(parent)
+        return parent
     if claimed is None:
         raise ParentRequired(
             "enqueue needs parent=, the key of what caused it (e.g. parent='invoice:42'), unless it is called inside an"

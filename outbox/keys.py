@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, NewType
-from uuid import UUID
+from uuid import UUID, SafeUUID
 
 from outbox.errors import ConfigurationError, InvalidValue
 
@@ -69,14 +69,7 @@ class ParentKey:
 
     @classmethod
     def of(cls, parent: "str | ParentKey") -> "ParentKey":
-        if isinstance(parent, ParentKey):
-            return parent
-        return _natural(parent) if isinstance(parent, str) else cls(parent)
-
-
-@lru_cache(maxsize=1024)
-def _natural(key: str) -> ParentKey:
-    return ParentKey(key)
+        return parent if isinstance(parent, ParentKey) else cls(parent)
 
 
 class KeyFields(NamedTuple):
@@ -90,12 +83,12 @@ class KeyFields(NamedTuple):
     parent_id: UUID
 
 
-def key_fields(env: str, parent: ParentKey, operation: str, discriminator: str) -> KeyFields:
+def key_fields(env: str, parent: str | ParentKey, operation: str, discriminator: str) -> KeyFields:
     """The checked fields of one effect. Raises `InvalidValue`."""
     check_operation(operation)
-    parent_part, id = _encoded_parent(env, parent)
-    encoded = parent_part + _encoded_operation(operation) + _part(check_field("discriminator", discriminator))
-    return KeyFields(env, parent, operation, discriminator, encoded, id)
+    key, parts, id = _known_parent(env, parent if type(parent) is str else ParentKey.of(parent))
+    encoded = parts + _encoded_operation(operation) + _part(check_field("discriminator", discriminator))
+    return KeyFields(env, key, operation, discriminator, encoded, id)
 
 
 class Keyring:
@@ -245,16 +238,23 @@ def entry_id(fields: KeyFields) -> UUID:
 
 def parent_id(env: str, parent: ParentKey) -> UUID:
     """The digest under which a parent's record and entries are found."""
-    _, id = _encoded_parent(env, parent)
-    return id
+    return _known_parent(env, parent).id
+
+
+class _KnownParent(NamedTuple):
+    """A parent, as the first parts of a PAE, and its digest."""
+
+    key: ParentKey
+    parts: bytes
+    id: UUID
 
 
 # One parent often has many entries, all in a row: what is the same for all of them is computed once.
 @lru_cache(maxsize=1024)
-def _encoded_parent(env: str, parent: ParentKey) -> tuple[bytes, UUID]:
-    """The parts of it, and its digest."""
-    parts = _parts(env.encode(), parent.scope.encode(), parent.source.encode(), parent.key.encode())
-    return parts, _uuid8(_PARENT_ID, parts)
+def _known_parent(env: str, parent: str | ParentKey) -> _KnownParent:
+    key = ParentKey.of(parent)
+    parts = _parts(env.encode(), key.scope.encode(), key.source.encode(), key.key.encode())
+    return _KnownParent(key, parts, _uuid8(_PARENT_ID, parts))
 
 
 @lru_cache(maxsize=1024)
@@ -267,6 +267,7 @@ def encode_native(tag: Tag) -> ChildKey:
     return ChildKey("ck1_" + binascii.b2a_base64(tag[:24], newline=False).translate(_URLSAFE).decode())
 
 
+_UNKNOWN = SafeUUID.unknown
 _URLSAFE = bytes.maketrans(b"+/", b"-_")  # base64.urlsafe_b64encode does the same in twice the time
 
 
@@ -288,7 +289,10 @@ def _as_uuid(data: bytes, version: int) -> UUID:
     number = int.from_bytes(data, "big")
     number = number & ~(0xF << 76) | version << 76
     number = number & ~(0x3 << 62) | 0x2 << 62  # the variant: RFC 9562, section 4.1
-    return UUID(int=number)
+    id = UUID.__new__(UUID)
+    object.__setattr__(id, "int", number)  # as its `__setstate__` does: its constructor takes as long as the hash
+    object.__setattr__(id, "is_safe", _UNKNOWN)
+    return id
 
 
 # --- limits
