@@ -138,12 +138,9 @@ def require_transaction(connection: Connection) -> None:
     dialect = connection.dialect
     if dialect.name not in SUPPORTED:
         raise ConfigurationError(f"the outbox runs on {' and '.join(SUPPORTED)}, not on {dialect.name!r}")
-    autocommit = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
-    if (
-        not autocommit and dialect not in _prepared
-    ):  # a prepared SQLite emits its own BEGIN, in the driver's autocommit mode
-        autocommit = _is_driver_in_autocommit(connection)
-    if autocommit:
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or _is_driver_in_autocommit(
+        connection
+    ):
         raise NoTransaction(
             "the connection is in autocommit mode, so an entry could not commit together with the business rows:"
             " use a session whose engine has no isolation_level='AUTOCOMMIT'"
@@ -154,8 +151,10 @@ def _is_driver_in_autocommit(connection: Connection) -> bool:
     pooled: Any = connection.connection
     if not connection.dialect.detect_autocommit_setting(pooled.dbapi_connection):
         return False
-    # SQLite: the app may emit BEGIN by itself, as SQLAlchemy's documentation advises.
-    return connection.dialect.name != "sqlite" or not pooled.driver_connection.in_transaction
+    if connection.dialect.name != "sqlite":
+        return True
+    # There BEGIN may come from us, or from the app, as SQLAlchemy's documentation advises.
+    return connection.dialect not in _prepared and not pooled.driver_connection.in_transaction
 
 
 def prepare_sqlite(engine: Any) -> None:
