@@ -187,6 +187,9 @@ class Cause:
         kid = self._kid if self._kid in configuration.keyring.kids else configuration.keyring.current
         return ClaimedParent(self._parent, kid, self._record_id)
 
+    def after_begin(self, connection: Connection) -> None:
+        pass
+
     def before_flush(self, session: Session) -> None:
         pass
 

@@ -128,6 +128,10 @@ class Claim:
             return None
         return ClaimedParent(self.parent, self._key.kid, self._key.id)
 
+    def after_begin(self, connection: Connection) -> None:
+        if connection is not self._connection and self._savepoint is not None and not self._is_lost():
+            self._savepoint.cover(connection)
+
     def before_flush(self, session: Session) -> None:
         if not (self.replayed or self._is_lost() or self._rejected):
             return

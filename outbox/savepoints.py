@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from sqlalchemy import text
+from sqlalchemy import Connection, NestedTransaction, text
 from sqlalchemy.orm import Session
 
 from outbox.driver import execute
@@ -20,6 +20,9 @@ class Savepoint(Protocol):
     @property
     def is_open(self) -> bool: ...
 
+    def cover(self, connection: Connection) -> None:
+        """The session has begun to work on another database, too."""
+
     def release(self) -> None:
         """Write what waits in the session, and let all of it be part of the transaction."""
 
@@ -33,7 +36,7 @@ def nested_savepoint(session: Session) -> Savepoint:
 
 
 def request_savepoint(session: Session) -> Savepoint:
-    """For a session that ends with its request. While nothing is in it, it needs not be told of its savepoint.
+    """For a session whose transaction begins and ends with the request. While nothing is in it, it needs not be told.
 
     The session's own kind takes a tenth of a small request: it is released with a statement, where COMMIT does as well, and
     keeps a second set of books for objects that have no past.
@@ -58,6 +61,9 @@ class _Nested:
             current = current.parent
         return current is self._transaction
 
+    def cover(self, connection: Connection) -> None:
+        pass  # the session does
+
     def release(self) -> None:
         self._transaction.commit()
 
@@ -73,7 +79,12 @@ class _Bare:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._elsewhere: dict[Connection, NestedTransaction] = {}
         execute(session.connection(), _BEGIN, {})
+
+    def cover(self, connection: Connection) -> None:
+        if connection not in self._elsewhere:  # it comes again for each savepoint of the handler's own
+            self._elsewhere[connection] = connection.begin_nested()
 
     def release(self) -> None:
         self._session.flush()
@@ -85,6 +96,8 @@ class _Bare:
         while (nested := self._session.get_nested_transaction()) is not None:
             nested.rollback()
         execute(self._session.connection(), _GO_BACK, {})
+        for savepoint in self._elsewhere.values():
+            savepoint.rollback()
         state_of(self._session).pending.clear()
         self._session.expunge_all()
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 from uuid import UUID
 
-from sqlalchemy import Column, Integer, MetaData, Table, event
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, event
 from sqlalchemy.orm import Session, SessionTransaction, registry, scoped_session
 from sqlalchemy.orm.attributes import flag_dirty
 from sqlalchemy.orm.session import make_transient_to_detached
@@ -35,6 +35,7 @@ class OpenClaim(Protocol):
     """What the session's events ask of a claim."""
 
     def parent_for(self, configuration: Configuration) -> ClaimedParent | None: ...
+    def after_begin(self, connection: Connection) -> None: ...
     def before_flush(self, session: Session) -> None: ...
     def before_commit(self) -> None: ...
     def transaction_ended(self) -> None: ...
@@ -186,6 +187,13 @@ def in_session(session: Any, work: Callable[[Session], Result]) -> Result | Awai
 
 
 # --- events, on every Session of the process; each costs one look into `session.info`
+
+
+@event.listens_for(Session, "after_begin")
+def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    state: SessionState | None = session.info.get(_KEY)
+    if state is not None and state.claim is not None:
+        state.claim.after_begin(connection)
 
 
 @event.listens_for(Session, "before_flush")

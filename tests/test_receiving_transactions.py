@@ -1,7 +1,7 @@
 """The transaction of one request: what it costs in round trips, what `reject` goes back to, and how it leaves its connection."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 import sqlalchemy as sa
@@ -130,6 +130,34 @@ def test_a_caller_who_survives_an_exception_and_commits_keeps_nothing(
         session.commit()
 
     assert database.counts() == NOTHING
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_rejection_undoes_what_the_session_has_written_to_another_database(
+    postgresql: Database, sqlite: Database, ob: outbox.Outbox, nested: bool
+) -> None:
+    elsewhere = {"bind_arguments": {"bind": sqlite.engine}}
+    with postgresql.session() as session:
+        request = begin(session, ob)
+        with session.begin_nested() if nested else nullcontext():
+            session.execute(sa.insert(Order).values(customer="ada", amount=1), **elsewhere)
+        session.execute(sa.insert(Order).values(customer="ada", amount=2), **elsewhere)
+        request.claim.reject(402)
+        request.finish(plain_answer(request.claim.answer))
+
+    assert postgresql.counts() == NOTHING | {"records": 1}
+    assert sqlite.orders == []
+
+
+def test_what_the_session_has_written_to_another_database_is_committed_with_the_answer(
+    postgresql: Database, sqlite: Database, ob: outbox.Outbox
+) -> None:
+    with postgresql.session() as session:
+        request = begin(session, ob)
+        session.execute(sa.insert(Order).values(customer="ada", amount=1), bind_arguments={"bind": sqlite.engine})
+        request.finish(CREATED)
+
+    assert len(sqlite.orders) == 1
 
 
 def test_what_a_rejected_handler_has_made_can_still_be_read(database: Database, ob: outbox.Outbox) -> None:

@@ -54,7 +54,8 @@ class RequestTransaction:
         self._is_new = not (session.in_transaction() or session.new or session.dirty or session.deleted)
         try:
             block = policy.block(session, key, scope, request)
-            block.savepoint_of = request_savepoint
+            if self._is_new:
+                block.savepoint_of = request_savepoint
             with undone_by_conflict():
                 self.claim: Claim = block.__enter__()
         except RequestRefused:
