@@ -138,9 +138,8 @@ def require_transaction(connection: Connection) -> None:
     dialect = connection.dialect
     if dialect.name not in SUPPORTED:
         raise ConfigurationError(f"the outbox runs on {' and '.join(SUPPORTED)}, not on {dialect.name!r}")
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or _is_driver_in_autocommit(
-        connection
-    ):
+    level = connection.get_execution_options().get("isolation_level")
+    if level == "AUTOCOMMIT" or _is_driver_in_autocommit(connection):
         raise NoTransaction(
             "the connection is in autocommit mode, so an entry could not commit together with the business rows:"
             " use a session whose engine has no isolation_level='AUTOCOMMIT'"

@@ -132,7 +132,7 @@ def _insert_in_lanes(connection: Connection, configuration: Configuration, entri
     """Entries with an ordering key, in the order in which they were enqueued."""
     tables, fair = configuration.tables, _fair(configuration, entries)
     positions = take_positions(connection, tables, [entry.ordering_key or "" for entry in entries])
-    placed = sorted(zip(entries, positions, strict=True), key=lambda placed: placed[0].id.int)
+    placed = sorted(zip(entries, positions, strict=True), key=lambda placed: _by_id(placed[0]))
     batch = Batch(connection, _IN_LANE, [(*_values(entry), position) for entry, position in placed])
     statement = _lane_statement(tables, batch.shape, is_fair=bool(fair))
     written = execute(connection, statement, batch.parameters | fair).rowcount

@@ -85,9 +85,9 @@ class KeyFields(NamedTuple):
 
 def key_fields(env: str, parent: str | ParentKey, operation: str, discriminator: str) -> KeyFields:
     """The checked fields of one effect. Raises `InvalidValue`."""
-    check_operation(operation)
+    name = check_operation(operation)
     key, parts, id = _known_parent(env, parent if type(parent) is str else ParentKey.of(parent))
-    encoded = parts + _encoded_operation(operation) + _part(check_field("discriminator", discriminator))
+    encoded = parts + _parts(name, check_field("discriminator", discriminator))
     return KeyFields(env, key, operation, discriminator, encoded, id)
 
 
@@ -257,17 +257,11 @@ def _known_parent(env: str, parent: str | ParentKey) -> _KnownParent:
     return _KnownParent(key, parts, _uuid8(_PARENT_ID, parts))
 
 
-@lru_cache(maxsize=1024)
-def _encoded_operation(name: str) -> bytes:
-    return _part(name.encode())
-
-
 def encode_native(tag: Tag) -> ChildKey:
     """36 characters, 192 bits."""
     return ChildKey("ck1_" + binascii.b2a_base64(tag[:24], newline=False).translate(_URLSAFE).decode())
 
 
-_UNKNOWN = SafeUUID.unknown
 _URLSAFE = bytes.maketrans(b"+/", b"-_")  # base64.urlsafe_b64encode does the same in twice the time
 
 
@@ -283,6 +277,9 @@ def encode_hex(tag: Tag) -> ChildKey:
 
 def _uuid8(begun: "Hash", rest: bytes) -> UUID:
     return _as_uuid(_digest(begun, rest)[:16], 8)
+
+
+_UNKNOWN = SafeUUID.unknown
 
 
 def _as_uuid(data: bytes, version: int) -> UUID:
@@ -320,19 +317,18 @@ def check_id(name: str, value: object) -> None:
         raise InvalidValue(name, value, f"must be a uuid.UUID, not {type(value).__name__}")
 
 
-def check_operation(name: object, field: str = "operation") -> None:
-    """Raise `InvalidValue` unless `name` is a registered-style operation name: lower-case words joined by dots."""
-    if isinstance(name, str):  # what is no text may be unhashable, too
-        _check_operation(name, field)
-    else:
-        check_field(field, name)
+def check_operation(name: object, field: str = "operation") -> bytes:
+    """The name in UTF-8. Raises `InvalidValue` unless it is lower-case words joined by dots, as operations have."""
+    # What is no text may be unhashable, too.
+    return _check_operation(name, field) if isinstance(name, str) else check_field(field, name)
 
 
 @lru_cache(maxsize=1024)
-def _check_operation(name: str, field: str) -> None:
-    check_field(field, name)
+def _check_operation(name: str, field: str) -> bytes:
+    encoded = check_field(field, name)
     if not OPERATION.fullmatch(name):
         raise InvalidValue(field, name, "must be lower-case words joined by dots, e.g. 'stripe.refunds.create'")
+    return encoded
 
 
 def check_secret(kid: object, secret: object) -> None:

@@ -75,6 +75,23 @@ def test_a_session_that_holds_something_already_keeps_its_own_kind_of_savepoint(
     assert verbs(sent) == ["SELECT", "SAVEPOINT", "UPDATE", "ROLLBACK", "SAVEPOINT", "SELECT", "RELEASE", "INSERT"]
 
 
+def test_a_session_that_holds_something_of_an_earlier_transaction_keeps_its_own_kind_too(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    postgresql.execute(sa.insert(Order).values(customer="earlier", amount=1))
+    with postgresql.session() as session:
+        earlier = session.scalars(sa.select(Order)).one()
+        session.commit()
+        request = begin(session, ob)
+        earlier.amount = 2
+        session.flush()
+        request.claim.reject(402)
+        request.finish(plain_answer(request.claim.answer))
+
+        assert list(session) == [earlier]
+        assert earlier.amount == 1
+
+
 # --- back to the savepoint
 
 

@@ -1,7 +1,7 @@
 """One request's transaction: the session, the claim on its key, and how the two end. Does blocking I/O."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -51,7 +51,8 @@ class RequestTransaction:
         self.session = session
         self._policy = policy
         self._block: IdempotentBlock | None = None
-        self._is_new = not (session.in_transaction() or session.new or session.dirty or session.deleted)
+        # It holds nothing, and the transaction that begins here is the request's alone.
+        self._is_new = not (session.in_transaction() or session.new or session.identity_map)
         try:
             block = policy.block(session, key, scope, request)
             if self._is_new:
@@ -59,7 +60,8 @@ class RequestTransaction:
             with undone_by_conflict():
                 self.claim: Claim = block.__enter__()
         except RequestRefused:
-            self._end_unwritten()
+            with session:
+                self._end_unwritten()
             raise
         except BaseException:
             session.close()
@@ -89,27 +91,18 @@ class RequestTransaction:
 
     def close(self) -> None:
         """Roll back what was not committed, and give the connection back."""
-        try:
+        with self.session:
             self._end_block(Undone())
-        except BaseException:
-            self.session.close()
-            raise
-        if self.replay is None:
-            self.session.close()
-        else:
-            self._end_unwritten()
+            if self.replay is not None:
+                self._end_unwritten()
 
     def _end_unwritten(self) -> None:
         """End a transaction that has written nothing, if it was begun here with COMMIT: at a ROLLBACK psycopg forgets what it has
         prepared on its connection, and the requests after a replay would be slower.
         """
-        try:
-            if self._is_new and self.session.is_active:
+        if self._is_new and self.session.is_active:
+            with suppress(DBAPIError):  # closing rolls it back then
                 self.session.commit()
-        except DBAPIError:
-            pass  # rolled back then
-        finally:
-            self.session.close()
 
     def _end_block(self, error: BaseException | None) -> None:
         block, self._block = self._block, None
