@@ -1,32 +1,15 @@
 """What a claim costs in round trips, and that the record is the same whichever way it was written."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from support import CHARGE, PAYLOAD, REQUEST, TABLES, Database, Order
+from support import CHARGE, PAYLOAD, REQUEST, TABLES, Database, Order, statements_of
 
 import outbox
 from outbox.errors import KeyInFlight
 
 PLACED = {"order": 1}
-
-
-@contextmanager
-def statements(engine: sa.Engine) -> Iterator[list[str]]:
-    """What is sent to the server in the block, but for BEGIN and COMMIT."""
-    seen: list[str] = []
-
-    def note(connection: object, cursor: object, statement: str, *rest: object) -> None:
-        seen.append(" ".join(statement.split()))
-
-    sa.event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        sa.event.remove(engine, "before_cursor_execute", note)
 
 
 def place(database: Database, ob: outbox.Outbox, key: str, *operations: str, **entry: str) -> None:
@@ -40,10 +23,10 @@ def place(database: Database, ob: outbox.Outbox, key: str, *operations: str, **e
 def test_a_claimed_request_with_entries_takes_three_round_trips_more_than_without_a_claim(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
-    with statements(postgresql.engine) as seen:
+    with statements_of(postgresql.engine) as seen:
         place(postgresql, ob, "invoice:42", CHARGE, "crm.upsert")
 
-    assert [statement.split(" ")[0] for statement in seen] == ["SELECT", "SAVEPOINT", "WITH", "INSERT", "RELEASE"]
+    assert [statement.split()[0] for statement in seen] == ["SELECT", "SAVEPOINT", "WITH", "INSERT", "RELEASE"]
     assert seen[0].startswith("SELECT * FROM outbox_claim_key(")
     assert "INSERT INTO outbox_record" in seen[2]
     assert seen[3].startswith("INSERT INTO shop_order")
@@ -56,7 +39,7 @@ def test_a_record_without_a_statement_to_go_with_is_written_by_its_own(
     postgresql: Database, ob: outbox.Outbox, operations: tuple[str, ...], entry: dict[str, str]
 ) -> None:
     place(postgresql, ob, "invoice:41", CHARGE)
-    with statements(postgresql.engine) as seen:
+    with statements_of(postgresql.engine) as seen:
         place(postgresql, ob, "invoice:42", *operations, **entry)
 
     assert seen[-1].startswith("INSERT INTO outbox_record")
