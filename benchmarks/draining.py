@@ -12,12 +12,21 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import outbox
-from benchmarks.quick import database
 from dispatchers import Dispatcher, Operations
+from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
 
 ROUNDS = 9
 TABLES = ", ".join(f"outbox_{name}" for name in ("queue", "entry", "settlement", "event", "destination", "halted"))
+
+
+@contextmanager
+def database(url: str | None) -> Iterator[tuple[str, str]]:
+    if url is not None:
+        yield url, "the given database"
+        return
+    with temporary_postgres() as server:
+        yield server.url, server.origin
 
 
 @contextmanager

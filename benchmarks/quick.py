@@ -14,8 +14,6 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
@@ -28,10 +26,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
 from benchmarks.cpu import process_cpu
+from benchmarks.draining import database, filling
 from benchmarks.requests import compare_requests
 from dispatchers import Delivered, Delivery, Dispatcher, Operations
 from dispatchers.daemon import calm_collector
-from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
 
 ROUNDS = 7
@@ -84,15 +82,6 @@ def main() -> None:
             met = [compare_enqueue(engine, bench), asyncio.run(compare_drain(engine, bench))]
         engine.dispose()
     sys.exit(0 if all(met) else 1)
-
-
-@contextmanager
-def database(url: str | None) -> Iterator[tuple[str, str]]:
-    if url is not None:
-        yield url, "the given database"
-        return
-    with temporary_postgres() as server:
-        yield server.url, server.origin
 
 
 # --- enqueue
@@ -175,14 +164,9 @@ async def compare_drain(engine: Engine, bench: outbox.Outbox) -> bool:
 
 
 def fill(engine: Engine, bench: outbox.Outbox) -> None:
-    with Session(engine) as session:
-        session.execute(text("TRUNCATE outbox_queue, outbox_entry, outbox_settlement"))
+    with filling(engine) as session:
         for _ in range(DRAINED):
             bench.enqueue(session, "noop.charge", {"amount": 2000, "currency": "eur"}, parent=f"n:{next(numbers)}")
-        session.commit()
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        connection.execute(text("VACUUM ANALYZE outbox_queue, outbox_entry, outbox_settlement"))
-        connection.execute(text("CHECKPOINT"))
 
 
 async def drain_by_dispatcher(dispatcher: Dispatcher) -> Rate:
