@@ -7,37 +7,39 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from outbox.driver import speaks_binary
+from outbox.driver import forget_cursor, speaks_binary
 
 
 class Shape(NamedTuple):
-    """Which columns of a batch differ between its rows, and which are NULL in all: what a statement depends on.
+    """What a statement depends on: which columns differ between a batch's rows, and which are not NULL in all of them.
 
     A batch of one row differs in nothing.
     """
 
     differing: frozenset[str]
-    null: frozenset[str]
+    given: tuple[str, ...]
+
+
+_NONE_DIFFERS: frozenset[str] = frozenset()
 
 
 class Batch:
     """The rows of one statement. types: PostgreSQL's type of each column, in the order of each row's values."""
 
     def __init__(self, connection: Connection, types: Mapping[str, str], rows: Sequence[tuple[Any, ...]]) -> None:
+        differing = _NONE_DIFFERS
         if len(rows) == 1:
-            self.parameters = {name: value for name, value in zip(types, rows[0], strict=True) if value is not None}
-            self.shape = Shape(frozenset(), frozenset(types.keys() - self.parameters.keys()))
-            return
-        columns = dict(zip(types, zip(*rows, strict=True), strict=True))
-        shared = {name: column[0] for name, column in columns.items() if _is_one_value(column)}
-        null = frozenset(name for name, value in shared.items() if value is None)
-        differing = frozenset(columns.keys() - shared.keys())
-        self.parameters = {
-            name: _array(connection, types[name], columns[name]) if name in differing else shared[name]
-            for name in types
-            if name not in null
-        }
-        self.shape = Shape(differing, null)
+            shared = zip(types, rows[0], strict=True)
+            self.parameters = {name: value for name, value in shared if value is not None}
+        else:
+            columns = dict(zip(types, zip(*rows, strict=True), strict=True))
+            differing = frozenset(name for name, column in columns.items() if not _is_one_value(column))
+            self.parameters = {
+                name: _array(connection, types[name], column) if name in differing else column[0]
+                for name, column in columns.items()
+                if name in differing or column[0] is not None
+            }
+        self.shape = Shape(differing, tuple(self.parameters))
 
 
 def _is_one_value(column: Sequence[Any]) -> bool:
@@ -57,7 +59,7 @@ def batch_query(types: Mapping[str, str], shape: Shape) -> str:
 def _value(name: str, type: str, shape: Shape) -> str:
     if name in shape.differing:
         return f"u.{name}"
-    return f"CAST({'NULL' if name in shape.null else f':{name}'} AS {type}) AS {name}"
+    return f"CAST({f':{name}' if name in shape.given else 'NULL'} AS {type}) AS {name}"
 
 
 # --- arrays
@@ -139,3 +141,4 @@ def _teach(connection: Connection) -> None:
         dumper = type(f"{packing.array.__name__}Dumper", (PackedDumper,), {"oid": packing.array_oid})
         driver_connection.adapters.register_dumper(packing.array, dumper)
     connection.info[_BinaryList] = True
+    forget_cursor(connection)

@@ -29,21 +29,32 @@ def execute(connection: Connection, statement: Executable, parameters: dict[str,
         return _executed(connection.exec_driver_sql(sql, parameters))
     pooled: Any = connection.connection
     try:
+        cursor = pooled.info.pop(_KEPT, None) or pooled.driver_connection.cursor(binary=True)
         if connection.dialect.is_async:
-            executed: Executed = pooled.run_async(lambda driver: _execute_async(driver, sql, parameters))
-            return executed
-        with pooled.driver_connection.cursor(binary=True) as cursor:
+            executed: Executed = pooled.run_async(lambda driver: _execute_async(cursor, sql, parameters))
+        else:
             cursor.execute(sql, parameters)
-            return Executed(cursor.rowcount, cursor.fetchall() if cursor.pgresult.nfields else ())
+            executed = Executed(cursor.rowcount, cursor.fetchall() if cursor.pgresult.nfields else ())
     except BaseException as error:
         # SQLAlchemy's own way out: the error's class, the connection's fate, the app's error handlers
         connection._handle_dbapi_exception(error, sql, parameters, None, None)
+    if not cursor.pgresult.nfields:  # it holds no rows
+        pooled.info[_KEPT] = cursor
+    return executed
 
 
-async def _execute_async(driver: Any, sql: str, parameters: dict[str, Any]) -> Executed:
-    async with driver.cursor(binary=True) as cursor:
-        await cursor.execute(sql, parameters)
-        return Executed(cursor.rowcount, await cursor.fetchall() if cursor.pgresult.nfields else ())
+_KEPT = "sqlalchemy-outbox cursor"
+"""Where a connection keeps a cursor for the next statement: making one takes psycopg as long as converting its values."""
+
+
+def forget_cursor(connection: Connection) -> None:
+    """For who changes what the driver's connection knows of types: a cursor knows what it did when the cursor was made."""
+    connection.info.pop(_KEPT, None)
+
+
+async def _execute_async(cursor: Any, sql: str, parameters: dict[str, Any]) -> Executed:
+    await cursor.execute(sql, parameters)
+    return Executed(cursor.rowcount, await cursor.fetchall() if cursor.pgresult.nfields else ())
 
 
 def speaks_binary(connection: Connection) -> bool:

@@ -71,24 +71,24 @@ def enqueue(
     claimed = state.claim.parent_for(configuration) if state.claim is not None else None
     fields = key_fields(configuration.env, _parent(parent, claimed), operation, discriminator)
     kid = claimed.kid if claimed else configuration.keyring.current
-    due_at, delay = _due(due)
+    due_at, delay = (None, None) if due is None else _due(due)
     # By position, in a third of the time: an app may enqueue hundreds in one transaction.
     entry = NewEntry(
         entry_id(fields),
         fields.env,
-        fields.parent.scope,
-        fields.parent.source,
-        fields.parent.key,
+        fields.scope,
+        fields.source,
+        fields.parent,
         fields.operation,
         fields.discriminator,
         kid,
         derive_tag(configuration.keyring, kid, fields),
         fields.parent_id,
         claimed.record_id if claimed else None,
-        _destination(destination, operation),
+        operation.partition(".")[0] if destination is None else _named("destination", destination),
         encode_json("payload", payload, configuration.payload_bytes_max),
-        _options(configuration, options),
-        _ordering_key(ordering_key),
+        _options(configuration, options) if options else "{}",
+        None if ordering_key is None else _named("ordering_key", ordering_key),
         due_at,
         delay,
         _keep_first(if_exists),
@@ -116,22 +116,12 @@ def _parent(parent: str | ParentKey | None, claimed: ClaimedParent | None) -> st
     return claimed.parent
 
 
-def _destination(destination: str | None, operation: str) -> str:
-    if destination is None:
-        return operation.partition(".")[0]
-    check_field("destination", destination)
-    return destination
+def _named(field: str, name: str) -> str:
+    check_field(field, name)
+    return name
 
 
-def _ordering_key(ordering_key: str | None) -> str | None:
-    if ordering_key is not None:
-        check_field("ordering_key", ordering_key)
-    return ordering_key
-
-
-def _options(configuration: Configuration, options: Mapping[str, Any] | None) -> str:
-    if not options:
-        return "{}"
+def _options(configuration: Configuration, options: Mapping[str, Any]) -> str:
     if not isinstance(options, Mapping):
         raise InvalidValue("options", options, f"must be a mapping, not {type(options).__name__}")
     for name in options:
@@ -144,10 +134,8 @@ def _options(configuration: Configuration, options: Mapping[str, Any] | None) ->
     return encode_json("options", dict(options), configuration.payload_bytes_max).decode()
 
 
-def _due(due: datetime | timedelta | None) -> tuple[datetime | None, timedelta | None]:
+def _due(due: datetime | timedelta) -> tuple[datetime | None, timedelta | None]:
     match due:
-        case None:
-            return None, None
         case timedelta():
             if due < timedelta(0):
                 raise InvalidValue("due", due, "a timedelta counts from now and must not be negative")

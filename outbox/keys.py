@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, NewType
 from uuid import UUID, SafeUUID
 
@@ -76,7 +77,9 @@ class KeyFields(NamedTuple):
     """The six fields that name one effect. encoded: as the last six parts of a PAE. Made by `key_fields`."""
 
     env: str
-    parent: ParentKey
+    scope: str
+    source: str
+    parent: str
     operation: str
     discriminator: str
     encoded: bytes
@@ -86,9 +89,10 @@ class KeyFields(NamedTuple):
 def key_fields(env: str, parent: str | ParentKey, operation: str, discriminator: str) -> KeyFields:
     """The checked fields of one effect. Raises `InvalidValue`."""
     name = check_operation(operation)
-    key, parts, id = _known_parent(env, parent if type(parent) is str else ParentKey.of(parent))
+    key, scope, source = (parent, "", "app") if type(parent) is str else _fields_of(ParentKey.of(parent))
+    parts, id = _known_parent(env, scope, source, key)
     encoded = parts + _parts(name, check_field("discriminator", discriminator))
-    return KeyFields(env, key, operation, discriminator, encoded, id)
+    return KeyFields(env, scope, source, key, operation, discriminator, encoded, id)
 
 
 class Keyring:
@@ -238,23 +242,24 @@ def entry_id(fields: KeyFields) -> UUID:
 
 def parent_id(env: str, parent: ParentKey) -> UUID:
     """The digest under which a parent's record and entries are found."""
-    return _known_parent(env, parent).id
+    key, scope, source = _fields_of(parent)
+    return _known_parent(env, scope, source, key)[1]
 
 
-class _KnownParent(NamedTuple):
-    """A parent, as the first parts of a PAE, and its digest."""
-
-    key: ParentKey
-    parts: bytes
-    id: UUID
+_fields_of = attrgetter("key", "scope", "source")
 
 
 # One parent often has many entries, all in a row: what is the same for all of them is computed once.
 @lru_cache(maxsize=1024)
-def _known_parent(env: str, parent: str | ParentKey) -> _KnownParent:
-    key = ParentKey.of(parent)
-    parts = _parts(env.encode(), key.scope.encode(), key.source.encode(), key.key.encode())
-    return _KnownParent(key, parts, _uuid8(_PARENT_ID, parts))
+def _known_parent(env: str, scope: str, source: str, key: str) -> tuple[bytes, UUID]:
+    """The first parts of a PAE, and the parent's digest. Raises `InvalidValue` for the key: a bare one is checked here."""
+    parts = _place(env, scope, source) + _part(check_field("parent", key))
+    return parts, _uuid8(_PARENT_ID, parts)
+
+
+@lru_cache(maxsize=1024)
+def _place(env: str, scope: str, source: str) -> bytes:
+    return _parts(env.encode(), scope.encode(), source.encode())
 
 
 def encode_native(tag: Tag) -> ChildKey:
@@ -280,12 +285,11 @@ def _uuid8(begun: "Hash", rest: bytes) -> UUID:
 
 
 _UNKNOWN = SafeUUID.unknown
+_FREE_BITS = (1 << 128) - 1 ^ (0xF << 76 | 0x3 << 62)  # without the version and the variant: RFC 9562, section 4
 
 
 def _as_uuid(data: bytes, version: int) -> UUID:
-    number = int.from_bytes(data, "big")
-    number = number & ~(0xF << 76) | version << 76
-    number = number & ~(0x3 << 62) | 0x2 << 62  # the variant: RFC 9562, section 4.1
+    number = int.from_bytes(data, "big") & _FREE_BITS | version << 76 | 0x2 << 62
     id = UUID.__new__(UUID)
     object.__setattr__(id, "int", number)  # as its `__setstate__` does: its constructor takes as long as the hash
     object.__setattr__(id, "is_safe", _UNKNOWN)

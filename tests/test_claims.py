@@ -128,7 +128,7 @@ def test_a_claim_returns_what_was_enqueued_and_what_the_row_now_says(bench: Benc
     for name in ("id", "operation", "payload", "options", "headers", "tag", "kid", "schema_version"):
         assert getattr(entry, name) == getattr(written, name)
     fields = asyncio.run(bench.store.key_fields(id))
-    assert fields.parent == parent
+    assert outbox.ParentKey(fields.parent, scope=fields.scope, source=fields.source) == parent
     assert entry.lease_token == row.lease_token
     assert entry.queued_at == row.due_at
     assert isinstance(entry.id, UUID)

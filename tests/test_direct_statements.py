@@ -18,9 +18,12 @@ import outbox
 from dispatchers.adapters import MemoryAdapter
 
 
-def enqueue(engine: sa.Engine, ob: outbox.Outbox, parent: str = "order:1") -> None:
+def enqueue(
+    engine: sa.Engine, ob: outbox.Outbox, parent: str = "order:1", *, lines: int = 1, operation: str = "crm.upsert"
+) -> None:
     with Session(engine) as session, session.begin():
-        ob.enqueue(session, "crm.upsert", {}, parent=parent)
+        for line in range(lines):
+            ob.enqueue(session, operation, {}, parent=parent, discriminator=str(line))
 
 
 @pytest.fixture
@@ -59,6 +62,55 @@ def test_what_is_read_is_the_same_with_and_without_a_listener(postgresql: Databa
 
     assert first == unheard == heard
     assert len(statements) == 1  # a replay: what there is to know is asked at once
+
+
+@pytest.fixture
+def one_connection(postgresql: Database) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(postgresql.url, pool_size=1, max_overflow=0)
+    yield engine
+    engine.dispose()
+
+
+def test_a_connection_keeps_its_cursor_for_the_next_transactions(
+    one_connection: sa.Engine, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+    make = psycopg.Connection.cursor
+
+    def cursor(connection: Any, *arguments: Any, binary: bool = False, **settings: Any) -> Any:
+        made.append(binary)
+        return make(connection, *arguments, binary=binary, **settings)
+
+    monkeypatch.setattr(psycopg.Connection, "cursor", cursor)
+    for number in range(3):
+        enqueue(one_connection, ob, parent=f"order:{number}")
+
+    assert made.count(True) == 1
+
+
+def test_a_connection_that_has_written_one_entry_writes_many(
+    postgresql: Database, one_connection: sa.Engine, ob: outbox.Outbox
+) -> None:
+    """The types of arrays are taught to a connection when it first needs them."""
+    for number, lines in enumerate((1, 3, 1)):
+        enqueue(one_connection, ob, parent=f"order:{number}", lines=lines)
+
+    assert len(postgresql.entries) == 5
+
+
+def test_a_connection_on_which_a_statement_failed_serves_the_next(
+    postgresql: Database, one_connection: sa.Engine, ob: outbox.Outbox
+) -> None:
+    postgresql.execute(sa.text("ALTER TABLE outbox_entry ADD CONSTRAINT picky CHECK (operation <> 'crm.refused')"))
+    try:
+        for number in range(3):
+            enqueue(one_connection, ob, parent=f"order:{number}")
+            with pytest.raises(sa.exc.IntegrityError, match="picky"):
+                enqueue(one_connection, ob, parent=f"order:{number}", operation="crm.refused")
+    finally:
+        postgresql.execute(sa.text("ALTER TABLE outbox_entry DROP CONSTRAINT picky"))
+
+    assert len(postgresql.entries) == 3
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["unheard", "heard"])

@@ -38,6 +38,7 @@ def fields_of(row: dict[str, str]) -> keys.KeyFields:
 def computed(fields: keys.KeyFields) -> dict[str, str]:
     """Every value that the page may have of one vector, by its column's name."""
     tag, public = keys.derive_tag(RING, "k1", fields), keys.derive_tag(PUBLIC, "public", fields)
+    parent = ParentKey(fields.parent, scope=fields.scope, source=fields.source)
     epochs = {n: keys.encode_native(keys.derive_tag(RING, "k1", fields, n)) for n in (1, 2, 10)}
     return {
         "tag, and its `hex` encoding": keys.encode_hex(tag),
@@ -46,7 +47,7 @@ def computed(fields: keys.KeyFields) -> dict[str, str]:
         "uuid version 4": keys.encode_uuid(tag, version=4),
         "uuid version 5": keys.encode_uuid(tag, version=5),
         "entry id": str(keys.entry_id(fields)),
-        "parent id": str(keys.parent_id(fields.env, fields.parent)),
+        "parent id": str(keys.parent_id(fields.env, parent)),
         "epoch 1": epochs[1],
         "epoch 2": epochs[2],
         "epoch 10": epochs[10],
