@@ -284,7 +284,7 @@ class Claims:
     def _at_read_committed(self, connection: Connection, work: Callable[[Connection], Result]) -> Result:
         if self._is_at_read_committed is None:
             level: str = connection.execute(text("SHOW transaction_isolation")).scalar_one()
-            connection.rollback()
+            connection.commit()  # at a rollback psycopg would forget what this connection has prepared
             self._is_at_read_committed = level == "read committed"
         if not self._is_at_read_committed:
             connection.execution_options(isolation_level="READ COMMITTED")

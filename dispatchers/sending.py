@@ -171,8 +171,9 @@ class Sends:
         change: Transition | None = None
         try:
             # First: it may ask the database, and between the checks and the call nothing may take any time.
-            delivery = await self._prepare(worker, entry, route)
-            looks = looks_of(entry.outcome)
+            tag = Tag(entry.tag) if entry.key_epoch == 0 else await self._tag_of_epoch(worker, entry)
+            delivery = None if tag is None else _delivery(entry, route, tag, worker.deadline)
+            looks = None if entry.outcome is None else looks_of(entry.outcome)
             # What was never claimed before has nothing that could speak against it, if the database remembers all.
             if (entry.deliveries > 1 or entry.maybe_sent) and looks is None:
                 now = self._database_now(entry, started)
@@ -192,16 +193,18 @@ class Sends:
             self._all_back.set_result(None)
         self._on_back(entry)
 
-    async def _prepare(self, worker: Worker, entry: Claimed, route: Route) -> Delivery | None:
+    async def _tag_of_epoch(self, worker: Worker, entry: Claimed) -> Tag | None:
+        """The tag of a later key epoch, after a "send again": only the first one's is stored. None if it is not to be had."""
         try:
-            tag = Tag(entry.tag) if entry.key_epoch == 0 else await self._tag_of_epoch(entry)
-            return _delivery(entry, route, tag, worker.deadline)
+            return derive_tag(self._keyring(), entry.kid, await self._store.key_fields(entry.id), entry.key_epoch)
         except asyncio.CancelledError:
             if not _is_overdue_only(worker):
                 raise
             log.warning("entry %s (%s): its key was not to be had in time", entry.id, entry.operation)
         except Exception:
-            log.exception("entry %s (%s) cannot be made into a delivery", entry.id, entry.operation)
+            log.exception(
+                "entry %s (%s) cannot be made into a delivery: its key was not to be had", entry.id, entry.operation
+            )
         return None
 
     async def _ask_in_time(
@@ -259,10 +262,6 @@ class Sends:
             log.exception("the adapter of %r raised for entry %s", route.name, entry.id)
             return Unknown(f"the adapter raised {type(error).__name__}")
 
-    async def _tag_of_epoch(self, entry: Claimed) -> Tag:
-        """The tag of a later key epoch, after a "send again": only the first one's is stored."""
-        return derive_tag(self._keyring(), entry.kid, await self._store.key_fields(entry.id), entry.key_epoch)
-
     def _database_now(self, entry: Claimed, started: float) -> datetime:
         """The database's time: its clock at the lease's start, and our own since before it. Never too early."""
         return entry.leased_at + timedelta(seconds=self._clock() - started)
@@ -273,19 +272,24 @@ def _is_overdue_only(worker: Worker) -> bool:
     return (worker.task.cancelling() if worker.task is not None else 0) <= worker.overdue
 
 
-def _delivery(entry: Claimed, route: Route, tag: Tag, deadline: float) -> Delivery:
-    return Delivery(
-        entry.id,
-        entry.operation,
-        entry.payload,
-        route.encode_key(tag),
-        entry.attempts + 1,
-        _parsed(entry.options),
-        _parsed(entry.headers),
-        deadline,
-        entry.due_at,
-        entry.leased_at - entry.created_at,
-    )
+def _delivery(entry: Claimed, route: Route, tag: Tag, deadline: float) -> Delivery | None:
+    """None if it cannot be made into one, which the log then tells."""
+    try:
+        return Delivery(
+            entry.id,
+            entry.operation,
+            entry.payload,
+            route.encode_key(tag),
+            entry.attempts + 1,
+            _parsed(entry.options),
+            _parsed(entry.headers),
+            deadline,
+            entry.due_at,
+            entry.leased_at - entry.created_at,
+        )
+    except Exception:
+        log.exception("entry %s (%s) cannot be made into a delivery", entry.id, entry.operation)
+        return None
 
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
