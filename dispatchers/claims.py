@@ -79,24 +79,19 @@ class Claims:
 
         def work(connection: Connection) -> Exchange:
             ours = sorted(settlements, key=lambda settlement: settlement[0].id.int)
+            settled = self._settle(connection, ours, request.cutoff if request else NEVER) if ours else set()
+            if request is None:
+                return Exchange(settled, [])
             passed_over: list[Ending] = []
 
-            def sort(found: list[Claimed]) -> list[Claimed]:
+            def claim(wanted: ClaimRequest) -> list[Claimed]:
+                found = self._sql.claim(connection, self.tables, wanted, self._rounds)
                 may_go, must_wait = sort_out(connection, self.tables, found)
                 if must_wait:
                     self._sql.settle(connection, self.tables, must_wait)
                 passed_over.extend(must_wait)
                 return may_go
 
-            def claim(wanted: ClaimRequest) -> list[Claimed]:
-                return sort(self._sql.claim(connection, self.tables, wanted, self._rounds))
-
-            if request is not None and _go_together(ours, request):
-                settled, found = self._sql.settle_and_claim(connection, self.tables, ours, request, self._rounds)
-                return Exchange(settled, sort(found), len(passed_over))
-            settled = self._settle(connection, ours, request.cutoff if request else NEVER) if ours else set()
-            if request is None:
-                return Exchange(settled, [])
             if pressing is not None:
                 claimed, pressures = claim_under_pressure(connection, self.tables, request, pressing, claim)
                 return Exchange(settled, claimed, len(passed_over), pressures)
@@ -299,11 +294,6 @@ class Claims:
     def _run_at_own_level(self, work: Callable[[Connection], Result]) -> Result:
         with self._engine.begin() as connection:
             return work(connection)
-
-
-def _go_together(settlements: Sequence[Ending], request: ClaimRequest) -> bool:
-    """Whether nothing has to be done between settling and claiming: to let a lane go on, or to tell of a destination."""
-    return bool(request.wants) and request.pressing is None and all(entry.position is None for entry, _ in settlements)
 
 
 def _next(calling: Calling) -> Call | bool:

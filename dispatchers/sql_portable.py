@@ -115,17 +115,6 @@ def _form(forms: Mapping[str, str], operation: str) -> str | None:
     return forms[max(serving, key=len)] if serving else None
 
 
-def settle_and_claim(
-    connection: Connection,
-    tables: Tables,
-    settlements: Sequence[Ending],
-    request: ClaimRequest,
-    rounds: Rounds = NOBODY,
-) -> tuple[set[UUID], list[Claimed]]:
-    """One after the other."""
-    return settle(connection, tables, settlements), claim(connection, tables, request, rounds)
-
-
 def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]) -> set[UUID]:
     """Record what became of claimed entries, each only if its lease is still ours; returns the ids for which it was.
 

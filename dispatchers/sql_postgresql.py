@@ -15,7 +15,7 @@ from dispatchers.moves import Moving, moved
 from dispatchers.sql_fair import CLAIMABLE_OF, read_fronts, read_scopes
 from dispatchers.sql_guards import BRIEF, DURABLE
 from outbox.batches import Batch, Shape, batch_query
-from outbox.driver import Executed, Work, execute_together
+from outbox.driver import execute
 from outbox.functions import holding
 from outbox.instants import NEVER
 from outbox.schema import STATEMENTS_MAX, Tables
@@ -37,22 +37,6 @@ def claim(connection: Connection, tables: Tables, request: ClaimRequest, rounds:
         else:
             claimed += _share_out(connection, tables, left, rounds)
     return claimed
-
-
-def settle_and_claim(
-    connection: Connection,
-    tables: Tables,
-    settlements: Sequence[Ending],
-    request: ClaimRequest,
-    rounds: Rounds = NOBODY,
-) -> tuple[set[UUID], list[Claimed]]:
-    """One after the other, in one round trip where one statement claims: the database need not wait for us in between."""
-    alike = _alike(request.wants, rounds)
-    if len(alike) != 1 or 0 in alike:
-        return settle(connection, tables, settlements), claim(connection, tables, request, rounds)
-    leasing = _leasing(tables, request, _OLDEST, slots=next(iter(alike)))
-    *settled, leased = execute_together(connection, [*_settling(connection, tables, settlements), leasing])
-    return _settled(settlements, settled), _leased(leased, request)
 
 
 def _alike(wants: Sequence[Want], rounds: Rounds) -> dict[int, list[Want]]:
@@ -90,28 +74,24 @@ def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, ro
 
 
 def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: str, **given: Any) -> list[Claimed]:
-    (leased,) = execute_together(connection, [_leasing(tables, request, due, **given)])
-    return _leased(leased, request)
-
-
-def _leasing(tables: Tables, request: ClaimRequest, due: str, **given: Any) -> Work:
     wanted = request.wants
-    parameters = {
-        "names": [want.destination for want in wanted],
-        "hints": [want.hint for want in wanted],
-        "admitted": [want.admitted for want in wanted],
-        "most": request.entries_max,
-        "cutoff": request.cutoff,
-        "token": request.token,
-        "lease": request.lease,
-        "seen": request.seen,
-    }
-    statement = _claim_statement(tables, request.completions, len(request.forms), due)
-    return statement, parameters | _form_parameters(request.forms) | given
-
-
-def _leased(leased: Executed, request: ClaimRequest) -> list[Claimed]:
-    return [Claimed._make((*row, request.token)) for row in leased.rows]
+    found = execute(
+        connection,
+        _claim_statement(tables, request.completions, len(request.forms), due),
+        {
+            "names": [want.destination for want in wanted],
+            "hints": [want.hint for want in wanted],
+            "admitted": [want.admitted for want in wanted],
+            "most": request.entries_max,
+            "cutoff": request.cutoff,
+            "token": request.token,
+            "lease": request.lease,
+            "seen": request.seen,
+        }
+        | _form_parameters(request.forms)
+        | given,
+    )
+    return [Claimed._make((*row, request.token)) for row in found.rows]
 
 
 def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]) -> set[UUID]:
@@ -119,22 +99,13 @@ def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]
 
     One exception: proof of success is taken late, from whoever brings it, while the key is the same.
     """
-    return _settled(settlements, execute_together(connection, _settling(connection, tables, settlements)))
-
-
-def _settling(connection: Connection, tables: Tables, settlements: Sequence[Ending]) -> list[Work]:
     ended = [_ended_row(entry, change) for entry, change in settlements if isinstance(change, Settle)]
     moved = [_moved_row(entry, change) for entry, change in settlements if not isinstance(change, Settle)]
-    work: list[Work] = []
+    lost: set[UUID] = set()
     for statement, types, rows in ((_end_statement, _ENDED, ended), (_move_statement, _MOVED, moved)):
         if rows:
             batch = Batch(connection, types, rows)
-            work.append((statement(tables, batch.shape), batch.parameters))
-    return work
-
-
-def _settled(settlements: Sequence[Ending], executed: Sequence[Executed]) -> set[UUID]:
-    lost = {id for each in executed for (id,) in each.rows}
+            lost.update(id for (id,) in execute(connection, statement(tables, batch.shape), batch.parameters).rows)
     ids = {entry.id for entry, _ in settlements}
     return ids - lost if lost else ids
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, CursorResult, Dialect, Executable
 from sqlalchemy.sql import ClauseElement
@@ -55,44 +55,6 @@ def forget_cursor(connection: Connection) -> None:
 async def _execute_async(cursor: Any, sql: str, parameters: dict[str, Any]) -> Executed:
     await cursor.execute(sql, parameters)
     return Executed(cursor.rowcount, await cursor.fetchall() if cursor.pgresult.nfields else ())
-
-
-Work: TypeAlias = tuple[Executable, dict[str, Any]]
-"""A statement as `execute` takes it, and its parameters."""
-
-
-def execute_together(connection: Connection, work: Sequence[Work]) -> list[Executed]:
-    """Like `execute` for each in turn; where psycopg can, all are sent at once, the transaction's BEGIN with them.
-
-    So the database goes on to the next one while this process is busy. What follows one that fails is not run.
-    """
-    if not (speaks_binary(connection) and _has_pipelines(connection.dialect)) or _is_watched(connection):
-        return [execute(connection, statement, parameters) for statement, parameters in work]
-    sent = [(_sql(statement, connection.dialect), parameters) for statement, parameters in work]
-    pooled: Any = connection.connection
-    try:
-        if connection.dialect.is_async:
-            executed: list[Executed] = pooled.run_async(lambda driver: _pipeline_async(driver, sent))
-            return executed
-        with pooled.driver_connection.pipeline():
-            cursors = [pooled.driver_connection.cursor(binary=True).execute(*one) for one in sent]
-        return [Executed(cursor.rowcount, cursor.fetchall() if cursor.pgresult.nfields else ()) for cursor in cursors]
-    except BaseException as error:
-        connection._handle_dbapi_exception(error, ";\n".join(sql for sql, _ in sent), None, None, None)
-
-
-async def _pipeline_async(driver: Any, sent: Sequence[tuple[str, dict[str, Any]]]) -> list[Executed]:
-    async with driver.pipeline():
-        cursors = [await driver.cursor(binary=True).execute(*one) for one in sent]
-    return [Executed(cursor.rowcount, await cursor.fetchall() if cursor.pgresult.nfields else ()) for cursor in cursors]
-
-
-@lru_cache(STATEMENTS_MAX)
-def _has_pipelines(dialect: Dialect) -> bool:
-    """libpq has them from version 14 on."""
-    psycopg: Any = dialect.loaded_dbapi
-    supported: bool = psycopg.Pipeline.is_supported()
-    return supported
 
 
 def speaks_binary(connection: Connection) -> bool:

@@ -12,13 +12,10 @@ import sqlalchemy as sa
 from dispatching import run_once
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
-from support import TABLES, Client, Database, statements_of
+from support import Client, Database, statements_of
 
 import outbox
-from dispatchers import sql_postgresql
 from dispatchers.adapters import MemoryAdapter
-from outbox import driver
-from outbox.driver import Executed, execute_together
 
 
 def enqueue(
@@ -214,119 +211,3 @@ def test_a_cancelled_statement_leaves_no_connection_half_read(postgresql: Databa
     asyncio.run(main())
 
     assert [row.parent for row in postgresql.entries] == ["order:2"]
-
-
-# --- several at once
-
-Asked = list[tuple[sa.Executable, dict[str, Any]]]
-NUMBER = sa.text("SELECT CAST(:n AS integer) + 1")
-NAMED = sa.text(
-    "INSERT INTO outbox_destination (name, paused, breaker, breaker_failures, changed_at) VALUES (:n, false, 'closed', 0, now())"
-)
-
-
-def asked_together(engine: sa.Engine, asked: Asked, *, is_async: bool) -> list[Executed]:
-    """What they give in a transaction of their own."""
-
-    async def main() -> list[Executed]:
-        async_engine = create_async_engine(engine.url)
-        try:
-            async with async_engine.begin() as connection:
-                return await connection.run_sync(execute_together, asked)
-        finally:
-            await async_engine.dispose()
-
-    if is_async:
-        return asyncio.run(main())
-    with engine.begin() as connection:
-        return execute_together(connection, asked)
-
-
-@pytest.mark.parametrize("pipelines", [True, False], ids=["libpq with pipelines", "libpq without"])
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_each_of_several_gives_what_it_would_give_alone(
-    postgresql: Database, is_async: bool, pipelines: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(psycopg.Pipeline, "is_supported", lambda: pipelines)
-    driver._has_pipelines.cache_clear()
-
-    executed = asked_together(postgresql.engine, [(NAMED, {"n": "crm"}), (NUMBER, {"n": 1})], is_async=is_async)
-
-    driver._has_pipelines.cache_clear()
-    assert executed == [(1, ()), (1, [(2,)])]
-    assert [row.name for row in postgresql.rows(TABLES.destination)] == ["crm"]
-
-
-def test_a_listener_sees_each_of_several(postgresql: Database) -> None:
-    with statements_of(postgresql.engine) as statements:
-        asked_together(postgresql.engine, [(NAMED, {"n": "crm"}), (NUMBER, {"n": 1})], is_async=False)
-
-    assert [statement.split()[0] for statement in statements] == ["INSERT", "SELECT"]
-
-
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_of_several_that_fails_undoes_them_all(postgresql: Database, is_async: bool, place: int) -> None:
-    asked: Asked = [(NAMED, {"n": "crm"}), (NAMED, {"n": "mail"})]
-    asked.insert(place, (sa.text("SELECT 1 / CAST(:n AS integer)"), {"n": 0}))
-
-    with pytest.raises(sa.exc.DataError, match="division by zero") as caught:
-        asked_together(postgresql.engine, asked, is_async=is_async)
-
-    assert caught.value.statement is not None
-    assert "SELECT 1 / CAST" in caught.value.statement
-    assert not caught.value.connection_invalidated
-    assert postgresql.rows(TABLES.destination) == []
-
-
-def test_several_on_a_connection_that_breaks_give_it_up(one_connection: sa.Engine) -> None:
-    dying = sa.text("SELECT pg_terminate_backend(pg_backend_pid())")
-
-    with pytest.raises(sa.exc.OperationalError) as caught:
-        asked_together(one_connection, [(dying, {}), (NUMBER, {"n": 1})], is_async=False)
-
-    assert caught.value.connection_invalidated
-    assert asked_together(one_connection, [(NUMBER, {"n": 1})], is_async=False) == [(1, [(2,)])]
-
-
-def test_several_that_are_cancelled_leave_no_connection_half_read(postgresql: Database) -> None:
-    async def main() -> list[Executed]:
-        engine = create_async_engine(postgresql.url, pool_size=1, max_overflow=0)
-
-        async def ask(asked: Asked) -> list[Executed]:
-            async with engine.begin() as connection:
-                return await connection.run_sync(execute_together, asked)
-
-        with Session(postgresql.engine) as holder:
-            holder.execute(sa.text("LOCK TABLE outbox_destination"))
-            task = asyncio.ensure_future(ask([(NAMED, {"n": "crm"}), (NUMBER, {"n": 1})]))
-            waits = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            while not holder.execute(waits).scalar_one():  # noqa: ASYNC110  # the database alone knows
-                await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        executed = await ask([(NUMBER, {"n": 2})])
-        await engine.dispose()
-        return executed
-
-    assert asyncio.run(main()) == [(1, [(3,)])]
-    assert postgresql.rows(TABLES.destination) == []
-
-
-def test_a_dispatcher_settles_and_claims_in_one_round_trip(
-    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    together: list[int] = []
-
-    def counting(connection: sa.Connection, asked: Asked) -> list[Executed]:
-        together.append(len(asked))
-        return execute_together(connection, asked)
-
-    monkeypatch.setattr(sql_postgresql, "execute_together", counting)
-    enqueue(postgresql.engine, ob, lines=4)
-
-    settled = run_once(postgresql.engine, ob, adapters={"crm": MemoryAdapter()}, concurrency=2)
-
-    assert settled == 4
-    assert 2 in together
