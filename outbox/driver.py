@@ -22,14 +22,15 @@ def execute(connection: Connection, statement: Executable, parameters: dict[str,
 
     connection: in a transaction. statement: built once and kept, as all that varies in it is in `parameters`.
     """
-    if not speaks_binary(connection):
+    pooled: Any = connection.connection
+    cursor = pooled.info.pop(_KEPT, None)
+    if cursor is None and not speaks_binary(connection):
         return _executed(connection.execute(statement, parameters))
     sql = _sql(statement, connection.dialect)
     if _is_watched(connection):
         return _executed(connection.exec_driver_sql(sql, parameters))
-    pooled: Any = connection.connection
     try:
-        cursor = pooled.info.pop(_KEPT, None) or pooled.driver_connection.cursor(binary=True)
+        cursor = cursor or pooled.driver_connection.cursor(binary=True)
         if connection.dialect.is_async:
             executed: Executed = pooled.run_async(lambda driver: _execute_async(cursor, sql, parameters))
         else:
@@ -38,13 +39,18 @@ def execute(connection: Connection, statement: Executable, parameters: dict[str,
     except BaseException as error:
         # SQLAlchemy's own way out: the error's class, the connection's fate, the app's error handlers
         connection._handle_dbapi_exception(error, sql, parameters, None, None)
-    if not cursor.pgresult.nfields:  # it holds no rows
+    if _holds_nothing(cursor):
         pooled.info[_KEPT] = cursor
     return executed
 
 
 _KEPT = "sqlalchemy-outbox cursor"
 """Where a connection keeps a cursor for the next statement: making one takes psycopg as long as converting its values."""
+
+
+def _holds_nothing(cursor: Any) -> bool:
+    """No rows; nor, once psycopg has prepared its statement, the values that were sent."""
+    return not cursor.pgresult.nfields and cursor.connection.prepare_threshold is not None
 
 
 def forget_cursor(connection: Connection) -> None:

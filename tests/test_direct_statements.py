@@ -71,9 +71,18 @@ def one_connection(postgresql: Database) -> Iterator[sa.Engine]:
     engine.dispose()
 
 
-def test_a_connection_keeps_its_cursor_for_the_next_transactions(
-    one_connection: sa.Engine, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("prepares", "made_in_all"), [({}, 1), ({"prepare_threshold": None}, 3)], ids=["prepares", "never"]
+)
+def test_a_connection_that_prepares_keeps_its_cursor_for_the_next_transactions(
+    postgresql: Database,
+    ob: outbox.Outbox,
+    monkeypatch: pytest.MonkeyPatch,
+    prepares: dict[str, Any],
+    made_in_all: int,
 ) -> None:
+    """Another would keep the values of its last statement, too."""
+    engine = sa.create_engine(postgresql.url, pool_size=1, max_overflow=0, connect_args=prepares)
     made: list[bool] = []
     make = psycopg.Connection.cursor
 
@@ -83,9 +92,10 @@ def test_a_connection_keeps_its_cursor_for_the_next_transactions(
 
     monkeypatch.setattr(psycopg.Connection, "cursor", cursor)
     for number in range(3):
-        enqueue(one_connection, ob, parent=f"order:{number}")
+        enqueue(engine, ob, parent=f"order:{number}")
 
-    assert made.count(True) == 1
+    engine.dispose()
+    assert made.count(True) == made_in_all
 
 
 def test_a_connection_that_has_written_one_entry_writes_many(
