@@ -21,7 +21,6 @@ from uuid import uuid4
 
 import psycopg
 from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
@@ -29,7 +28,7 @@ from benchmarks.cpu import process_cpu
 from benchmarks.draining import database, filling
 from benchmarks.requests import compare_requests
 from dispatchers import Delivered, Delivery, Dispatcher, Operations
-from dispatchers.daemon import calm_collector
+from dispatchers.daemon import tune_interpreter
 from outbox import migrations
 
 ROUNDS = 7
@@ -142,11 +141,10 @@ async def compare_drain(engine: Engine, bench: outbox.Outbox) -> bool:
 
     ours: list[Rate] = []
     bare: list[Rate] = []
-    async_engine = create_async_engine(engine.url)
-    calm_collector()  # as the daemon does
+    tune_interpreter()  # as the daemon does
     for measured in [False] + [True] * ROUNDS:
         # Twice the batch: one half is sent while the other is settled and claimed.
-        dispatcher = Dispatcher(async_engine, outbox=bench, include=[operations], concurrency=2 * BATCH)
+        dispatcher = Dispatcher(engine, outbox=bench, include=[operations], concurrency=2 * BATCH)
         fill(engine, bench)
         rate = await drain_by_dispatcher(dispatcher)
         fill(engine, bench)
@@ -154,7 +152,6 @@ async def compare_drain(engine: Engine, bench: outbox.Outbox) -> bool:
         if measured:
             ours.append(rate)
             bare.append(floor)
-    await async_engine.dispose()
     ratio = statistics.median(a.per_second / b.per_second for a, b in zip(ours, bare, strict=True))
     print(f"draining {DRAINED} entries to an adapter that does nothing, one process, batches of {BATCH}")
     print(f"{'':>34}{'a second':>10}{'ratio':>10}{'at least':>10}{'client us':>11}")

@@ -31,6 +31,7 @@ from support import TABLES, Database
 
 import outbox
 from dispatchers.claims import Claims
+from dispatchers.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS
 from dispatchers.upkeep import report_gauges
 from outbox.instants import NEVER
 
@@ -149,6 +150,36 @@ def test_an_idle_one_stops_when_told(postgresql: Database, tmp_path: Path) -> No
 
         assert process.wait() == 0
         assert time.monotonic() - told < 3
+
+
+TELLS = """
+import gc
+import sys
+
+effects = Operations()
+
+@effects.operation("crm")
+def tell(delivery):
+    told = here / "told"
+    told.with_suffix(".part").write_text(f"{gc.get_threshold()[0]} {gc.get_freeze_count() > 0} {sys.getswitchinterval():g}")
+    told.with_suffix(".part").rename(told)
+    return Delivered()
+
+def make():
+    return Dispatcher(url, outbox=ob, include=[effects])
+"""
+
+
+def test_its_process_collects_seldom_and_lets_threads_take_turns_often(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    put_one(postgresql, ob)
+    write_factory(tmp_path, TELLS)
+
+    with daemon(tmp_path, postgresql.url) as process:
+        wait_for((tmp_path / "told").exists, "the send", workers=[process])
+
+    assert (tmp_path / "told").read_text() == f"{COLLECTOR_THRESHOLD} True {SWITCH_SECONDS:g}"
 
 
 RAISES = """
