@@ -24,9 +24,7 @@ RETENTION_SECONDS = 120
 BODIES_SECONDS = 600
 RETENTION_JITTER_SECONDS = 30  # so that a fleet that was deployed at once does not do it at once
 COLLECTOR_THRESHOLD = 10_000  # objects that can be in a cycle, made and not yet gone; Python's own is 700, later 2000
-SWITCH_SECONDS = (
-    0.0002  # how long one of Python's threads goes on while another waits for its turn; Python's own is 0.005
-)
+SWITCH_SECONDS = 0.0002  # how long one of Python's threads runs on while another waits; Python's own is 0.005
 SETTLE_SECONDS = 2.0  # after a second signal
 CLOSE_SECONDS = 2.0  # for connections, which a database that has vanished would never let go
 LATE_SECONDS = 5.0  # after the grace, a drain has ended unless the database does not answer
