@@ -1,10 +1,10 @@
 """How entries are written: both tables, any number of rows, one statement on PostgreSQL."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -105,10 +105,7 @@ _COLUMNS = {
 _IN_LANE = _COLUMNS | {"position": "bigint"}
 
 
-def _values(entry: NewEntry) -> tuple[Any, ...]:
-    return entry[: len(_COLUMNS)]
-
-
+_values: Callable[[NewEntry], tuple[Any, ...]] = itemgetter(slice(len(_COLUMNS)))
 _by_id = attrgetter("id.int")  # as PostgreSQL orders them
 
 

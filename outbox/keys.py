@@ -91,7 +91,7 @@ def key_fields(env: str, parent: str | ParentKey, operation: str, discriminator:
     name = check_operation(operation)
     key, scope, source = (parent, "", "app") if type(parent) is str else _fields_of(ParentKey.of(parent))
     parts, id = _known_parent(env, scope, source, key)
-    encoded = parts + _parts(name, check_field("discriminator", discriminator))
+    encoded = parts + name + _part(check_field("discriminator", discriminator))
     return KeyFields(env, scope, source, key, operation, discriminator, encoded, id)
 
 
@@ -193,7 +193,7 @@ def _parts(*parts: bytes) -> bytes:
 
 
 def _part(part: bytes) -> bytes:
-    return _u64(len(part)) + part
+    return len(part).to_bytes(8, "big") + part
 
 
 def _u64(number: int) -> bytes:
@@ -322,9 +322,9 @@ def check_id(name: str, value: object) -> None:
 
 
 def check_operation(name: object, field: str = "operation") -> bytes:
-    """The name in UTF-8. Raises `InvalidValue` unless it is lower-case words joined by dots, as operations have."""
+    """The name as a part of a PAE. Raises `InvalidValue` unless it is lower-case words joined by dots, as operations have."""
     # What is no text may be unhashable, too.
-    return _check_operation(name, field) if isinstance(name, str) else check_field(field, name)
+    return _check_operation(name, field) if isinstance(name, str) else _part(check_field(field, name))
 
 
 @lru_cache(maxsize=1024)
@@ -332,7 +332,7 @@ def _check_operation(name: str, field: str) -> bytes:
     encoded = check_field(field, name)
     if not OPERATION.fullmatch(name):
         raise InvalidValue(field, name, "must be lower-case words joined by dots, e.g. 'stripe.refunds.create'")
-    return encoded
+    return _part(encoded)
 
 
 def check_secret(kid: object, secret: object) -> None:
