@@ -118,9 +118,9 @@ def postgresql(copies: Copies) -> Iterator[Database]:
 
 @pytest.fixture
 def sqlite(sqlite_template: Path, tmp_path: Path) -> Iterator[Database]:
-    """A database of the test's own, on SQLite, with a prepared engine."""
+    """A database of the test's own, on SQLite, with a prepared engine. It outwaits other writers on a busy machine, too."""
     path = shutil.copy(sqlite_template, tmp_path / "shop.db")
-    database = Database(sa.URL.create("sqlite", database=str(path)))
+    database = Database(sa.URL.create("sqlite", database=str(path), query={"timeout": "30"}))
     yield database
     database.dispose()
 
