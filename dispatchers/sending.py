@@ -173,7 +173,7 @@ class Sends:
             # First: it may ask the database, and between the checks and the call nothing may take any time.
             tag = Tag(entry.tag) if entry.key_epoch == 0 else await self._tag_of_epoch(worker, entry)
             delivery = None if tag is None else _delivery(entry, route, tag, worker.deadline)
-            looks = None if entry.outcome is None else looks_of(entry.outcome)
+            looks = looks_of(entry.outcome)
             # What was never claimed before has nothing that could speak against it, if the database remembers all.
             if (entry.deliveries > 1 or entry.maybe_sent) and looks is None:
                 now = self._database_now(entry, started)

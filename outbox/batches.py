@@ -20,14 +20,11 @@ class Shape(NamedTuple):
     given: tuple[str, ...]
 
 
-_NONE_DIFFERS: frozenset[str] = frozenset()
-
-
 class Batch:
     """The rows of one statement. types: PostgreSQL's type of each column, in the order of each row's values."""
 
     def __init__(self, connection: Connection, types: Mapping[str, str], rows: Sequence[tuple[Any, ...]]) -> None:
-        differing = _NONE_DIFFERS
+        differing: frozenset[str] = frozenset()
         if len(rows) == 1:
             shared = zip(types, rows[0], strict=True)
             self.parameters = {name: value for name, value in shared if value is not None}

@@ -46,6 +46,9 @@ LIMITS = {
 """Fewest and most bytes of UTF-8, for each field of a key (docs/keys.md) and for what else names something."""
 
 
+_BARE_SCOPE, _BARE_SOURCE = "", "app"  # of a parent that is a bare text
+
+
 @dataclass(frozen=True, slots=True)
 class ParentKey:
     """The key of the business request: what a retry, a redelivery and a re-execution have in common.
@@ -56,8 +59,8 @@ class ParentKey:
     """
 
     key: str
-    scope: str = ""
-    source: str = "app"
+    scope: str = _BARE_SCOPE
+    source: str = _BARE_SOURCE
 
     def __post_init__(self) -> None:
         check_field("parent", self.key)
@@ -89,7 +92,9 @@ class KeyFields(NamedTuple):
 def key_fields(env: str, parent: str | ParentKey, operation: str, discriminator: str) -> KeyFields:
     """The checked fields of one effect. Raises `InvalidValue`."""
     name = check_operation(operation)
-    key, scope, source = (parent, "", "app") if type(parent) is str else _fields_of(ParentKey.of(parent))
+    key, scope, source = (
+        (parent, _BARE_SCOPE, _BARE_SOURCE) if type(parent) is str else _fields_of(ParentKey.of(parent))
+    )
     parts, id = _known_parent(env, scope, source, key)
     encoded = parts + name + _part(check_field("discriminator", discriminator))
     return KeyFields(env, scope, source, key, operation, discriminator, encoded, id)
@@ -193,7 +198,7 @@ def _parts(*parts: bytes) -> bytes:
 
 
 def _part(part: bytes) -> bytes:
-    return len(part).to_bytes(8, "big") + part
+    return _u64(len(part)) + part
 
 
 def _u64(number: int) -> bytes:
@@ -323,8 +328,8 @@ def check_id(name: str, value: object) -> None:
 
 def check_operation(name: object, field: str = "operation") -> bytes:
     """The name as a part of a PAE. Raises `InvalidValue` unless it is lower-case words joined by dots, as operations have."""
-    # What is no text may be unhashable, too.
-    return _check_operation(name, field) if isinstance(name, str) else _part(check_field(field, name))
+    # What is no text is refused, and may be unhashable, too.
+    return _check_operation(name, field) if isinstance(name, str) else check_field(field, name)
 
 
 @lru_cache(maxsize=1024)

@@ -16,6 +16,9 @@ from support import Client, Database, statements_of
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.claims import Claims
+
+ONE_CONNECTION: dict[str, Any] = {"pool_size": 1, "max_overflow": 0}
 
 
 def enqueue(
@@ -64,13 +67,6 @@ def test_what_is_read_is_the_same_with_and_without_a_listener(postgresql: Databa
     assert len(statements) == 1  # a replay: what there is to know is asked at once
 
 
-@pytest.fixture
-def one_connection(postgresql: Database) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(postgresql.url, pool_size=1, max_overflow=0)
-    yield engine
-    engine.dispose()
-
-
 @pytest.mark.parametrize(
     ("prepares", "made_in_all"), [({}, 1), ({"prepare_threshold": None}, 3)], ids=["prepares", "never"]
 )
@@ -82,7 +78,7 @@ def test_a_connection_that_prepares_keeps_its_cursor_for_the_next_transactions(
     made_in_all: int,
 ) -> None:
     """Another would keep the values of its last statement, too."""
-    engine = sa.create_engine(postgresql.url, pool_size=1, max_overflow=0, connect_args=prepares)
+    engine = postgresql.new_engine(**ONE_CONNECTION, connect_args=prepares)
     made: list[bool] = []
     make = psycopg.Connection.cursor
 
@@ -94,29 +90,40 @@ def test_a_connection_that_prepares_keeps_its_cursor_for_the_next_transactions(
     for number in range(3):
         enqueue(engine, ob, parent=f"order:{number}")
 
-    engine.dispose()
     assert made.count(True) == made_in_all
 
 
-def test_a_connection_that_has_written_one_entry_writes_many(
-    postgresql: Database, one_connection: sa.Engine, ob: outbox.Outbox
-) -> None:
+def test_a_new_dispatcher_leaves_what_its_connection_has_prepared(postgresql: Database, ob: outbox.Outbox) -> None:
+    """psycopg prepares what it has executed five times, and forgets it all at a ROLLBACK."""
+    engine = postgresql.new_engine(**ONE_CONNECTION)
+    for number in range(6):
+        enqueue(engine, ob, parent=f"order:{number}")
+
+    asyncio.run(Claims(engine, ob.configuration).destinations())
+
+    with engine.connect() as connection:
+        prepared = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements").scalars().all()
+    assert any("INSERT INTO outbox_entry" in statement for statement in prepared)
+
+
+def test_a_connection_that_has_written_one_entry_writes_many(postgresql: Database, ob: outbox.Outbox) -> None:
     """The types of arrays are taught to a connection when it first needs them."""
+    engine = postgresql.new_engine(**ONE_CONNECTION)
+
     for number, lines in enumerate((1, 3, 1)):
-        enqueue(one_connection, ob, parent=f"order:{number}", lines=lines)
+        enqueue(engine, ob, parent=f"order:{number}", lines=lines)
 
     assert len(postgresql.entries) == 5
 
 
-def test_a_connection_on_which_a_statement_failed_serves_the_next(
-    postgresql: Database, one_connection: sa.Engine, ob: outbox.Outbox
-) -> None:
+def test_a_connection_on_which_a_statement_failed_serves_the_next(postgresql: Database, ob: outbox.Outbox) -> None:
+    engine = postgresql.new_engine(**ONE_CONNECTION)
     postgresql.execute(sa.text("ALTER TABLE outbox_entry ADD CONSTRAINT picky CHECK (operation <> 'crm.refused')"))
     try:
         for number in range(3):
-            enqueue(one_connection, ob, parent=f"order:{number}")
+            enqueue(engine, ob, parent=f"order:{number}")
             with pytest.raises(sa.exc.IntegrityError, match="picky"):
-                enqueue(one_connection, ob, parent=f"order:{number}", operation="crm.refused")
+                enqueue(engine, ob, parent=f"order:{number}", operation="crm.refused")
     finally:
         postgresql.execute(sa.text("ALTER TABLE outbox_entry DROP CONSTRAINT picky"))
 
@@ -165,7 +172,7 @@ def test_an_error_of_the_database_is_one_of_sqlalchemys(refusing: Database, ob: 
 
 
 def test_a_connection_that_broke_is_thrown_away(postgresql: Database, ob: outbox.Outbox) -> None:
-    engine = sa.create_engine(postgresql.url, pool_size=1, max_overflow=0)
+    engine = postgresql.new_engine(**ONE_CONNECTION)
 
     with Session(engine) as session:
         pid = session.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
@@ -176,7 +183,6 @@ def test_a_connection_that_broke_is_thrown_away(postgresql: Database, ob: outbox
 
     assert caught.value.connection_invalidated
     enqueue(engine, ob, parent="order:2")
-    engine.dispose()
     assert [row.parent for row in postgresql.entries] == ["order:2"]
 
 
@@ -199,7 +205,7 @@ def test_a_cancelled_statement_leaves_no_connection_half_read(postgresql: Databa
     """As SQLAlchemy's own do: a task that is cancelled while the database is asked gives the connection up."""
 
     async def main() -> None:
-        engine = create_async_engine(postgresql.url, pool_size=1, max_overflow=0)
+        engine = create_async_engine(postgresql.url, **ONE_CONNECTION)
         with Session(postgresql.engine) as holder:
             holder.execute(sa.text("LOCK TABLE outbox_entry"))
 

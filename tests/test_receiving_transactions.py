@@ -38,6 +38,12 @@ def place(session: Session, ob: outbox.Outbox, key: str = "retry-001") -> None:
     request.finish(CREATED)
 
 
+def earlier_order(database: Database, session: Session) -> Order:
+    """One that was there before the request; the session has read it, in a transaction that is still open."""
+    database.execute(sa.insert(Order).values(customer="earlier", amount=1))
+    return session.scalars(sa.select(Order)).one()
+
+
 def verbs(sent: list[str]) -> list[str]:
     return [statement.split()[0] for statement in sent]
 
@@ -61,9 +67,8 @@ def test_a_claim_in_a_new_session_takes_two_round_trips_more_than_no_claim(
 def test_a_session_that_holds_something_already_keeps_its_own_kind_of_savepoint(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
-    postgresql.execute(sa.insert(Order).values(customer="earlier", amount=1))
     with postgresql.session() as session:
-        earlier = session.scalars(sa.select(Order)).one()
+        earlier = earlier_order(postgresql, session)
         with statements_of(postgresql.engine) as sent:
             request = begin(session, ob)
             earlier.amount = 2
@@ -78,9 +83,8 @@ def test_a_session_that_holds_something_already_keeps_its_own_kind_of_savepoint(
 def test_a_session_that_holds_something_of_an_earlier_transaction_keeps_its_own_kind_too(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
-    postgresql.execute(sa.insert(Order).values(customer="earlier", amount=1))
     with postgresql.session() as session:
-        earlier = session.scalars(sa.select(Order)).one()
+        earlier = earlier_order(postgresql, session)
         session.commit()
         request = begin(session, ob)
         earlier.amount = 2
