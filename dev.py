@@ -9,10 +9,11 @@
     python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200
     python3 dev.py check           lint, types and contracts only
     python3 dev.py env             only make the environment
-    python3 dev.py lock [ARGS]     write requirements.lock anew from pyproject.toml; --upgrade for the newest of all
+    python3 dev.py lock [ARGS]     write the lock files from pyproject.toml again; --upgrade for the newest of all
 
 Each makes the environment first, in .venv beside this file: what requirements.lock names and nothing else. A second run
-finds it ready. When the lock has changed, or an earlier run was interrupted, it is made from nothing.
+finds it ready. When the lock has changed, or an earlier run was interrupted, it is made from nothing. The demo needs a third
+of these packages: where .venv is not ready it makes .venv-demo, from requirements-demo.lock.
 """
 
 # Kept to what Python 3.7 can parse, so that an old one gets to say what is wrong instead of a syntax error.
@@ -22,6 +23,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,16 +32,35 @@ import venv
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, NoReturn, Sequence  # noqa: UP035
+from typing import Any, Iterator, NamedTuple, NoReturn, Sequence  # noqa: UP035
 
 ROOT = Path(__file__).resolve().parent
-LOCK = ROOT / "requirements.lock"
 PYPROJECT = ROOT / "pyproject.toml"
-VENV = ROOT / ".venv"
-PYTHON = VENV / "bin" / "python"
-READY = VENV / "ready.json"
 
-OLDEST = VENV / "oldest"
+
+class Environment(NamedTuple):
+    """A virtual environment, and the lock file that names its packages."""
+
+    home: Path
+    lock: Path
+
+    @property
+    def python(self) -> Path:
+        return self.home / "bin" / "python"
+
+    @property
+    def ready_file(self) -> Path:
+        """Written last: an environment without it was not finished."""
+        return self.home / "ready.json"
+
+
+WHOLE = Environment(ROOT / ".venv", ROOT / "requirements.lock")
+DEMO = Environment(ROOT / ".venv-demo", ROOT / "requirements-demo.lock")
+PYTHON = WHOLE.python
+
+DEMO_EXTRAS = ("postgresql", "asyncio", "migrations", "dispatcher", "stripe", "email", "starlette")
+
+OLDEST = WHOLE.home / "oldest"
 OLDEST_LOCK = ROOT / "requirements-oldest.lock"
 OLDEST_TESTS = (
     *("enqueue", "enqueue_transactions", "idempotent", "run_idempotent", "claim_statements"),
@@ -70,9 +91,10 @@ def main(arguments: Sequence[str]) -> int:
     if command == "bench" and "--quick" not in rest:
         return usage_error("bench: only --quick exists so far")
     os.chdir(ROOT)
-    make_environment()
+    environment = DEMO if command == "demo" and not is_ready(WHOLE) else WHOLE
+    make_environment(environment)
     if command == "demo":
-        become_python("-m", "examples.demo", *rest)
+        become_python("-m", "examples.demo", *rest, environment=environment)
     if command == "bench":
         become_python("-m", "benchmarks.quick", *(argument for argument in rest if argument != "--quick"))
     if command == "model":
@@ -97,58 +119,70 @@ def usage_error(text: str = "") -> int:
 # --- the environment
 
 
-def make_environment() -> None:
-    """Make `.venv` what the lock says, doing no more than is needed.
+def make_environment(environment: Environment) -> None:
+    """Make it what its lock file says, doing no more than is needed.
 
-    What is there is believed only if `ready.json`, the last thing written to it, says that it was finished, and for
-    these very packages. A change of pyproject.toml alone only installs the project again.
+    What is there counts only if its `ready_file` says that it was finished, and for these very packages. A change of
+    pyproject.toml alone only installs the project again.
     """
-    found = ready()
-    if found.get("packages") != packages():
-        install_everything()
-    elif found.get("project") == digest(PYPROJECT):
+    if finished(environment).get("packages") != packages(environment):
+        install_packages(environment)
+    elif is_ready(environment):
         return
     with step("installing the project"):
         # Built by the locked hatchling, not by the registry's newest.
-        pip("install", "--no-deps", "--no-build-isolation", "--editable", ".")
-    READY.write_text(json.dumps({"packages": packages(), "project": digest(PYPROJECT)}))
+        pip(environment, "install", "--no-deps", "--no-build-isolation", "--editable", ".")
+    written = {"packages": packages(environment), "project": digest(PYPROJECT)}
+    environment.ready_file.write_text(json.dumps(written))
 
 
-def ready() -> dict[str, Any]:
+def is_ready(environment: Environment) -> bool:
+    return finished(environment) == {"packages": packages(environment), "project": digest(PYPROJECT)}
+
+
+def finished(environment: Environment) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(READY.read_text())
+        found: dict[str, Any] = json.loads(environment.ready_file.read_text())
     except (OSError, ValueError):
         return {}
-    return found if PYTHON.exists() else {}
+    return found if environment.python.exists() else {}
 
 
-def packages() -> list[str]:
+def packages(environment: Environment) -> list[str]:
     """What makes the installed packages others: the lock, the folder (scripts hold its path), the interpreter."""
-    return [digest(LOCK), str(ROOT), os.path.realpath(PYTHON)]
+    return [digest(environment.lock), str(ROOT), os.path.realpath(environment.python)]
 
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def install_everything() -> None:
+def install_packages(environment: Environment) -> None:
     if sys.version_info < (3, 11):  # noqa: UP036
         stop(f"this needs Python 3.11 or newer, and {sys.executable} is {sys.version.split()[0]}: run another python3")
     if importlib.util.find_spec("ensurepip") is None:
         minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
         stop(f"this Python has no ensurepip: install it (on Debian and Ubuntu: apt-get install python{minor}-venv)")
-    count = sum(1 for line in LOCK.read_text().splitlines() if "==" in line)
-    with step("making .venv"):
-        venv.EnvBuilder(clear=True, symlinks=True, with_pip=True).create(VENV)
-    with step(f"installing {count} locked packages"):
-        pip("install", "--require-hashes", "--requirement", str(LOCK))
+    locked = environment.lock.read_text()
+    with step(f"making {environment.home.name}"):
+        venv.EnvBuilder(clear=True, symlinks=True, with_pip=True).create(environment.home)
+    with step("installing uv, which installs the rest"):
+        only_uv = environment.home / "uv.lock"
+        only_uv.write_text(next(pin for pin in re.split(r"^(?=\S)", locked, flags=re.M) if pin.startswith("uv==")))
+        pip(environment, "install", "--require-hashes", "--requirement", str(only_uv))
+    print(f"installing {locked.count('==')} locked packages", flush=True)
+    install = ("install", "--require-hashes", "--requirement", str(environment.lock))
+    uv = [str(environment.home / "bin" / "uv"), "pip", *install, "--quiet", "--python", str(environment.python)]
+    if subprocess.run(uv).returncode != 0:  # it reads none of pip's settings, which may name a mirror
+        with step("uv failed, see above; installing with pip"):
+            pip(environment, *install)
 
 
-def pip(*arguments: str) -> None:
-    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+def pip(environment: Environment, *arguments: str) -> None:
+    command = [str(environment.python), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     # A user's wish to install outside of any environment is not meant for this one.
-    environment = {**os.environ, "PIP_USER": "0"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    variables = {**os.environ, "PIP_USER": "0"}
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         print(f"failed\n{done.stdout}", flush=True)
         stop(f"pip {arguments[0]} failed, see above")
@@ -168,22 +202,25 @@ def stop(text: str) -> NoReturn:
 
 def lock(arguments: Sequence[str]) -> int:
     """Pin every package for every platform, keeping the pins that still fit. Names no registry: pip knows its own."""
-    options = "--group dev --all-extras --universal --python-version 3.11 --generate-hashes --no-annotate --no-header"
-    command = ["uv", "pip", "compile", "--quiet", "pyproject.toml", *options.split(), "--output-file", LOCK.name]
-    return run(*command, *arguments).returncode
+    options = "--universal --python-version 3.11 --generate-hashes --no-annotate --no-header"
+    compiling = ["uv", "pip", "compile", "--quiet", "pyproject.toml", *options.split()]
+    whole = [*compiling, "--group", "dev", "--all-extras", "--output-file", WHOLE.lock.name, *arguments]
+    demo = [*compiling, "--group", "demo", "--constraint", WHOLE.lock.name, "--output-file", DEMO.lock.name]
+    demo += [f"--extra={extra}" for extra in DEMO_EXTRAS]
+    return run(*whole).returncode or run(*demo).returncode
 
 
 # --- what runs in it
 
 
-def become_python(*arguments: str) -> NoReturn:
-    os.execve(PYTHON, [str(PYTHON), *arguments], inside())
+def become_python(*arguments: str, environment: Environment = WHOLE) -> NoReturn:
+    os.execve(environment.python, [str(environment.python), *arguments], inside(environment))
 
 
-def inside() -> dict[str, str]:
-    """The environment variables of an activated .venv: a tool that starts another finds the one beside it."""
-    path = os.pathsep.join([str(PYTHON.parent), os.environ.get("PATH", os.defpath)])
-    return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
+def inside(environment: Environment = WHOLE) -> dict[str, str]:
+    """The environment variables of an activated environment: a tool that starts another finds the one beside it."""
+    path = os.pathsep.join([str(environment.python.parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(environment.home)}
 
 
 def run(program: str, *arguments: str, output: int | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -215,7 +252,8 @@ def run_on_oldest() -> int:
     if not mark.exists() or mark.read_text() != digest(OLDEST_LOCK):
         shutil.rmtree(OLDEST, ignore_errors=True)
         with step("installing the oldest SQLAlchemy"):
-            pip("install", "--no-deps", "--require-hashes", "--target", str(OLDEST), "--requirement", str(OLDEST_LOCK))
+            options = ("--no-deps", "--require-hashes", "--requirement", str(OLDEST_LOCK))
+            pip(WHOLE, "install", *options, "--target", str(OLDEST))
         mark.write_text(digest(OLDEST_LOCK))
     files = sorted(str(file) for pattern in OLDEST_TESTS for file in ROOT.glob(f"tests/test_{pattern}.py"))
     failed = checked("oldest", "pytest", "-q", "-n", str(PYTEST_WORKERS), *files, PYTHONPATH=str(OLDEST))

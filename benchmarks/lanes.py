@@ -24,6 +24,7 @@ import outbox
 from benchmarks.draining import ROUNDS, drained, draining_engine, filling
 from benchmarks.quick import numbers
 from dispatchers import Delivered, Delivery, Operations
+from outbox.session import flush_all
 
 ENTRIES = 10_000
 LANES = 1_000
@@ -70,7 +71,7 @@ def lanes_elsewhere(bench: outbox.Outbox, session: Session) -> None:
 
 def halted_lanes(bench: outbox.Outbox, session: Session) -> None:
     put(bench, session, "noop.charge", lanes=LANES)
-    session.flush()
+    flush_all(session)
     for statement in (
         "UPDATE outbox_queue SET state = 'uncertain', due_at = '9999-12-31 00:00:00Z', maybe_sent = true"
         " WHERE position IS NOT NULL AND due_at < '9999-12-31 00:00:00Z'",

@@ -28,7 +28,7 @@ from benchmarks.cpu import process_cpu
 from benchmarks.draining import database, filling
 from benchmarks.requests import compare_requests
 from dispatchers import Delivered, Delivery, Dispatcher, Operations
-from dispatchers.daemon import tune_interpreter
+from dispatchers.daemon import tuned_interpreter
 from outbox import migrations
 
 ROUNDS = 7
@@ -141,17 +141,17 @@ async def compare_drain(engine: Engine, bench: outbox.Outbox) -> bool:
 
     ours: list[Rate] = []
     bare: list[Rate] = []
-    tune_interpreter()  # as the daemon does
-    for measured in [False] + [True] * ROUNDS:
-        # Twice the batch: one half is sent while the other is settled and claimed.
-        dispatcher = Dispatcher(engine, outbox=bench, include=[operations], concurrency=2 * BATCH)
-        fill(engine, bench)
-        rate = await drain_by_dispatcher(dispatcher)
-        fill(engine, bench)
-        floor = drain_bare(engine)
-        if measured:
-            ours.append(rate)
-            bare.append(floor)
+    with tuned_interpreter():  # as the daemon does
+        for measured in [False] + [True] * ROUNDS:
+            # Twice the batch: one half is sent while the other is settled and claimed.
+            dispatcher = Dispatcher(engine, outbox=bench, include=[operations], concurrency=2 * BATCH)
+            fill(engine, bench)
+            rate = await drain_by_dispatcher(dispatcher)
+            fill(engine, bench)
+            floor = drain_bare(engine)
+            if measured:
+                ours.append(rate)
+                bare.append(floor)
     ratio = statistics.median(a.per_second / b.per_second for a, b in zip(ours, bare, strict=True))
     print(f"draining {DRAINED} entries to an adapter that does nothing, one process, batches of {BATCH}")
     print(f"{'':>34}{'a second':>10}{'ratio':>10}{'at least':>10}{'client us':>11}")

@@ -6,7 +6,7 @@ settling, once, or not at all.
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, select
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from dispatchers.lifecycle import Claimed, End, Settle
 from outbox.configuration import Configuration
@@ -98,6 +98,9 @@ Function: TypeAlias = Callback | OnCompleted
 Kind: TypeAlias = Literal["on_settled", "on_uncertain", "on_completed"]
 
 
+OPERATIONS_MAX = 10_000
+
+
 class Calls(NamedTuple):
     """What is called in the transaction that settles an entry: when it has ended, and when its whole request has."""
 
@@ -109,6 +112,7 @@ class Callbacks:
     """The registered callbacks; as with adapters, the longest dotted prefix of an operation's name wins.
 
     A completion's name is met by itself only: it is no operation's.
+    to_record: those that settle entries, as they are put on record. What completes a request stands in the request's record.
     """
 
     def __init__(self, sources: Iterable[Mapping[tuple[Kind, str], Function]]) -> None:
@@ -118,9 +122,44 @@ class Callbacks:
                 if (kind, name) in self._registered:
                     raise ConfigurationError(f"{kind}({name!r}) is registered twice: which callback is meant?")
                 self._registered[kind, name] = callback
+        self.to_record = frozenset(_name(kind, name) for kind, name in self._registered if kind != "on_completed")
+        self._may_call: dict[str, bool] = {}
+        self._on_record: frozenset[str] = frozenset()
+        self._missing: dict[tuple[Kind, str], str | None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._registered)
+
+    def learn(self, on_record: frozenset[str]) -> None:
+        """These are registered in some process of this deployment, or were in an earlier deploy."""
+        self._on_record = on_record
+        self._missing.clear()
+
+    def missing(self, claimed: Claimed, end: End) -> str | None:
+        """The callback that is due when `claimed` comes to `end`, if another process has registered it, and this one has not."""
+        if not self._on_record:
+            return None
+        asked = _kind(end), claimed.operation
+        if asked not in self._missing:
+            if len(self._missing) > OPERATIONS_MAX:
+                self._missing.clear()
+            self._missing[asked] = self._find_missing(*asked)
+        return self._missing[asked]
+
+    def _find_missing(self, kind: Kind, operation: str) -> str | None:
+        name = operation
+        while name:
+            if (kind, name) in self._registered:
+                return None
+            if _name(kind, name) in self._on_record:
+                return _name(kind, name)
+            name = name.rpartition(".")[0]
+        return None
+
+    @property
+    def names(self) -> Collection[tuple[Kind, str]]:
+        """What is registered: the kind of each, and the name that it is registered for."""
+        return self._registered.keys()
 
     @property
     def complete_requests(self) -> bool:
@@ -134,17 +173,35 @@ class Callbacks:
             return Calls(ended)
         return Calls(ended, self.find_completion(claimed.completion))
 
+    def may_call(self, claimed: Claimed) -> bool:
+        """Whether some end of `claimed` has a callback or a completion here."""
+        found = self._may_call.get(claimed.operation)
+        if found is None:
+            if len(self._may_call) > OPERATIONS_MAX:  # names come from rows: keep the memo from growing without end
+                self._may_call.clear()
+            found = any(self._registered_for(kind, claimed.operation) for kind in ("on_settled", "on_uncertain"))
+            self._may_call[claimed.operation] = found
+        return found or (claimed.completion is not None and self.find_completion(claimed.completion) is not None)
+
+    @property
+    def destinations(self) -> set[str]:
+        """Where the operations with callbacks go, unless an entry names another destination."""
+        return {name.partition(".")[0] for kind, name in self._registered if kind != "on_completed"}
+
     def find_completion(self, name: str) -> OnCompleted | None:
         """Who completes the requests that were accepted under `name`."""
         return self._registered.get(("on_completed", name))
 
     def find(self, operation: str, end: End) -> Callback | None:
         """What is to run when an entry of `operation` comes to `end`, if anything."""
-        kind: Kind = "on_settled" if isinstance(end, Settle) else "on_uncertain"
+        name = self._registered_for(_kind(end), operation)
+        return None if name is None else self._registered[name]
+
+    def _registered_for(self, kind: Kind, operation: str) -> tuple[Kind, str] | None:
         name = operation
         while name:
             if (kind, name) in self._registered:
-                return self._registered[kind, name]
+                return kind, name
             name = name.rpartition(".")[0]
         return None
 
@@ -154,6 +211,14 @@ class Callbacks:
             if is_async(callback):
                 return f"{kind}({name!r})"
         return None
+
+
+def _kind(end: End) -> Kind:
+    return "on_settled" if isinstance(end, Settle) else "on_uncertain"
+
+
+def _name(kind: Kind, name: str) -> str:
+    return f"{kind} {name}"
 
 
 def is_async(callback: Function) -> bool:
@@ -167,9 +232,20 @@ class CallbackFailed(Exception):
 
 
 class CompletionFailed(CallbackFailed):
-    """The same of the completion of an accepted request."""
+    """The completion of an accepted request raised, as its `__cause__` says; nothing of its transaction is kept."""
 
     what = "completion"
+
+
+class CallbackOverdue(Exception):
+    """The callback was given up at its deadline. function: its name. place: where it was then, as far as that is known."""
+
+    def __init__(self, seconds: float, function: str, place: str = "") -> None:
+        super().__init__(seconds, function, place)
+        self.summary = f"took longer than {seconds:g} s"
+        self.report = (
+            f"{function} took longer than {seconds:g} s and was given up; its transaction is rolled back{place}"
+        )
 
 
 class Cause:
@@ -193,8 +269,12 @@ class Cause:
     def before_flush(self, session: Session) -> None:
         pass
 
-    def before_commit(self) -> None:
-        raise CallbackError("a callback must not commit: what it writes commits with the settling of the entry")
+    def before_commit(self, committed: SessionTransaction | None) -> None:
+        if committed is None:
+            raise CallbackError("a callback must not commit: what it writes commits with the settling of the entry")
+
+    def savepoint_ended(self, savepoint: SessionTransaction) -> None:
+        pass
 
     def transaction_ended(self) -> None:
         pass
@@ -248,10 +328,10 @@ def require_intact(connection: Connection) -> None:
     """Raise unless the transaction would really commit.
 
     A callback may have rolled it back, or caught a statement's error without a savepoint: PostgreSQL then answers COMMIT with a
-    quiet ROLLBACK.
+    quiet ROLLBACK. A connection that the server has ended is no fault of the callback's: that is raised as it is.
     """
     if connection.invalidated:
-        raise CallbackError("the connection was lost during the callback")
+        raise ConnectionError("the database ended the connection during the callback")
     if not connection.in_transaction():
         raise CallbackError(
             "a callback must not roll back, nor catch a failed flush without session.begin_nested(): its transaction is the"
@@ -260,6 +340,8 @@ def require_intact(connection: Connection) -> None:
     try:
         connection.execute(select(1))
     except DBAPIError as error:
+        if connection.invalidated:
+            raise
         raise CallbackError(
             "a callback caught a statement's error, and its transaction can no longer commit: put the statement into"
             " session.begin_nested()"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from dispatchers.callbacks import (
@@ -26,8 +26,9 @@ from dispatchers.callbacks import (
 from dispatchers.lifecycle import Claimed, End
 from outbox.accepted import answer_accepted, lock_complete
 from outbox.configuration import Configuration
-from outbox.databases import sqlstate
+from outbox.databases import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 from outbox.errors import OutboxError
+from outbox.session import flush_all
 
 
 class Call(NamedTuple):
@@ -62,7 +63,7 @@ def call_completed(
         return False
     completed: Completed = begin_completed(connection, configuration, session, row)
     yield Call(function, completed, CompletionFailed)
-    with named_failures(CompletionFailed):
+    with named_failures(connection, CompletionFailed):
         response = completed.answer
     answer_accepted(connection, configuration.tables, row, response)
     return True
@@ -70,23 +71,45 @@ def call_completed(
 
 def call_at_once(session: Session, connection: Connection, call: Call) -> None:
     """Call a sync function, with what it leaves to be flushed. Raises `call.failure` for whatever it raises."""
-    with named_failures(call.failure):
+    with named_failures(connection, call.failure):
         require_no_awaitable(call.function(session, call.argument))
-        session.flush()
+        flush_all(session)
         require_intact(connection)
 
 
 @contextmanager
-def named_failures(failure: type[CallbackFailed]) -> Iterator[None]:
-    """Tell what the app's function raises from what the database raises around it."""
+def named_failures(connection: Connection, failure: type[CallbackFailed]) -> Iterator[None]:
+    """Raise `failure` for what the app's function raises. What the database did to its transaction is raised as it is."""
     try:
         yield
     except asyncio.CancelledError as error:
         if _is_being_cancelled():
             raise
         raise failure from error
-    except (Exception, BaseExceptionGroup, SystemExit) as error:
+    except Exception as error:
+        if connection.invalidated and not isinstance(error, DBAPIError):
+            raise ConnectionError("the database ended the connection during the callback") from error
+        if is_of_the_database(connection, error):
+            raise
         raise failure from error
+    except (BaseExceptionGroup, SystemExit) as error:
+        raise failure from error
+
+
+def is_of_the_database(connection: Connection, error: Exception) -> bool:
+    """Whether the callback may succeed later as it is: the database has ended its connection, is full, or preferred another."""
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, ConnectionError) and connection.invalidated
+    if connection.dialect.name == "sqlite":
+        return (getattr(error.orig, "sqlite_errorcode", 0) & 0xFF) in _SQLITE_PASSING
+    code = sqlstate(error.orig)
+    return connection.invalidated or (code is not None and code.startswith(_PASSING_IN_A_STATEMENT))
+
+
+# PostgreSQL, appendix A: victims of a conflict, resources, lock_timeout. Of a lost connection our own says so: the callback may
+# have another one, to another database.
+_PASSING_IN_A_STATEMENT = (*CONFLICTS, "53", LOCK_NOT_AVAILABLE)
+_SQLITE_PASSING = (5, 6, 10, 13)  # sqlite.org/rescode.html: BUSY, LOCKED, IOERR, FULL
 
 
 def _is_being_cancelled() -> bool:

@@ -10,6 +10,7 @@ from dispatchers.callbacks import CallbackFailed, Callbacks
 from dispatchers.calling import told
 from dispatchers.sql_accepted import ACCEPTED_MAX, Accepted
 from dispatchers.store import Store
+from dispatchers.suggestions import did_you_mean
 from outbox.databases import is_passing
 
 log = logging.getLogger("outbox.dispatcher")
@@ -22,15 +23,23 @@ class Completing:
     """Goes through the accepted requests, a page at a time, and completes those that wait for nothing.
 
     One whose completion failed is left alone for a while; how long, only this process remembers.
+    away: called with what the database raises; it is tried again.
     """
 
     def __init__(
-        self, store: Store, callbacks: Callbacks, *, clock: Callable[[], float], chance: random.Random
+        self,
+        store: Store,
+        callbacks: Callbacks,
+        *,
+        clock: Callable[[], float],
+        chance: random.Random,
+        away: Callable[[Exception], None],
     ) -> None:
         self._store = store
         self._callbacks = callbacks
         self._clock = clock
         self._chance = chance
+        self._away = away
         self._after: Accepted | None = None
         self._failed: dict[UUID, tuple[int, float]] = {}  # how often, and until when it is left alone
         self._unknown: set[str] = set()
@@ -60,8 +69,7 @@ class Completing:
             try:
                 await self._look()
             except Exception as error:
-                # Not the error's text: it shows the statement's parameters.
-                log.warning("the accepted requests were not looked at: %s", type(error).__name__)
+                self._away(error)
             await asyncio.sleep(LOOK_SECONDS * (0.5 + self._chance.random()))
 
     async def _look(self) -> None:
@@ -102,4 +110,10 @@ class Completing:
     def _report_unknown(self, request: Accepted) -> None:
         if request.completion not in self._unknown:
             self._unknown.add(request.completion)
-            log.warning("request %s waits: no on_completed(%r) is registered here", request.id, request.completion)
+            completions = [name for kind, name in self._callbacks.names if kind == "on_completed"]
+            log.warning(
+                "request %s waits: no on_completed(%r) is registered here%s",
+                request.id,
+                request.completion,
+                did_you_mean(request.completion, completions),
+            )

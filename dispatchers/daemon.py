@@ -6,14 +6,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from dispatchers.claims import Claims
 from dispatchers.dispatcher import Dispatcher
+from dispatchers.outages import Outages, cause_of, ends_by_itself, is_outage
 from dispatchers.upkeep import Upkeep, keep_bodies, report_gauges, report_lag, retain
 
 log = logging.getLogger("outbox.daemon")
@@ -26,33 +28,49 @@ RETENTION_JITTER_SECONDS = 30  # so that a fleet that was deployed at once does 
 COLLECTOR_THRESHOLD = 10_000  # objects that can be in a cycle, made and not yet gone; Python's own is 700, later 2000
 SWITCH_SECONDS = 0.0002  # how long one of Python's threads runs on while another waits; Python's own is 0.005
 SETTLE_SECONDS = 2.0  # after a second signal
+CHECK_SECONDS = (0.2, 5.0)  # until a database that is away at the start is asked again, doubling up to the second
 CLOSE_SECONDS = 2.0  # for connections, which a database that has vanished would never let go
 LATE_SECONDS = 5.0  # after the grace, a drain has ended unless the database does not answer
 STOPPED_AT_ONCE = 1  # the exit status then
 
 
 def run(dispatcher: Dispatcher) -> None:
-    """Work until SIGTERM or Ctrl-C, then drain; a second signal stops at once and leaves leases to expire.
-
-    So does a database that has not answered by the end of the grace.
+    """Work until SIGTERM or Ctrl-C, then drain. A second signal, or a database that has not answered by the end of the grace,
+    ends the process at once with the exit status 1, and leaves leases to expire.
     """
-    try:
-        asyncio.run(serve(dispatcher))
-    except asyncio.CancelledError:
+    with tuned_interpreter():
+        is_drained = asyncio.run(serve(dispatcher))
+    if not is_drained:
         log.warning("stopped at once")
         logging.shutdown()
         os._exit(STOPPED_AT_ONCE)  # a thread that waits for a hung database would keep the process
 
 
-async def serve(dispatcher: Dispatcher) -> None:
-    """The same on a running event loop, whose signal handlers it takes over."""
-    stopping = asyncio.Event()
-    _listen(dispatcher, stopping)
-    timetable = _timetable(dispatcher, stopping)
-    await dispatcher.check()
+async def serve(dispatcher: Dispatcher) -> bool:
+    """Work on a running event loop, in its main thread, until SIGTERM or Ctrl-C. Returns whether it has drained: False after a
+    second signal, or if the database has not answered by the end of the grace.
+
+    While it works the two signals are its own. At its end their handlers of `signal.signal` are back (those of
+    `loop.add_signal_handler` are yours to add again), and no task of its own is left.
+    """
+    signals = Signals(dispatcher)
+    signals.listen()
+    timetable = _timetable(dispatcher, signals.stopping)
+    try:
+        await signals.guard(_work(dispatcher, timetable, signals.stopping))
+    finally:
+        signals.close()
+    if not signals.cut_short:
+        log.info("stopped")
+    return not signals.cut_short
+
+
+async def _work(dispatcher: Dispatcher, timetable: AsyncIOScheduler, stopping: asyncio.Event) -> None:
+    await _check_patiently(dispatcher, stopping)
+    if stopping.is_set():
+        return
     timetable.start()
-    tune_interpreter()
-    log.info("sending")
+    log.info("sending: %s", dispatcher.told)
     try:
         await dispatcher.pump(stopping)
     finally:
@@ -60,52 +78,115 @@ async def serve(dispatcher: Dispatcher) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await dispatcher.close()
-    log.info("stopped")
 
 
-def tune_interpreter() -> None:
-    """What a process that does nothing but dispatch asks of Python.
+async def _check_patiently(dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
+    """Check the database, or wait until there is one: at the start of a cluster any of its parts may come first.
+
+    Raises what no waiting ends: a refused password, a database that does not exist, missing tables.
+    """
+    first, most = CHECK_SECONDS
+    tries = 0
+    while not stopping.is_set():
+        try:
+            await dispatcher.check()
+        except Exception as error:
+            if not ends_by_itself(error):
+                raise
+            dispatcher.outages.failed(error)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), min(first * 2 ** min(tries, 10), most))
+            tries += 1
+        else:
+            dispatcher.outages.answered()
+            return
+
+
+@contextmanager
+def tuned_interpreter() -> Iterator[None]:
+    """What a process that does nothing but dispatch asks of Python, until the end of the block.
 
     The collector of cycles leaves alone what is loaded by now, and comes seldom, as a dispatcher makes next to no cycles: each
     full collection would walk all that is loaded, and draining would take 4 to 8 % longer.
     Threads take turns often: the one that has an answer of the database goes on at once, not when others have sent all they have.
     """
+    thresholds, seconds = gc.get_threshold(), sys.getswitchinterval()
     gc.freeze()
-    gc.set_threshold(COLLECTOR_THRESHOLD, *gc.get_threshold()[1:])
+    gc.set_threshold(COLLECTOR_THRESHOLD, *thresholds[1:])
     sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(seconds)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
-def _listen(dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-    serving = asyncio.current_task()
-    abandoning: set[asyncio.Task[None]] = set()
+class Signals:
+    """What SIGTERM and SIGINT do to a dispatcher at work: the first one lets it drain, a second one stops it at once.
 
-    def stop(number: signal.Signals) -> None:
-        if stopping.is_set():
+    stopping: set by the first. cut_short: whether what was in flight was left to its leases.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.stopping = asyncio.Event()
+        self.cut_short = False
+        self._dispatcher = dispatcher
+        self._loop = asyncio.get_running_loop()
+        self._working: asyncio.Task[None] | None = None
+        self._is_cancelled = False
+        self._abandoning: set[asyncio.Task[None]] = set()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def listen(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.getsignal(number)
+            with suppress(NotImplementedError):  # Windows has no such handlers: Ctrl-C then ends the process
+                self._loop.add_signal_handler(number, self._stop, number)
+                self._before[number] = before
+
+    def close(self) -> None:
+        """Give the signals back, and end what was waiting to abandon the dispatcher."""
+        for number, before in self._before.items():
+            self._loop.remove_signal_handler(number)
+            if before is not None:  # None: it was set by something else than Python
+                signal.signal(number, before)
+        for task in self._abandoning:
+            task.cancel()
+
+    async def guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work`, which is cancelled if it does not end by itself once it is abandoned."""
+        self._working = self._loop.create_task(work)
+        try:
+            await self._working
+        except asyncio.CancelledError:
+            if not self._is_cancelled:  # by whoever runs us
+                raise
+
+    def _stop(self, number: signal.Signals) -> None:
+        if self.stopping.is_set():
             log.warning("%s again: stopping at once; what is in flight will be in doubt", number.name)
-            abandoning.add(loop.create_task(_abandon(dispatcher, serving)))
+            self.cut_short = True
+            self._abandoning.add(self._loop.create_task(self._abandon()))
         else:
-            log.info("%s: finishing what is in flight, for %s at most", number.name, dispatcher.grace)
-            stopping.set()
-            abandoning.add(loop.create_task(_abandon_late(dispatcher, serving)))
+            log.info("%s: finishing what is in flight, for %s at most", number.name, self._dispatcher.grace)
+            self.stopping.set()
+            self._abandoning.add(self._loop.create_task(self._abandon_late()))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError):  # Windows has no such handlers: Ctrl-C then ends the process
-            loop.add_signal_handler(number, stop, number)
+    async def _abandon_late(self) -> None:
+        """An exchange with a database that has vanished without a word would keep the drain from beginning."""
+        await asyncio.sleep(self._dispatcher.grace.total_seconds() + LATE_SECONDS)
+        log.warning("the grace is over and the database does not answer: stopping; what is in flight will be in doubt")
+        self.cut_short = True
+        await self._abandon()
 
-
-async def _abandon_late(dispatcher: Dispatcher, serving: asyncio.Task[Any] | None) -> None:
-    """An exchange with a database that has vanished without a word would keep the drain from beginning."""
-    await asyncio.sleep(dispatcher.grace.total_seconds() + LATE_SECONDS)
-    log.warning("the grace is over and the database does not answer: stopping; what is in flight will be in doubt")
-    await _abandon(dispatcher, serving)
-
-
-async def _abandon(dispatcher: Dispatcher, serving: asyncio.Task[Any] | None) -> None:
-    await dispatcher.abandon()
-    # What did come back is settled, if the database answers at all.
-    if serving is not None and not (await asyncio.wait([serving], timeout=SETTLE_SECONDS))[0]:
-        serving.cancel()
+    async def _abandon(self) -> None:
+        await self._dispatcher.abandon()
+        # What did come back is settled, if the database answers at all.
+        working = self._working
+        if working is not None and not (await asyncio.wait([working], timeout=SETTLE_SECONDS))[0]:
+            self._is_cancelled = True
+            working.cancel()
 
 
 def _timetable(dispatcher: Dispatcher, stopping: asyncio.Event) -> AsyncIOScheduler:
@@ -114,7 +195,7 @@ def _timetable(dispatcher: Dispatcher, stopping: asyncio.Event) -> AsyncIOSchedu
 
     def add(work: Callable[..., Awaitable[Any]], *arguments: Any, seconds: int, jitter: int | None = None) -> None:
         timetable.add_job(
-            _patiently,
+            partial(_patiently, dispatcher.outages),
             "interval",
             [work, *arguments],
             seconds=seconds,
@@ -135,7 +216,7 @@ def _timetable(dispatcher: Dispatcher, stopping: asyncio.Event) -> AsyncIOSchedu
     return timetable
 
 
-async def _patiently(work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+async def _patiently(outages: Outages, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
     """Do what the timetable asks for. What fails is reported, and done at its next time."""
     name = getattr(work, "__name__", type(work).__name__)
     try:
@@ -143,5 +224,7 @@ async def _patiently(work: Callable[..., Awaitable[Any]], *arguments: Any) -> No
     except asyncio.CancelledError:
         log.info("%s was left for the next process", name)  # the timetable is shut down: nobody waits for this
     except Exception as error:
-        # Not the error's text: it shows the statement's parameters.
-        log.warning("%s failed, and will be tried again: %s", name, type(error).__name__)
+        if is_outage(error):
+            outages.failed(error)
+        else:  # not the error's text: it shows the statement's parameters
+            log.warning("%s failed, and will be tried again: %s", name, cause_of(error))

@@ -39,6 +39,7 @@ from dispatchers.lifecycle import (
     vanished,
 )
 
+CANCEL_UNSERVED_AFTER = timedelta(minutes=1)
 BACKOFF_FIRST = timedelta(seconds=1)
 BACKOFF_MAX = timedelta(minutes=10)
 CENTURY = timedelta(days=36_525)  # as good as for ever, and no calendar overflows
@@ -141,6 +142,16 @@ def conclude(entry: Claimed, known: Known, memory: Memory, quiescence: timedelta
             assert_never(known.state)
 
 
+def has_no_taker(known: Known, now: datetime) -> bool:
+    """Whether an operator's cancellation has waited so long that no process which serves the entry can be at work.
+
+    Such a process would have settled it, with its callbacks; now any process may.
+    """
+    return (
+        known.state == "cancelled" and known.decided_at is not None and now - known.decided_at >= CANCEL_UNSERVED_AFTER
+    )
+
+
 def without_halt(change: Transition) -> Transition:
     """The same, but the lane of the entry goes on behind it."""
     if isinstance(change, Settle) and change.state == "failed":
@@ -151,6 +162,17 @@ def without_halt(change: Transition) -> Transition:
 def keep(entry: Claimed, end: End, problem: str, jitter: float) -> Keep:
     """What became of it is known, but the callback that must commit with it failed: try that again later."""
     return Keep(end, backoff(entry.deliveries, jitter), f"{_word(end)}, but {problem}")
+
+
+def release(end: End, why: str) -> Keep:
+    """Its outcome is known, but its callback had no turn under this lease: it may have one under the next, at once."""
+    return Keep(end, timedelta(0), f"{_word(end)}; {why}", failed=False)
+
+
+def hand_over(end: End, callback: str) -> Keep:
+    """Its outcome is known, and this process does not have its callback: those that have it look for such entries."""
+    why = f": {end.reason}" if end.reason else ""
+    return Keep(end, CENTURY, f"{_word(end)}{why}; {callback} runs in a process that has it", False, callback)
 
 
 def _word(end: End) -> str:

@@ -6,15 +6,18 @@ dispatcher carries out, callbacks included. Behind the commands `outbox retry|ca
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from dispatchers import sql_pressure
-from dispatchers.lifecycle import SEND_AGAIN, Known, known_of, looks_of, outcome_on_record
+from dispatchers import sql_callbacks, sql_pressure
+from dispatchers.decide import CANCEL_UNSERVED_AFTER
+from dispatchers.lifecycle import SEND_AGAIN, UNSERVED, Known, is_unserved, known_of, looks_of, outcome_on_record
 from dispatchers.sql_marks import is_held
 from outbox.databases import clock
+from outbox.deployment import recorded_environment
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.instants import NEVER
 from outbox.keys import check_field
@@ -30,14 +33,19 @@ ACTOR_CHARS_MAX = 255
 _STATES: Mapping[Verdict, Any] = {"happened": "delivered", "did_not_happen": "failed", "send_again": SEND_AGAIN}
 
 
-def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> None:
+def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
     """Make a waiting entry due now. It counts as no attempt, and no limit is lifted.
+
+    Returns whether it is to be sent; of one whose outcome is known only the callback is called.
 
     Raises `EntryNotFound`, `InvalidValue` for an actor or reason outside its limits, and `DecisionRefused` unless the entry is
     `pending` or `retry` and not held, or while it waits out an earlier sender after a "send again".
     """
     check_word(actor, reason)
     row = _row(connection, tables, entry_id)
+    known = known_of(row.outcome)
+    if known is not None and known.attempts is None:
+        raise _refused(row, f"an operator has decided that it is {known.state}; a running dispatcher carries that out")
     if row.state == "uncertain":
         raise _refused(row, "it may have happened: `resolve` it, once you have looked at the service")
     _require(row, {"pending", "retry"}, "only a waiting one can be tried now")
@@ -47,11 +55,15 @@ def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str,
         raise _refused(row, "it waits behind another entry of its lane, as `show` tells")
     _write(connection, tables, row, due_at=clock())
     _record(connection, tables, entry_id, actor, reason or "to be tried now")
+    return known is None
 
 
-def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> None:
+def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
     """Have an entry cancelled that was certainly never sent; its callback runs with state `cancelled`.
 
+    Returns whether it is settled with this transaction already: at once where no callback for it is on record and either it is
+    of another env than the database, so that no dispatcher here sends it, or none has served it although it has been due for a
+    minute. Else a dispatcher settles it, with its callbacks; one that does not serve it, after a minute.
     Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if it is being sent, may have been sent, or has ended.
     """
     check_word(actor, reason)
@@ -65,8 +77,16 @@ def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str
     if is_held(connection, tables):
         raise _refused(row, "the database may have forgotten that it was sent: `outbox resume --after-restore` first")
     told = reason or "cancelled by a person"
-    _know(connection, tables, row, Known(state="cancelled", reason=told))
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    is_nobodys = _is_foreign(connection, tables, row) or _is_unserved_for_long(connection, tables, row, now)
+    at_once = is_nobodys and not _has_callback(connection, tables, entry_id)
+    if at_once:
+        _settle_cancelled(connection, tables, row, told)
+    else:
+        decided_at = now if known is None or known.decided_at is None else known.decided_at
+        _know(connection, tables, row, Known(state="cancelled", reason=told, decided_at=decided_at))
     _record(connection, tables, entry_id, actor, told)
+    return at_once
 
 
 def resolve(
@@ -238,12 +258,70 @@ def _know(connection: Connection, tables: Tables, row: Row[Any], known: Known) -
     _write(connection, tables, row, outcome=outcome, due_at=clock())
 
 
+def _is_foreign(connection: Connection, tables: Tables, row: Row[Any]) -> bool:
+    recorded = recorded_environment(connection, tables)
+    return recorded is not None and recorded != _env(connection, tables, row)
+
+
+def _env(connection: Connection, tables: Tables, row: Row[Any]) -> str:
+    env: str = connection.execute(select(tables.entry.c.env).where(tables.entry.c.id == row.id)).scalar_one()
+    return env
+
+
+def _is_unserved_for_long(connection: Connection, tables: Tables, row: Row[Any], now: datetime) -> bool:
+    """Whether no dispatcher has served its operation although it has been due: it, or another one of them, has only been
+    released since, and it has never been tried.
+    """
+    queue, entry, due_before = tables.queue, tables.entry, now - CANCEL_UNSERVED_AFTER
+    since = row.waiting_since or row.due_at
+    if row.first_leased_at is not None or row.attempts or since > due_before:
+        return False
+    if is_unserved(row.outcome):
+        return True
+    operation = select(entry.c.operation).where(entry.c.id == row.id).scalar_subquery()
+    others = (
+        select(queue.c.outcome)
+        .join(entry, entry.c.id == queue.c.id)
+        .where(
+            queue.c.destination == row.destination,
+            entry.c.operation == operation,
+            entry.c.env == _env(connection, tables, row),
+            queue.c.waiting_since <= due_before,
+            queue.c.outcome.contains(UNSERVED),
+        )
+        .limit(1)
+    )
+    return is_unserved(connection.execute(others).scalar_one_or_none())
+
+
+def _has_callback(connection: Connection, tables: Tables, entry_id: UUID) -> bool:
+    operation: str = connection.execute(
+        select(tables.entry.c.operation).where(tables.entry.c.id == entry_id)
+    ).scalar_one()
+    return sql_callbacks.is_due(connection, tables, "on_settled", operation)
+
+
+def _settle_cancelled(connection: Connection, tables: Tables, row: Row[Any], reason: str) -> None:
+    queue, settlement = tables.queue, tables.settlement
+    unchanged = (queue.c.state == row.state) & (queue.c.deliveries == row.deliveries)
+    if not connection.execute(delete(queue).where(queue.c.id == row.id, unchanged)).rowcount:
+        raise _changed(row)
+    kept = {name: row._mapping[name] for name in ("id", "deliveries", "attempts", "key_epoch")}
+    connection.execute(insert(settlement).values(**kept, state="cancelled", reason=reason, settled_at=clock()))
+    if row.position is not None:
+        advance(connection, tables, [Place(row.ordering_key, row.position)])
+
+
 def _write(connection: Connection, tables: Tables, row: Row[Any], **values: Any) -> None:
     """Change the row, if it still is as it was read: SQLite has no lock on a row that was only read."""
     queue = tables.queue
     unchanged = (queue.c.state == row.state) & (queue.c.deliveries == row.deliveries)
     if not connection.execute(update(queue).where(queue.c.id == row.id, unchanged).values(values)).rowcount:
-        raise _refused(row, "or was a moment ago; it has just changed: look again")
+        raise _changed(row)
+
+
+def _changed(row: Row[Any]) -> DecisionRefused:
+    return _refused(row, "or was a moment ago; it has just changed: look again")
 
 
 def _record(connection: Connection, tables: Tables, entry_id: UUID, actor: str, reason: str) -> None:

@@ -104,11 +104,14 @@ class Deferred:
     """Certainly not executed; try later, `after` at the earliest.
 
     cools: the service said so to all of us, not of this one entry (429, 401): its whole destination waits.
+    account: the one account of many that the service refuses. Only that account's own destination counts it as a failure or waits
+        (`stripe:acct_1`); in a destination that accounts share, only the entry waits.
     """
 
     reason: str
     after: timedelta | None = None
     cools: bool = False
+    account: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +265,10 @@ class Adapter(Protocol):
     def serves(self, operation: str) -> bool:
         """Whether it knows `operation`. What it does not know waits, for a newer process perhaps, and is reported."""
         return True
+
+    def nearest(self, operation: str) -> str | None:
+        """What it knows that is most like `operation`, or like the beginning of one; None if it has no list. For hints only."""
+        return None
 
     def sends_alike(self, pinned: str, options: Mapping[str, Any]) -> bool:
         """Whether an entry with these options that may have left under another `pinned` would leave now as it did then.

@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, func, or_, select
 
 from dispatchers.destinations import destination_names
+from dispatchers.pressure import service_of
 from dispatchers.slots import on_record, still_taken
-from outbox.databases import clock
+from outbox.databases import clock, read_by_index
 from outbox.schema import Tables
 
 LOOKED_AT = 100  # of each destination's first entries: behind one that was handed back there may be an older one
@@ -78,16 +79,31 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
     lags = read_lags(connection, tables, now)
     return DestinationStates(
         at=now,
-        destinations=[_state(name, counts, lags, rows.get(name), now) for name in sorted({*counts, *rows})],
+        destinations=[
+            _state(name, counts, lags, rows.get(name), now, paused=_is_paused(rows, name))
+            for name in sorted({*counts, *rows})
+        ],
     )
 
 
+def _is_paused(rows: Mapping[str, Row[Any]], name: str) -> bool:
+    """By itself, or with its service: `outbox pause stripe` pauses `stripe:acct_1` too."""
+    return any(rows[each].paused for each in (name, service_of(name)) if each in rows)
+
+
 def _state(
-    name: str, counts: Mapping[str, int], lags: Mapping[str, timedelta], row: Row[Any] | None, now: datetime
+    name: str,
+    counts: Mapping[str, int],
+    lags: Mapping[str, timedelta],
+    row: Row[Any] | None,
+    now: datetime,
+    *,
+    paused: bool,
 ) -> DestinationState:
-    shared = dict(UNPRESSED) if row is None else {column: getattr(row, column) for column in UNPRESSED}
+    shared: dict[str, Any] = dict(UNPRESSED) if row is None else {column: getattr(row, column) for column in UNPRESSED}
     if shared["cool_until"] is not None and shared["cool_until"] <= now:
         shared["cool_until"] = None
+    shared["paused"] = paused
     lag = lags.get(name)
     return DestinationState(
         name=name,
@@ -104,6 +120,7 @@ def read_lags(connection: Connection, tables: Tables, now: datetime) -> dict[str
     What a dispatcher claimed and handed back, because it does not serve it, has waited all the same. One probe of the index for
     each destination.
     """
+    read_by_index(connection)
     names = destination_names(tables)
     rows = connection.execute(select(names.c.name, _oldest(tables, names, now)).where(names.c.name.is_not(None)))
     return {name: now - since for name, since in rows if since is not None and since <= now}

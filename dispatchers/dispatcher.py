@@ -6,6 +6,7 @@ A claim is committed before anything is sent, and no transaction is open during 
 
 import asyncio
 import logging
+import math
 import os
 import random
 import time
@@ -15,26 +16,32 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from dispatchers.callback_pace import CallbackPace
 from dispatchers.callbacks import Callbacks
 from dispatchers.claims import Claims
 from dispatchers.completing import Completing
-from dispatchers.decide import without_halt
+from dispatchers.decide import hand_over, without_halt
 from dispatchers.delivery import Adapter
+from dispatchers.endings import Endings
 from dispatchers.intake import Intake
-from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, HandBack, Park, Settle, Transition, Want
+from dispatchers.leaving import Reports
+from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, HandBack, Keep, Park, Settle, Transition, Want
 from dispatchers.operations import Operations
+from dispatchers.outages import Outages
 from dispatchers.pressing import BUSY_SECONDS, PressureWatch
 from dispatchers.pressure import Limits, check_limits
 from dispatchers.retention import KEEP, Retention
 from dispatchers.routes import Routes, merge
 from dispatchers.sending import Sends
 from dispatchers.settling import STORE_RETRY_SECONDS, Settling
-from dispatchers.store import Exchange, Store
+from dispatchers.store import CallbacksChanged, Exchange, Store
 from dispatchers.turns import BATCH_ENTRIES_MAX, Turns
+from dispatchers.unmatched import unmatched
 from dispatchers.watching import MarkFile, Watch
-from outbox.databases import is_passing, sqlstate
+from outbox.default_outbox import default
 from outbox.errors import ConfigurationError
-from outbox.instance import Outbox, default
+from outbox.extras import missing
+from outbox.instance import Outbox
 from outbox.instants import NEVER
 from outbox.keys import Keyring
 
@@ -43,6 +50,10 @@ log = logging.getLogger("outbox.dispatcher")
 LANES = 2  # exchanges with the database at once
 SWEEP_SECONDS = 1.0  # what became due behind the hints is found by then
 LINGER_SECONDS = 0.01  # settling waits so long for company
+MISSING = (
+    "its outcome is stored, and its callback `{name}`, which is on record, is not registered here: a process that has it settles"
+    " the entry; if the callback was removed for good, run `outbox callbacks forget '{name}'`"
+)
 TELLS_MAX = 20  # tries to tell the others of free slots, `BUSY_SECONDS` apart; then these are left to their lease's end
 
 
@@ -70,8 +81,13 @@ class Dispatcher:
     lease: how long a claim holds; a crashed process's entries are free again after that. margin: what clocks and pauses
         may take off it. concurrency: sends at once to one destination; in_flight_max: to all of them.
     limits: by destination, where they are others: concurrency, rate, circuit breaker.
+    callbacks_at_once: how many callbacks run at the same time; each uses a connection of the engine's pool.
+    callback_timeout: after that a callback is given up and its transaction is rolled back; by default half of what the lease is
+        longer than the margin.
     poll: how long an idle dispatcher waits. grace: how long a drain waits for what is in flight.
     mark: a file, outside the database, in which the last known state of its history is remembered: see docs/restore.md.
+    promotions_lose_nothing: that this fleet's replication is synchronous. After the promotion of a standby, which would
+        otherwise stop every dispatcher until an operator resumes, it continues by itself, on record: see docs/restore.md.
     store, clock, chance: what it works with, for tests and simulations.
 
     Raises `ConfigurationError` for adapters under which the promises could not be kept.
@@ -90,19 +106,28 @@ class Dispatcher:
         concurrency: int = 100,
         in_flight_max: int = 1000,
         limits: Mapping[str, Limits] | None = None,
+        callbacks_at_once: int = 4,
+        callback_timeout: timedelta | None = None,
         poll: timedelta = timedelta(seconds=1),
         grace: timedelta = timedelta(seconds=30),
         keep: timedelta = KEEP,
         mark: str | os.PathLike[str] | None = None,
+        promotions_lose_nothing: bool = False,
         store: Store | None = None,
         clock: Callable[[], float] = steady_clock,
         chance: random.Random | None = None,
     ) -> None:
         if concurrency < 1 or in_flight_max < 1:
             raise ConfigurationError("concurrency and in_flight_max must be at least 1")
+        if not isinstance(promotions_lose_nothing, bool):  # the text "false" is true
+            raise ConfigurationError(f"promotions_lose_nothing={promotions_lose_nothing!r}: must be True or False")
+        if not isinstance(callbacks_at_once, int) or callbacks_at_once < 1:
+            raise ConfigurationError(f"callbacks_at_once must be an int of at least 1, not {callbacks_at_once!r}")
         for name, span in (("lease", lease), ("margin", margin), ("poll", poll)):
             if not isinstance(span, timedelta) or span <= timedelta(0):  # a negative margin would lengthen each window
                 raise ConfigurationError(f"{name} must be a positive timedelta, not {span!r}")
+        usable = lease - margin  # of a lease: by its end an entry is settled or released
+        callback_timeout = check_callback_timeout(callback_timeout, usable)
         if not isinstance(grace, timedelta) or grace < timedelta(0):
             raise ConfigurationError(f"grace must be a timedelta of 0 s or more, not {grace!r}")
         if not isinstance(include, Sequence) or not all(isinstance(each, Operations) for each in include):
@@ -116,22 +141,33 @@ class Dispatcher:
         self._lease = lease
         self._quiescence = lease + margin  # by then a sender that lost its lease has noticed
         limited = check_limits(limits or {})
+        for warning in unmatched(self._routes, self._callbacks.names, limited):
+            log.warning("%s", warning)
         chance = chance or random.SystemRandom()
         self._pressure = PressureWatch(limited, clock=clock, chance=chance)
+        self._pace = CallbackPace(callbacks_at_once, usable, self._callbacks.destinations)
         self._turns = Turns(
             self._routes.destinations,
             slots=concurrency,
             slots_in_all=in_flight_max,
             slots_of={name: given.concurrency for name, given in limited.items() if given.concurrency is not None},
             shut_until=self._pressure.shut_until,
+            pace=self._pace,
         )
         self._poll_seconds = poll.total_seconds()
         self.grace = grace
         self.retention = Retention.of(keep, self._routes.windows)
-        self.store: Store = store or Claims(target, self._outbox.configuration)
+        self.store: Store = store or Claims(
+            target,
+            self._outbox.configuration,
+            lease=lease,
+            callback_timeout=callback_timeout,
+            promotions_lose_nothing=promotions_lose_nothing,
+        )
         self._require_async_for(self._callbacks.first_async())
         self._clock = clock
         self._chance = chance
+        self.outages = Outages(clock)
         self._watch = Watch(
             self.store,
             env=lambda: self._outbox.configuration.env,
@@ -141,6 +177,7 @@ class Dispatcher:
         self._intake = Intake(
             self._routes,
             self._turns,
+            env=lambda: self._outbox.configuration.env,
             quiescence=self._quiescence,
             clock=clock,
             memory=self._pressure.memory,
@@ -161,15 +198,25 @@ class Dispatcher:
         )
         self._settling = Settling(
             self.store,
-            patience=margin / 2,
+            self._pace,
+            at_once=callbacks_at_once,
+            usable=usable,
+            clock=clock,
             chance=self._chance,
             settle=self._settle_in_batch,
+            callbacks=self._callbacks,
+            learn=self._learn_callbacks,
             ended=self._has_settled_alone,
+            away=self.outages.failed,
         )
-        self._completing = Completing(self.store, self._callbacks, clock=clock, chance=self._chance)
+        self._completing = Completing(
+            self.store, self._callbacks, clock=clock, chance=self._chance, away=self.outages.failed
+        )
+        self._missing = Reports(clock)
         self._sought: UUID | None = None
         self._settled_alone = 0
-        self._settlements: list[Ending] = []
+        self._refusal: ConfigurationError | None = None
+        self._endings = Endings(clock=clock, patience=lease / 4)
         self._news = asyncio.Event()  # something to settle, a claim, a free slot, or a lane's end
         self._exchanging = 0
         self._swept_at = -SWEEP_SECONDS
@@ -179,6 +226,18 @@ class Dispatcher:
     @property
     def keyring(self) -> Keyring:
         return self._keyring or self._outbox.configuration.keyring
+
+    @property
+    def callbacks(self) -> frozenset[str]:
+        """The names of its callbacks, as they are put on record when it starts: `on_settled bank.charge`."""
+        return self._callbacks.to_record
+
+    @property
+    def told(self) -> str:
+        """For which env it sends, from which database, and how much of it: for the log at its start."""
+        prefixes, callbacks = len(self._routes.forms), len(self._callbacks.names)
+        env, place = self._outbox.configuration.env, self.store.place
+        return f"env {env}, database {place}; operations or prefixes: {prefixes}, callbacks: {callbacks}"
 
     async def run_once(self) -> int:
         """Claim, send and settle whatever is due now; returns how many entries it settled, whatever their outcome.
@@ -207,12 +266,15 @@ class Dispatcher:
     async def pump(self, stopping: asyncio.Event) -> None:
         """Claim, send and settle until `stopping` is set; then finish what is in flight and settle it.
 
-        A database that is away is waited for; outcomes are kept meanwhile.
+        A database that is away is waited for; outcomes are kept meanwhile. Raises `ConfigurationError`, after the same end, if
+        the database is another env's, or becomes that.
         """
         self._news = asyncio.Event()
         self._settling.begin()
         await asyncio.gather(*(self._pump_lane(stopping) for _ in range(LANES)), self._completing.pump(stopping))
         await self._drain()
+        if self._refusal is not None:
+            raise self._refusal
 
     async def reconcile(self) -> None:
         """Have some of the entries looked for that became uncertain when nobody could look; the timetable asks for more."""
@@ -226,25 +288,27 @@ class Dispatcher:
             )
 
     async def check(self) -> None:
-        """Raise what would keep this dispatcher from working: missing or outdated tables, entries of an unknown key id or env."""
+        """Raise what keeps this dispatcher from working: missing or outdated tables, a database or entries of another env,
+        another secret under a key id, entries of an unknown one. Nothing is written.
+        """
         await self.store.check()
+        await self.store.require_environment(self._outbox.configuration.env)
+        await self.store.require_secrets(self.keyring, recording=False)
         kid = await self.store.unknown_kid(self.keyring.kids)
         if kid is not None:
             raise ConfigurationError(
                 f"unsettled entries were enqueued under kid {kid!r}, which is not in the key ring {self.keyring.kids}:"
                 " keep an old secret until its last entry has settled"
             )
-        env = self._outbox.configuration.env
-        foreign = await self.store.foreign_env(env)
-        if foreign is not None:
-            raise ConfigurationError(
-                f"unsettled entries belong to env {foreign!r}, this dispatcher is of {env!r}: it would send them under keys"
-                " of the other deployment; if this is a copy of its database, `outbox resume --after-restore` holds them back"
-            )
 
     def run(self) -> None:
         """Work until SIGTERM or Ctrl-C, then drain. Needs the extra `dispatcher`."""
-        from dispatchers import daemon  # loads apscheduler, which a single `run_once()` can do without
+        try:
+            from dispatchers import daemon  # loads apscheduler, which a single `run_once()` can do without
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "apscheduler":
+                raise
+            raise missing("Dispatcher.run()", "dispatcher", error) from error
 
         daemon.run(self)
 
@@ -271,13 +335,14 @@ class Dispatcher:
     async def _drain_what_is_due(self) -> int:
         settled = 0
         while True:
+            settled += await self._settle_postponed()
             progress = await self._exchange(self._turns.take(self._clock()), self._cutoff)
             settled += progress.settled
-            if progress.claimed or self._settlements or (progress.asked and not self._turns.all_asked):
+            if progress.claimed or self._endings or (progress.asked and not self._turns.all_asked):
                 continue
-            if self._sends or self._settling or self._exchanging:
+            if self._sends or self._settling or self._exchanging or self._endings.has_postponed:
                 self._news.clear()
-                await self._news.wait()
+                await _first_set(self._news, seconds=self._endings.again_in)
             elif self._turns.all_asked:
                 self._news.set()  # the other lane may wait for the end of this one's exchange
                 return settled
@@ -292,7 +357,7 @@ class Dispatcher:
 
     async def _exchange(self, wants: Sequence[Want], cutoff: datetime) -> Progress:
         """Settle what has come back, claim what is wanted, start the sending of what was claimed."""
-        settlements, self._settlements = self._settlements, []
+        settlements = [self._hand_over(ending) for ending in self._endings.take()]
         if not (wants or settlements or self._pressure.has_news):
             return Progress()
         started = self._clock()
@@ -300,24 +365,56 @@ class Dispatcher:
         exchange, request = Exchange(), self._request(wants, cutoff)
         try:
             exchange = await self.store.exchange(settlements, request)
-        except BaseException:
-            self._settlements[:0] = settlements  # kept until the database is back
+        except BaseException as error:
+            self._endings.put_back(settlements)  # kept until the database is back
             self._news.set()
-            raise
+            if not isinstance(error, CallbacksChanged):
+                raise
+            await self._learn_callbacks()
+            return Progress(asked=bool(wants))
         finally:
             self._exchanging -= 1
             pressing = request.pressing
             if pressing is not None and self._pressure.learn(pressing, exchange.pressures, request.token):
                 self._turns.begin_round()
             self._turns.found(wants, exchange.claimed)
+        self.outages.answered()
         if exchange.claimed:
             self._news.set()  # not for nothing: two idle lanes would wake each other without end
             self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
+            self._note_callbacks(exchange.claimed, request.token, started)
         self._sends.start(self._intake.sort(exchange.claimed, started))
-        told = _without_lost(settlements, exchange.settled)
-        settled = sum(not isinstance(change, HandBack) for _, change in told)
+        settled = self._take_note(settlements, exchange)
         claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due behind
         return Progress(asked=bool(wants), claimed=claimed, settled=settled)
+
+    def _note_callbacks(self, claimed: Sequence[Claimed], token: UUID, started: float) -> None:
+        if self._callbacks:
+            self._settling.note_claim(token, started)
+            for entry in claimed:
+                if self._callbacks.may_call(entry):
+                    self._pace.hold(entry.destination)
+
+    async def _settle_postponed(self, *, is_last_chance: bool = False) -> int:
+        """Apart from what others wait for: somebody else may still have a row locked. Returns how many were settled."""
+        postponed = [self._hand_over(ending) for ending in self._endings.take_postponed(is_last_chance=is_last_chance)]
+        if not postponed:
+            return 0
+        try:
+            exchange = await self.store.exchange(postponed, None)
+        except BaseException as error:
+            self._endings.postpone(postponed, {entry.id for entry, _ in postponed})
+            if not isinstance(error, CallbacksChanged):
+                raise
+            await self._learn_callbacks()
+            return 0
+        return self._take_note(postponed, exchange)
+
+    def _take_note(self, settlements: Sequence[Ending], exchange: Exchange) -> int:
+        """What became of these settlements; returns how many took effect."""
+        self._endings.postpone(settlements, exchange.postponed)
+        told = _without_lost(settlements, exchange)
+        return sum(not isinstance(change, HandBack) for _, change in told)
 
     def _request(self, wants: Sequence[Want], cutoff: datetime) -> ClaimRequest:
         return ClaimRequest(
@@ -328,8 +425,10 @@ class Dispatcher:
             forms=self._routes.forms,
             cutoff=cutoff,
             completions=self._callbacks.complete_requests,
+            callbacks=self._callbacks.to_record,
             seen=self._watch.seen,
             pressing=self._pressure.take(wants),
+            unserved=self._turns.unserved,
         )
 
     async def _exchange_patiently(self, stopping: asyncio.Event) -> Progress:
@@ -342,9 +441,13 @@ class Dispatcher:
                     self._watch.tell()
                     if stopping.is_set():  # meanwhile: what is claimed now would never be sent
                         break
+                await self._settle_postponed()
                 return await self._exchange(self._turns.take(self._clock()) if self._has_looked else [], NEVER)
+            except ConfigurationError as refusal:  # no waiting mends it: this process ends, the others go on
+                self._refusal = refusal
+                stopping.set()
             except Exception as error:
-                self._report_away(error)
+                self.outages.failed(error)
                 delay = min(first * 2 ** min(tries, 10), most) * (0.5 + self._chance.random() / 2)
                 tries += 1
                 await _first_set(stopping, seconds=delay)
@@ -354,15 +457,35 @@ class Dispatcher:
         """Look whether the database is what it was, for new destinations, for what is due behind the hints, and for pressure."""
         self._swept_at = self._clock()
         await self._watch.look()
+        if not self._has_looked:
+            await self.store.require_secrets(self.keyring, recording=True)
+        await self._look_at_callbacks()
         self._turns.learn(await self.store.destinations())
         self._pressure.look(await self.store.pressures())
         self._has_looked = True
 
-    def _report_away(self, error: Exception) -> None:
-        # Not the error's text: it shows the statement's parameters, what services answered among them.
-        does = "is away" if is_passing(error) else "refuses what is asked of it"
-        kept, code = len(self._settlements), sqlstate(getattr(error, "orig", None)) or ""
-        log.warning("the database %s; %d outcomes are kept: %s", does, kept, f"{type(error).__name__} {code}".rstrip())
+    async def _look_at_callbacks(self) -> None:
+        """Put ours on record at the start; then take over the entries that wait for them."""
+        if not self._has_looked:
+            self._callbacks.learn(await self.store.callbacks(self._callbacks.to_record))
+        if self._callbacks.to_record and (taken := await self.store.take_over(self._callbacks.to_record)):
+            log.info("took over %d entries whose callbacks other processes do not have", taken)
+
+    async def _learn_callbacks(self) -> None:
+        """The record of callbacks has changed: what is to be settled may have a callback that only another process has."""
+        self._callbacks.learn(await self.store.callbacks())
+
+    def _hand_over(self, ending: Ending) -> Ending:
+        """The same, or the outcome stored for another process. Decided just before the store is asked, by the same record."""
+        entry, change = ending
+        end = change.end if isinstance(change, Keep) and change.callback is not None else change
+        if not isinstance(end, Settle | Park):
+            return ending
+        missing = self._callbacks.missing(entry, end)
+        if missing is None:
+            return entry, end
+        self._missing.leave(entry, MISSING.format(name=missing))
+        return entry, hand_over(end, missing)
 
     def _settle_later(self, entry: Claimed, change: Transition) -> None:
         """With the next batch, or alone if a callback or its request's completion commits with it."""
@@ -374,8 +497,11 @@ class Dispatcher:
             if any(calls):
                 # Its slot stays taken, or slow callbacks would let outcomes pile up until their leases end.
                 self._turns.hold(entry.destination)
+                self._pace.hold(entry.destination)
                 self._settling.start(entry, change, calls)
                 return
+            if self._callbacks.may_call(entry):
+                self._pace.measure(0.0)
         self._settle_in_batch(entry, change)
 
     def _halting(self, entry: Claimed, change: Transition) -> Transition:
@@ -384,17 +510,18 @@ class Dispatcher:
         return change if route is None or route.memory.halts_lane else without_halt(change)
 
     def _settle_in_batch(self, entry: Claimed, change: Transition) -> None:
-        self._settlements.append((entry, change))
+        self._endings.add(entry, change)
         self._news.set()
 
     def _has_settled_alone(self, entry: Claimed, settled: bool) -> None:
         self._settled_alone += settled
         self._slot_is_free(entry)
-        if settled:
-            self._turns.begin_round()  # its callback may have enqueued something
+        self._turns.begin_round()  # its callback may have enqueued something, and others of its kind may be claimed
 
     def _slot_is_free(self, entry: Claimed) -> None:
         self._turns.give_back(entry.destination)
+        if self._callbacks and self._callbacks.may_call(entry):
+            self._pace.give_back(entry.destination)
         self._news.set()
 
     # --- waiting
@@ -406,12 +533,13 @@ class Dispatcher:
 
     async def _rest(self, stopping: asyncio.Event) -> None:
         """Wait until there is something to settle, or it is time to poll; then a moment longer, for company."""
-        waiting = min(self._poll_seconds * (0.5 + self._chance.random() / 2), self._pressure.opens_in(self._clock()))
-        if not self._settlements:
+        waiting = self._poll_seconds * (0.5 + self._chance.random() / 2)
+        waiting = min(waiting, self._pressure.opens_in(self._clock()), self._endings.again_in)
+        if not self._endings:
             self._news.clear()
             await _first_set(self._news, stopping, seconds=waiting)
             self._turns.begin_round()
-        if self._settlements and self._sends and len(self._settlements) < BATCH_ENTRIES_MAX:
+        if self._endings and self._sends and len(self._endings) < BATCH_ENTRIES_MAX:
             await _first_set(stopping, seconds=LINGER_SECONDS)
 
     async def _drain(self) -> None:
@@ -420,13 +548,16 @@ class Dispatcher:
         await self._sends.finish(self.grace)
         await self._settling.finish(timedelta(seconds=until - self._clock()))
         tells = 0
-        while self._settlements or (self._pressure.keeps_free_slots and tells < TELLS_MAX):
+        while (
+            len(self._endings) or self._endings.has_postponed or (self._pressure.keeps_free_slots and tells < TELLS_MAX)
+        ):
             tells += 1
             try:
                 await self._exchange([], NEVER)
+                await self._settle_postponed(is_last_chance=True)
             except Exception as error:
-                self._report_away(error)
-                if self._settlements and self._clock() > until:
+                self.outages.failed(error)
+                if (len(self._endings) or self._endings.has_postponed) and self._clock() > until:
                     raise
                 await asyncio.sleep(STORE_RETRY_SECONDS[0])
             else:
@@ -439,20 +570,32 @@ class Dispatcher:
         await self._settling.abandon()
 
 
-def _without_lost(settlements: Sequence[Ending], settled: set[UUID]) -> Sequence[Ending]:
-    """What the database took; the rest is reported."""
-    if len(settled) == len(settlements):
+def check_callback_timeout(timeout: timedelta | None, usable: timedelta) -> timedelta:
+    """The deadline of a callback. Raises `ConfigurationError` unless it ends within a lease."""
+    if timeout is None:
+        return usable / 2
+    if not isinstance(timeout, timedelta) or not timedelta(0) < timeout <= usable:
+        raise ConfigurationError(
+            f"callback_timeout must be a positive timedelta of at most lease - margin ({usable}), not {timeout!r}: raise lease"
+        )
+    return timeout
+
+
+def _without_lost(settlements: Sequence[Ending], exchange: Exchange) -> Sequence[Ending]:
+    """What the database took; what it will never take is reported."""
+    if len(exchange.settled) == len(settlements):
         return settlements
     for entry, change in settlements:
-        if entry.id not in settled:
+        if entry.id not in exchange.settled and entry.id not in exchange.postponed:
             log.warning("entry %s: its lease was lost before it settled (%s)", entry.id, type(change).__name__)
-    return [(entry, change) for entry, change in settlements if entry.id in settled]
+    return [(entry, change) for entry, change in settlements if entry.id in exchange.settled]
 
 
 async def _first_set(*events: asyncio.Event, seconds: float) -> None:
+    """Wait for one of them, but so long at most; infinity for as long as it takes."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=None if seconds == math.inf else seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waits:
             wait.cancel()

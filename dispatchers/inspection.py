@@ -11,16 +11,19 @@ from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, Select, case, func, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, null, or_, select, true
 
+from dispatchers.decide import CENTURY
 from dispatchers.destinations import destination_names
 from dispatchers.lifecycle import known_of
 from outbox.databases import clock
 from outbox.errors import EntryNotFound
 from outbox.instants import NEVER
-from outbox.keys import Tag, encode_native
+from outbox.keys import ParentKey, Tag, encode_native, parent_id
 from outbox.lanes import is_blocked
 from outbox.schema import Tables
+from outbox.status import waiting_reason
+from outbox.table_names import quoted_table
 
 WAITING_STATES = ("pending", "sending", "retry", "uncertain")
 ENDED_STATES = ("delivered", "failed", "cancelled")
@@ -39,10 +42,12 @@ Place: TypeAlias = tuple[datetime, UUID]
 class EntrySummary:
     """One entry as it stands.
 
-    child_key: of epoch 0, in the native form. due_at: None where no time makes it due: ended, held, behind another of
-    its lane, uncertain without another look to come. behind: that other one, or the one that its lane has halted behind.
-    reason: why it failed, waits or is uncertain, if it does. known: what has become of it, by a person's word or by an
-    outcome whose callback failed, and a dispatcher has yet to settle.
+    child_key: of epoch 0, in the native form; None for a role that may not read it.
+    due_at: None where no time makes it due: ended, held, behind another of its lane, uncertain without another look to come,
+        waiting for a process that has its callback.
+    behind: that other one, or the one that its lane has halted behind. reason: why it failed, waits or is uncertain, if it does.
+    known: what has become of it, by a person's word or by an outcome whose callback failed, and a dispatcher has yet to settle.
+        The dashboard's role reads neither this nor the reason of an entry that has not ended.
     """
 
     id: UUID
@@ -55,7 +60,7 @@ class EntrySummary:
     source: str
     parent: str
     ordering_key: str | None
-    child_key: str
+    child_key: str | None
     attempts: int
     due_at: datetime | None
     lease_until: datetime | None
@@ -77,6 +82,27 @@ class Page:
     next: Place | None
 
 
+@dataclass(frozen=True, slots=True)
+class ParentWanted:
+    """The key of a business request; None for any. env, scope, source: only those of it; None for all.
+
+    With all four an index finds its entries.
+    """
+
+    key: str | None
+    env: str | None = None
+    scope: str | None = None
+    source: str | None = None
+
+    def conditions(self, tables: Tables) -> list[ColumnElement[bool]]:
+        entry = tables.entry
+        key, env, scope, source = self.key, self.env, self.scope, self.source
+        if key is not None and env is not None and scope is not None and source is not None:
+            return [entry.c.parent_id == parent_id(env, ParentKey(key, scope=scope, source=source))]
+        given = {"parent": key, "env": env, "scope": scope, "source": source}
+        return [entry.c[name] == value for name, value in given.items() if value is not None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """Which entries. Those that wait are listed by their due time, those that ended by when they did.
@@ -88,7 +114,7 @@ class Filter:
     states: Sequence[str] = WAITING_STATES
     operation: str | None = None
     destination: str | None = None
-    parent_id: UUID | None = None
+    parent: ParentWanted | None = None
     held: bool = False
     since: datetime | timedelta | None = None
 
@@ -118,9 +144,9 @@ def list_entries(
     )
 
 
-def read_entries_of_parent(connection: Connection, tables: Tables, parent_id: UUID) -> list[EntrySummary]:
-    """Every entry under one parent, oldest first: what `outbox.status` tells the app."""
-    return _summaries(connection, tables, tables.entry.c.parent_id == parent_id)
+def read_entries_of_parent(connection: Connection, tables: Tables, parent: ParentWanted) -> list[EntrySummary]:
+    """Every entry under one parent, or under all that are like it, oldest first: what `outbox.status` returns to the app."""
+    return _summaries(connection, tables, and_(*parent.conditions(tables)))
 
 
 def _ended(
@@ -154,7 +180,7 @@ def _waiting(
     found = found.order_by(at, id).limit(limit)
     if wanted.destination is not None:
         return found.where(queue.c.destination == wanted.destination)
-    if wanted.parent_id is not None or connection.dialect.name != "postgresql":
+    if (wanted.parent is not None and wanted.parent.key is not None) or connection.dialect.name != "postgresql":
         return found
     return _of_each_destination(tables, found, limit)
 
@@ -177,15 +203,15 @@ def _narrowed(
     if wanted.operation is not None:
         below = entry.c.operation.startswith(f"{wanted.operation}.", autoescape=True)
         conditions.append(or_(entry.c.operation == wanted.operation, below))
-    if wanted.parent_id is not None:
-        conditions.append(entry.c.parent_id == wanted.parent_id)
+    if wanted.parent is not None:
+        conditions += wanted.parent.conditions(tables)
     if destination is not None:
         conditions.append(entry.c.destination == destination)
     return found.join(entry, entry.c.id == id).where(*conditions) if conditions else found
 
 
 def _summaries(connection: Connection, tables: Tables, condition: Any) -> list[EntrySummary]:
-    statement = _entry_rows(tables, _summary_columns(tables)).where(condition)
+    statement = _entry_rows(tables, _summary_columns(tables, _withheld(connection, tables))).where(condition)
     rows = connection.execute(statement.order_by(tables.entry.c.created_at, tables.entry.c.id))
     return [EntrySummary(**_summary(row)) for row in rows]
 
@@ -196,18 +222,35 @@ def _entry_rows(tables: Tables, columns: Sequence[Any]) -> Any:
     return select(*columns).select_from(rows)
 
 
-def _summary_columns(tables: Tables) -> list[Any]:
+def _withheld(connection: Connection, tables: Tables) -> frozenset[Any]:
+    """Those of the confidential columns that this role may not read: the dashboard's may not (`outbox db roles`)."""
+    if connection.dialect.name != "postgresql":
+        return frozenset()
+    columns = (tables.entry.c.tag, tables.entry.c.payload, tables.queue.c.outcome, tables.settlement.c.result)
+    may_read = (func.has_column_privilege(quoted_table(column.table), column.name, "SELECT") for column in columns)
+    readable = connection.execute(select(*may_read)).one()
+    return frozenset(column for column, may in zip(columns, readable, strict=True) if not may)
+
+
+def _readable(column: Any, withheld: frozenset[Any], value: Any = None) -> Any:
+    """The column, or the value that is made of it; NULL where the column is withheld."""
+    value = column if value is None else value
+    return null().label(value.name) if column in withheld else value
+
+
+def _summary_columns(tables: Tables, withheld: frozenset[Any]) -> list[Any]:
     entry, queue, settlement = tables.entry, tables.queue, tables.settlement
     written = ("id", "operation", "discriminator", "destination", "env", "scope", "source", "parent", "ordering_key")
     return [
-        *(entry.c[name] for name in (*written, "tag", "created_at")),
+        *(entry.c[name] for name in (*written, "created_at")),
+        _readable(entry.c.tag, withheld),
         func.coalesce(settlement.c.state, queue.c.state).label("state"),
         func.coalesce(settlement.c.attempts, queue.c.attempts).label("attempts"),
         queue.c.due_at,
         queue.c.lease_until,
         queue.c.hold,
         case((is_blocked(queue), func.coalesce(_halted_by(tables), _head(tables)))).label("behind"),
-        queue.c.outcome,
+        _readable(queue.c.outcome, withheld),
         settlement.c.reason,
         settlement.c.settled_at,
     ]
@@ -229,17 +272,13 @@ def _summary(row: Row[Any]) -> dict[str, Any]:
     values = dict(row._mapping)
     outcome, tag, due_at = values.pop("outcome"), values.pop("tag"), values.pop("due_at")
     known = known_of(outcome)
+    waits_for_callback = known is not None and due_at - values["created_at"] > CENTURY / 2  # of another process
     return values | {
-        "child_key": encode_native(Tag(bytes(tag))),
-        "due_at": None if due_at == NEVER else due_at,
+        "child_key": None if tag is None else encode_native(Tag(bytes(tag))),
+        "due_at": None if waits_for_callback or due_at == NEVER else due_at,
         "known": known.state if known else None,
-        "reason": values["reason"] if values["settled_at"] else _waiting_reason(outcome),
+        "reason": values["reason"] if values["settled_at"] else waiting_reason(values["state"], outcome),
     }
-
-
-def _waiting_reason(outcome: str | None) -> str | None:
-    reason: str | None = json.loads(outcome).get("reason") if outcome else None
-    return reason
 
 
 # --- one entry
@@ -277,7 +316,7 @@ class EntryDetails(EntrySummary):
     record_id: UUID | None
     options: Any
     headers: Any
-    payload_bytes: int
+    payload_bytes: int | None
     schema_version: int
     result: Any
     events: list[EntryEvent]
@@ -294,8 +333,9 @@ def find_ids(connection: Connection, tables: Tables, beginning: str) -> list[UUI
 def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails:
     """Raises EntryNotFound."""
     entry, queue, settlement, event = tables.entry, tables.queue, tables.settlement, tables.event
+    withheld = _withheld(connection, tables)
     columns = [
-        *_summary_columns(tables),
+        *_summary_columns(tables, withheld),
         *(entry.c[name] for name in ("kid", "record_id", "options", "headers", "schema_version")),
         *(
             queue.c[name]
@@ -303,8 +343,8 @@ def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails
         ),
         func.coalesce(settlement.c.deliveries, queue.c.deliveries).label("deliveries"),
         func.coalesce(settlement.c.key_epoch, queue.c.key_epoch).label("key_epoch"),
-        func.length(entry.c.payload).label("payload_bytes"),
-        settlement.c.result,
+        _readable(entry.c.payload, withheld, func.length(entry.c.payload).label("payload_bytes")),
+        _readable(settlement.c.result, withheld),
         clock().label("at"),
     ]
     row = connection.execute(_entry_rows(tables, columns).where(entry.c.id == id)).one_or_none()

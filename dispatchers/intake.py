@@ -4,24 +4,37 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 
-from dispatchers.decide import admit, conclude
+from dispatchers.decide import admit, conclude, has_no_taker
 from dispatchers.delivery import Memory
 from dispatchers.leaving import Reports
-from dispatchers.lifecycle import Claimed, HandBack, Known, Looks, Park, Transition, known_of, looks_of
+from dispatchers.lifecycle import (
+    SEND_AGAIN,
+    Claimed,
+    HandBack,
+    Known,
+    Looks,
+    Park,
+    Settle,
+    Transition,
+    known_of,
+    looks_of,
+)
 from dispatchers.looking import admit_look
 from dispatchers.routes import Route, Routes
 from dispatchers.turns import Turns
 from outbox.schema import SCHEMA_VERSION
 
-UNSERVED_DELAY = timedelta(seconds=2)  # until what this process does not serve is looked at again
+PINNED_DELAY = timedelta(seconds=2)  # until what was sent in another form is claimed again: few, in flight at a deploy
+FOREIGN_DELAY = timedelta(days=1)  # until an entry of another env is claimed, and reported, again
 UNSERVED_SECONDS = 5.0  # how long it leaves a destination alone of which it serves nothing
 
 
 class Intake:
     """Sorts claims.
 
-    quiescence: after a lease's start, by when any earlier sender has noticed that it lost it. memory: what its service remembers
-    of an entry. settle: called with each entry that is not to go out, and its transition; before it `back`, as its slot is free.
+    env: this process's, which is the database's. quiescence: after a lease's start, by when any earlier sender has noticed that
+    it lost it. memory: what its service remembers of an entry. settle: called with each entry that is not to go out, and its
+    transition; before it `back`, as its slot is free.
     """
 
     def __init__(
@@ -29,6 +42,7 @@ class Intake:
         routes: Routes,
         turns: Turns,
         *,
+        env: Callable[[], str],
         quiescence: timedelta,
         clock: Callable[[], float],
         memory: Callable[[Claimed, Memory], Memory],
@@ -37,6 +51,7 @@ class Intake:
     ) -> None:
         self._routes = routes
         self._turns = turns
+        self._env = env
         self._quiescence = quiescence
         self._clock = clock
         self._memory = memory
@@ -46,12 +61,16 @@ class Intake:
 
     def sort(self, claimed: Iterable[Claimed], started: float) -> Iterator[tuple[Claimed, Route, float]]:
         """The claims that this process may send or look for, each with its route and our clock before the claim."""
+        env = self._env()
         for entry in claimed:
             route = self._routes.find(entry.operation)
             if route is None:
                 self._leave_unserved(entry)
             elif entry.schema_version > SCHEMA_VERSION:
+                self._turns.pass_over(None, entry.destination)
                 self._leave(entry, "a newer release wrote it")
+            elif entry.env != env and not _has_ended(entry):
+                self._leave_foreign(entry, env)
             elif entry.outcome is not None and (known := known_of(entry.outcome)) is not None:
                 self._conclude(entry, known, route)
             elif entry.outcome is not None and (looks := looks_of(entry.outcome)) is not None:
@@ -64,11 +83,23 @@ class Intake:
 
     def _leave_unserved(self, entry: Claimed) -> None:
         """Another process may serve it. A destination that is none of ours is left alone, for those whose it is."""
+        known = known_of(entry.outcome)
+        if known is not None and has_no_taker(known, entry.leased_at):
+            self._turn_back(entry, Settle("cancelled", entry.attempts, reason=known.reason, decided=True))
+            return
+        reason = f"no adapter here serves it{self._routes.suggestion(entry.operation)}"
+        self._turns.pass_over(entry.operation, entry.destination)
         if entry.destination not in self._turns.home:
             self._turns.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
-            self._leave(entry, "no adapter here serves it", timedelta(0))
-        else:
-            self._leave(entry, "no adapter here serves it")
+        self._leave(entry, reason)
+
+    def _leave_foreign(self, entry: Claimed, env: str) -> None:
+        """It is neither sent nor looked for: the deployment that it names may send it, too."""
+        reason = (
+            f"it is of env {entry.env!r}, and this database is of env {env!r}, so no dispatcher here sends it: an app with"
+            f" another OUTBOX_ENV enqueued it here; `outbox cancel {entry.id}` ends it"
+        )
+        self._leave(entry, reason, FOREIGN_DELAY)
 
     def _may_look(self, entry: Claimed, looks: Looks, route: Route) -> bool:
         memory = self._memory(entry, route.memory)
@@ -84,11 +115,12 @@ class Intake:
         if isinstance(past, Park):
             self._turn_back(entry, past)
         else:
-            self._leave(entry, f"it was sent as {entry.sent_as!r}; the adapter would now send it as {route.form!r}")
+            reason = f"it was sent as {entry.sent_as!r}; the adapter would now send it as {route.form!r}"
+            self._leave(entry, reason, PINNED_DELAY, served=True)
 
-    def _leave(self, entry: Claimed, reason: str, delay: timedelta = UNSERVED_DELAY) -> None:
+    def _leave(self, entry: Claimed, reason: str, delay: timedelta = timedelta(0), *, served: bool = False) -> None:
         self._reports.leave(entry, reason)
-        self._turn_back(entry, HandBack(reason, delay, shown=True))
+        self._turn_back(entry, HandBack(reason, delay, shown=True, served=served))
 
     def _conclude(self, entry: Claimed, known: Known, route: Route) -> None:
         """What becomes of it is on record already: a person's decision, or an outcome whose callback failed."""
@@ -97,3 +129,9 @@ class Intake:
     def _turn_back(self, entry: Claimed, change: Transition) -> None:
         self._on_back(entry)
         self._settle(entry, change)
+
+
+def _has_ended(entry: Claimed) -> bool:
+    """Whether what becomes of it is on record, and that is no sending."""
+    known = known_of(entry.outcome)
+    return known is not None and known.state != SEND_AGAIN

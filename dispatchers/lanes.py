@@ -16,7 +16,7 @@ from dispatchers.lifecycle import Claimed, Ending, HandBack, Keep, Park, Settle,
 from dispatchers.moves import moved
 from outbox.databases import clock
 from outbox.instants import NEVER
-from outbox.lanes import Place, advance, unblocked
+from outbox.lanes import Place, advance_unlocked, unblocked
 from outbox.schema import Tables
 
 log = logging.getLogger("outbox.dispatcher")
@@ -37,9 +37,10 @@ def sort_out(connection: Connection, tables: Tables, claimed: list[Claimed]) -> 
     ordered = [entry for entry in claimed if entry.position is not None and known_of(entry.outcome) is None]
     if not ordered:
         return Sorted(claimed, [])
-    rows = connection.execute(_heads(tables, [entry.id for entry in ordered])).all()
-    halts = {row.id: row.halted_by for row in rows if _is_halted(row)}
-    heads = {row.id: row.head for row in rows if row.id not in halts and row.head != row.id}
+    groups = {row.ordering_key: row for row in connection.execute(_heads(tables, [entry.id for entry in ordered]))}
+    of = {entry.id: groups[entry.ordering_key] for entry in ordered}
+    halts = {entry.id: of[entry.id].halted_by for entry in ordered if _is_halted(entry, of[entry.id])}
+    heads = {id: group.head for id, group in of.items() if id not in halts and group.head != id}
     keys = {entry.id: entry.ordering_key or "" for entry in ordered}
     halted = _touch_halts(connection, tables, {keys[id] for id in halts})
     touched = _touch_heads(connection, tables, set(heads.values()), claimed)
@@ -54,35 +55,36 @@ def _waits(head: UUID, is_touched: bool) -> HandBack:
 
 
 def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
-    """For each of these entries the first of its lane that is not uncertain, and behind whom the lane is halted."""
+    """For each lane of these entries its first one that is not uncertain, and behind whom the lane is halted.
+
+    Once for a lane, however many entries are asked for: behind dead rows that vacuum may not remove, each look walks over them.
+    """
     queue, halted = tables.queue, tables.halted
     first, halting = queue.alias("first"), queue.alias("halting")
+    lane = select(queue.c.ordering_key).where(queue.c.id.in_(ids)).distinct().subquery("lane")
     head = (
         select(first.c.id)
-        .where(
-            first.c.ordering_key == queue.c.ordering_key,
-            first.c.position <= queue.c.position,
-            first.c.state != "uncertain",
-        )
+        .where(first.c.ordering_key == lane.c.ordering_key, first.c.state != "uncertain")
         .order_by(first.c.position)
         .limit(1)
         .scalar_subquery()
     )
-    rows = queue.outerjoin(halted, halted.c.ordering_key == queue.c.ordering_key)
+    rows = lane.outerjoin(halted, halted.c.ordering_key == lane.c.ordering_key)
     rows = rows.outerjoin(halting, halting.c.id == halted.c.entry_id)
     found = select(
-        queue.c.id,
-        queue.c.position,
+        lane.c.ordering_key,
         head.label("head"),
         halted.c.entry_id.label("halted_by"),
         halting.c.position.label("halted_at"),
     )
-    return found.select_from(rows).where(queue.c.id.in_(ids))
+    return found.select_from(rows)
 
 
-def _is_halted(row: Row[Any]) -> bool:
+def _is_halted(entry: Claimed, group: Row[Any]) -> bool:
     """A lane halts behind an entry: that one, and those before it, may be sent again when a person says so."""
-    return row.halted_by is not None and (row.halted_at is None or row.position > row.halted_at)
+    if group.halted_by is None or entry.position is None:
+        return False
+    return group.halted_at is None or entry.position > group.halted_at
 
 
 def _touch_heads(connection: Connection, tables: Tables, heads: set[UUID], claimed: Sequence[Claimed]) -> set[UUID]:
@@ -117,9 +119,23 @@ def _touch_halts(connection: Connection, tables: Tables, ordering_keys: set[str]
 # --- what an end does to its lane
 
 
+class NextIsLocked(Exception):
+    """Another transaction has locked the next entries behind these: an app may be cancelling them. Nothing may be committed.
+
+    Settled a moment later they take their place; whatever else was to be settled with them need not wait.
+    """
+
+    def __init__(self, ids: Collection[UUID]) -> None:
+        super().__init__(f"{len(ids)} entries are followed by one that another transaction has locked")
+        self.ids = frozenset(ids)
+
+
 def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, cutoff: datetime = NEVER) -> None:
-    """After the settling, in its transaction: halt the lanes of what ended badly, let the next of the others come."""
-    left: list[Place] = []
+    """After the settling, in its transaction: halt the lanes of what ended badly, let the next of the others come.
+
+    Raises `NextIsLocked`.
+    """
+    left: dict[Place, UUID] = {}
     delivered: list[Claimed] = []
     for entry, change in settled:
         if entry.ordering_key is None or entry.position is None:
@@ -129,10 +145,12 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
         elif _leaves(entry, change):
             if isinstance(change, Settle) and change.state == "delivered":
                 delivered.append(entry)
-            left.append(Place(entry.ordering_key, entry.position))
+            left[Place(entry.ordering_key, entry.position)] = entry.id
+    locked = advance_unlocked(connection, tables, [*left], cutoff=cutoff)
+    if locked:
+        raise NextIsLocked([left[place] for place in locked])
     if delivered:
         _lift_halts(connection, tables, delivered)
-    advance(connection, tables, left, cutoff=cutoff)
 
 
 def _halts(change: Transition) -> bool:

@@ -1,7 +1,7 @@
 """What the store hands out and takes back: claims, and the transitions that end their leases."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -22,12 +22,14 @@ class Claimed(NamedTuple):
     outcome: what was written down before this claim, as JSON: see `outcome_on_record`, below.
     record_id: the request that it belongs to. completion: who answers that request, if it was accepted and awaits its end.
     ordering_key, position: its place in its lane, if it has one.
+    ended: the state of its settlement, if it has one although it is in the queue; it is not handed out then.
 
     Its repr shows neither payload nor outcome, which may hold a result.
     """
 
     id: UUID
     destination: str
+    env: str
     operation: str
     payload: bytes
     options: str
@@ -51,6 +53,7 @@ class Claimed(NamedTuple):
     completion: str | None
     ordering_key: str | None
     position: int | None
+    ended: str | None
     lease_token: UUID
 
     def __repr__(self) -> str:
@@ -160,23 +163,31 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What became of it is known, but its callback failed: write it down, and try the callback again after `delay`."""
+    """Its outcome is known, but its callback has not committed: store the outcome, and call the callback after `delay`.
+
+    failed: whether the callback failed, which the entry's history reports. Else it had no turn, and that counts as nothing.
+    callback: the name of the callback that this process does not have: it is due when a process that has it takes it over.
+    """
 
     end: "Settle | Park"
     delay: timedelta
     reason: str
+    failed: bool = True
+    callback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HandBack:
     """Not tried at all: as if never claimed, to be looked at again `delay` from now, or never by itself.
 
-    shown: whether the reason is to be told of the entry while it waits.
+    shown: whether the reason is to be told of the entry while it waits. served: whether this process serves its operation; else
+        its reason takes no other reason's place.
     """
 
     reason: str
     delay: timedelta | None = timedelta(0)
     shown: bool = False
+    served: bool = False
 
 
 End: TypeAlias = Settle | Park
@@ -200,7 +211,7 @@ SEND_AGAIN = "send_again"
 class Known:
     """What is on record of an entry before its claim, under `known`.
 
-    state: its end, `uncertain` for one whose callback is due, or `send_again`.
+    state: its end, `uncertain` for one whose callback is due, or `send_again`. decided_at: of an operator's cancellation.
     """
 
     state: Literal["delivered", "failed", "cancelled", "uncertain", "send_again"]
@@ -208,6 +219,7 @@ class Known:
     result: Any = None
     reason: str | None = None
     stored: bool = False
+    decided_at: datetime | None = None
 
 
 KEY_CONFLICT = "the service holds this key for another request"
@@ -233,12 +245,34 @@ def outcome_on_record(
         record["looks"] = told | {"quiet_at": looks.quiet_at.isoformat()}
     if known is not None:
         record["known"] = {name: value for name in _KNOWN if (value := getattr(known, name)) is not None}
+        if known.decided_at is not None:
+            record["known"]["decided_at"] = known.decided_at.isoformat()
     return json.dumps(record)
 
 
-def with_reason(outcome: str | None, reason: str) -> str:
-    """The queue's `outcome` with another reason, whatever else is on record."""
+UNSERVED = "unserved"
+"""The member of `outcome` that says so: only a process that cannot serve the entry has written it."""
+
+
+def left_pinned(outcome: str | None, reason: str) -> str:
+    """The queue's `outcome` after a process has released an entry that it serves, but would send in another form."""
     return json.dumps((json.loads(outcome) if outcome else {}) | {"reason": reason})
+
+
+def left_unserved(outcome: str | None, reason: str) -> str | None:
+    """The queue's `outcome` after a process that cannot serve the entry has released it, with the reason.
+
+    None leaves it as it is: what a process that serves it, or an operator, has put on record stays there.
+    """
+    record = json.loads(outcome) if outcome else {}
+    if "reason" in record and not record.get(UNSERVED):
+        return None
+    return json.dumps(record | {"reason": reason, UNSERVED: True})
+
+
+def is_unserved(outcome: str | None) -> bool:
+    """Whether nothing is on record but the reason of a process that cannot serve the entry."""
+    return outcome is not None and json.loads(outcome).get(UNSERVED, False)
 
 
 def known_of(outcome: str | None) -> Known | None:
@@ -247,10 +281,15 @@ def known_of(outcome: str | None) -> Known | None:
     known = record.get("known")
     if not known:
         return None
-    return Known(**{name: known[name] for name in _KNOWN if name in known}, stored=record.get("stored", False))
+    told = {name: known[name] for name in _KNOWN if name in known}
+    decided_at = datetime.fromisoformat(known["decided_at"]) if "decided_at" in known else None
+    return Known(**told, stored=record.get("stored", False), decided_at=decided_at)
 
 
 _KNOWN = ("state", "attempts", "result", "reason")
+
+KNOWN_PATTERN = '%"known": {%'
+"""For LIKE: the `outcome` of an entry of which something is known. A quote inside a reason is escaped, so that none matches."""
 
 
 def looks_of(outcome: str | None) -> Looks | None:
@@ -277,12 +316,16 @@ class Want(NamedTuple):
     """How many entries of one destination at most. hint: what was due before it was seen already.
 
     admitted: whether its pressure was looked at already, under its row's lock; else the claim itself looks.
+    called_back: whether its slots are counted by the pace of the callbacks, too.
+    recent: what became due longer ago than that was seen already, all of it; None if it was not.
     """
 
     destination: str
     slots: int
     hint: datetime
     admitted: bool = False
+    called_back: bool = False
+    recent: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,8 +335,12 @@ class ClaimRequest:
     token: random, new for each claim. cutoff: only what was due by then.
     forms: what an operation's first send is pinned to, by dotted prefix.
     completions: whether to ask who answers the entries' requests; else `record_id` and `completion` may stay None.
+    callbacks: the names of those that this process has; an entry that waits for another one is passed over.
     seen: which mark of the database's history this process has seen there; nothing is claimed where only an earlier one is.
     pressing: what is to be written down of the destinations, and decided under their rows' lock; None for nothing.
+    unserved: operations that this process does not serve. Their entries are passed over, as are those that only a newer release
+        can read, unless an operator's decision is on record. None while none of either was met.
+    only: the entries that may be claimed; None for any.
     """
 
     wants: Sequence[Want]
@@ -303,5 +350,8 @@ class ClaimRequest:
     forms: Mapping[str, str]
     cutoff: datetime = NEVER
     completions: bool = False
+    callbacks: Collection[str] = ()
     seen: int = 0
     pressing: Pressing | None = None
+    unserved: Sequence[str] | None = None
+    only: frozenset[UUID] | None = None

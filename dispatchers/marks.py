@@ -5,7 +5,7 @@ A database that has lost commits, or is a copy, contradicts a mark: in what its 
 own mark is older than one that is remembered. What may be done then stands in docs/restore.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 MARK_EVERY = timedelta(minutes=1)
@@ -34,19 +34,24 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What a look at the database came to: its mark, and why every dispatcher holds, if they do."""
+    """What a look at the database came to: its mark, and why every dispatcher holds, if they do.
+
+    continued: the promotion after which this look let all of them continue, as the fleet declares that none loses a commit.
+    """
 
     mark: Mark | None
     held: str | None = None
+    continued: str | None = None
 
 
 def suspicion(now: Mark, mark: Mark | None, known: Mark | None) -> str | None:
     """Why the database cannot be trusted to remember what was sent; None if nothing speaks against it.
 
     now: what the server says. mark: what is written in the database. known: what the asking process remembers, or its file.
+    All of one environment: a process of another one has refused itself before.
     """
-    if known is not None and mark is not None and _resumed(mark) > _resumed(known):
-        known = None  # a person has looked at what came between
+    if is_outdated(known, mark):
+        known = None
     for earlier in (mark, known):
         if earlier is not None and (change := _change(earlier, now)) is not None:
             return change
@@ -54,6 +59,19 @@ def suspicion(now: Mark, mark: Mark | None, known: Mark | None) -> str | None:
         told = "no mark" if mark is None else _shown(mark)
         return f"the database has {told}, and {_shown(known)} had been committed: it was set back"
     return None
+
+
+def is_promotion(now: Mark, mark: Mark | None, known: Mark | None) -> bool:
+    """Whether all that is suspicious is a later timeline: the same server's history, promoted, with every mark in it."""
+    if mark is None or mark.timeline is None or now.timeline is None:
+        return False
+    followed = [replace(each, timeline=now.timeline) if each else None for each in (mark, known)]
+    return int(now.timeline, 16) > int(mark.timeline, 16) and suspicion(now, *followed) is None
+
+
+def is_outdated(known: Mark | None, mark: Mark | None) -> bool:
+    """Whether an operator has resumed since `known` was remembered, and so decided about what came between."""
+    return known is not None and mark is not None and _resumed(mark) > _resumed(known)
 
 
 def bounds(now: Mark, mark: Mark, known: Mark | None) -> bool:
@@ -70,8 +88,6 @@ def is_due(now: Mark, mark: Mark) -> bool:
 
 
 def _change(earlier: Mark, now: Mark) -> str | None:
-    if earlier.environment != now.environment:
-        return f"the database is that of env {earlier.environment!r}, this dispatcher is of {now.environment!r}: it was copied"
     if earlier.system_identifier not in (None, now.system_identifier):
         return (
             f"the server is another one, system identifier {now.system_identifier} instead of {earlier.system_identifier}:"

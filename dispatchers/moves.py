@@ -15,9 +15,10 @@ from dispatchers.lifecycle import (
     Settle,
     Wait,
     known_of,
+    left_pinned,
+    left_unserved,
     looks_of,
     outcome_on_record,
-    with_reason,
 )
 
 Moving: TypeAlias = Wait | Park | Seek | Requeue | Keep | HandBack
@@ -27,7 +28,8 @@ class Moved(NamedTuple):
     """delay: until it is due, None for never. uncounted: how many deliveries did not take place.
 
     reason: for the entry's history. outcome: None to leave the old one. proof: it is known to have happened, which counts
-    even when the lease is lost. looked: a look led to this. anew: its age counts from the next claim.
+    even when the lease is lost. looked: a look led to this. anew: its age counts from the next claim. callback: which one it
+    waits for, if this process does not have it.
     """
 
     state: str
@@ -42,6 +44,7 @@ class Moved(NamedTuple):
     proof: bool = False
     looked: bool = False
     anew: bool = False
+    callback: str | None = None
 
 
 def moved(entry: Claimed, change: Moving) -> Moved:
@@ -49,8 +52,8 @@ def moved(entry: Claimed, change: Moving) -> Moved:
     match change:
         case HandBack(delay=delay):  # given back as it was: nothing is counted, doubt stays what the claim found
             state = _state_before(entry)
-            tells = change.shown and known_of(entry.outcome) is None  # a person's word stays what is told
-            outcome = with_reason(entry.outcome, change.reason) if tells else None
+            leaves = left_pinned if change.served else left_unserved
+            outcome = leaves(entry.outcome, change.reason) if change.shown else None
             anew = state == "pending"
             return _as_it_was(entry)._replace(state=state, delay=delay, uncounted=1, anew=anew, outcome=outcome)
         case Wait(delay=delay, reason=reason):
@@ -104,11 +107,13 @@ def moved(entry: Claimed, change: Moving) -> Moved:
                 state="uncertain" if known.state == "uncertain" else "retry",
                 delay=change.delay,
                 attempts=end.attempts,
+                uncounted=0,  # also of a claim that sent nothing: proof may come twice, and would be taken off twice
                 maybe_sent=True,  # whatever it was: nobody may cancel it any more
                 in_doubt_since=end.in_doubt_since if isinstance(end, Park) else entry.in_doubt_since,
-                reason=reason,
+                reason=reason if change.failed else None,
                 outcome=outcome_on_record(reason, stored=known.stored, known=known),
                 proof=known.state == "delivered",
+                callback=change.callback,
             )
         case _:
             assert_never(change)

@@ -5,7 +5,7 @@ Every function takes a Connection and reads with it, in whatever transaction it 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +17,10 @@ from outbox.lanes import is_blocked
 from outbox.schema import Tables
 
 HALTED_LANES_MAX = 100
+OVERDUE_LEASES_MAX = 100
+
+LONG_OVER = timedelta(minutes=1)
+"""After its end a lease is taken over within a second or two, if a dispatcher serves the entry and can lock its row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,19 @@ class HaltedLane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverdueLease:
+    """An entry that is being sent by nobody any more, and that nobody takes over.
+
+    No dispatcher serves it, or none is running; or a transaction that does not end has locked its row. over_seconds: for how
+    long its lease has been over.
+    """
+
+    id: UUID
+    destination: str
+    over_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LastResume:
     """Who let the dispatchers go on after a failover or a restore, and why."""
 
@@ -60,7 +77,10 @@ class LastResume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The outbox at one moment of the database's clock. held_reason: why every dispatcher holds, if they do."""
+    """The outbox at one moment of the database's clock.
+
+    overdue: the leases that are long over, the oldest first. held_reason: why every dispatcher holds, if they do.
+    """
 
     at: datetime
     destinations: list[DestinationOverview]
@@ -68,6 +88,7 @@ class Overview:
     held: int
     blocked: int
     halted: list[HaltedLane]
+    overdue: list[OverdueLease]
     held_reason: str | None
     resumed: LastResume | None
 
@@ -85,9 +106,20 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
         held=sum(destination.held for destination in destinations),
         blocked=sum(destination.blocked for destination in destinations),
         halted=[HaltedLane(**row._mapping) for row in connection.execute(halted)],
+        overdue=_overdue(connection, tables, now),
         held_reason=meta.held_reason if meta is not None else None,
         resumed=_last_resume(meta),
     )
+
+
+def _overdue(connection: Connection, tables: Tables, now: datetime) -> list[OverdueLease]:
+    queue = tables.queue
+    over = select(queue.c.id, queue.c.destination, queue.c.lease_until).where(queue.c.lease_until < now - LONG_OVER)
+    oldest = over.order_by(queue.c.lease_until).limit(OVERDUE_LEASES_MAX)
+    return [
+        OverdueLease(id=row.id, destination=row.destination, over_seconds=(now - row.lease_until).total_seconds())
+        for row in connection.execute(oldest)
+    ]
 
 
 def _last_resume(meta: Row[Any] | None) -> LastResume | None:
@@ -125,6 +157,6 @@ def _destination(name: str, rows: Sequence[Any], control: Any, now: datetime) ->
         oldest_due_seconds=(now - min(due)).total_seconds() if due else None,
         paused=control is not None and control.paused,
         paused_reason=control.paused_reason if control is not None else None,
-        cool_until=control.cool_until if control is not None else None,
+        cool_until=control.cool_until if control is not None and (control.cool_until or now) > now else None,
         breaker=control.breaker if control is not None else "closed",
     )

@@ -14,7 +14,17 @@ from uuid import UUID
 from dispatchers.decide import CENTURY
 from dispatchers.delivery import Deferred, Delivered, Memory, Outcome, Unknown
 from dispatchers.lifecycle import Claimed, Want
-from dispatchers.pressure import COOL_DEFAULT, Limits, News, Pressing, Pressure, Pressures, opens_at
+from dispatchers.pressure import (
+    COOL_DEFAULT,
+    Limits,
+    News,
+    Pressing,
+    Pressure,
+    Pressures,
+    limits_of,
+    opens_at,
+    service_of,
+)
 from dispatchers.slots import NONE_LEFT, still_taken
 from outbox.instants import NEVER
 
@@ -22,12 +32,13 @@ log = logging.getLogger("outbox.dispatcher")
 
 BUSY_SECONDS = 0.05  # a row that another dispatcher is deciding about is asked for again then
 UNPRESSED = Pressure()
-NO_LIMITS = Limits()
 
 
-def news_of(outcome: Outcome) -> News:
+def news_of(outcome: Outcome, destination: str) -> News:
     """What an answer says of its destination as a whole."""
     match outcome:
+        case Deferred(account=str() as account) if destination != f"{service_of(destination)}:{account}":
+            return News(answered=True)  # it is at work: only one of the accounts that share it is refused
         case Unknown(final=True):
             return News(answered=True)  # it repeats what it has stored
         case Deferred(cools=True, after=timedelta() as after) | Unknown(cools=True, after=timedelta() as after):
@@ -46,7 +57,6 @@ class PressureWatch:
 
     def __init__(self, limits: Mapping[str, Limits], *, clock: Callable[[], float], chance: random.Random) -> None:
         self._limits = limits
-        self._limited = frozenset(name for name, given in limits.items() if given.are_shared)
         self._clock = clock
         self._chance = chance
         self._seen: dict[str, Pressure] = {}
@@ -64,7 +74,7 @@ class PressureWatch:
         name = entry.destination
         if name not in self._seen and name not in self._news and isinstance(outcome, Delivered):
             return
-        news = news_of(outcome)
+        news = news_of(outcome, name)
         if self._probes.get(name) == entry.lease_token:
             news = news._replace(probe=self._probes.pop(name), passed=not news.failures)
         self._tell(name, news)
@@ -114,7 +124,7 @@ class PressureWatch:
         return Pressing(news=news, decided=frozenset(decided), limits=self._limits)
 
     def _is_decided(self, name: str) -> bool:
-        return name in self._limited or (name in self._seen and self._seen[name].breaker != "closed")
+        return limits_of(self._limits, name).are_shared or (name in self._seen and self._seen[name].breaker != "closed")
 
     def learn(self, pressing: Pressing, pressures: Pressures | None, token: UUID) -> bool:
         """What came of an exchange; returns whether a destination was opened that was shut.
@@ -153,7 +163,7 @@ class PressureWatch:
 
     def _see(self, name: str, pressure: Pressure, pressures: Pressures) -> None:
         self._seen[name] = pressure
-        limits, left = self._limits.get(name, NO_LIMITS), self._news[name].left if name in self._news else NONE_LEFT
+        limits, left = limits_of(self._limits, name), self._news[name].left if name in self._news else NONE_LEFT
         pressure = replace(pressure, slots_taken=still_taken(pressure.slots_taken, pressures.at, left))
         until = opens_at(pressure, limits, pressures.at)
         self._full.discard(name)
@@ -185,10 +195,13 @@ class PressureWatch:
 
     def memory(self, entry: Claimed, memory: Memory) -> Memory:
         """What `decide` is to know: an entry of a destination that was paused does not age before its resumption."""
-        seen = self._seen.get(entry.destination)
-        if seen is None or seen.resumed_at is None or seen.resumed_at <= entry.first_leased_at:
+        seen = (
+            self._seen.get(name, UNPRESSED).resumed_at for name in (entry.destination, service_of(entry.destination))
+        )
+        resumed_at = max((at for at in seen if at is not None), default=None)
+        if resumed_at is None or resumed_at <= entry.first_leased_at:
             return memory
-        return replace(memory, age_max=min(memory.age_max, CENTURY) + (seen.resumed_at - entry.first_leased_at))
+        return replace(memory, age_max=min(memory.age_max, CENTURY) + (resumed_at - entry.first_leased_at))
 
 
 def _weight(pressure: Pressure, now: datetime) -> str | None:

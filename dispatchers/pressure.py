@@ -119,6 +119,19 @@ def check_limits(limits: Mapping[str, Limits]) -> dict[str, Limits]:
     return dict(limits)
 
 
+NO_LIMITS = Limits()
+
+
+def limits_of(limits: Mapping[str, Limits], destination: str) -> Limits:
+    """The destination's own limits; else those of its service, for each of the service's destinations by itself."""
+    return limits.get(destination) or limits.get(service_of(destination), NO_LIMITS)
+
+
+def service_of(destination: str) -> str:
+    """`stripe` of `stripe:acct_1`: what is before the first colon, all of it if there is none."""
+    return destination.partition(":")[0]
+
+
 # --- what all dispatchers share
 
 

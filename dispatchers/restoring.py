@@ -16,13 +16,14 @@ from dispatchers.decisions import check_word
 from dispatchers.sql_guards import guard
 from dispatchers.sql_marks import hold, read_mark, read_server, server_tells, values_of
 from outbox.databases import clock
+from outbox.deployment import recorded_environment, refuse_other_environment
 from outbox.errors import InvalidValue
 from outbox.instants import MICROSECOND, NEVER, Instant
 from outbox.schema import Tables
 
 ROWS_MAX = 1000  # a batch holds its locks for some 50 ms
 RESUMING = "a person is resuming after a restore: run `outbox resume --after-restore` again if that was cut short"
-FOREIGN = "it belongs to another deployment, which this database was copied from"
+FOREIGN = "it is of another env: the deployment that this database was copied from may send it, too"
 NO_ID = UUID(int=0)
 
 
@@ -30,6 +31,7 @@ NO_ID = UUID(int=0)
 class Word:
     """What a person says of the database. env: the deployment that it belongs to from now on.
 
+    adopt_from: the deployment that it belonged to until now, if that is another one.
     since: from when on commits may be missing; None for the last mark. nothing_lost: every commit is there.
     """
 
@@ -38,6 +40,7 @@ class Word:
     reason: str
     since: datetime | timedelta | None = None
     nothing_lost: bool = False
+    adopt_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,8 @@ class Resumed:
 def resume(engine: Engine, tables: Tables, word: Word) -> Resumed:
     """Let the dispatchers go on. In short transactions, and to be called again where it was cut short: it goes on then.
 
-    Also where nothing holds: a person may know of a restore that nothing shows. Raises `InvalidValue`.
+    Also where nothing holds: a person may know of a restore that nothing shows. Raises, with nothing written, `InvalidValue`,
+    and `ConfigurationError` if the database belongs to another env than the one that is named to be adopted from.
     """
     check_word(word.actor, word.reason)
     if not word.reason.strip():
@@ -63,6 +67,7 @@ def resume(engine: Engine, tables: Tables, word: Word) -> Resumed:
     if engine.dialect.name == "postgresql":
         engine = engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
+        _require_owner(connection, tables, word)
         since = _since(connection, tables, word)
         mark, _ = read_mark(connection, tables)
         hold(connection, tables, mark, RESUMING)
@@ -74,6 +79,19 @@ def resume(engine: Engine, tables: Tables, word: Word) -> Resumed:
             held_back += _hold_back(connection, tables, foreign)
     _go_on(engine, tables, word)
     return Resumed(since=None if word.nothing_lost else since, doubted=doubted, held_back=held_back)
+
+
+def _require_owner(connection: Connection, tables: Tables, word: Word) -> None:
+    recorded = recorded_environment(connection, tables)
+    owner = word.env if recorded is None else recorded
+    if word.adopt_from is None:
+        refuse_other_environment(owner, word.env)
+    elif word.adopt_from != owner or owner == word.env:
+        raise InvalidValue(
+            "adopt_from",
+            word.adopt_from,
+            f"the database belongs to env {owner!r}: name that env to adopt its database, and another one with --env",
+        )
 
 
 def _since(connection: Connection, tables: Tables, word: Word) -> datetime:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, KeyFormat, Memory
 from dispatchers.lifecycle import Claimed
+from dispatchers.suggestions import did_you_mean
 from dispatchers.threads import on_own_thread
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
@@ -75,6 +76,26 @@ class Routes:
             self._found[operation] = self._longest_prefix(operation)
         return self._found[operation]
 
+    def covers(self, name: str) -> bool:
+        """Whether `name`, or an operation below it, may be served here."""
+        if self.find(name) is not None or any(route.startswith(f"{name}.") for route in self._routes):
+            return True
+        return self._known_to(name) == name
+
+    def suggestion(self, operation: str) -> str:
+        """What an operation that nobody here serves was meant to be, as the end of a sentence; empty if nothing is like it."""
+        return did_you_mean(operation, self._routes, self._known_to(operation))
+
+    def _known_to(self, operation: str) -> str | None:
+        """What the adapter whose prefix it has knows that is most like it."""
+        name = operation
+        while name and name not in self._routes:
+            name = name.rpartition(".")[0]
+        try:
+            return self._routes[name].adapter.nearest(operation) if name else None
+        except Exception:  # only a hint, and an adapter need not inherit from `Adapter`
+            return None
+
     def may_look(self, operation: str, sent_as: str | None) -> bool:
         """Whether an entry of `operation` that was sent in this form can be looked for here."""
         route = self.find(operation)
@@ -100,9 +121,14 @@ class Routes:
 
 
 def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:
-    """All adapters together. Raises `ConfigurationError` if a name is registered twice."""
+    """All adapters together. Raises `ConfigurationError` if a name is registered twice, and for what is no mapping."""
     merged: dict[str, Adapter] = {}
     for source in sources:
+        if not isinstance(source, Mapping):
+            raise ConfigurationError(
+                "adapters must be a mapping from an operation's prefix to its adapter, such as {'stripe': StripeAdapter(...)},"
+                f" not {type(source).__name__}"
+            )
         for name, adapter in source.items():
             if name in merged:
                 raise ConfigurationError(f"operation {name!r} is registered twice: which adapter is meant?")

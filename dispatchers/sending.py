@@ -117,6 +117,9 @@ class Sends:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=ABANDON_SECONDS)
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     # --- the workers
 

@@ -26,9 +26,8 @@ def next_accepted(connection: Connection, tables: Tables, after: Accepted | None
     record = tables.record
     page = select(record.c.created_at, record.c.id, record.c.completion).where(is_open(record, "accepted"))
     if after is not None:
-        # The first condition says what the second implies: an index on the instant alone serves it.
         behind = tuple_(record.c.created_at, record.c.id) > (after.created_at, after.id)
-        page = page.where(record.c.created_at >= after.created_at, behind)
+        page = page.where(behind)
     rows = page.order_by(record.c.created_at, record.c.id).limit(ACCEPTED_MAX).subquery()
     found = select(*rows.c, is_waiting(tables, rows.c.id)).order_by(rows.c.created_at, rows.c.id)
     return [Accepted._make(row) for row in connection.execute(found)]

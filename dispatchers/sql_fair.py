@@ -12,21 +12,29 @@ from sqlalchemy import ColumnElement, Connection, Table, TextClause, func, liter
 
 from dispatchers.fairness import SCOPES_MAX, Backlog, Waiting, counted_max
 from dispatchers.lifecycle import Want
+from dispatchers.sql_guards import Guards
 from outbox.schema import STATEMENTS_MAX, Tables
 from outbox.table_names import quoted_table
 
 CLAIMABLE_OF = """c.fair = {name} AND c.scope = {scope}
     AND c.due_at >= {hint} AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
-    AND (c.lease_until IS NULL OR c.lease_until < now())
+    AND (c.lease_until IS NULL OR c.lease_until < now()){served}
     ORDER BY c.due_at"""
 """What of one scope may be claimed, the oldest first."""
+
+SERVED = """
+                    AND (c.outcome LIKE :known OR NOT EXISTS (
+                        SELECT FROM {entry} AS u WHERE u.id = c.id
+                            AND (u.operation = ANY (CAST(:unserved AS text[])) OR u.schema_version > :readable)
+                    ))"""
+"""That this process may serve it: see `ClaimRequest.unserved`."""
 
 
 # --- on PostgreSQL
 
 
 def read_fronts(
-    connection: Connection, tables: Tables, wants: Sequence[Want], cutoff: datetime
+    connection: Connection, tables: Tables, wants: Sequence[Want], cutoff: datetime, guards: Guards
 ) -> list[tuple[Want, Backlog]]:
     """Of the destinations where anything may be claimed, what waits there without its scopes."""
     asked = {
@@ -35,7 +43,7 @@ def read_fronts(
         "slots": [want.slots for want in wants],
         "cutoff": cutoff,
     }
-    found = {row.name: Backlog(*row[1:]) for row in connection.execute(_front_statement(tables), asked)}
+    found = {row.name: Backlog(*row[1:]) for row in connection.execute(_front_statement(tables, guards), asked)}
     return [(want, found[want.destination]) for want in wants if found[want.destination].entries]
 
 
@@ -56,11 +64,11 @@ _PLANNED_ANEW = "set_config('plan_cache_mode', 'force_custom_plan', true)"
 
 
 @lru_cache(STATEMENTS_MAX)
-def _front_statement(tables: Tables) -> TextClause:
+def _front_statement(tables: Tables, guards: Guards) -> TextClause:
     return text(
         f"""
         SELECT d.name, front.*
-        FROM (SELECT {_PLANNED_ANEW}) AS planned_anew,
+        FROM (SELECT {_PLANNED_ANEW}, {guards.sql}) AS guarded,
             unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:slots AS integer[])) AS d(name, hint, slots)
         CROSS JOIN LATERAL (
             SELECT min(f.due_at) AS oldest, count(*) AS entries, count(*) - count(f.fair) AS unscoped
@@ -84,7 +92,7 @@ def _walk_statement(tables: Tables) -> TextClause:
     """
 
     def claimable_of(scope: str) -> str:
-        return CLAIMABLE_OF.format(name=":name", hint=hint, scope=scope)
+        return CLAIMABLE_OF.format(name=":name", hint=hint, scope=scope, served="")
 
     queue, hint = quoted_table(tables.queue), "CAST(:hint AS timestamptz)"
     return text(
@@ -166,9 +174,11 @@ def claimable_at(
 ) -> list[ColumnElement[bool]]:
     """What of a destination, or of one scope there, may be claimed."""
     of_scope = [queue.c.fair == want.destination, queue.c.scope == scope]
+    recent = [] if want.recent is None else [queue.c.due_at >= now - want.recent]
     return [
         *([queue.c.destination == want.destination] if scope is None else of_scope),
         queue.c.due_at >= want.hint,
+        *recent,
         queue.c.due_at <= min(now, cutoff),
         or_(queue.c.lease_until.is_(None), queue.c.lease_until < now),
     ]

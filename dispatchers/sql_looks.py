@@ -7,13 +7,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection, select, update
 
-from dispatchers.destinations import destination_names
 from dispatchers.lifecycle import KEY_CONFLICT, Looks, known_of, looks_of, outcome_on_record
-from outbox.databases import clock
+from outbox.databases import clock, read_by_index
 from outbox.instants import NEVER
 from outbox.schema import Tables
 
 ROWS_MAX = 200  # at a time, once a minute: a service is not to be flooded with looks at what has long been uncertain
+PAGE_MAX = 10_000  # of the queue are read for them at a time: most of a long queue is not uncertain
 
 Wanted = Callable[[str, str | None], bool]
 """Whether an entry of this operation, which was sent in this form, is to be looked for."""
@@ -27,12 +27,13 @@ def seek(
     What is held, decided by a person, or was looked for before is left alone; so is a key that the service holds for another
     request, whose effect a look would take for this one's.
     """
-    queue, entry, names = tables.queue, tables.entry, destination_names(tables)
+    read_by_index(connection)
+    queue, entry = tables.queue, tables.entry
+    end = _page_end(connection, tables, after)
     never_looked_for = (
         select(queue.c.id, queue.c.outcome, queue.c.deliveries, queue.c.sent_as, entry.c.operation)
         .join(entry, entry.c.id == queue.c.id)
         .where(
-            queue.c.destination.in_(select(names.c.name)),  # and so by the index
             queue.c.due_at == NEVER,
             queue.c.state == "uncertain",
             queue.c.hold.is_(None),
@@ -43,6 +44,8 @@ def seek(
     )
     if after is not None:
         never_looked_for = never_looked_for.where(queue.c.id > after)
+    if end is not None:
+        never_looked_for = never_looked_for.where(queue.c.id <= end)
     rows = connection.execute(never_looked_for).all()
     now = connection.execute(select(clock())).scalar_one()
     for row in rows:
@@ -54,4 +57,14 @@ def seek(
             unchanged = (queue.c.state == "uncertain") & (queue.c.due_at == NEVER) & (queue.c.outcome == row.outcome)
             values = {"outcome": outcome_on_record(why, looks=looks), "due_at": now + quiescence}
             connection.execute(update(queue).where(queue.c.id == row.id, unchanged).values(values))
-    return rows[-1].id if len(rows) == ROWS_MAX else None
+    return rows[-1].id if len(rows) == ROWS_MAX else end
+
+
+def _page_end(connection: Connection, tables: Tables, after: UUID | None) -> UUID | None:
+    """The id up to which a page looks through the queue; None if that is its end."""
+    id = tables.queue.c.id
+    page = select(id).order_by(id).offset(PAGE_MAX - 1).limit(1)
+    if after is not None:
+        page = page.where(id > after)
+    end: UUID | None = connection.execute(page).scalar_one_or_none()
+    return end

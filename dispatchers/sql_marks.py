@@ -7,10 +7,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from dispatchers.marks import Mark, Watched, bounds, is_due, suspicion
+from dispatchers.marks import Mark, Watched, bounds, is_due, is_outdated, is_promotion, suspicion
 from dispatchers.sql_guards import guard
 from outbox.databases import clock, insert_unless_present, sqlstate
+from outbox.deployment import refuse_other_environment, require_environment
 from outbox.functions import holding
+from outbox.instants import MICROSECOND
 from outbox.schema import Tables
 from outbox.table_names import quoted
 
@@ -18,23 +20,49 @@ REFUSALS = frozenset({"42501", "42883", "0A000"})
 """SQLSTATEs of a server that does not let its user ask: insufficient_privilege, undefined_function, feature_not_supported."""
 
 
-def watch(connection: Connection, tables: Tables, env: str, known: Mark | None, *, tells: bool = True) -> Watched:
+def watch(
+    connection: Connection,
+    tables: Tables,
+    env: str,
+    known: Mark | None,
+    *,
+    tells: bool = True,
+    promotions_lose_nothing: bool = False,
+) -> Watched:
     """Compare the database with its mark and with `known`. Put a hold on record where they differ, else renew the mark.
 
     tells: whether the server lets its user ask for its identifier, its timeline and its log's position.
+    promotions_lose_nothing: a promotion is recorded as resumed instead, if that is all that differs.
+    Raises `ConfigurationError`, with nothing written, if the database is another env's.
     """
     # The mark first: one that another writes meanwhile would lie ahead of what the server said.
     mark, held = read_mark(connection, tables)
+    _require_environment(connection, tables, env, mark, known)
     now = read_server(connection, tables, env, tells=tells)
     if held is not None:
         return Watched(mark=mark, held=held)
     reason = suspicion(now, mark, known)
+    if reason is not None and mark is not None and promotions_lose_nothing and is_promotion(now, mark, known):
+        continued = continue_after(connection, tables, mark, now, reason)
+        mark, held = read_mark(connection, tables)
+        return Watched(mark=mark, held=held, continued=reason if continued else None)
     if reason is not None:
         return hold(connection, tables, mark, reason, bounded=mark is None or bounds(now, mark, known))
     if mark is None or is_due(now, mark):
         renew(connection, tables, mark, now)
         mark, held = read_mark(connection, tables)
     return Watched(mark=mark, held=held)
+
+
+def _require_environment(
+    connection: Connection, tables: Tables, env: str, mark: Mark | None, known: Mark | None
+) -> None:
+    if known is not None and not is_outdated(known, mark):
+        refuse_other_environment(known.environment, env, witness="what this process remembers of the database is of")
+    if mark is not None:
+        refuse_other_environment(mark.environment, env)
+    else:
+        require_environment(connection, tables, env)
 
 
 def is_held(connection: Connection, tables: Tables) -> bool:
@@ -133,6 +161,21 @@ def hold(connection: Connection, tables: Tables, mark: Mark | None, reason: str,
             update(meta).where(unresumed).values({"held_reason": reason} | ({} if bounded else {"checked_at": None}))
         )
     return Watched(mark=mark, held=reason)
+
+
+def continue_after(connection: Connection, tables: Tables, mark: Mark, now: Mark, promotion: str) -> bool:
+    """Write the mark of the promoted server, as after an operator's `resume --nothing-lost`; returns whether this call did.
+
+    Not if another process did, or put a hold on record, meanwhile.
+    """
+    guard(connection)
+    meta = tables.meta
+    unchanged = meta.c.held_reason.is_(None) & (meta.c.number == mark.number)
+    resumed_at = now.checked_at if mark.resumed_at is None else max(now.checked_at, mark.resumed_at + MICROSECOND)
+    following = replace(now, resumed_at=resumed_at, number=mark.number + 1)
+    said = {"resumed_by": "promotions_lose_nothing", "resumed_reason": promotion}
+    written = connection.execute(update(meta).where(unchanged).values(values_of(following) | said))
+    return written.rowcount == 1
 
 
 def values_of(mark: Mark) -> dict[str, Any]:

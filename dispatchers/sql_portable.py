@@ -11,17 +11,24 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Table, delete, exists, func, insert, or_, select, update
 
+from dispatchers import sql_callbacks
 from dispatchers.fairness import NOBODY, Rounds
-from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Settle, Transition, Want
+from dispatchers.lifecycle import KNOWN_PATTERN, Claimed, ClaimRequest, Ending, Settle, Transition, Want
 from dispatchers.moves import Moved, moved
 from dispatchers.sql_fair import claimable_at, read_backlog
 from dispatchers.sql_pressure import is_pressed
 from outbox.databases import clock
 from outbox.instants import NEVER
-from outbox.schema import Tables
+from outbox.schema import SCHEMA_VERSION, Tables
 
 
-def claim(connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds = NOBODY) -> list[Claimed]:
+def claim(
+    connection: Connection,
+    tables: Tables,
+    request: ClaimRequest,
+    rounds: Rounds = NOBODY,
+    guards: object = None,  # SQLite has none
+) -> list[Claimed]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
     Those that `rounds` tells are shared out over their scopes; what these leave over goes to the oldest.
@@ -62,17 +69,30 @@ def _take(
     """The oldest due entries of a destination, or of one scope there."""
     queue, entry, record = tables.queue, tables.entry, tables.record
     accepted = (record.c.id == entry.c.record_id) & (record.c.state == "accepted")
+    settlement = tables.settlement
+    allowed = [] if request.only is None else [queue.c.id.in_(request.only)]
     due = (
-        select(queue, entry, record.c.completion)
+        select(queue, entry, record.c.completion, settlement.c.state.label("ended"))
         .join(entry, entry.c.id == queue.c.id)
         .outerjoin(record, accepted)
-        .where(*claimable_at(queue, want, request.cutoff, now, scope))
+        .outerjoin(settlement, settlement.c.id == queue.c.id)
+        .where(*claimable_at(queue, want, request.cutoff, now, scope), *_served(tables, request), *allowed)
+        .where(or_(queue.c.callback.is_(None), queue.c.callback.in_(sorted(request.callbacks))))
         .order_by(queue.c.due_at)
         .limit(want.slots)
         .with_for_update(of=queue, skip_locked=True)
     )
     rows = connection.execute(due).all()
     return [_lease(connection, tables, row._mapping, request, now) for row in rows]
+
+
+def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
+    """That this process may serve it: see `ClaimRequest.unserved`."""
+    entry = tables.entry
+    if request.unserved is None:
+        return []
+    served = entry.c.operation.not_in(request.unserved) & (entry.c.schema_version <= SCHEMA_VERSION)
+    return [or_(tables.queue.c.outcome.like(KNOWN_PATTERN), served)]
 
 
 def _holding(tables: Tables) -> Any:
@@ -107,7 +127,8 @@ def _lease(connection: Connection, tables: Tables, row: Mapping[Any, Any], reque
         name: row[queue.c[name]] for name in ("id", "destination", "key_epoch", "outcome", "ordering_key", "position")
     }
     leased = {name: value for name, value in lease.items() if name in Claimed._fields}
-    return Claimed(**written | kept | leased, queued_at=row[queue.c.due_at], completion=row[tables.record.c.completion])
+    more = {"queued_at": row[queue.c.due_at], "completion": row[tables.record.c.completion], "ended": row["ended"]}
+    return Claimed(**written | kept | leased | more)
 
 
 def _form(forms: Mapping[str, str], operation: str) -> str | None:
@@ -115,11 +136,19 @@ def _form(forms: Mapping[str, str], operation: str) -> str | None:
     return forms[max(serving, key=len)] if serving else None
 
 
-def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]) -> set[UUID]:
+def settle(
+    connection: Connection,
+    tables: Tables,
+    settlements: Sequence[Ending],
+    guards: object = None,
+    callbacks: str | None = None,
+) -> set[UUID]:
     """Record what became of claimed entries, each only if its lease is still ours; returns the ids for which it was.
 
     One exception: proof of success is taken late, from whoever brings it, while the key is the same.
     """
+    if callbacks is not None and callbacks != sql_callbacks.summary(sql_callbacks.read(connection, tables)):
+        return set()
     return {entry.id for entry, change in settlements if _settle_one(connection, tables, entry, change)}
 
 
@@ -174,6 +203,7 @@ def _row(queue: Table, values: Moved, now: datetime) -> dict[str, Any]:
         "maybe_sent": values.maybe_sent,
         "in_doubt_since": values.in_doubt_since,
         "key_epoch": values.key_epoch,
+        "callback": values.callback,
     }
     if values.uncounted:
         row["waiting_since"] = func.coalesce(queue.c.waiting_since, queue.c.due_at)

@@ -10,21 +10,28 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 
 from dispatchers.fairness import NOBODY, Rounds
-from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Settle, Want
+from dispatchers.lifecycle import KNOWN_PATTERN, Claimed, ClaimRequest, Ending, Settle, Want
 from dispatchers.moves import Moving, moved
-from dispatchers.sql_fair import CLAIMABLE_OF, read_fronts, read_scopes
-from dispatchers.sql_guards import BRIEF, DURABLE
+from dispatchers.sql_callbacks import summary_sql
+from dispatchers.sql_fair import CLAIMABLE_OF, SERVED, read_fronts, read_scopes
+from dispatchers.sql_guards import GUARDS, Guards
 from outbox.batches import Batch, Shape, batch_query
 from outbox.driver import execute
 from outbox.functions import holding
 from outbox.instants import NEVER
-from outbox.schema import STATEMENTS_MAX, Tables
+from outbox.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.table_names import quoted_table
 
 LIMITS_MAX = 3  # of one claim, each a statement
 
 
-def claim(connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds = NOBODY) -> list[Claimed]:
+def claim(
+    connection: Connection,
+    tables: Tables,
+    request: ClaimRequest,
+    rounds: Rounds = NOBODY,
+    guards: Guards = GUARDS,
+) -> list[Claimed]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
     One statement for all destinations of which as many are wanted. Those that `rounds` tells are shared out over their scopes.
@@ -33,9 +40,9 @@ def claim(connection: Connection, tables: Tables, request: ClaimRequest, rounds:
     for slots, wanted in _alike(request.wants, rounds).items():
         left = replace(request, wants=wanted, entries_max=request.entries_max - len(claimed))
         if slots:
-            claimed += _lease(connection, tables, left, _OLDEST, slots=slots)
+            claimed += _lease(connection, tables, left, _oldest(request), guards, slots=slots)
         else:
-            claimed += _share_out(connection, tables, left, rounds)
+            claimed += _share_out(connection, tables, left, rounds, guards)
     return claimed
 
 
@@ -52,7 +59,9 @@ def _alike(wants: Sequence[Want], rounds: Rounds) -> dict[int, list[Want]]:
     return alike
 
 
-def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds) -> list[Claimed]:
+def _share_out(
+    connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds, guards: Guards
+) -> list[Claimed]:
     """The same for fair destinations: their scopes' shares, then with what these leave over the oldest, whoever's they are."""
     wants: list[Want] = []
     for want in request.wants:
@@ -61,23 +70,28 @@ def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, ro
             wants.append(want._replace(slots=slots, hint=rounds.hint(want)))
     claimed: list[Claimed] = []
     left: list[Want] = []
-    for want, backlog in read_fronts(connection, tables, wants, request.cutoff):
+    for want, backlog in read_fronts(connection, tables, wants, request.cutoff, guards):
         if backlog.entries > want.slots:
             scopes = read_scopes(connection, tables, want, request.cutoff, rounds.after(want.destination))
             backlog = backlog._replace(behind=scopes[0], before=scopes[1])
         of = rounds.share_out(want, backlog)
         given = {"scopes": list(of), "shares": list(of.values()), "slots": want.slots}
-        shared = _lease(connection, tables, replace(request, wants=[want]), _SHARES, **given) if of else []
+        due = _SHARES.format(served=SERVED if request.unserved is not None else "")
+        shared = _lease(connection, tables, replace(request, wants=[want]), due, guards, **given) if of else []
         claimed += shared
         left.append(want._replace(slots=want.slots - len(shared)))
-    return claimed + claim(connection, tables, replace(request, wants=[want for want in left if want.slots]))
+    return claimed + claim(
+        connection, tables, replace(request, wants=[want for want in left if want.slots]), guards=guards
+    )
 
 
-def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: str, **given: Any) -> list[Claimed]:
+def _lease(
+    connection: Connection, tables: Tables, request: ClaimRequest, due: str, guards: Guards, **given: Any
+) -> list[Claimed]:
     wanted = request.wants
     found = execute(
         connection,
-        _claim_statement(tables, request.completions, len(request.forms), due),
+        _claim_statement(tables, request.completions, len(request.forms), due, guards),
         {
             "names": [want.destination for want in wanted],
             "hints": [want.hint for want in wanted],
@@ -87,17 +101,34 @@ def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: s
             "token": request.token,
             "lease": request.lease,
             "seen": request.seen,
+            "called": sorted(request.callbacks),
         }
         | _form_parameters(request.forms)
+        | _unserved_parameters(request)
+        | ({} if request.only is None else {"only": list(request.only)})
         | given,
     )
     return [Claimed._make((*row, request.token)) for row in found.rows]
 
 
-def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]) -> set[UUID]:
+def _unserved_parameters(request: ClaimRequest) -> dict[str, Any]:
+    if request.unserved is None:
+        return {}
+    recent = [want.recent for want in request.wants]
+    return {"recent": recent, "unserved": list(request.unserved), "known": KNOWN_PATTERN, "readable": SCHEMA_VERSION}
+
+
+def settle(
+    connection: Connection,
+    tables: Tables,
+    settlements: Sequence[Ending],
+    guards: Guards = GUARDS,
+    callbacks: str | None = None,
+) -> set[UUID]:
     """Record what became of claimed entries, each only if its lease is still ours; returns the ids for which it was.
 
     One exception: proof of success is taken late, from whoever brings it, while the key is the same.
+    callbacks: the record of callbacks as this process has read it. Nothing is settled if it has changed since; None to not ask.
     """
     ended = [_ended_row(entry, change) for entry, change in settlements if isinstance(change, Settle)]
     moved = [_moved_row(entry, change) for entry, change in settlements if not isinstance(change, Settle)]
@@ -105,7 +136,8 @@ def settle(connection: Connection, tables: Tables, settlements: Sequence[Ending]
     for statement, types, rows in ((_end_statement, _ENDED, ended), (_move_statement, _MOVED, moved)):
         if rows:
             batch = Batch(connection, types, rows)
-            lost.update(id for (id,) in execute(connection, statement(tables, batch.shape), batch.parameters).rows)
+            asked = statement(tables, batch.shape, guards)
+            lost.update(id for (id,) in execute(connection, asked, {**batch.parameters, "callbacks": callbacks}).rows)
     ids = {entry.id for entry, _ in settlements}
     return ids - lost if lost else ids
 
@@ -138,6 +170,7 @@ _MOVED = {
     "proof": "boolean",
     "looked": "boolean",
     "anew": "boolean",
+    "callback": "text",
 }
 
 
@@ -160,7 +193,8 @@ def _ids(shape: Shape) -> str:
 
 def _quoted(tables: Tables) -> dict[str, str]:
     quoted = {name: quoted_table(getattr(tables, name)) for name in _NAMES}
-    return quoted | {"holding": holding(quoted["meta"]), "durable": DURABLE, "brief": BRIEF}
+    unchanged = f"(CAST(:callbacks AS text) IS NULL OR CAST(:callbacks AS text) = {summary_sql(tables)})"
+    return quoted | {"unchanged": unchanged, "holding": holding(quoted["meta"])}
 
 
 # --- the statements. `now()` is the transaction's start: an index condition needs a stable clock, and both a lease that
@@ -176,30 +210,46 @@ _COMPLETION = """e.record_id, CASE WHEN e.record_id IS NOT NULL
             THEN (SELECT r.completion FROM {record} AS r WHERE r.id = e.record_id AND r.state = 'accepted') END"""
 
 
-_OLDEST = """unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:admitted AS boolean[]))
-                    AS d(name, hint, admitted)
-            CROSS JOIN LATERAL (
-                SELECT c.id FROM {queue} AS c
-                WHERE c.destination = d.name AND c.due_at >= d.hint
+# An entry that waits for a callback that this process does not have is left to those that have it.
+_CALLED_HERE = "(c.callback IS NULL OR c.callback = ANY (CAST(:called AS text[])))"
+
+_OLDEST = """{wants} CROSS JOIN LATERAL (
+                SELECT c.id FROM {{queue}} AS c
+                WHERE c.destination = d.name AND {called_here} AND c.due_at >= {since}
                     AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
-                    AND (c.lease_until IS NULL OR c.lease_until < now())
+                    AND (c.lease_until IS NULL OR c.lease_until < now()){served}
                 ORDER BY c.due_at LIMIT :slots FOR UPDATE SKIP LOCKED
             ) AS due"""
 
-_SHARES = f"""unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:admitted AS boolean[]))
-                    AS d(name, hint, admitted),
+_WANTS = """unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:admitted AS boolean[]))
+                    AS d(name, hint, admitted)"""
+
+_RECENT_WANTS = """unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:admitted AS boolean[]),
+                    CAST(:recent AS interval[])) AS d(name, hint, admitted, recent)"""
+
+_SHARES = f"""{_WANTS},
                 unnest(CAST(:scopes AS text[]), CAST(:shares AS integer[])) AS s(scope, share)
             CROSS JOIN LATERAL (
                 SELECT few.id FROM (
-                    SELECT c.id FROM {{queue}} AS c
-                    WHERE {CLAIMABLE_OF.format(name="d.name", hint="d.hint", scope="s.scope")}
+                    SELECT c.id FROM {{{{queue}}}} AS c
+                    WHERE {_CALLED_HERE} AND
+                        {CLAIMABLE_OF.format(name="d.name", hint="d.hint", scope="s.scope", served="{served}")}
                     LIMIT :slots FOR UPDATE SKIP LOCKED
                 ) AS few LIMIT s.share
             ) AS due"""
 
 
+def _oldest(request: ClaimRequest) -> str:
+    """What is due, the oldest first. What this process cannot serve is passed over, and read again only now and then."""
+    only = " AND c.id = ANY (CAST(:only AS uuid[]))" if request.only is not None else ""
+    if request.unserved is None:
+        return _OLDEST.format(called_here=_CALLED_HERE, wants=_WANTS, since="d.hint", served=only)
+    since, served = "GREATEST(d.hint, now() - d.recent)", SERVED + only
+    return _OLDEST.format(called_here=_CALLED_HERE, wants=_RECENT_WANTS, since=since, served=served)
+
+
 @lru_cache(STATEMENTS_MAX)
-def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) -> TextClause:
+def _claim_statement(tables: Tables, completions: bool, forms: int, due: str, guards: Guards) -> TextClause:
     return text(
         """
         UPDATE {queue} AS q SET
@@ -220,7 +270,7 @@ def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) ->
         WHERE e.id = q.id AND q.id = ANY (ARRAY(
             SELECT due.id
             FROM (
-                SELECT {durable}, {brief}
+                SELECT {guards}
                 WHERE NOT {holding} AND COALESCE((SELECT m.number FROM {meta} AS m), 0) >= CAST(:seen AS bigint)
             ) AS guarded,
                 {due}
@@ -229,14 +279,16 @@ def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) ->
             ), false)
             LIMIT :most
         ))
-        RETURNING q.id, q.destination, e.operation, e.payload, e.options, e.headers, e.tag, e.kid, e.schema_version,
+        RETURNING q.id, q.destination, e.env, e.operation, e.payload, e.options, e.headers, e.tag, e.kid, e.schema_version,
             e.due_at, e.created_at,
             q.first_leased_at, q.due_at AS queued_at, q.deliveries, q.attempts, q.maybe_sent, q.in_doubt_since, q.key_epoch,
-            q.sent_as, q.leased_at, q.outcome, {completion}, q.ordering_key, q.position
+            q.sent_as, q.leased_at, q.outcome, {completion}, q.ordering_key, q.position,
+            (SELECT s.state FROM {settlement} AS s WHERE s.id = q.id) AS ended
         """.format(
             completion=_COMPLETION.format(**_quoted(tables)) if completions else "NULL, NULL",
             form=_form(forms),
             due=due.format(**_quoted(tables)),
+            guards=guards.sql,
             **_quoted(tables),
         )
     )
@@ -257,14 +309,14 @@ def _form_parameters(forms: Mapping[str, str]) -> dict[str, str]:
 
 
 @lru_cache(STATEMENTS_MAX)
-def _end_statement(tables: Tables, shape: Shape) -> TextClause:
+def _end_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
     return text(
         """
         WITH o AS (
-            SELECT b.* FROM ({rows}) AS b, (SELECT {durable}) AS durable
+            SELECT b.* FROM ({rows}) AS b, (SELECT {guards}) AS guarded
         ), ended AS (
             DELETE FROM {queue} AS q USING o
-            WHERE q.id = o.id AND q.id = {ids} AND (
+            WHERE q.id = o.id AND q.id = {ids} AND {unchanged} AND (
                 (q.lease_token = o.token AND NOT {holding})
                 OR (o.state = 'delivered' AND q.key_epoch = o.key_epoch AND q.state IN ('sending', 'retry', 'uncertain'))
             )
@@ -278,16 +330,16 @@ def _end_statement(tables: Tables, shape: Shape) -> TextClause:
             SELECT id, state, result, reason, deliveries, attempts, key_epoch, clock_timestamp() FROM ended
         )
         SELECT id FROM o EXCEPT SELECT id FROM ended
-        """.format(rows=batch_query(_ENDED, shape), ids=_ids(shape), **_quoted(tables))
+        """.format(rows=batch_query(_ENDED, shape), ids=_ids(shape), guards=guards.sql, **_quoted(tables))
     )
 
 
 @lru_cache(STATEMENTS_MAX)
-def _move_statement(tables: Tables, shape: Shape) -> TextClause:
+def _move_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
     return text(
         """
         WITH o AS (
-            SELECT b.* FROM ({rows}) AS b, (SELECT {durable}) AS durable
+            SELECT b.* FROM ({rows}) AS b, (SELECT {guards}) AS guarded
         ), moved AS (
             UPDATE {queue} AS q SET
                 state = o.state,
@@ -300,9 +352,10 @@ def _move_statement(tables: Tables, shape: Shape) -> TextClause:
                 in_doubt_since = o.in_doubt_since,
                 key_epoch = o.key_epoch,
                 outcome = COALESCE(o.outcome, q.outcome),
+                callback = o.callback,
                 waiting_since = CASE WHEN o.uncounted > 0 THEN COALESCE(q.waiting_since, q.due_at) END
             FROM o
-            WHERE q.id = o.id AND q.id = {ids} AND (
+            WHERE q.id = o.id AND q.id = {ids} AND {unchanged} AND (
                 (q.lease_token = o.token AND NOT {holding})
                 OR (o.proof AND q.key_epoch = o.key_epoch AND q.state IN ('sending', 'retry', 'uncertain'))
             )
@@ -313,5 +366,11 @@ def _move_statement(tables: Tables, shape: Shape) -> TextClause:
             FROM moved WHERE reason IS NOT NULL
         )
         SELECT id FROM o EXCEPT SELECT id FROM moved
-        """.format(rows=batch_query(_MOVED, shape), ids=_ids(shape), never=NEVER.isoformat(), **_quoted(tables))
+        """.format(
+            rows=batch_query(_MOVED, shape),
+            ids=_ids(shape),
+            guards=guards.sql,
+            never=NEVER.isoformat(),
+            **_quoted(tables),
+        )
     )

@@ -13,12 +13,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, or_, select, update
 
 from dispatchers.lifecycle import Claimed, ClaimRequest, Want
-from dispatchers.pressure import Limits, Pressing, Pressure, Pressures, admitted, claimed, heard
+from dispatchers.pressure import Limits, Pressing, Pressure, Pressures, admitted, claimed, heard, limits_of
 from dispatchers.slots import as_record, on_record
 from outbox.databases import clock, insert_unless_present
 from outbox.schema import Tables
 
-NO_LIMITS = Limits()
 SHARED = (
     *("cool_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),
     *("rate_at", "rate_per_second", "slots_max"),
@@ -59,7 +58,7 @@ def claim_under_pressure(
     found = _lock(connection, tables, pressing.decided.union(pressing.news))
 
     def limits(name: str) -> Limits:
-        return pressing.limits.get(name, NO_LIMITS)
+        return limits_of(pressing.limits, name)
 
     told = {name: _heard(pressing, name, row, found.at) for name, row in found.of.items()}
     wants = list(_admitted(request.wants, pressing, told, found.at))
@@ -75,14 +74,14 @@ def claim_under_pressure(
 
 def _heard(pressing: Pressing, name: str, row: Pressure, now: datetime) -> Pressure:
     news = pressing.news.get(name)
-    return row if news is None else heard(row, news, pressing.limits.get(name, NO_LIMITS), now)
+    return row if news is None else heard(row, news, limits_of(pressing.limits, name), now)
 
 
 def _admitted(wants: Sequence[Want], pressing: Pressing, rows: Mapping[str, Pressure], now: datetime) -> Iterable[Want]:
     for want in wants:
         name = want.destination
         if name in rows:
-            slots = admitted(rows[name], pressing.limits.get(name, NO_LIMITS), now, want.slots)
+            slots = admitted(rows[name], limits_of(pressing.limits, name), now, want.slots)
             if slots:
                 yield want._replace(slots=slots, admitted=True)
         elif name not in pressing.decided:

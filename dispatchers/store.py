@@ -1,6 +1,6 @@
 """What the dispatcher needs of a database, whichever it is."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
@@ -11,18 +11,25 @@ from dispatchers.lifecycle import Claimed, ClaimRequest, End, Ending
 from dispatchers.marks import Mark, Watched
 from dispatchers.pressure import Pressures
 from dispatchers.sql_accepted import Accepted
+from dispatchers.sql_gauges import Gauge
 from dispatchers.sql_looks import Wanted
-from outbox.keys import KeyFields
+from outbox.keys import KeyFields, Keyring
 
-CALLBACKS_AT_ONCE = 4
-"""Each holds a connection of the pool, whose default size is five."""
+
+class CallbacksChanged(Exception):
+    """Another dispatcher has put a callback on record, or somebody took one off it, since this process read the record.
+
+    Nothing is changed. Once `callbacks` has been asked again, it may be tried again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """What one round trip brought: ids whose settling took effect, and new claims.
 
-    passed_over: how many were due, but are not the heads of their lanes.
+    passed_over: how many were due, but are not the heads of their lanes, or had ended before.
+    postponed: ids that could not be settled at this moment, and whose leases are still ours.
+    ended: entries that were in the queue although they have a settlement, with its state; they are removed from there.
     pressures: the destinations' rows that were locked for the request's `pressing`; news of others were not taken.
     """
 
@@ -30,13 +37,19 @@ class Exchange:
     claimed: list[Claimed] = field(default_factory=list)
     passed_over: int = 0
     pressures: Pressures | None = None
+    postponed: frozenset[UUID] = frozenset()
+    ended: Mapping[UUID, str] = field(default_factory=dict)
 
 
 class Store(Protocol):
     """What the dispatcher needs of a database. A simulation hands in one of its own."""
 
     async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
-        """Settle what is still ours, then claim, in one transaction that is committed on return."""
+        """Settle what is still ours, then claim, in one transaction that is committed on return; in several if the database
+        refuses it for the sake of one row.
+
+        Raises `CallbacksChanged`, and what the database raises; nothing is changed then.
+        """
         ...
 
     async def settle_with(self, entry: Claimed, end: End, calls: Calls) -> bool:
@@ -44,8 +57,8 @@ class Store(Protocol):
 
         The transaction has the engine's own isolation level, which the app may count on in its callback.
 
-        Raises `CallbackFailed`, `NoTransaction` on an engine in autocommit mode, and what the database raises; nothing is
-        changed then.
+        Raises `NextIsLocked` before anything is called, `CallbackFailed`, `CallbacksChanged`, and what the database raises;
+        nothing is changed then.
         """
         ...
 
@@ -58,6 +71,17 @@ class Store(Protocol):
 
         Raises as `settle_with` does.
         """
+        ...
+
+    async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
+        """Put these callbacks on record, for the process that has just started with them; returns all that are on record.
+
+        From now on nothing is settled here once the record has changed, until it is asked for again.
+        """
+        ...
+
+    async def take_over(self, callbacks: Collection[str]) -> int:
+        """Make entries due that another process has handed over to those who have these callbacks; returns how many."""
         ...
 
     @property
@@ -76,7 +100,8 @@ class Store(Protocol):
         """Compare the database with the mark of its history and with `known`, which this process remembers of it.
 
         Where they differ every dispatcher holds; else the mark is renewed when it is old. What it comes to is committed on
-        return. A database that cannot lose anything has no mark.
+        return. A database that cannot lose anything has no mark. Raises `ConfigurationError`, with nothing written, if the
+        database is another env's.
         """
         ...
 
@@ -88,16 +113,28 @@ class Store(Protocol):
         """The fields from which an entry's keys derive: needed for another key epoch only."""
         ...
 
-    async def gauges(self) -> dict[str, dict[str, int]]:
-        """How many unsettled entries there are: {destination: {state: count}}."""
+    async def gauges(self) -> dict[str, Gauge]:
+        """How many unsettled entries each destination has, counted within bounds: see `sql_gauges.read_gauges`."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """Which database it is, for the log: never its password."""
         ...
 
     async def unknown_kid(self, known: Sequence[str]) -> str | None:
-        """A key id among unsettled entries that is not in `known`, if there is one."""
+        """A key id among the unsettled entries that are looked at (`SAMPLE_MAX`) that is not in `known`, if there is one."""
         ...
 
-    async def foreign_env(self, env: str) -> str | None:
-        """The name of another deployment among unsettled entries that are not held, if there is one."""
+    async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
+        """Raise `ConfigurationError` if a kid's secret is another than the recorded one.
+
+        recording: record the kids that have none yet, so that other processes find out.
+        """
+        ...
+
+    async def require_environment(self, env: str) -> None:
+        """Raise `ConfigurationError` if the database, or an unsettled entry that is not held, is of another env."""
         ...
 
     async def check(self) -> None:

@@ -1,10 +1,14 @@
 """Blocking calls off the event loop."""
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
+
+Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 async def on_own_thread(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -15,6 +19,44 @@ async def on_own_thread(name: str, work: Callable[..., Any], *arguments: Any) ->
     answer: Future[Any] = Future()
     Thread(target=_answer, args=(answer, work, arguments), name=name, daemon=True).start()
     return await asyncio.wrap_future(answer)
+
+
+class Threads:
+    """A few threads that do one piece of work after the other. One that hangs does not keep the process from ending."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._begin()
+
+    def _begin(self) -> None:
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._end = weakref.finalize(self, self._queue.put, None)
+        self._started = 0
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        answer: Future[Any] = Future()
+        self._queue.put((answer, work, arguments))
+        if self._started < self._count:
+            self.start()
+        return answer
+
+    def start(self) -> None:
+        """Begin another one: also when one of them hangs, and nobody waits for it any more."""
+        self._started += 1
+        Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
+
+    def close(self) -> None:
+        """End them when their work is done."""
+        self._end()
+        self._begin()
+
+
+def _work(queue: "SimpleQueue[Work | None]") -> None:
+    while (given := queue.get()) is not None:
+        _answer(*given)
+        del given  # nothing is kept while it waits
+    queue.put(None)  # for the next one of them
 
 
 def _answer(answer: Future[Any], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

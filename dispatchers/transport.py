@@ -4,10 +4,12 @@ An adapter makes an `httpx.Request`, and gets an `Answer` or one of httpx's exce
 """
 
 import asyncio
+import logging
 import re
 import ssl
 from collections.abc import AsyncIterable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, cast
@@ -33,6 +35,17 @@ NEVER_SENT: Final = (
     httpx.UnsupportedProtocol,
 )
 """Refused, unresolved, no TLS, no tunnel through the proxy, not in time: no byte of the request left."""
+
+_is_sending: ContextVar[bool] = ContextVar("is_sending", default=False)
+
+
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    """At DEBUG httpcore logs the headers of answers, which quote requests, and set cookies."""
+    return not _is_sending.get()
+
+
+for _name in ("connection", "http11", "http2", "proxy", "socks"):  # www.python-httpx.org/logging
+    logging.getLogger(f"httpcore.{_name}").addFilter(_is_not_ours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,7 @@ class Transport:
         response: httpx.Response | None = None
         body = bytearray()
         whole = False
+        sending = _is_sending.set(True)
         try:
             async with asyncio.timeout(self._seconds):
                 response = await connection.handle_async_request(request)
@@ -110,6 +124,7 @@ class Transport:
                 raise httpx.ReadTimeout("no answer in time", request=request) from None
         finally:
             await self._give_back(connection, loop)
+            _is_sending.reset(sending)
         return Answer(response.status_code, response.headers, bytes(body[: self._answer_bytes_max]), whole)
 
     async def aclose(self) -> None:

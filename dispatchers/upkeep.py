@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from dispatchers.destination_report import read_lags
 from dispatchers.retention import Retention
 from dispatchers.sql_bodies import add_days, drop_days
+from dispatchers.sql_gauges import Gauge
 from dispatchers.sql_retention import STEPS, Batch, Look, Place
 from dispatchers.store import Store
 from outbox.bodies import Layout, read_layout
@@ -153,12 +154,13 @@ async def _with_days(run: Run, tables: Tables) -> Layout | None:
 # --- gauges
 
 
-async def report_gauges(store: Store) -> dict[str, dict[str, int]]:
+async def report_gauges(store: Store) -> dict[str, Gauge]:
     """Log how many entries each destination holds, by state; uncertain ones as a warning, since they need a look."""
     gauges = await store.gauges()
-    for destination, states in sorted(gauges.items()):
-        level = logging.WARNING if states.get("uncertain") else logging.INFO
-        log.log(level, "%s: %s", destination, ", ".join(f"{count} {state}" for state, count in sorted(states.items())))
+    for destination, gauge in sorted(gauges.items()):
+        level = logging.WARNING if gauge.states.get("uncertain") else logging.INFO
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(gauge.states.items()))
+        log.log(level, "%s: %s%s", destination, counts, "" if gauge.is_whole else ", and more that were not counted")
     return gauges
 
 

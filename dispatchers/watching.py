@@ -43,8 +43,10 @@ class Watch:
         return 0 if self._known is None else self._known.number
 
     async def look(self) -> None:
-        """Raises what the database raises."""
+        """Raises what the database raises, and `ConfigurationError` if it is another env's."""
         watched = await self._store.watch(self._env(), self._known)
+        if watched.continued is not None:
+            log.warning("%s; sending continues, as promotions_lose_nothing is declared; on record", watched.continued)
         if watched.held is None and watched.mark != self._known:
             self._known = watched.mark
             if self._file and watched.mark:

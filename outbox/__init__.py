@@ -15,8 +15,11 @@ The order, the record of the request and the entry commit together or not at all
 `enqueue.py`, then `dispatchers/decide.py`, `claims.py` and `dispatcher.py`.
 """
 
+from typing import Any
+
 from outbox.databases import prepare_sqlite
-from outbox.enqueue import Entry
+from outbox.default_outbox import default
+from outbox.entries import Entry
 from outbox.errors import (
     AlreadyAnswered,
     CallbackError,
@@ -48,7 +51,7 @@ from outbox.errors import (
 from outbox.fingerprint import Fingerprint
 from outbox.idempotency import Claim
 from outbox.inbox import InboxMessage
-from outbox.instance import Outbox, default
+from outbox.instance import Outbox
 from outbox.key_sources import BodyKey
 from outbox.keys import Keyring, ParentKey
 from outbox.leases import AsyncLeasedClaim, LeasedClaim
@@ -59,6 +62,7 @@ from outbox.schema import define_tables
 from outbox.status import EntryStatus
 
 configure = default.configure
+check = default.check
 enqueue = default.enqueue
 child_key = default.child_key
 idempotent = default.idempotent
@@ -68,6 +72,15 @@ leased = default.leased
 status = default.status
 cancel = default.cancel
 request_status = default.request_status
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":  # asked for seldom, and reading it takes as long as the rest of the import
+        from importlib.metadata import version
+
+        return version("sqlalchemy-outbox")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AlreadyAnswered",
@@ -111,6 +124,7 @@ __all__ = [
     "Response",
     "SchemaError",
     "cancel",
+    "check",
     "child_key",
     "configure",
     "default",

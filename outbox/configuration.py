@@ -110,11 +110,10 @@ def _checked_fair(fair: Collection[str]) -> frozenset[str]:
 
 def configuration_from_environment() -> Configuration:
     """Read OUTBOX_SECRET (`kid:base64,older:base64`, the current one first) and OUTBOX_ENV."""
-    secret, env = os.environ.get("OUTBOX_SECRET"), os.environ.get("OUTBOX_ENV")
-    missing = [name for name, value in (("OUTBOX_SECRET", secret), ("OUTBOX_ENV", env)) if not value]
-    if not secret or not env:
+    missing = [name for name in ("OUTBOX_SECRET", "OUTBOX_ENV") if not os.environ.get(name)]
+    if missing:
         raise ConfigurationError(
             f"the outbox is not configured: call outbox.configure(keyring, env=...) at the app's start,"
             f" or set {' and '.join(missing)}"
         )
-    return Configuration(Keyring.from_text(secret), env=env)
+    return Configuration(Keyring.from_text(os.environ["OUTBOX_SECRET"]), env=os.environ["OUTBOX_ENV"])

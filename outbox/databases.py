@@ -30,6 +30,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.functions import FunctionElement
 
+from outbox.connections import require_connection
 from outbox.errors import ConfigurationError, NoTransaction
 from outbox.instants import Instant
 from outbox.schema import STATEMENTS_MAX
@@ -38,9 +39,14 @@ SUPPORTED = ("postgresql", "sqlite")
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
 SERIALIZATION_FAILURE = "40001"  # the same: it would have to change, or overlook, what its snapshot does not show
 DEADLOCK = "40P01"  # the same: one of those who wait for one another is ended
+ABORTED = "25P02"  # the same: a statement has failed, and nothing but a way back is left
+SAVEPOINT_GONE = ("3B001", "25P01", ABORTED)  # the same: no such savepoint; no transaction at all
+TIMEOUTS = (LOCK_NOT_AVAILABLE, "57014", DEADLOCK)  # the same: query_canceled, by statement_timeout
 CONFLICTS = (SERIALIZATION_FAILURE, DEADLOCK)
 LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
-PASSING = ("08", "40001", "40P01", "53", "57P")  # appendix A: connections, victims of a conflict, resources, shutdown
+TRANSACTION_STATUS_INERROR = 3  # libpq, PQtransactionStatus
+PASSING = ("08", "40001", "40P01", "53", "55P03", "57P")
+"""Appendix A: connections, victims of a conflict, resources, a lock that was not to be had in time, shutdown."""
 SQLITE_CLOCK = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"  # microseconds; 2440587.5 is 1970
 
 _prepared: WeakSet[Dialect] = WeakSet()
@@ -84,6 +90,19 @@ def _later_sqlite(element: _later, compiler: SQLCompiler, **kw: Any) -> str:
 def clock_plus(delay: timedelta | BindParameter[float]) -> ColumnElement[Any]:
     """The database's clock, `delay` from now; a parameter tells it in seconds."""
     return _later(literal(delay.total_seconds()) if isinstance(delay, timedelta) else delay)
+
+
+def read_by_index(connection: Connection) -> None:
+    """Have the rest of the transaction read its tables by their indexes, in the index's order.
+
+    Of a page of an index's order the planner may think that reading the table and sorting it is cheaper, and what it knows of a
+    queue is seldom true.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(_BY_INDEX)
+
+
+_BY_INDEX = text("SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)")
 
 
 # --- where a response's body is
@@ -133,17 +152,32 @@ def insert_unless_present(dialect: str, table: Table) -> Any:
 # --- what a transaction must be
 
 
-def require_transaction(connection: Connection) -> None:
-    """Raise unless `connection` is on a supported database and in a transaction that commits by itself only."""
+def require_transaction(connection: Connection, schema: str | None) -> None:
+    """Raise unless `connection` is on a supported database and in a transaction that commits by itself only.
+
+    schema: that of our tables, to which the connection must lead; in UTF-8.
+    """
     dialect = connection.dialect
     if dialect.name not in SUPPORTED:
         raise ConfigurationError(f"the outbox runs on {' and '.join(SUPPORTED)}, not on {dialect.name!r}")
-    level = connection.get_execution_options().get("isolation_level")
-    if level == "AUTOCOMMIT" or _is_driver_in_autocommit(connection):
+    if is_in_autocommit(connection):
         raise NoTransaction(
             "the connection is in autocommit mode, so an entry could not commit together with the business rows:"
             " use a session whose engine has no isolation_level='AUTOCOMMIT'"
         )
+    require_connection(connection, schema)
+
+
+def is_in_autocommit(connection: Connection) -> bool:
+    """Whether each statement commits by itself, by SQLAlchemy's setting or by the driver's."""
+    level = connection.get_execution_options().get("isolation_level")
+    return level == "AUTOCOMMIT" or _is_driver_in_autocommit(connection)
+
+
+def leave_autocommit(connection: Connection) -> None:
+    """Give an idle connection of PostgreSQL transactions, at READ COMMITTED, until it is back in its pool."""
+    if connection.dialect.name == "postgresql" and is_in_autocommit(connection):
+        connection.execution_options(isolation_level="READ COMMITTED")
 
 
 def _is_driver_in_autocommit(connection: Connection) -> bool:
@@ -206,14 +240,34 @@ def is_conflict(error: DBAPIError) -> bool:
     return sqlstate(error.orig) in CONFLICTS
 
 
+def lost_savepoint(error: DBAPIError) -> bool:
+    """Whether a savepoint could not be released: a statement had failed in it, or its transaction was ended behind SQLAlchemy's
+    back, with a ROLLBACK as text, say. SQLAlchemy takes it for ended then, and does not go back to it."""
+    return sqlstate(error.orig) in SAVEPOINT_GONE or "no such savepoint" in str(error.orig)
+
+
+def is_aborted(connection: Connection) -> bool:
+    """Whether a statement has failed, so that PostgreSQL takes none but a way back. Asks psycopg alone, and not the server."""
+    info = getattr(connection.connection.driver_connection, "info", None)
+    return getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
+
+
+def is_timeout(error: DBAPIError) -> bool:
+    """Whether PostgreSQL ended a wait: for a lock timeout, a statement timeout, or a deadlock with another transaction."""
+    return sqlstate(error.orig) in TIMEOUTS
+
+
 def is_passing(error: Exception) -> bool:
     """Whether the same transaction may well commit later: the database is away or busy, or ended it in favour of another."""
-    if not isinstance(error, DBAPIError):
-        return isinstance(error, TimeoutError | OSError)  # no connection in the pool, or none to be had
-    code = sqlstate(error.orig)
-    if error.connection_invalidated or code is None:
-        return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
-    return code.startswith(PASSING)
+    code = sqlstate(getattr(error, "orig", None) or error)
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    if code is not None:  # asyncpg's own errors too, of a connection that could not be made
+        return code.startswith(PASSING)
+    if isinstance(error, DBAPIError):
+        is_of_a_value = isinstance(getattr(error.orig, "__cause__", None), ValueError | TypeError)  # as asyncpg says so
+        return isinstance(error, OperationalError | InterfaceError) and not is_of_a_value
+    return isinstance(error, TimeoutError | OSError)  # no connection in the pool, or none to be had
 
 
 # --- locks that end with the transaction
@@ -267,7 +321,8 @@ def try_lock(connection: Connection, id: UUID) -> Lock:
 
 
 def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
-    """The same, waiting up to `budget`. The caller's transaction and its own lock_timeout survive either way."""
+    """The same, waiting up to `budget`, or to the end of a shorter statement_timeout, or until PostgreSQL finds that others wait
+    for this transaction meanwhile. The caller's transaction and its own lock_timeout survive either way."""
     if connection.dialect.name == "sqlite":
         return True
     milliseconds = min(max(1, int(budget.total_seconds() * 1000)), LOCK_TIMEOUT_MAX)
@@ -279,7 +334,7 @@ def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
         connection.execute(_SET_LOCK_TIMEOUT, {"value": before})
     except DBAPIError as error:
         savepoint.rollback()
-        if sqlstate(error.orig) != LOCK_NOT_AVAILABLE:
+        if not is_timeout(error):
             raise
         return False
     savepoint.commit()

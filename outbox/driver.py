@@ -8,6 +8,7 @@ from sqlalchemy import Connection, CursorResult, Dialect, Executable
 from sqlalchemy.sql import ClauseElement
 
 from outbox.schema import STATEMENTS_MAX
+from outbox.statement_errors import hide_values, may_quote
 
 
 class Executed(NamedTuple):
@@ -37,8 +38,12 @@ def execute(connection: Connection, statement: Executable, parameters: dict[str,
             cursor.execute(sql, parameters)
             executed = Executed(cursor.rowcount, cursor.fetchall() if cursor.pgresult.nfields else ())
     except BaseException as error:
-        # SQLAlchemy's own way out: the error's class, the connection's fate, the app's error handlers
-        connection._handle_dbapi_exception(error, sql, parameters, None, None)
+        # SQLAlchemy's own way out: the error's class, the connection's fate, the app's error handlers. It gets no values to show.
+        # Without the statement it wraps nothing but the driver's own: a time limit's signal comes out as what it is.
+        quotes = may_quote(error, connection.dialect)
+        if quotes:
+            hide_values(error)
+        connection._handle_dbapi_exception(error, sql if quotes else None, None, None, None)
     if _holds_nothing(cursor):
         pooled.info[_KEPT] = cursor
     return executed

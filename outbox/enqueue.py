@@ -1,18 +1,16 @@
 """The heart of the write side: an entry in the caller's transaction."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
-from uuid import UUID
 
 from outbox.configuration import Configuration
-from outbox.entries import NewEntry
+from outbox.entries import Entry, NewEntry
 from outbox.errors import InvalidValue, ParentRequired
-from outbox.instants import NEVER
+from outbox.instants import EPOCH, NEVER
 from outbox.keys import (
     ChildKey,
     ParentKey,
-    Tag,
     check_field,
     derive_tag,
     encode_native,
@@ -20,35 +18,9 @@ from outbox.keys import (
     key_fields,
 )
 from outbox.payload import encode_json
-from outbox.session import AnySession, ClaimedParent, duplicate, state_of, sync_session
+from outbox.session import AnySession, ClaimedParent, state_of, sync_session
 
 DUE_MAX = timedelta(days=36_525)  # a century: no calendar overflows
-
-
-class Entry:
-    """An effect that was asked for. Both are known before the flush.
-
-    child_key: its native form; an adapter may send the same tag as a UUID or in hex.
-    """
-
-    __slots__ = ("_tag", "id")
-
-    def __init__(self, id: UUID, tag: Tag) -> None:
-        self.id = id
-        self._tag = tag
-
-    @property
-    def child_key(self) -> str:
-        return encode_native(self._tag)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Entry) and (self.id, self._tag) == (other.id, other._tag)
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-    def __repr__(self) -> str:
-        return f"Entry(id={self.id!r}, child_key={self.child_key!r})"
 
 
 def enqueue(
@@ -85,7 +57,7 @@ def enqueue(
         derive_tag(configuration.keyring, kid, fields),
         fields.parent_id,
         claimed.record_id if claimed else None,
-        operation.partition(".")[0] if destination is None else _named("destination", destination),
+        _default_destination(operation, options) if destination is None else _named("destination", destination),
         encode_json("payload", payload, configuration.payload_bytes_max),
         _options(configuration, options) if options else "{}",
         None if ordering_key is None else _named("ordering_key", ordering_key),
@@ -93,10 +65,7 @@ def enqueue(
         delay,
         _keep_first(if_exists),
     )
-    kept = state.keep(inner, configuration, entry)
-    if kept is not entry and not entry.keep_first:
-        raise duplicate(entry)
-    return Entry(entry.id, kept.tag)
+    return state.keep(inner, configuration, entry)
 
 
 def child_key(configuration: Configuration, parent: str | ParentKey, operation: str, discriminator: str) -> ChildKey:
@@ -119,6 +88,13 @@ def _parent(parent: str | ParentKey | None, claimed: ClaimedParent | None) -> st
 def _named(field: str, name: str) -> str:
     check_field(field, name)
     return name
+
+
+def _default_destination(operation: str, options: Mapping[str, Any] | None) -> str:
+    """The operation's first segment; for an entry that names an account of many, that account's own: `stripe:acct_1`."""
+    service = operation.partition(".")[0]
+    account = options.get("account") if isinstance(options, Mapping) else None
+    return _named("destination", f"{service}:{account}") if isinstance(account, str) and account else service
 
 
 def _options(configuration: Configuration, options: Mapping[str, Any]) -> str:
@@ -147,7 +123,8 @@ def _due(due: datetime | timedelta) -> tuple[datetime | None, timedelta | None]:
                 raise InvalidValue("due", due, "has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
             if due >= NEVER - DUE_MAX:
                 raise InvalidValue("due", due, f"must lie before {NEVER - DUE_MAX:%Y}")
-            return due, None
+            # Year 1 and its neighbours are other languages' "at once"; no driver reads them back in every time zone.
+            return (EPOCH if due < EPOCH else due.astimezone(UTC)), None
     raise InvalidValue("due", due, f"must be an aware datetime or a timedelta, not {type(due).__name__}")
 
 

@@ -1,6 +1,6 @@
 """How entries are written: both tables, any number of rows, one statement on PostgreSQL."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -15,8 +15,8 @@ from outbox.configuration import Configuration
 from outbox.databases import clock, insert_unless_present
 from outbox.driver import execute
 from outbox.instants import NEVER
-from outbox.keys import Tag
-from outbox.lanes import next_position, take_positions
+from outbox.keys import Tag, encode_native
+from outbox.positions import next_position, take_positions
 from outbox.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.table_names import quoted_table
 
@@ -24,7 +24,7 @@ from outbox.table_names import quoted_table
 class NewEntry(NamedTuple):
     """A validated entry that is not in the database yet: its values, in the order of `_COLUMNS`, and what to do with it.
 
-    Without `due_at` and `delay` it is due at once.
+    Without `due_at` and `delay` it is due at once, as it is if `due_at` is past.
     """
 
     id: UUID
@@ -45,6 +45,37 @@ class NewEntry(NamedTuple):
     due_at: datetime | None
     delay: timedelta | None
     keep_first: bool
+
+
+class Entry:
+    """An effect that was asked for. Both are known before the entry is written.
+
+    child_key: its native form; an adapter may send the same tag as a UUID or in hex. With if_exists="ignore" it is replaced by
+        the existing entry's when this one is written and the two differ: after a key rotation they do.
+    """
+
+    __slots__ = ("_tag", "id")
+
+    def __init__(self, id: UUID, tag: Tag) -> None:
+        self.id = id
+        self._tag = tag
+
+    @property
+    def child_key(self) -> str:
+        return encode_native(self._tag)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Entry) and (self.id, self._tag) == (other.id, other._tag)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"Entry(id={self.id!r}, child_key={self.child_key!r})"
+
+    def take_tag(self, tag: Tag) -> None:
+        """For the outbox: take the tag under which the entry is stored."""
+        self._tag = tag
 
 
 @dataclass(slots=True)
@@ -79,6 +110,13 @@ def insert_entries(
     others = [entry for entry in entries if entry.ordering_key is None]
     present = _insert_together(connection, configuration, others, companion) if others else set()
     return present | _insert_in_lanes(connection, configuration, ordered)
+
+
+def stored_tags(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, Tag]:
+    """The tags under which these entries are stored, by their ids."""
+    entry = tables.entry
+    rows = connection.execute(select(entry.c.id, entry.c.tag).where(entry.c.id.in_(ids)))
+    return {row.id: Tag(bytes(row.tag)) for row in rows}
 
 
 # Name and type of each of a new entry's values.
@@ -194,7 +232,7 @@ def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
     written = f"""
         written AS (
             INSERT INTO {quoted_table(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
-            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + COALESCE(delay, '0'), now()
+            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now()
             FROM ({batch_query(_COLUMNS, shape)}) AS n
             ON CONFLICT (id) DO NOTHING
             RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
@@ -217,7 +255,7 @@ def _lane_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClaus
         f"""
         WITH n AS ({batch_query(_IN_LANE, shape)}), written AS (
             INSERT INTO {quoted_table(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
-            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, COALESCE(due_at, now()) + COALESCE(delay, '0'), now() FROM n
+            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now() FROM n
             ON CONFLICT (id) DO NOTHING
             RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
         )
@@ -247,7 +285,7 @@ def _insert_one_by_one(connection: Connection, configuration: Configuration, ent
 def _insert_one(connection: Connection, configuration: Configuration, entry: NewEntry, *, is_blocked: bool) -> bool:
     tables = configuration.tables
     now: datetime = connection.execute(select(clock())).scalar_one()
-    due_at = (entry.due_at or now) + (entry.delay or timedelta(0))
+    due_at = max(entry.due_at or now, now) + (entry.delay or timedelta(0))
     stored = dict(zip(_COLUMNS, _values(entry), strict=True)) | {
         "headers": "{}",
         "schema_version": SCHEMA_VERSION,

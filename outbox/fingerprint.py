@@ -3,12 +3,13 @@
 import hashlib
 import json
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
 
-from outbox.errors import InvalidValue, NotSerializable
+from outbox.errors import InvalidValue, NotSerializable, RequestRefused
 
 FINGERPRINT_VERSION = 1
 """Stored with each fingerprint; a change of the algorithm gets another number.
@@ -48,13 +49,19 @@ class Fingerprint:
         body: `bytes` are parsed, strictly; anything else is a parsed value.
         leave_out: JSON Pointers (RFC 6901) to what differs from one retry to the next: `/sent_at`, `/trace/id`, `/items/0/at`.
             Every other member counts, also one that the app does not know yet.
-        Raises `NotSerializable` for what is no JSON, has a member twice, NaN or an infinity; `InvalidValue` for a pointer.
+        Raises for what is no JSON, has a member twice, NaN or an infinity: of `bytes`, which are the client's, `RequestRefused`,
+        a 400; of a value, which is the app's, `NotSerializable`. Raises `InvalidValue` for a pointer.
+
+        1 MiB takes up to half a second: an app on an event loop gives it a thread.
         """
         paths = frozenset(_path(pointer) for pointer in _listed(leave_out))
-        value = _parsed(bytes(body)) if isinstance(body, bytes | bytearray | memoryview) else body
-        if paths:
-            value = _without(value, paths)
-        return cls(_digest("json", canonical_json(value), (method, route, content_type)))
+        endpoint = (method, route, content_type)
+        if not isinstance(body, bytes | bytearray | memoryview):
+            return cls(_digest("json", canonical_json(_without(body, paths)), endpoint))
+        try:
+            return cls(_digest("json", canonical_json(_without(_parsed(bytes(body)), paths)), endpoint))
+        except NotSerializable as error:
+            raise RequestRefused(str(error)) from None
 
 
 def fingerprint(request: Any) -> bytes:
@@ -81,7 +88,7 @@ def _parsed(body: bytes) -> Any:
     """The JSON in `body`. Raises for everything that two parsers might read differently."""
     try:
         return json.loads(
-            body.decode(), object_pairs_hook=_members, parse_constant=_refuse_constant, parse_float=Decimal
+            body.decode(), object_pairs_hook=_members, parse_constant=_refuse_constant, parse_float=_fraction
         )
     except UnicodeDecodeError:
         raise NotSerializable("the request is not JSON: its bytes are no UTF-8") from None
@@ -95,6 +102,12 @@ def _parsed(body: bytes) -> Any:
         if isinstance(error, NotSerializable):
             raise
         raise NotSerializable("the request holds an integer of more digits than Python reads") from None
+
+
+def _fraction(text: str) -> float | Decimal:
+    """A float where that says all of the number, as it does of 15 digits: a Decimal of each takes ten times as long."""
+    near = float(text)
+    return near if len(text) <= 16 and 1e-300 < abs(near) < 1e300 else Decimal(text)
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -130,11 +143,13 @@ def _path(pointer: object) -> Path:
 
 def _without(value: Any, paths: frozenset[Path]) -> Any:
     """A copy of `value` that lacks what stands at `paths`; a path at which nothing stands does no harm."""
+    if not paths:
+        return value
     match value:
-        case str() | bytes():
+        case str() | bytes() | bytearray() | memoryview() | array():
             return value
         case Mapping():
-            return {name: _without(item, _below(paths, name)) for name, item in value.items() if (name,) not in paths}
+            return {name: _without(item, _below(paths, name)) for name, item in _items(value) if (name,) not in paths}
         case Sequence():
             return [_without(item, _below(paths, place)) for place, item in _numbered(value) if (place,) not in paths]
     return value
@@ -169,28 +184,61 @@ def canonical_json(value: Any) -> bytes:
         raise NotSerializable("the request is nested too deeply, or holds itself") from None
 
 
+_text = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def _canonical(value: Any) -> str:
+    kind = type(value)
+    if kind is str:  # what most values are comes first: a request is canonicalised while its client waits
+        return _text(value)
+    if kind is int:
+        return str(value)
+    if kind is float:
+        return _ecmascript_number(value)
+    if kind is dict:
+        return _object(value.items())
+    if kind is list:
+        return "[" + ",".join(map(_canonical, value)) + "]"
+    return _canonical_of_another_type(value)
+
+
+def _canonical_of_another_type(value: Any) -> str:
     match value:
         case None | True | False | str():
-            return json.dumps(value, ensure_ascii=False)
+            return _text(value)
         case int():
             return str(int(value))
         case float():
             return _ecmascript_number(value)
         case Decimal():
             return _decimal(value)
+        case bytes() | bytearray() | memoryview() | array():  # sequences of numbers, which no app means by them
+            pass
         case Mapping():
-            members = sorted((_member_name(name), item) for name, item in value.items())
-            return "{" + ",".join(f"{name[1]}:{_canonical(item)}" for name, item in members) + "}"
+            return _object(_items(value))
         case Sequence():
-            return "[" + ",".join(_canonical(item) for item in value) + "]"
+            return "[" + ",".join(map(_canonical, value)) + "]"
     raise NotSerializable(f"a {type(value).__name__} in the request is no JSON value")
+
+
+def _object(items: Iterable[tuple[Any, Any]]) -> str:
+    members = sorted((_member_name(name), item) for name, item in items)
+    return "{" + ",".join([f"{name[1]}:{_canonical(item)}" for name, item in members]) + "}"
+
+
+def _items(mapping: Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """Its members. Of one that holds several values of a name (a form, a query) its `items` are one value of each."""
+    every: Any = next((found for name in _EVERY_VALUE if (found := getattr(mapping, name, None))), None)
+    return mapping.items() if every is None else ((name, list(every(name))) for name in set(mapping))
+
+
+_EVERY_VALUE = ("getlist", "getall")  # Werkzeug, Django, Starlette; multidict, webob
 
 
 def _member_name(name: Any) -> tuple[bytes, str]:
     if not isinstance(name, str):
         raise NotSerializable(f"the member name {name!r} in the request is no str")
-    return name.encode("utf-16-be", "surrogatepass"), json.dumps(name, ensure_ascii=False)
+    return name.encode("utf-16-be", "surrogatepass"), _text(name)
 
 
 def _decimal(number: Decimal) -> str:
@@ -211,6 +259,9 @@ def _ecmascript_number(number: float) -> str:
         raise NotSerializable(f"{number!r} in the request is no JSON number")
     if number == 0:
         return "0"
+    text = float.__repr__(number)
+    if "e" not in text:  # between 1e-4 and 1e16 both write the same digits
+        return text.removesuffix(".0")
     sign = "-" if number < 0 else ""
     mantissa, _, exponent = f"{abs(number)!r}".partition("e")
     whole, _, fraction = mantissa.partition(".")

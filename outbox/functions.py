@@ -65,15 +65,17 @@ def holding(meta: str) -> str:
 def _cancel(schema: str | None, prefix: str) -> str:
     """By which the app cancels an entry: its role may not delete one otherwise.
 
-    It deletes only what was never possibly sent, nothing in a database that may have forgotten, and lets the next of its lane
+    It deletes only what was never possibly sent, nothing in a database that may have forgotten, nothing that has settled and
+    that a restore brought back into the queue, and lets the next of its lane
     come (outbox/lanes.py): first it locks the entry, then it reads the lane, for which each statement in it has a snapshot of
     its own. BEGIN ATOMIC binds every name when it is made, so that a caller's search_path leads it nowhere else.
     Source: PostgreSQL, "CREATE FUNCTION", "Writing SECURITY DEFINER Functions Safely".
     """
     name = function_name("cancel", schema, prefix)
-    entry, queue = quoted(f"{prefix}entry", schema), quoted(f"{prefix}queue", schema)
+    entry, queue, settlement = (quoted(f"{prefix}{table}", schema) for table in ("entry", "queue", "settlement"))
     cancellable = (
         "q.id = entry_id AND q.state IN ('pending', 'retry') AND q.lease_token IS NULL AND NOT q.maybe_sent"
+        f" AND NOT EXISTS (SELECT FROM {settlement} AS s WHERE s.id = q.id)"
         f" AND NOT {holding(quoted(f'{prefix}meta', schema))}"
     )
     return f"""
@@ -91,7 +93,7 @@ BEGIN ATOMIC
         DELETE FROM {queue} AS q WHERE {cancellable}
         RETURNING q.id, q.deliveries, q.attempts, q.key_epoch
     ), settled AS (
-        INSERT INTO {quoted(f"{prefix}settlement", schema)} (id, state, deliveries, attempts, key_epoch, settled_at)
+        INSERT INTO {settlement} (id, state, deliveries, attempts, key_epoch, settled_at)
         SELECT c.id, 'cancelled', c.deliveries, c.attempts, c.key_epoch, clock_timestamp() FROM cancelled AS c
     )
     SELECT EXISTS (SELECT FROM cancelled);

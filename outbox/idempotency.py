@@ -6,36 +6,28 @@ pending record cannot exist: the record is inserted with its answer, at the end 
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta
-from inspect import isawaitable, iscoroutine
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
-from sqlalchemy import Connection, event
-from sqlalchemy.exc import DBAPIError, PendingRollbackError
-from sqlalchemy.orm import ORMExecuteState, Session
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox.accepted import accepted_response, require_open_entries
 from outbox.configuration import Configuration
-from outbox.databases import is_busy
 from outbox.entries import Companion
 from outbox.errors import (
     AlreadyAnswered,
     ClaimError,
     ClaimLost,
     ClaimOpen,
-    InvalidValue,
     NotAnswered,
-    RequestRefused,
 )
-from outbox.key_sources import BodyRequest, choose_key
 from outbox.keys import ParentKey, check_operation
-from outbox.observing import ClaimWatch
-from outbox.records import RecordKey, claim_key, insert_record, key_in_flight, record_companion, require_written
+from outbox.records import RecordKey, insert_record, record_companion, require_written
+from outbox.replay_guard import ReplayGuard
 from outbox.responses import Response
-from outbox.savepoints import Savepoint, nested_savepoint
-from outbox.session import AnySession, ClaimedParent, state_of, sync_session, unscoped
-from outbox.spans import NOTHING, check_span
+from outbox.savepoints import Savepoint, nested_savepoint, request_savepoint
+from outbox.session import ClaimedParent, state_of
 
 
 class Claim:
@@ -54,6 +46,7 @@ class Claim:
         key: RecordKey,
         response: Response | None,
         savepoint_of: Callable[[Session], Savepoint],
+        owns_transaction: bool = False,
     ) -> None:
         self.id = key.id
         self.parent: ParentKey = key.parent
@@ -67,7 +60,9 @@ class Claim:
         self._rejected = False
         self._completion: str | None = None
         self._savepoint_of = savepoint_of
+        self._owns_transaction = owns_transaction
         self._savepoint: Savepoint | None = None
+        self._guard: ReplayGuard | None = None
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         """Keep this answer for every retry of the request; it commits with the caller's transaction.
@@ -129,30 +124,38 @@ class Claim:
         return ClaimedParent(self.parent, self._key.kid, self._key.id)
 
     def after_begin(self, connection: Connection) -> None:
-        if connection is not self._connection and self._savepoint is not None and not self._is_lost():
+        if self._savepoint is not None and not self._is_lost():
             self._savepoint.cover(connection)
 
     def before_flush(self, session: Session) -> None:
         if not (self.replayed or self._is_lost() or self._rejected):
             return
         if session.new or session.deleted or any(map(session.is_modified, session.dirty)):
-            raise self._after_rejection() if self._rejected else self._doom()
+            if self._is_lost():
+                raise self._doom()
+            raise self._after_rejection() if self._rejected else self._write_in_replay()
 
-    def before_orm_execute(self, execution: ORMExecuteState) -> None:
-        if execution.is_insert or execution.is_update or execution.is_delete:
-            raise self._doom()
-
-    def before_execute(self, connection: Connection, statement: Any, *_: object) -> None:
-        if getattr(statement, "is_dml", False):
-            raise self._doom()
-
-    def before_commit(self) -> None:
+    def before_commit(self, committed: SessionTransaction | None) -> None:
         if self._is_lost():
-            raise self._lost()
-        raise ClaimOpen(
-            f"the session was committed inside the outbox.idempotent block of key {self.parent.key!r}: the record, the"
-            " rows and the entries must commit together, so commit after the block"
-        )
+            raise self._doom()
+        if committed is None or (self._savepoint is not None and self._savepoint.is_taken_away(committed)):
+            raise self._open()
+
+    def savepoint_ended(self, savepoint: SessionTransaction) -> None:
+        """By `session.rollback()` or `close()`. What this raises keeps the transaction around the block open, with the work of
+        other blocks in it: it is to be seen, by its commit above all, that it must not commit.
+        """
+        if self._savepoint is not None and self._savepoint.is_taken_away(savepoint):
+            if self._owns_transaction:  # all of it goes with the block, and the handler may answer with an error
+                self._ended = True
+                self._doom()
+                return
+            with suppress(
+                InvalidRequestError, DBAPIError
+            ):  # inside a `with session.begin_nested()` of the handler's own
+                self._savepoint.renew()  # the handler may roll back and then close
+            self._ended = True
+            raise self._doom()
 
     def transaction_ended(self) -> None:
         self._ended = True
@@ -160,18 +163,24 @@ class Claim:
     # --- the block's two ends
 
     def open(self) -> None:
-        if self.replayed:
-            for target, name, listener in self._guards():
-                event.listen(target, name, listener)
-        else:
+        if not self.replayed:
             self._savepoint = self._savepoint_of(self._session)
+        elif self._savepoint_of is not request_savepoint:  # no handler is called for a request that has its answer
+            self._savepoint = nested_savepoint(self._session)
+            self._guard = ReplayGuard(self._session, self._connection, self._write_in_replay)
+            self._guard.start()
 
     def close(self) -> None:
         """Insert the record. Raises what makes the block's work unfit to commit."""
-        if self.replayed:
-            self._session.flush()
+        if self.replayed and self._savepoint is None:
             return
         savepoint = self._require_savepoint()
+        if savepoint.is_aborted:
+            raise self._statement_failed()
+        if self.replayed:
+            self._session.flush()  # raises if there is anything to write
+            savepoint.leave()
+            return
         if self.response is None:
             raise NotAnswered(
                 f"the outbox.idempotent block of key {self.parent.key!r} ended without claim.respond(), claim.accept() or"
@@ -197,39 +206,32 @@ class Claim:
         finally:
             state.companion = None
 
-    def abandon(self) -> None:
-        """Undo the block's work, so that a caller who goes on and commits keeps neither it nor a record."""
-        if self.replayed:
-            return
-        if self._is_lost():
-            if self._session.in_transaction() or self._session.new:
-                self._doom()
-            return
+    def abandon(self) -> ClaimError | None:
+        """Undo the block's work, so that a caller who goes on and commits keeps neither it nor a record.
+
+        Returns why that caller must not commit, if the transaction ended in the block.
+        """
+        if self.replayed and self._savepoint is None:
+            return None
+        lost = self._doom() if self._is_lost() else None
         if self._savepoint is not None and self._savepoint.is_open:
             # On a connection that broke: nothing of the block can be committed over it.
-            with suppress(DBAPIError, PendingRollbackError):
+            with suppress(DBAPIError, InvalidRequestError):
                 self._savepoint.undo()
-                return
+                return lost
         self._doom()
+        return lost
 
     def forget(self) -> None:
-        for target, name, listener in self._guards():
-            event.remove(target, name, listener)
+        if self._guard is not None:
+            self._guard.stop()
 
-    def _guards(self) -> list[tuple[Any, str, Any]]:
-        """What keeps a replay from writing past the unit of work: through the session, or through its connection."""
-        if not self.replayed:
-            return []
-        return [
-            (self._session, "do_orm_execute", self.before_orm_execute),
-            (self._connection, "before_execute", self.before_execute),
-        ]
+    def _write_in_replay(self) -> AlreadyAnswered:
+        return AlreadyAnswered(f"a write inside a replay: {self._story()}")
 
     def _doom(self) -> ClaimError:
         """Keep the transaction from committing, also if the caller survives the error that is to be raised."""
-        error = AlreadyAnswered(f"a write inside a replay: {self._story()}") if self.replayed else self._lost()
-        state_of(self._session).doomed = error
-        return error
+        return state_of(self._session).doom(self._session, self._lost())
 
     def _require_unanswered(self, verb: str) -> None:
         if self.replayed:
@@ -239,23 +241,39 @@ class Claim:
         self._require_savepoint()
 
     def _require_savepoint(self) -> Savepoint:
-        if self._savepoint is None or not self._savepoint.is_active or self._is_lost():
-            raise self._lost()
+        if self._savepoint is None or self._is_lost():
+            raise self._doom()
+        if not self._savepoint.is_active:
+            raise self._statement_failed()
         return self._savepoint
 
     def _is_lost(self) -> bool:
         """Whether the claim's transaction has ended: with the session's, or behind its back, on the connection itself."""
-        return self._ended or self._connection.get_transaction() is not self._transaction
+        if self._ended or self._connection.get_transaction() is not self._transaction:
+            return True
+        return self._savepoint is not None and self._savepoint.is_gone
+
+    def _open(self) -> ClaimOpen:
+        return ClaimOpen(
+            f"the session was committed inside the outbox.idempotent block of key {self.parent.key!r}: the record, the"
+            " rows and the entries must commit together, so commit after the block"
+        )
 
     def _after_rejection(self) -> AlreadyAnswered:
         return AlreadyAnswered(
             f"a write after claim.reject() of key {self.parent.key!r}: a rejected request keeps its answer and nothing else"
         )
 
+    def _statement_failed(self) -> ClaimLost:
+        return ClaimLost(
+            f"a statement failed inside the block of key {self.parent.key!r}, and the handler went on: nothing of the block is"
+            " kept. Let the statement's error leave the block"
+        )
+
     def _lost(self) -> ClaimLost:
         return ClaimLost(
-            f"the transaction of the claim on key {self.parent.key!r} was rolled back or committed inside its block;"
-            " roll the session back and run the request anew"
+            f"the transaction of the claim on key {self.parent.key!r} was rolled back, closed or committed inside its block, and"
+            " cannot be committed any more: roll the session back after the block and run the request again"
         )
 
     def _story(self) -> str:
@@ -263,141 +281,3 @@ class Claim:
             f"the request with key {self.parent.key!r} was answered before. Check claim.replayed first and return"
             " claim.response, or use outbox.run_idempotent, which does"
         )
-
-
-def check_in_flight(mode: object, wait: object) -> None:
-    """Raise `InvalidValue` unless these say what a request does whose key is held, before one is."""
-    if mode not in ("conflict", "wait"):
-        raise InvalidValue("in_flight", mode, "must be 'conflict' or 'wait'")
-    check_span("wait", wait, least=NOTHING)
-
-
-class IdempotentBlock:
-    """What `outbox.idempotent` returns: `with` it on a Session, `async with` it on an AsyncSession.
-
-    savepoint_of: begins the savepoint of what is done in it.
-    """
-
-    savepoint_of: Callable[[Session], Savepoint] = staticmethod(nested_savepoint)
-
-    def __init__(
-        self,
-        session: AnySession,
-        key: RecordKey | BodyRequest,
-        in_flight: Literal["conflict", "wait"],
-        wait: timedelta,
-    ) -> None:
-        self._session = unscoped(session)
-        self._key = key
-        self._in_flight: Literal["conflict", "wait"] = in_flight
-        self._wait = wait
-        self._claim: Claim | None = None
-
-    def __enter__(self) -> Claim:
-        if hasattr(self._session, "run_sync"):
-            raise ClaimError(f"'with' needs a Session, not {type(self._session).__name__}: use 'async with'")
-        return self._open(sync_session(self._session))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close(sync_session(self._session), error)
-
-    async def __aenter__(self) -> Claim:
-        claim: Claim = await self._run_async(self._open)
-        return claim
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._run_async(lambda session: self._close(session, error))
-
-    def _open(self, session: Session) -> Claim:
-        state = state_of(session)
-        if state.claim is not None:
-            raise ClaimOpen("an outbox.idempotent or outbox.inbox block is open on this session already: one at a time")
-        watch = self._watch()
-        claim = self._claim = self._take_watched(session, watch) if watch else self._take(session, None)
-        claim.open()
-        state.claim = claim
-        return claim
-
-    def _watch(self) -> ClaimWatch | None:
-        observer = self._key.configuration.observer
-        return None if observer is None else ClaimWatch(observer, self._key.source)
-
-    def _take_watched(self, session: Session, watch: ClaimWatch) -> Claim:
-        state_of(session).at_end.append(lambda committed: watch.report())
-        try:
-            claim = self._take(session, watch)
-        except RequestRefused as error:
-            watch.refused(error)
-            raise
-        watch.claimed("hit" if claim.replayed else "miss")
-        return claim
-
-    def _take(self, session: Session, watch: ClaimWatch | None) -> Claim:
-        connection = self._begin(session)
-        key = choose_key(connection, self._key, self._in_flight, self._wait, watch)
-        response = claim_key(connection, key, self._in_flight, self._wait, watch)
-        return Claim(session, connection, key, response, self.savepoint_of)
-
-    def _begin(self, session: Session) -> Connection:
-        try:
-            session.flush()
-            return session.connection()
-        except DBAPIError as error:
-            if is_busy(error):  # SQLite: another writer outlasted the busy timeout
-                raise key_in_flight(self._key.name) from error
-            raise
-
-    def _close(self, session: Session, error: BaseException | None) -> None:
-        claim, state = self._claim, state_of(session)
-        if claim is None:
-            raise ClaimError("the outbox.idempotent block was never entered")
-        try:
-            if error is not None:
-                claim.abandon()
-                return
-            try:
-                claim.close()
-            except BaseException:
-                claim.abandon()
-                raise
-        finally:
-            claim.forget()
-            if state.claim is claim:
-                state.claim = None
-
-    async def _run_async(self, work: Any) -> Any:
-        run_sync = getattr(self._session, "run_sync", None)
-        if run_sync is None:
-            raise ClaimError(f"'async with' needs an AsyncSession, not {type(self._session).__name__}: use 'with'")
-        return await run_sync(work)
-
-
-def run(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
-    """`fn(claim)` in `block`, unless the request was answered before."""
-    with block as claim:
-        if not claim.replayed and isawaitable(done := fn(claim)):
-            if iscoroutine(done):
-                done.close()
-            raise ClaimError(
-                "outbox.run_idempotent on a Session calls a plain function, and this one returned an awaitable: give it an"
-                " AsyncSession, or a plain function"
-            )
-    return claim.answer
-
-
-async def run_async(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
-    """The same with a coroutine function."""
-    async with block as claim:
-        if not claim.replayed:
-            done = fn(claim)
-            if not isawaitable(done):
-                raise ClaimError(
-                    "outbox.run_idempotent on an AsyncSession awaits what its function returns, and this one returned"
-                    f" {type(done).__name__}: make it an 'async def', also if it awaits nothing"
-                )
-            await done
-    return claim.answer

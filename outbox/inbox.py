@@ -11,9 +11,10 @@ from typing import Literal
 
 from sqlalchemy.orm import Session
 
+from outbox.claim_block import IdempotentBlock
 from outbox.configuration import Configuration
 from outbox.errors import ClaimLost, ClaimOpen, InvalidValue, KeyExpired, KeyInFlight
-from outbox.idempotency import Claim, IdempotentBlock
+from outbox.idempotency import Claim
 from outbox.keys import ParentKey, check_field, parent_id
 from outbox.observing import ClaimWatch
 from outbox.records import RecordKey, claim_key
@@ -78,7 +79,7 @@ def message_key(
     check_field("consumer", consumer)
     check_field("message_id", message_id)
     if not scope:
-        raise InvalidValue("scope", scope, "must say whose message ids these are: the broker and the queue, say")
+        raise InvalidValue("scope", scope, "must say whose message ids these are: the producer's name, say")
     check_span("keep", keep)
     parent = ParentKey(message_id, scope=scope, source=SOURCE + consumer)
     return RecordKey(
@@ -101,18 +102,23 @@ class _MessageClaim(Claim):
         super().open()
         self.response = HANDLED
 
-    def before_commit(self) -> None:
-        if self._is_lost():
-            raise self._lost()
-        raise ClaimOpen(
+    def _open(self) -> ClaimOpen:
+        return ClaimOpen(
             f"the session was committed inside the outbox.inbox block of message {self.parent.key!r}: the record, the"
             " rows and the entries must commit together, so commit after the block"
         )
 
+    def _statement_failed(self) -> ClaimLost:
+        return ClaimLost(
+            f"a statement failed inside the outbox.inbox block of message {self.parent.key!r}, and the handler went on: nothing"
+            " of the block is kept. Let its error leave the block, and leave the message for redelivery"
+        )
+
     def _lost(self) -> ClaimLost:
         return ClaimLost(
-            f"the transaction of message {self.parent.key!r} was rolled back or committed inside its outbox.inbox block;"
-            " roll the session back and leave the message for redelivery"
+            f"the transaction of message {self.parent.key!r} was rolled back, closed or committed inside its outbox.inbox"
+            " block, and cannot be committed any more: roll the session back after the block, and acknowledge none of the"
+            " messages that were handled in this transaction, so that all of them are redelivered"
         )
 
     def _story(self) -> str:

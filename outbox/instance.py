@@ -5,13 +5,17 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, overload
 from uuid import UUID
 
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session
 
+from outbox.checking import AsyncEngineLike, check
+from outbox.claim_block import IdempotentBlock, check_in_flight, run, run_async
 from outbox.configuration import AUDIT_WINDOW, PAYLOAD_BYTES_MAX, Configuration, configuration_from_environment
-from outbox.enqueue import Entry, child_key, enqueue
-from outbox.errors import ConfigurationError, InvalidValue, KeyMalformed, KeyMissing
+from outbox.enqueue import child_key, enqueue
+from outbox.entries import Entry
+from outbox.errors import InvalidValue, KeyMalformed, KeyMissing
 from outbox.fingerprint import fingerprint
-from outbox.idempotency import Claim, IdempotentBlock, check_in_flight, run, run_async
+from outbox.idempotency import Claim
 from outbox.inbox import INBOX_KEEP, InboxBlock, message_key
 from outbox.key_sources import BodyKey, BodyRequest
 from outbox.keys import Keyring, ParentKey, parent_id
@@ -68,6 +72,19 @@ class Outbox:
             self._configuration = configuration_from_environment()
         return self._configuration
 
+    @overload
+    def check(self, engine: Engine) -> None: ...
+    @overload
+    def check(self, engine: AsyncEngineLike) -> Awaitable[None]: ...
+    def check(self, engine: Any) -> Awaitable[None] | None:
+        """Raise what would keep the app from working, at its start instead of at a request. With an AsyncEngine: awaited.
+
+        In one transaction that only reads. Raises `ConfigurationError` for a missing secret, another database than PostgreSQL and
+        SQLite, a database of another env, and a secret that differs from the one that the dispatchers have recorded for
+        its kid; `SchemaError` for tables that are missing or outdated; and what the database raises if it is away.
+        """
+        return check(self.configuration, engine)
+
     def enqueue(
         self,
         session: AnySession,
@@ -84,26 +101,30 @@ class Outbox:
     ) -> Entry:
         """Ask for one effect in the caller's transaction. No I/O and no `await`, for Session and AsyncSession alike.
 
-        The entry is written with the session's next flush and lives and dies with the transaction and its savepoint.
-        `outbox` never commits.
+        The entry lives and dies with the transaction and the savepoint in which it is enqueued, whatever else is done to the
+        session. It is written by the session's next flush that has rows to write, else before its next savepoint, at the latest
+        before its commit. `outbox` never commits. A session without a transaction begins one, as `session.add` does.
 
         operation: the effect's registered name; its first segment picks the adapter.
         payload: JSON, at most `payload_bytes_max` bytes (256 KiB); the bytes that go out are these.
         parent: the key of what caused it; may be left out inside an `outbox.idempotent` block. A bare str has no scope:
             two tenants' `invoice:42` meet.
         discriminator: tells two effects of one operation under one parent apart, e.g. a line's id; never a counter.
-        destination: what may be slow or down by itself; by default the operation's first segment.
+        destination: what may be slow or down by itself; by default the operation's first segment, and with an account in
+            the options `<segment>:<account>`.
         options: stored verbatim for the adapter: `account`, `api_version`, and what `configure(options=...)` names.
-        due: an aware datetime, or a timedelta from the database's now: not before.
+        due: an aware datetime, or a timedelta from the database's now: not before. One that has passed is now.
         ordering_key: entries of one key, whatever their operation, are sent one at a time, in commit order; whoever enqueues
-            under it waits, at the flush, for the end of the others' transactions. Behind one that failed or is uncertain they
-            wait until it is released, unless its adapter says otherwise. Put the tenant into it.
+            under it waits, when the entry is written, for the end of the others' transactions. Behind one that failed or is
+            uncertain they wait until it is released, unless its adapter says otherwise. Put the tenant into it.
         if_exists: "raise", or "ignore" to keep the first of two enqueues of the same parent, operation, discriminator;
-            the first keeps its own key, also across a rotation.
+            the first keeps its own key, also across a rotation. If the first is in the database, the `child_key` of the
+            returned entry is the first's as soon as this one is written, and may be another before.
 
         Raises, with nothing written: `InvalidValue`, `NotSerializable`, `ParentRequired`, `AlreadyAnswered` (inside a
-        replay), `DuplicateEntry` if the first is pending in this session. At the flush: `NoTransaction` for an autocommit
-        connection; `DuplicateEntry` if the first is in the database, after the flush's other entries were written.
+        replay), `DuplicateEntry` if the first is pending in this session, `NoTransaction` after the commit, or outside a
+        transaction with `autobegin=False`. When it is written: `NoTransaction` for an autocommit connection; `DuplicateEntry` if
+        the first is in the database, after the session's other entries were written.
         """
         return enqueue(
             self.configuration,
@@ -255,13 +276,15 @@ class Outbox:
         block, acknowledge the message after the commit. An exception inside undoes the block and stores nothing, so the
         message is worked on again when it is redelivered.
 
-        consumer: who handles it; each consumer handles each message once. scope: whose message ids these are, the broker
-            and the queue; `outbox.inboxes` makes it and message_id from a client library's message.
+        consumer: who handles it; each consumer handles each message once. scope: whose message ids these are, such as
+            the producer's name; not the queue, as one event may come through two. `outbox.inboxes` makes both from a client
+            library's message.
         in_flight: another transaction is handling the message: "conflict" raises `KeyInFlight` at once, "wait" after
             `wait`. Leave the message unacknowledged.
         keep: for how long the message is known at least: as long as the broker keeps it, in its dead-letter queue too.
 
-        Raises `KeyInFlight` (.retry_after), `InvalidValue`, `ClaimOpen`; `AlreadyAnswered` for work on a duplicate.
+        Raises `KeyInFlight` (.retry_after), `InvalidValue`, `ClaimOpen`; `AlreadyAnswered` for work on a duplicate. Raises
+        `ClaimLost` if the handler ends the transaction: acknowledge none of the messages that were handled in it.
         """
         check_in_flight(in_flight, wait)
         key = message_key(self.configuration, consumer=consumer, message_id=message_id, scope=scope, keep=keep)
@@ -296,21 +319,26 @@ class Outbox:
 
     @overload
     def request_status(
-        self, session: Session | scoped_session[Any], id: UUID, *, scope: str
+        self, session: Session | scoped_session[Any], id: UUID, *, scope: str, sources: Collection[str] = ("http",)
     ) -> RequestStatus | None: ...
     @overload
-    def request_status(self, session: AsyncSessionLike, id: UUID, *, scope: str) -> Awaitable[RequestStatus | None]: ...
     def request_status(
-        self, session: Any, id: UUID, *, scope: str
+        self, session: AsyncSessionLike, id: UUID, *, scope: str, sources: Collection[str] = ("http",)
+    ) -> Awaitable[RequestStatus | None]: ...
+    def request_status(
+        self, session: Any, id: UUID, *, scope: str, sources: Collection[str] = ("http",)
     ) -> RequestStatus | Awaitable[RequestStatus | None] | None:
-        """The request whose claim had this `id`, with all its entries, or None: also if it is another scope's.
+        """The request whose claim had this `id`, with all its entries, or None: also if it is another scope's or source's.
+
+        sources: as the claims were told; by default those of HTTP alone. The ids of jobs ("app") and messages (inboxes) can be
+            guessed, and whoever is named as their scope could look at them.
 
         Payloads are not in it. With an AsyncSession it is awaited. Flushes the session. Raises `InvalidValue` for an id
-        that is no UUID and a scope that is no text.
+        that is no UUID, a scope that is no text and sources that are no names.
         """
         configuration = self.configuration
         found: RequestStatus | Awaitable[RequestStatus | None] | None
-        found = in_session(session, lambda inner: read_request(configuration, inner, id, scope))
+        found = in_session(session, lambda inner: read_request(configuration, inner, id, scope, sources))
         return found
 
     def _request(self, key: Any, scope: str, source: str, request: Any, keep: timedelta) -> RecordKey | BodyRequest:
@@ -336,56 +364,3 @@ class Outbox:
             fingerprint=fingerprint(request),
             keep=keep,
         )
-
-
-class DefaultOutbox(Outbox):
-    """The instance behind the module functions: set up by `configure`, or from the environment at its first use."""
-
-    def __init__(self) -> None:
-        self._configuration = None
-
-    def configure(
-        self,
-        keyring: Keyring,
-        *,
-        env: str,
-        schema: str | None = None,
-        prefix: str = "outbox_",
-        options: Collection[str] = (),
-        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
-        audit: timedelta = AUDIT_WINDOW,
-        observe: Observer | None = None,
-        status_url: str | None = None,
-        fair: Collection[str] = (),
-    ) -> None:
-        """Set up the module functions, once, at the app's start. The same settings again do no harm.
-
-        keyring: the secrets; env: the deployment's name, part of every key, so that staging and production differ.
-        schema, prefix: where the tables are. options: more names for `enqueue(options=...)`.
-        payload_bytes_max: of one entry's JSON. audit: how long a record stays readable.
-        observe: told of every claim, an `outbox.ObservedClaim`, when its transaction has ended; it must not block.
-        status_url: where an accepted request can be watched, with `{id}` in it: the Location of `claim.accept`.
-        fair: destinations whose slots dispatchers share out over the scopes that wait there; see docs/pressure.md.
-        Raises `ConfigurationError` for a second call that differs: half of the app would use other keys.
-        """
-        new = Configuration(
-            keyring,
-            env=env,
-            schema=schema,
-            prefix=prefix,
-            options=options,
-            payload_bytes_max=payload_bytes_max,
-            audit=audit,
-            observe=observe,
-            status_url=status_url,
-            fair=fair,
-        )
-        if self._configuration is not None and self._configuration != new:
-            raise ConfigurationError(
-                "outbox.configure was called before with other settings; a second outbox is an outbox.Outbox(...)"
-            )
-        if self._configuration is None:
-            self._configuration = new
-
-
-default = DefaultOutbox()

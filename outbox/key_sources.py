@@ -10,6 +10,7 @@ import hmac
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Literal
 
 from sqlalchemy import Connection, select
@@ -19,7 +20,7 @@ from outbox.databases import clock, require_prepared, require_transaction, try_l
 from outbox.instants import EPOCH
 from outbox.keys import ParentKey, pae, parent_id
 from outbox.observing import ClaimWatch
-from outbox.records import RecordKey, find_despite_snapshot, key_in_flight
+from outbox.records import LockWait, RecordKey, find_despite_snapshot, key_in_flight
 from outbox.spans import SECOND, check_span
 
 PUBLIC_SECRET = bytes(32)
@@ -105,30 +106,63 @@ def choose_key(
     in_flight: Literal["conflict", "wait"],
     wait: timedelta,
     watch: ClaimWatch | None = None,
+    lock_wait: LockWait = wait_for_lock,
 ) -> RecordKey:
     """The key of `request`: for a body, that of the span before while a request stands in it, else the current one.
 
-    It keeps the earlier key's lock to the transaction's end: a request that has begun in the span before has no record yet.
-    Raises `KeyInFlight` if there is one.
+    The clock that decides is read under the current key's lock: before it there may be any wait, at whose end the span has passed
+    and an equal request stands in the next one. It then chooses again. The locks of all keys that it looked at are kept to the
+    transaction's end, for a request that has begun has no record yet. Spans are locked in their order, so that nobody waits for
+    one another. Raises `KeyInFlight` if another request is at work.
     """
     if isinstance(request, RecordKey):
         return request
-    require_transaction(connection)
+    require_transaction(connection, request.configuration.schema)
     require_prepared(connection)
-    before, current = request.keys(connection.execute(select(clock())).scalar_one())
-    if _stands(connection, before):
-        return before
-    locked, keeps_snapshot = try_lock(connection, before.id)
-    if not locked and in_flight == "wait":
-        with nullcontext() if watch is None else watch.waiting():
-            locked = wait_for_lock(connection, before.id, wait)
-    if _stands(connection, before):
-        return before
-    if not locked:
-        raise key_in_flight(before.name)
-    if keeps_snapshot:
-        find_despite_snapshot(connection, before)  # one that was answered since is refused: it cannot be replayed here
-    return current
+    waiting = _Waiting(connection, wait if in_flight == "wait" else timedelta(0), watch, lock_wait)
+    current: RecordKey | None = None
+    while True:
+        before, now = request.keys(connection.execute(select(clock())).scalar_one())
+        if now == current:
+            return now
+        current = now
+        for key in (before, current):
+            if waiting.lock_unless_it_stands(key):
+                return key
+
+
+class _Waiting:
+    """Takes locks, and waits for all of them together no longer than `budget`."""
+
+    def __init__(
+        self, connection: Connection, budget: timedelta, watch: ClaimWatch | None, lock_wait: LockWait
+    ) -> None:
+        self._connection = connection
+        self._until = monotonic() + budget.total_seconds()
+        self._waits = budget > timedelta(0)
+        self._watch = watch
+        self._lock_wait = lock_wait
+
+    def lock_unless_it_stands(self, key: RecordKey) -> bool:
+        """Take the key's lock; returns whether a request stands under it. Then the lock may be another's."""
+        locked, keeps_snapshot = try_lock(self._connection, key.id)
+        if _stands(self._connection, key):
+            return True
+        if not locked:
+            if not self._wait_for(key):
+                raise key_in_flight(key.name)
+            if _stands(self._connection, key):
+                return True
+        if keeps_snapshot:
+            find_despite_snapshot(self._connection, key)  # what was answered since cannot be replayed here
+        return False
+
+    def _wait_for(self, key: RecordKey) -> bool:
+        rest = timedelta(seconds=self._until - monotonic())
+        if not self._waits or rest <= timedelta(0):
+            return False
+        with nullcontext() if self._watch is None else self._watch.waiting():
+            return self._lock_wait(self._connection, key.id, rest)
 
 
 def _stands(connection: Connection, key: RecordKey) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple, NewType
+from typing import TYPE_CHECKING, Literal, NamedTuple, NewType, NoReturn
 from uuid import UUID, SafeUUID
 
 from outbox.errors import ConfigurationError, InvalidValue
@@ -110,21 +110,14 @@ class Keyring:
     __slots__ = ("_secrets", "current", "is_public")
 
     def __init__(self, secrets: Mapping[str, bytes], current: str | None = None) -> None:
-        if not secrets:
-            raise ConfigurationError("a key ring needs at least one secret: `outbox keys generate` makes one")
-        if not isinstance(secrets, Mapping):
-            raise ConfigurationError(
-                f"a key ring is made of a mapping from kids to secrets, not {type(secrets).__name__} (it is not shown):"
-                " Keyring({'k1': secret}), or Keyring.from_text(...) for text as OUTBOX_SECRET holds it"
-            )
-        for kid, secret in secrets.items():
-            check_secret(kid, secret)
-        if current is None and len(secrets) == 1:
-            current = next(iter(secrets))
-        if not isinstance(current, str) or current not in secrets:
-            raise ConfigurationError(f"current={current!r} is not among the key ring's kids {sorted(secrets)}")
-        self._secrets = dict(secrets)
-        self.current: str = current
+        self._secrets: dict[str, bytes] = {}  # from here on it can be shown, whatever fails
+        self.current = ""
+        problem = _problem_of(secrets, current)
+        if problem is not None:
+            del secrets  # an error tracker shows the variables of each frame that an error passes
+            raise ConfigurationError(problem)
+        self._secrets.update(secrets)
+        self.current = next(iter(secrets)) if current is None else current
         self.is_public = False
 
     @classmethod
@@ -138,27 +131,11 @@ class Keyring:
     @classmethod
     def from_text(cls, text: str) -> "Keyring":
         """Read `kid:base64,older:base64`, as OUTBOX_SECRET holds it; the first kid is the current one."""
-        if not isinstance(text, str):
-            raise ConfigurationError(
-                f"a key ring's text must be a str, not {type(text).__name__}: is OUTBOX_SECRET set?"
-            )
-        secrets: dict[str, bytes] = {}
-        for number, part in enumerate(text.split(","), 1):
-            kid, colon, encoded = part.strip().partition(":")
-            if not colon:
-                raise ConfigurationError("a secret is written kid:base64, several separated by commas")
-            try:
-                secret = base64.b64decode(encoded, validate=True)
-            except binascii.Error as error:
-                # Neither half is shown: whoever swaps them writes the secret where the kid belongs.
-                raise ConfigurationError(
-                    f"secret {number} of the key ring is not kid:base64: behind its colon, {error}"
-                ) from None
-            if not KID.fullmatch(kid):
-                raise ConfigurationError(f"secret {number} of the key ring has no kid that matches {KID.pattern}")
-            if kid in secrets:
-                raise ConfigurationError(f"kid {kid!r} stands twice in the key ring")
-            secrets[kid] = secret
+        secrets = _parsed(text)
+        problem = secrets if isinstance(secrets, str) else _problem_of(secrets, next(iter(secrets)))
+        if isinstance(secrets, str) or problem is not None:
+            del text, secrets
+            raise ConfigurationError(problem)
         return cls(secrets, current=next(iter(secrets)))
 
     @property
@@ -183,6 +160,66 @@ class Keyring:
 
     def __repr__(self) -> str:
         return f"Keyring(kids={sorted(self._secrets)}, current={self.current!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Keyring is neither pickled nor copied, because its secrets would go along: make it in each process, from the"
+            " environment or a secret store"
+        )
+
+
+def _problem_of(secrets: object, current: object) -> str | None:
+    """Why no key ring can be made of these; None if one can. It returns the text, because its own frame has the secrets."""
+    if not secrets:
+        return "a key ring needs at least one secret: `outbox keys generate` makes one"
+    if not isinstance(secrets, Mapping):
+        return (
+            f"a key ring is made of a mapping from kids to secrets, not {type(secrets).__name__} (it is not shown):"
+            " Keyring({'k1': secret}), or Keyring.from_text(...) for text as OUTBOX_SECRET holds it"
+        )
+    for kid, secret in secrets.items():
+        if (problem := _problem_of_secret(kid, secret)) is not None:
+            return problem
+    if (current is None and len(secrets) == 1) or (isinstance(current, str) and current in secrets):
+        return None
+    return f"current={current!r} is not among the key ring's kids {sorted(secrets)}"
+
+
+def _problem_of_secret(kid: object, secret: object) -> str | None:
+    if not isinstance(kid, str):  # who swaps the two has the secret here
+        return f"a kid of the key ring must be a str, not {type(kid).__name__} (it is not shown)"
+    if not KID.fullmatch(kid):
+        return f"kid {kid!r} must match {KID.pattern}"
+    if not isinstance(secret, bytes):
+        return f"the secret of kid {kid!r} must be bytes, not {type(secret).__name__}"
+    if len(secret) < SECRET_BYTES_MIN:
+        return (
+            f"the secret of kid {kid!r} has {len(secret)} bytes; at least {SECRET_BYTES_MIN} random ones are needed:"
+            " `outbox keys generate` makes one"
+        )
+    return None
+
+
+def _parsed(text: object) -> dict[str, bytes] | str:
+    """The secrets that `kid:base64,older:base64` holds, or what is wrong with it."""
+    if not isinstance(text, str):
+        return f"a key ring's text must be a str, not {type(text).__name__}: is OUTBOX_SECRET set?"
+    secrets: dict[str, bytes] = {}
+    for number, part in enumerate(text.split(","), 1):
+        kid, colon, encoded = part.strip().partition(":")
+        if not colon:
+            return "a secret is written kid:base64, several separated by commas"
+        try:
+            secret = base64.b64decode(encoded, validate=True)
+        except binascii.Error as error:
+            # Neither half is shown: whoever swaps them writes the secret where the kid belongs.
+            return f"secret {number} of the key ring is not kid:base64: behind its colon, {error}"
+        if not KID.fullmatch(kid):
+            return f"secret {number} of the key ring has no kid that matches {KID.pattern}"
+        if kid in secrets:
+            return f"kid {kid!r} stands twice in the key ring"
+        secrets[kid] = secret
+    return secrets
 
 
 # --- derivation
@@ -210,6 +247,7 @@ _CHILD_KEY = _u64(7) + _parts(b"obx/child-key/v1")
 _CHILD_KEY_PUBLIC = _u64(7) + _parts(b"obx/child-key/v1-public")
 _CHILD_KEY_EPOCH = _u64(8) + _parts(b"obx/child-key/v1/epoch")
 _CHILD_KEY_PUBLIC_EPOCH = _u64(8) + _parts(b"obx/child-key/v1-public/epoch")
+_SECRET_CHECK = _u64(2) + _parts(b"obx/secret-check/v1")
 _ENTRY_ID = hashlib.sha256(_u64(7) + _parts(b"obx/entry-id/v1"))
 _PARENT_ID = hashlib.sha256(_u64(5) + _parts(b"obx/parent-id/v1"))
 
@@ -238,6 +276,15 @@ def _digest(begun: "Hash", rest: bytes) -> bytes:
     hash = begun.copy()
     hash.update(rest)
     return hash.digest()
+
+
+def secret_check(keyring: Keyring, kid: str) -> str:
+    """16 characters by which two processes see whether they have the same secret under `kid`, without showing it.
+
+    A MAC of a constant under the secret, as each tag is one of an entry's fields: neither the secret nor any key follows from it.
+    """
+    inner, outer = _keyed(keyring.secret(kid))
+    return _digest(outer, _digest(inner, _SECRET_CHECK + _part(kid.encode())))[:8].hex()
 
 
 def entry_id(fields: KeyFields) -> UUID:
@@ -338,17 +385,3 @@ def _check_operation(name: str, field: str) -> bytes:
     if not OPERATION.fullmatch(name):
         raise InvalidValue(field, name, "must be lower-case words joined by dots, e.g. 'stripe.refunds.create'")
     return _part(encoded)
-
-
-def check_secret(kid: object, secret: object) -> None:
-    if not isinstance(kid, str):  # who swaps the two has the secret here
-        raise ConfigurationError(f"a kid of the key ring must be a str, not {type(kid).__name__} (it is not shown)")
-    if not KID.fullmatch(kid):
-        raise ConfigurationError(f"kid {kid!r} must match {KID.pattern}")
-    if not isinstance(secret, bytes):
-        raise ConfigurationError(f"the secret of kid {kid!r} must be bytes, not {type(secret).__name__}")
-    if len(secret) < SECRET_BYTES_MIN:
-        raise ConfigurationError(
-            f"the secret of kid {kid!r} has {len(secret)} bytes; at least {SECRET_BYTES_MIN} random ones are needed:"
-            " `outbox keys generate` makes one"
-        )

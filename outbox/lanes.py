@@ -1,8 +1,7 @@
 """Lanes: entries of one ordering key go out one at a time, in commit order, whatever their operation or destination.
 
-An entry gets its place in its lane at the flush: a lock on the ordering key, held to the transaction's end, then a position from
-a sequence. So positions are in commit order, and a visible entry has every earlier one of its lane visible beside it. The lock
-is between those who enqueue, and no dispatcher ever waits for it.
+An entry gets its place in its lane at the flush (`outbox.positions`): positions are in commit order, and a visible entry has
+every earlier one of its lane visible beside it.
 
 Whether an entry is the head of its lane is decided when it is claimed, not when it is enqueued (`dispatchers/lanes.py`): one
 that is not gets the due time NEVER, and is *blocked*. Nothing leaves but through that decision, so whatever makes an entry due
@@ -16,6 +15,8 @@ Whoever takes an entry out of its lane makes the next one due in the same transa
   touched row has changed since its snapshot, and it fails with a serialization error, to be tried again.
 - The head is being taken out while someone wants to block: its row is locked, nothing is blocked, and the entry is looked at
   again a moment later.
+- The next one's row is locked by another transaction: an app that is about to cancel it, or a claim. A dispatcher does not wait
+  for it. It does not take the head out now, but a moment later; nothing else that it has to settle waits for that.
 - `advance` touches the row that it finds, blocked or not: that one answers for the others behind it from now on.
 - The process dies in between: nothing of its transaction has happened, and the head's lease runs out.
 
@@ -39,20 +40,13 @@ from sqlalchemy import (
     literal,
     literal_column,
     select,
-    text,
     true,
     update,
 )
-from sqlalchemy.exc import DBAPIError
 
-from outbox.databases import DEADLOCK, clock, sqlstate
+from outbox.databases import clock
 from outbox.instants import NEVER, Instant
 from outbox.schema import Tables
-
-DEADLOCK_NOTE = (
-    "two transactions took the lanes of the same ordering keys in different order: run the transaction again, and enqueue the"
-    " entries of several ordering keys before one flush, which takes them in one order for all"
-)
 
 
 class Place(NamedTuple):
@@ -60,44 +54,6 @@ class Place(NamedTuple):
 
     ordering_key: str
     position: int
-
-
-def take_positions(connection: Connection, tables: Tables, ordering_keys: Sequence[str]) -> list[int]:
-    """Ascending positions, one for each of the keys, once all their lanes are locked for this transaction. PostgreSQL only.
-
-    A savepoint that is rolled back gives its locks back. Locked in the order of their numbers, so that flushes cannot wait for
-    each other in a circle; transactions that flush twice can.
-    """
-    asked = {"lane": f"{tables.queue.fullname} ", "keys": list({*ordering_keys}), "count": len(ordering_keys)}
-    try:
-        return list(connection.execute(_TAKE_POSITIONS, asked | {"sequence": _sequence(connection, tables)}).scalars())
-    except DBAPIError as error:
-        if sqlstate(error.orig) == DEADLOCK:
-            error.add_note(DEADLOCK_NOTE)
-        raise
-
-
-# The sum is there for the locks: no position is drawn before the last of them is held.
-_TAKE_POSITIONS = text("""
-    SELECT nextval(CAST(:sequence AS regclass)) FROM generate_series(1, :count), (
-        SELECT count(pg_advisory_xact_lock(lock.number)::text) FROM (
-            SELECT DISTINCT hashtextextended(CAST(:lane AS text) || k.ordering_key, 0) AS number
-            FROM unnest(CAST(:keys AS text[])) AS k(ordering_key) ORDER BY number
-        ) AS lock
-    ) AS held
-""")
-
-
-def _sequence(connection: Connection, tables: Tables) -> str:
-    name: str = connection.dialect.identifier_preparer.format_sequence(tables.position)
-    return name
-
-
-def next_position(tables: Tables, ordering_key: str) -> Any:
-    """The position behind all others of the lane, for the only writer of a SQLite database."""
-    queue = tables.queue.alias()
-    last = select(func.max(queue.c.position)).where(queue.c.ordering_key == ordering_key).scalar_subquery()
-    return func.coalesce(last, 0) + 1
 
 
 def advance(connection: Connection, tables: Tables, left: Sequence[Place], *, cutoff: datetime = NEVER) -> None:
@@ -122,12 +78,43 @@ def _advancing_all(connection: Connection, tables: Tables, cutoff: datetime) -> 
     taken them out by an earlier statement, so whoever blocked one behind them has committed, and nobody can any more.
     """
     queue = tables.queue
-    left = func.unnest(bindparam("lanes", type_=ARRAY(Text)), bindparam("places", type_=ARRAY(BigInteger)))
-    places = left.table_valued("lane", "place").render_derived()
-    following = _following(tables, places.c.lane, places.c.place).lateral()
+    following, places = _all_following(tables, lock=True)
     ids = select(following.c.id).select_from(places.join(following, true())).scalar_subquery()
     advanced = update(queue).where(queue.c.id == any_(func.array(ids, type_=ARRAY(queue.c.id.type))))
     return advanced.values(due_at=unblocked(connection, tables, cutoff))
+
+
+def advance_unlocked(
+    connection: Connection, tables: Tables, left: Sequence[Place], *, cutoff: datetime = NEVER
+) -> list[Place]:
+    """As `advance`, but without waiting: returns the places whose next entry another transaction has locked.
+
+    Nobody would make that entry due, so what was taken out at these places must not be committed. On SQLite there is none.
+    """
+    places = sorted(set(left))
+    if not places or connection.dialect.name != "postgresql":
+        advance(connection, tables, places, cutoff=cutoff)
+        return []
+    lanes, positions = zip(*places, strict=True)
+    asked = {"lanes": [*lanes], "places": [*positions]}
+    locked = connection.execute(_advancing_unlocked(connection, tables, cutoff), asked)
+    return [Place(row.lane, row.place) for row in locked]
+
+
+def _advancing_unlocked(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
+    """The next entries are found first and locked then: passing over a locked one while looking would find the one behind it."""
+    queue, row = tables.queue, tables.queue.alias("locked_row")
+    following, places = _all_following(tables)
+    found = (
+        select(places.c.lane, places.c.place, following.c.id).select_from(places.join(following, true())).cte("found")
+    )
+    of_found = row.c.id == any_(func.array(select(found.c.id).scalar_subquery(), type_=ARRAY(row.c.id.type)))
+    locked = select(row.c.id).where(of_found).with_for_update(skip_locked=True).cte("locked")
+    of_locked = queue.c.id == any_(func.array(select(locked.c.id).scalar_subquery(), type_=ARRAY(queue.c.id.type)))
+    due = {"due_at": unblocked(connection, tables, cutoff)}
+    advanced = update(queue).where(of_locked).values(due).returning(queue.c.id).cte("advanced")
+    others = found.c.id.not_in(select(locked.c.id))
+    return select(found.c.lane, found.c.place).where(others).add_cte(advanced)
 
 
 def _advancing(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
@@ -136,10 +123,18 @@ def _advancing(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
     return update(queue).where(queue.c.id == following).values(due_at=unblocked(connection, tables, cutoff))
 
 
+def _all_following(tables: Tables, *, lock: bool = False) -> tuple[Any, Any]:
+    """The next entry behind each of many places, and the places."""
+    left = func.unnest(bindparam("lanes", type_=ARRAY(Text)), bindparam("places", type_=ARRAY(BigInteger)))
+    places = left.table_valued("lane", "place").render_derived()
+    following = _following(tables, places.c.lane, places.c.place)
+    return (following.with_for_update() if lock else following).lateral(), places
+
+
 def _following(tables: Tables, lane: Any, place: Any) -> Any:
     behind = tables.queue.alias("behind")
     waits = (behind.c.ordering_key == lane, behind.c.position > place, _waits(behind))
-    return select(behind.c.id).where(*waits).order_by(behind.c.position).limit(literal_column("1")).with_for_update()
+    return select(behind.c.id).where(*waits).order_by(behind.c.position).limit(literal_column("1"))
 
 
 def unblocked(connection: Connection, tables: Tables, cutoff: datetime = NEVER) -> Any:

@@ -40,7 +40,7 @@ def take(connection: Connection, request: RecordKey | BodyRequest, length: timed
     Raises `KeyInFlight` (.retry_after: the rest of the lease), `RequestMismatch`, `KeyExpired`, and `ConfigurationError` if the
     key ring lacks the kid of the first attempt.
     """
-    require_transaction(connection)
+    require_transaction(connection, request.configuration.schema)
     require_prepared(connection)
     key = choose_key(connection, request, "conflict", timedelta(0))
     standing = _standing_lease(connection, key)
@@ -121,7 +121,7 @@ def _take_over(connection: Connection, key: RecordKey, standing: _Standing, leng
     key.configuration.keyring.secret(standing.kid)
     lease = Lease(key, uuid4(), standing.kid, length)
     changes = {"lease_token": lease.token, "lease_until": clock_plus(length)}
-    if not _write(connection, lease, standing.token, changes):
+    if not _write(connection, lease, standing.token, changes, only_expired=True):
         raise key_in_flight(key.name)  # its holder is about to answer, or another attempt was quicker
     return lease
 
@@ -177,11 +177,19 @@ def lease_lost(lease: Lease) -> LeaseLost:
     )
 
 
-def _write(connection: Connection, lease: Lease, token: UUID, changes: dict[str, Any]) -> bool:
-    """Update the record if it bears `token`, without waiting for who else locks it. Returns whether it did."""
+def _write(
+    connection: Connection, lease: Lease, token: UUID, changes: dict[str, Any], *, only_expired: bool = False
+) -> bool:
+    """Update the record if it bears `token`, without waiting for who else locks it. Returns whether it did.
+
+    only_expired: and if its lease has run out by now: it may have been renewed since it was read.
+    """
     record = lease.key.configuration.tables.record
     free = record.alias()
-    unlocked = select(free.c.id).where(*_bears(free, lease, token)).with_for_update(skip_locked=True)
+    bears = _bears(free, lease, token)
+    if only_expired:
+        bears = (*bears, free.c.lease_until <= clock())
+    unlocked = select(free.c.id).where(*bears).with_for_update(skip_locked=True)
     written = connection.execute(
         update(record).where(record.c.id == unlocked.scalar_subquery(), record.c.lease_token == token).values(changes)
     )

@@ -26,10 +26,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import leased_records
+from outbox.claim_block import IdempotentBlock
 from outbox.configuration import Configuration
-from outbox.databases import is_busy, sqlstate
+from outbox.databases import is_busy, is_timeout, sqlstate
 from outbox.errors import AlreadyAnswered, ClaimError, KeyInFlight, LeaseLost, NotAnswered
-from outbox.idempotency import Claim, IdempotentBlock
+from outbox.idempotency import Claim
 from outbox.key_sources import BodyRequest
 from outbox.keys import ChildKey, ParentKey, derive_tag, encode_native, key_fields
 from outbox.leased_records import Lease, Taken
@@ -235,7 +236,7 @@ class FencedBlock(IdempotentBlock):
         try:
             leased_records.require_held(connection, self._lease, lock=True)
         except LeaseLost as error:
-            state_of(session).doomed = error
+            state_of(session).doom(session, error)
             # An answer of our own is another error; one whose commit failed may be given again.
             self._attempt._held("fence")
             raise
@@ -409,6 +410,6 @@ def _in_flight_if_slower(name: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        if sqlstate(error.orig) == SERIALIZATION_FAILURE or is_busy(error):
+        if sqlstate(error.orig) == SERIALIZATION_FAILURE or is_busy(error) or is_timeout(error):
             raise key_in_flight(name) from error
         raise

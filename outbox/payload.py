@@ -10,6 +10,7 @@ def encode_json(name: str, value: Any, bytes_max: int) -> bytes:
     """JSON in UTF-8, members in the caller's order. Raises `NotSerializable`, which never shows the value."""
     try:
         data = _encode(value).encode()
+        _require_text_names(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise NotSerializable(
             f"the {name} is not JSON: {_reason(error)}; write dates, decimals and ids as text or numbers"
@@ -20,6 +21,23 @@ def encode_json(name: str, value: Any, bytes_max: int) -> bytes:
             " store the large part elsewhere and enqueue a reference to it"
         )
     return data
+
+
+def _require_text_names(value: Any) -> None:
+    """JSON's member names are text. The encoder would turn 1 into "1", and two members of one dict could become one.
+
+    Called after the encoding, which has refused what holds itself.
+    """
+    open_values = [value]
+    while open_values:
+        match open_values.pop():
+            case dict() as members:
+                for name in members:
+                    if not isinstance(name, str):
+                        raise TypeError(f"a member's name is {type(name).__name__}, and must be text")
+                open_values.extend(members.values())
+            case list() | tuple() as items:
+                open_values.extend(items)
 
 
 # One encoder for all: `json.dumps` with options builds a new one at each call.

@@ -2,11 +2,12 @@
 
 import json
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import (
@@ -33,6 +34,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ColumnElement
 
 from outbox.configuration import Configuration
+from outbox.connections import LockBudget
 from outbox.databases import (
     SERIALIZATION_FAILURE,
     clock,
@@ -47,7 +49,7 @@ from outbox.databases import (
 )
 from outbox.driver import execute
 from outbox.entries import Companion
-from outbox.errors import KeyExpired, KeyInFlight, RequestMismatch
+from outbox.errors import ClaimError, KeyExpired, KeyInFlight, RequestMismatch
 from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.functions import function_name
 from outbox.keys import ParentKey
@@ -55,6 +57,12 @@ from outbox.observing import ClaimWatch
 from outbox.responses import Response
 from outbox.schema import STATEMENTS_MAX, Tables
 from outbox.table_names import quoted
+
+LockWait: TypeAlias = Callable[[Connection, UUID, timedelta], bool]
+"""Waits for the lock of an id, as `wait_for_lock` does."""
+
+BUDGET = LockBudget(1000)
+"""Claims in one transaction: a consumer's batch may well have hundreds."""
 
 RETRY_AFTER = timedelta(seconds=1)
 """What a 409 advises: a request in one transaction is short, and asking again costs one read."""
@@ -92,6 +100,7 @@ def claim_key(
     in_flight: Literal["conflict", "wait"],
     wait: timedelta,
     watch: ClaimWatch | None = None,
+    lock_wait: LockWait = wait_for_lock,
 ) -> Response | None:
     """Take the key for this transaction, or return the answer that it has. Raises what refuses the request.
 
@@ -99,15 +108,20 @@ def claim_key(
     are both answered. Under the lock it has looked again: the lock's holder may just have committed. After a wait for the lock
     another statement does.
     """
-    require_transaction(connection)
+    require_transaction(connection, key.configuration.schema)
     require_prepared(connection)
+    if not BUDGET.take(connection, 0 if connection.dialect.name == "sqlite" else 1):
+        raise ClaimError(
+            f"this transaction has claimed {BUDGET.locks_max} keys, and keeps a lock of the database server for each: commit it,"
+            " and claim the rest in the next one"
+        )
     found = _look_and_lock(connection, key)
     answer = _answer(key, found)
     if answer is not None:
         return answer
     if not found.locked and in_flight == "wait":
         with nullcontext() if watch is None else watch.waiting():
-            if wait_for_lock(connection, key.id, wait):
+            if lock_wait(connection, key.id, wait):
                 found = _look(connection, key)._replace(keeps_snapshot=found.keeps_snapshot)
     if not found.locked:
         raise key_in_flight(key.name)

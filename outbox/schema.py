@@ -5,7 +5,7 @@ An entry is cold: written once in the app's transaction, never updated. What cha
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import (
@@ -30,13 +30,17 @@ from sqlalchemy import (
     Text,
     Uuid,
     and_,
+    column,
     event,
+    literal,
     literal_column,
     text,
 )
 
 from outbox.functions import DatabaseFunction, creation, database_functions
-from outbox.instants import Instant
+from outbox.instants import EPOCH, NEVER, Instant
+from outbox.schema_errors import translate_for
+from outbox.statement_errors import hide_values_of
 from outbox.table_names import check_table_names
 
 SCHEMA_VERSION = 1
@@ -49,6 +53,9 @@ what the migrations' revisions count.
 
 STATEMENTS_MAX = 256
 """How many statements of one kind are kept built. A process has one set of tables, or a few, and each has a few shapes."""
+
+COUNT_MAX = 1_000_000_000
+"""How often an entry can be claimed: once a second, for 31 years."""
 
 OPEN = "('accepted', 'leased')"
 """The states of a record that has no final answer yet, as SQL."""
@@ -65,8 +72,10 @@ class Tables:
     settlement: Table
     destination: Table
     halted: Table
+    callback: Table
     event: Table
     meta: Table
+    kid: Table
     record: Table
     tombstone: Table
 
@@ -82,8 +91,10 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         settlement=Table(f"{prefix}settlement", metadata, *_settlement(prefix), schema=schema),
         destination=Table(f"{prefix}destination", metadata, *_destination(prefix), schema=schema),
         halted=Table(f"{prefix}halted", metadata, *_halted(), schema=schema),
+        callback=Table(f"{prefix}callback", metadata, *_callback(), schema=schema),
         event=Table(f"{prefix}event", metadata, *_event(prefix), schema=schema),
         meta=Table(f"{prefix}meta", metadata, *_meta(prefix), schema=schema),
+        kid=Table(f"{prefix}kid", metadata, *_kid(), schema=schema),
         record=Table(f"{prefix}record", metadata, *_record(prefix), schema=schema),
         tombstone=Table(f"{prefix}tombstone", metadata, *_tombstone(prefix), schema=schema),
     )
@@ -91,8 +102,13 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         options = ", ".join(f"{name} = {value}" for name, value in parameters.items())
         ddl = DDL(f"ALTER TABLE %(fullname)s SET ({options})")  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
         event.listen(table, "after_create", ddl.execute_if(dialect="postgresql"))
-    for function in database_functions(schema, prefix).values():
+    functions = database_functions(schema, prefix)
+    for function in functions.values():
         _listen_for(function, tables)
+    own = [getattr(tables, each.name).name for each in fields(Tables) if each.name != "metadata"]
+    callable_names = [f"{prefix}{name}" for name in functions]
+    hide_values_of(schema, prefix, [*own, f"{prefix}body"], callable_names)
+    translate_for([*own, *callable_names])
     return tables
 
 
@@ -139,6 +155,12 @@ def is_open(record: FromClause, state: str) -> ColumnElement[bool]:
     return and_(record.c.state.bool_op("IN")(literal_column(OPEN)), record.c.state == literal_column(f"'{state}'"))
 
 
+def _storable(name: str, *instants: str) -> CheckConstraint:
+    """These columns hold what every driver reads back in every time zone, and every claim finds."""
+    low, high = literal(EPOCH, Instant), literal(NEVER, Instant)
+    return CheckConstraint(and_(*(column(instant, Instant).between(low, high) for instant in instants)), name=name)
+
+
 def _key_columns() -> list[Column[Any]]:
     return [
         Column("env", String(64), nullable=False),
@@ -166,6 +188,7 @@ def _entry(prefix: str) -> list[Any]:
         Column("schema_version", SmallInteger, nullable=False),
         Column("due_at", Instant, nullable=False),
         Column("created_at", Instant, nullable=False),
+        _storable(f"{prefix}entry_instants", "due_at", "created_at"),
         # serves `status` and the claim of a recycled key: every entry under one parent
         Index(f"{prefix}entry_parent", "parent_id"),
         # serves the completion of an accepted request: its entries under other parents; the others are found by parent_id
@@ -201,6 +224,7 @@ def _queue(prefix: str) -> list[Any]:
         Column("waiting_since", Instant),  # it was due then, and has only been handed back since
         Column("fair", String(255)),  # its destination, where that is fair; else NULL, as is
         Column("scope", String(255)),  # its parent's
+        Column("callback", String(160)),  # it waits for a dispatcher that has this one: `dispatchers.sql_callbacks`
         CheckConstraint("state IN ('pending', 'sending', 'retry', 'uncertain')", name=f"{prefix}queue_state"),
         # a lease is whole or absent, and is what `sending` means
         CheckConstraint(
@@ -210,7 +234,12 @@ def _queue(prefix: str) -> list[Any]:
             name=f"{prefix}queue_lease",
         ),
         CheckConstraint("in_doubt_since IS NULL OR maybe_sent", name=f"{prefix}queue_doubt"),
-        CheckConstraint("deliveries >= 0 AND attempts >= 0 AND key_epoch >= 0", name=f"{prefix}queue_counts"),
+        # far below what the types hold, as the claim counts on
+        CheckConstraint(
+            f"deliveries BETWEEN 0 AND {COUNT_MAX} AND attempts BETWEEN 0 AND {COUNT_MAX} AND key_epoch BETWEEN 0 AND 32000",
+            name=f"{prefix}queue_counts",
+        ),
+        _storable(f"{prefix}queue_instants", "due_at"),
         # serves the claim: the oldest due rows of each destination. No lease column is in any index, so leases stay HOT
         Index(f"{prefix}queue_due", "destination", "due_at"),
         # serves the claim of a fair destination: the scopes one after another, and the oldest due rows of each. What asks for
@@ -231,6 +260,13 @@ def _queue(prefix: str) -> list[Any]:
             postgresql_where=text("ordering_key IS NOT NULL"),
             sqlite_where=text("ordering_key IS NOT NULL"),
         ),
+        # serves the dispatchers that have a callback: the entries that wait for it
+        Index(
+            f"{prefix}queue_callback",
+            "callback",
+            postgresql_where=text("callback IS NOT NULL"),
+            sqlite_where=text("callback IS NOT NULL"),
+        ),
     ]
 
 
@@ -245,9 +281,10 @@ def _settlement(prefix: str) -> list[Any]:
         Column("key_epoch", SmallInteger, nullable=False),
         Column("settled_at", Instant, nullable=False),
         CheckConstraint("state IN ('delivered', 'failed', 'cancelled')", name=f"{prefix}settlement_state"),
-        # serves retention: what was settled long enough ago. Not a block range index: the pages that retention frees are
-        # filled again, so that each range soon holds rows of every age
-        Index(f"{prefix}settlement_settled", "settled_at"),
+        # serves retention: what was settled long enough ago, in the order in which it goes through them: with the id, as
+        # thousands may bear one instant. Not a block range index: the pages that retention frees are filled again, so that
+        # each range soon holds rows of every age
+        Index(f"{prefix}settlement_settled", "settled_at", "id"),
     ]
 
 
@@ -278,6 +315,14 @@ def _halted() -> list[Any]:
         Column("entry_id", Uuid, nullable=False),
         Column("reason", Text, nullable=False),
         Column("since", Instant, nullable=False),
+    ]
+
+
+def _callback() -> list[Any]:
+    return [
+        Column("name", String(160), primary_key=True),  # its kind and the operation, or the beginning of several
+        Column("recorded_at", Instant, nullable=False),
+        Column("started_at", Instant, nullable=False),  # the last dispatcher that has it
     ]
 
 
@@ -314,6 +359,16 @@ def _meta(prefix: str) -> list[Any]:
     ]
 
 
+def _kid() -> list[Any]:
+    return [
+        Column("kid", String(64), primary_key=True),
+        Column(
+            "secret_check", String(16), nullable=False
+        ),  # `keys.secret_check`: nothing of the secret follows from it
+        Column("recorded_at", Instant, nullable=False),
+    ]
+
+
 def _record(prefix: str) -> list[Any]:
     return [
         Column("id", Uuid, primary_key=True, autoincrement=False),
@@ -344,13 +399,15 @@ def _record(prefix: str) -> list[Any]:
             "(state = 'leased') = (lease_token IS NOT NULL) AND (lease_token IS NULL) = (lease_until IS NULL)",
             name=f"{prefix}record_lease",
         ),
-        # serves retention: the records that nobody may ask for any more
-        Index(f"{prefix}record_keep", "keep_until"),
+        _storable(f"{prefix}record_instants", "lease_until", "created_at", "answered_at", "replay_until", "keep_until"),
+        # serves retention: the records that nobody may ask for any more, in its order
+        Index(f"{prefix}record_keep", "keep_until", "id"),
         # serves the dispatcher, which looks for accepted requests that wait for nothing, and the gauges of those that are open
         Index(
             f"{prefix}record_open",
             "state",
             "created_at",
+            "id",
             postgresql_where=text(f"state IN {OPEN}"),
             sqlite_where=text(f"state IN {OPEN}"),
         ),
@@ -374,6 +431,6 @@ def _tombstone(prefix: str) -> list[Any]:
         Column("fingerprint", LargeBinary(32), nullable=False),
         Column("fingerprint_version", SmallInteger, nullable=False),
         Column("forget_at", Instant, nullable=False),
-        # serves retention: the tombstones whose last child's window has passed
-        Index(f"{prefix}tombstone_forget", "forget_at"),
+        # serves retention: the tombstones whose last child's window has passed, in its order
+        Index(f"{prefix}tombstone_forget", "forget_at", "id"),
     ]

@@ -1,23 +1,25 @@
-"""What we keep on a session: the entries that wait for its next flush, the open claim; and the events that tend to them.
+"""What we keep on a session: the entries that it must still write, the open claim; and the events that tend to them.
 
-An entry lives and dies with its savepoint: `begin_nested()` flushes first, so what was enqueued before a savepoint
-survives its rollback, and what was enqueued inside goes with it, flushed or not.
+Entries are written by every flush that has something to flush, before each savepoint, before each commit, and by `flush_all`.
+An entry lives and dies with the savepoint in which it was enqueued: `pending.py` keeps the books, and the session's events are
+all that they rest on.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 from uuid import UUID
 
-from sqlalchemy import Column, Connection, Integer, MetaData, Table, event
-from sqlalchemy.orm import Session, SessionTransaction, registry, scoped_session
-from sqlalchemy.orm.attributes import flag_dirty
-from sqlalchemy.orm.session import make_transient_to_detached
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import InvalidRequestError, MissingGreenlet
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox.configuration import Configuration
 from outbox.databases import require_transaction
-from outbox.entries import Companion, NewEntry, insert_entries
+from outbox.entries import Companion, Entry, NewEntry, insert_entries, stored_tags
 from outbox.errors import ClaimError, DuplicateEntry, NoTransaction, OutboxError
 from outbox.keys import ParentKey
+from outbox.pending import PendingEntries, PendingEntry
 
 Result = TypeVar("Result")
 _KEY = "sqlalchemy-outbox"
@@ -32,101 +34,191 @@ class ClaimedParent(NamedTuple):
 
 
 class OpenClaim(Protocol):
-    """What the session's events ask of a claim."""
+    """What the session's events ask of a claim.
+
+    before_commit: of a savepoint, or with None of the transaction. savepoint_ended: committed, rolled back or closed; what it
+    raises keeps the session from ending the transaction around the savepoint.
+    """
 
     def parent_for(self, configuration: Configuration) -> ClaimedParent | None: ...
     def after_begin(self, connection: Connection) -> None: ...
     def before_flush(self, session: Session) -> None: ...
-    def before_commit(self) -> None: ...
+    def before_commit(self, committed: SessionTransaction | None) -> None: ...
+    def savepoint_ended(self, savepoint: SessionTransaction) -> None: ...
     def transaction_ended(self) -> None: ...
-
-
-class _Marker:
-    """A persistent object without columns to change: while it is flagged dirty the unit of work has something to flush."""
-
-
-registry().map_imperatively(_Marker, Table("outbox_marker", MetaData(), Column("id", Integer, primary_key=True)))
 
 
 class SessionState:
     """What one session holds for its outbox.
 
-    pending: entries that wait for the next flush, each with the savepoint it was enqueued in, by configuration and id;
-        no configuration without any.
-    claim: the open idempotency claim, if any.
-    doomed: why this transaction must not commit any more.
-    companion: what may be written by the same statement as the pending entries.
+    pending: the entries that it must still write.
+    commits: how many commits are in progress, of savepoints and of the transaction, that have written what was pending. No later
+        event of theirs is certain, so that what their listeners still enqueue is written at once.
+    is_flushing: a flush is in progress, at whose end all is written.
+    is_released: the savepoint that is about to end was released.
     committed: the transaction has committed and is about to end: too late to write anything in it.
+    claim: the open idempotency claim, if any.
+    doomed: why this transaction must not commit any more. Every later use raises it, until the transaction has ended.
+    companion: what may be written by the same statement as the pending entries, once.
     at_end: what to call when the transaction has ended and its locks are gone, and tell whether it committed; it raises nothing.
     """
 
-    __slots__ = ("at_end", "claim", "committed", "companion", "doomed", "marker", "pending")
+    __slots__ = (
+        *("at_end", "claim", "commits", "committed", "companion", "doomed"),
+        *("is_flushing", "is_released", "pending"),
+    )
 
     def __init__(self) -> None:
-        self.pending: dict[Configuration, dict[UUID, tuple[NewEntry, SessionTransaction | None]]] = {}
-        self.claim: OpenClaim | None = None
-        self.companion: Companion | None = None
-        self.doomed: ClaimError | None = None
+        self.pending = PendingEntries()
+        self.commits = 0
+        self.is_flushing = False
+        self.is_released = False
         self.committed = False
+        self.claim: OpenClaim | None = None
+        self.doomed: ClaimError | None = None
+        self.companion: Companion | None = None
         self.at_end: list[Callable[[bool], None]] = []
-        self.marker: _Marker | None = None
 
-    def keep(self, session: Session, configuration: Configuration, entry: NewEntry) -> NewEntry:
-        """Keep `entry` for the session's next flush, unless one of its id is kept already. Returns the one that is kept."""
+    def keep(self, session: Session, configuration: Configuration, entry: NewEntry) -> Entry:
+        """Keep `entry` until it is written, unless one of its id is kept already. Returns the handle of the one that is kept."""
+        if self.doomed is not None:
+            raise self.doomed
         if self.committed:
             raise NoTransaction("enqueue in an after_commit listener comes too late: the transaction is over")
-        if not self.pending and not session.new:
-            self._mark(session)
-        pending = self.pending.setdefault(configuration, {})
-        kept, _ = pending.setdefault(entry.id, (entry, session.get_nested_transaction()))
-        return kept
+        if not session.in_transaction():
+            _begin(session)  # so that an end of it comes, also if nothing else is done in it
+        kept = self.pending.add(configuration, entry, _depth_of(session.get_nested_transaction()))
+        if kept.entry is not entry and not entry.keep_first:
+            raise _duplicate(entry)
+        if self.commits and not self.is_flushing:
+            self._write_late(session)
+        return kept.handle
 
-    def _mark(self, session: Session) -> None:
-        """Give the unit of work something to flush."""
-        if self.marker is None or self.marker not in session:
-            self.marker = _Marker()
-            self.marker.id = 1  # type: ignore[attr-defined]  # mapped imperatively
-            make_transient_to_detached(self.marker)
-            session.add(self.marker)
-        flag_dirty(self.marker)
+    def _write_late(self, session: Session) -> None:
+        try:
+            self.write(session)
+        except (
+            MissingGreenlet
+        ):  # the commit of an AsyncSession has failed and is no longer in progress: a later one writes
+            self.commits = 0
 
-    def drop(self, rolled_back: SessionTransaction) -> None:
-        """Forget what was enqueued in a savepoint, or a transaction, that was rolled back."""
-        standing = list(_enclosing(rolled_back))
-        outermost = rolled_back.parent is None
-        for configuration, pending in list(self.pending.items()):
-            for id, (_, savepoint) in list(pending.items()):
-                if outermost or (savepoint is not None and savepoint not in standing):
-                    del pending[id]
-            if not pending:
-                del self.pending[configuration]
+    def write(self, session: Session, connection: Connection | None = None) -> None:
+        """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` when all is inserted.
+
+        connection: the session's, by default asked for.
+        """
+        connection = connection or session.connection()
+        depth = _depth_of(session.get_nested_transaction())
+        refused: list[PendingEntry] = []
+        batches = self.pending.take()
+        try:
+            for configuration, _ in batches:
+                require_transaction(connection, configuration.schema)
+            while batches:
+                configuration, entries = batches[0]
+                present = insert_entries(
+                    connection, configuration, [each.entry for each in entries], self._companion_of(configuration)
+                )
+                self.pending.written(batches.pop(0), depth)
+                if present:
+                    found = [each for each in entries if each.entry.id in present]
+                    refused += [each for each in found if not each.entry.keep_first]
+                    _take_stored_tags(connection, configuration, [each for each in found if each.entry.keep_first])
+        finally:
+            self.pending.put_back(batches)  # what failed to be written must not be forgotten
+        if refused:
+            raise _duplicate(refused[0].entry)
+
+    def doom(self, session: Session, error: ClaimError) -> ClaimError:
+        """Keep the session's transaction from committing. Returns the error that every later use raises."""
+        if self.doomed is None:
+            self.doomed = error
+            event.listen(session, "do_orm_execute", self._refuse)
+        if not session.in_transaction():  # it has ended: another must not take its place as if nothing had happened
+            with suppress(InvalidRequestError):  # within `with session.begin()`; SQLAlchemy itself refuses what follows
+                session.begin()
+        return self.doomed
+
+    def _refuse(self, execution: object) -> None:
+        if self.doomed is not None:
+            raise self.doomed
 
     def _companion_of(self, configuration: Configuration) -> Companion | None:
         companion = self.companion
-        return companion if companion is not None and companion.configuration is configuration else None
+        if companion is None or companion.configuration is not configuration or companion.written is not None:
+            return None
+        return companion
 
-    def write(self, session: Session) -> None:
-        """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` when all is inserted."""
-        connection = session.connection()
-        require_transaction(connection)
-        found: list[NewEntry] = []
-        for configuration, pending in self.pending.items():
-            entries = [entry for entry, _ in pending.values()]
-            if present := insert_entries(connection, configuration, entries, self._companion_of(configuration)):
-                found += [entry for entry in entries if entry.id in present]
-        self.pending = {}  # only now: what failed to be written must not be forgotten
-        for entry in found:
-            if not entry.keep_first:
-                raise duplicate(entry)
+    def write_before(self, savepoint: SessionTransaction) -> None:
+        """Write what is pending before `savepoint`, which is being begun, has reached the database."""
+        around = savepoint.parent
+        try:
+            self.write(savepoint.session, around.connection(None) if around is not None else None)
+        except BaseException:
+            savepoint.rollback()  # nobody has been handed it
+            raise
+
+    def savepoint_ended(self, savepoint: SessionTransaction) -> None:
+        """Released or not: by `rollback`, by `close`, by an end of what it stood in."""
+        depth = _depth_of(savepoint)
+        if self.is_released:
+            self.is_released = False
+            self.pending.released(depth)
+        else:
+            self.commits = 0
+            self.pending.rolled_back(depth)
+        if self.claim is not None:
+            self.claim.savepoint_ended(savepoint)
+
+    def transaction_ended(self, session: Session) -> None:
+        self.pending.clear()
+        if self.doomed is not None:
+            self.doomed = None
+            event.remove(session, "do_orm_execute", self._refuse)
+        self.commits = 0
+        self.is_flushing = self.is_released = False
+        committed, self.committed = self.committed, False
+        if self.claim is not None:  # it stays, to guard what its block still does
+            self.claim.transaction_ended()
+        calls, self.at_end = self.at_end, []
+        for call in calls:
+            call(committed)
 
 
-def _enclosing(transaction: SessionTransaction) -> Iterator[SessionTransaction]:
-    while transaction.parent is not None:
+def _begin(session: Session) -> None:
+    if not session.autobegin:
+        raise NoTransaction(
+            "the session does not begin transactions by itself (autobegin=False): call session.begin() first"
+        )
+    session.begin()
+
+
+def _depth_of(transaction: SessionTransaction | None) -> int:
+    depth = 0
+    while transaction is not None:
+        depth += transaction.nested
         transaction = transaction.parent
-        yield transaction
+    return depth
 
 
-def duplicate(entry: NewEntry) -> DuplicateEntry:
+def _take_stored_tags(connection: Connection, configuration: Configuration, found: list[PendingEntry]) -> None:
+    """Let the handles of entries that existed say what will be sent: they may have been enqueued under an older secret."""
+    if not found:
+        return
+    tags = stored_tags(connection, configuration.tables, [each.entry.id for each in found])
+    for each in found:
+        each.handle.take_tag(tags.get(each.entry.id, each.entry.tag))
+
+
+def flush_all(session: Session) -> None:
+    """Flush, and write what is pending even if the session has nothing to flush."""
+    session.flush()
+    state: SessionState | None = session.info.get(_KEY)
+    if state is not None and state.pending:
+        state.write(session)
+
+
+def _duplicate(entry: NewEntry) -> DuplicateEntry:
     return DuplicateEntry(
         f"{entry.operation!r} of parent {entry.parent!r} (scope {entry.scope!r}, source"
         f" {entry.source!r}) with discriminator {entry.discriminator!r} was enqueued before: give another"
@@ -196,13 +288,24 @@ def _after_begin(session: Session, transaction: SessionTransaction, connection: 
         state.claim.after_begin(connection)
 
 
+@event.listens_for(Session, "after_transaction_create")
+def _after_transaction_create(session: Session, transaction: SessionTransaction) -> None:
+    state: SessionState | None = session.info.get(_KEY)
+    if state is None or transaction.parent is None:
+        return
+    if not transaction.nested:
+        state.is_flushing = True
+    elif state.pending:
+        state.write_before(transaction)
+
+
 @event.listens_for(Session, "before_flush")
 def _before_flush(session: Session, flush_context: object, instances: object) -> None:
     state: SessionState | None = session.info.get(_KEY)
     if state is None:
         return
-    if state.marker is not None and state.marker in session:
-        session.expunge(state.marker)
+    if state.doomed is not None:
+        raise state.doomed
     if state.claim is not None:
         state.claim.before_flush(session)
     if state.pending:
@@ -213,48 +316,47 @@ def _before_flush(session: Session, flush_context: object, instances: object) ->
 def _after_flush(session: Session, flush_context: object) -> None:
     # What other listeners enqueued during the flush itself: the commit may not flush again.
     state: SessionState | None = session.info.get(_KEY)
-    if state is not None and state.pending:
+    if state is None:
+        return
+    state.is_flushing = False
+    if state.pending:
         state.write(session)
 
 
 @event.listens_for(Session, "before_commit")
 def _before_commit(session: Session) -> None:
-    state: SessionState | None = session.info.get(_KEY)
-    if state is None:
-        return
-    if not session.in_nested_transaction():
-        if state.doomed is not None:
-            raise state.doomed
-        if state.claim is not None:
-            state.claim.before_commit()
-    if state.pending:  # nothing else may be left to flush: an entry is not lost by that
+    state = state_of(
+        session
+    )  # made here if need be: a listener that is called after this one may be the first to enqueue
+    if state.doomed is not None and not session.in_nested_transaction():
+        raise state.doomed
+    if state.claim is not None:
+        state.claim.before_commit(session.get_nested_transaction())
+    if state.pending:
         state.write(session)
+    state.commits += 1
 
 
 @event.listens_for(Session, "after_commit")
 def _after_commit(session: Session) -> None:
     state: SessionState | None = session.info.get(_KEY)
-    if state is not None and not session.in_nested_transaction():  # it comes for a released savepoint, too
+    if state is None:
+        return
+    state.commits = max(0, state.commits - 1)
+    if session.in_nested_transaction():  # it comes for a released savepoint, too
+        state.is_released = True
+    else:
         state.committed = True
-
-
-@event.listens_for(Session, "after_soft_rollback")
-def _after_soft_rollback(session: Session, previous: SessionTransaction) -> None:
-    state: SessionState | None = session.info.get(_KEY)
-    if state is not None and state.pending:
-        state.drop(previous)
 
 
 @event.listens_for(Session, "after_transaction_end")
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     state: SessionState | None = session.info.get(_KEY)
-    if state is None or transaction.parent is not None:
+    if state is None:
         return
-    state.pending.clear()
-    state.doomed = None
-    committed, state.committed = state.committed, False
-    if state.claim is not None:  # it stays, to guard what its block still does
-        state.claim.transaction_ended()
-    calls, state.at_end = state.at_end, []
-    for call in calls:
-        call(committed)
+    if transaction.parent is None:
+        state.transaction_ended(session)
+    elif transaction.nested:
+        state.savepoint_ended(transaction)
+    else:
+        state.is_flushing = False

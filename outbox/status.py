@@ -10,11 +10,13 @@ from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, 
 from sqlalchemy.orm import Session
 
 from outbox.configuration import Configuration
+from outbox.connections import require_connection
 from outbox.databases import clock, require_transaction
 from outbox.functions import function_name
 from outbox.keys import ParentKey, Tag, check_id, encode_native, parent_id
 from outbox.lanes import Place, advance
 from outbox.schema import Tables
+from outbox.session import flush_all
 
 State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed", "cancelled"]
 
@@ -44,10 +46,12 @@ class EntryStatus:
 
 def read_status(configuration: Configuration, session: Session, parent: str | ParentKey) -> list[EntryStatus]:
     """Every entry under `parent`, oldest first, including what this session has enqueued."""
-    session.flush()
+    flush_all(session)
     tables = configuration.tables
     under = tables.entry.c.parent_id == parent_id(configuration.env, ParentKey.of(parent))
-    return _read(session.connection(), tables, under)
+    connection = session.connection()
+    require_connection(connection, configuration.schema)
+    return _read(connection, tables, under)
 
 
 def entries_of_request(connection: Connection, tables: Tables, record_id: UUID) -> list[EntryStatus]:
@@ -88,7 +92,7 @@ def _read(connection: Connection, tables: Tables, *conditions: ColumnElement[boo
             child_key=encode_native(Tag(bytes(row.tag))),
             state=row.state,
             result=None if row.result is None else json.loads(row.result),
-            reason=row.reason if row.settled_at else _waiting_reason(row.outcome),
+            reason=row.reason if row.settled_at else waiting_reason(row.state, row.outcome),
             attempts=row.attempts,
             created_at=row.created_at,
             settled_at=row.settled_at,
@@ -97,17 +101,22 @@ def _read(connection: Connection, tables: Tables, *conditions: ColumnElement[boo
     ]
 
 
-def _waiting_reason(outcome: str | None) -> str | None:
-    reason: str | None = json.loads(outcome).get("reason") if outcome else None
-    return reason
+def waiting_reason(state: str, outcome: str | None) -> str | None:
+    """Why an entry that has not ended is in its state, by the queue's `outcome`.
+
+    While it is being sent, not what a process wrote that could not serve it.
+    """
+    on_record = json.loads(outcome) if outcome else {}
+    reason: str | None = on_record.get("reason")
+    return None if state == "sending" and on_record.get("unserved") else reason
 
 
 def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID) -> bool:
     """Cancel what was never possibly sent. On PostgreSQL by the function that the app's role may call."""
     check_id("entry_id", entry_id)
-    session.flush()
+    flush_all(session)
     connection = session.connection()
-    require_transaction(connection)
+    require_transaction(connection, configuration.schema)
     if connection.dialect.name == "postgresql":
         function = function_name("cancel", configuration.schema, configuration.prefix)
         return bool(connection.execute(text(f"SELECT {function}(:id)"), {"id": entry_id}).scalar_one())
@@ -124,6 +133,7 @@ def _cancel_by_hand(connection: Connection, tables: Tables, entry_id: UUID) -> b
             queue.c.state.in_(("pending", "retry")),
             queue.c.lease_token.is_(None),
             ~queue.c.maybe_sent,
+            ~exists().where(settlement.c.id == queue.c.id),
             ~exists().where(tables.meta.c.held_reason.is_not(None)),
         )
         .returning(queue.c.deliveries, queue.c.attempts, queue.c.key_epoch, queue.c.ordering_key, queue.c.position)

@@ -9,6 +9,10 @@ NAME_BYTES_MAX = 63  # PostgreSQL, "Lexical Structure": it cuts a longer name of
 PREFIX_BYTES_MAX = 32
 """What it leaves for the rest of a name: `settlement_settled`, and what a later release may add."""
 
+FORBIDDEN = "%:$\\."
+"""What has a meaning of its own in the text of a statement even inside a quoted name: a parameter, the end of a function's
+body, the end of a schema's name."""
+
 
 def check_table_names(schema: str | None, prefix: str) -> None:
     """Raise `InvalidValue` for a schema or prefix under which the tables cannot be made, or not be told apart."""
@@ -22,6 +26,8 @@ def check_table_names(schema: str | None, prefix: str) -> None:
 def _check(field: str, value: object, bytes_min: int, bytes_max: int, way_out: str) -> None:
     if not isinstance(value, str) or not value.isprintable() or not bytes_min <= len(value.encode()) <= bytes_max:
         raise InvalidValue(field, value, f"must be printable text of {bytes_min} to {bytes_max} bytes: {way_out}")
+    if any(character in FORBIDDEN for character in value):
+        raise InvalidValue(field, value, f"must hold none of {' '.join(FORBIDDEN)}: give a name without them")
 
 
 def quoted(name: str, schema: str | None = None) -> str:

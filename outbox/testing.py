@@ -7,12 +7,15 @@
     refute_enqueued(session, "email.send")
 
 They look in the session's own transaction, so that a test which rolls back at its end sees what its code would have committed,
-and flush it first. With an AsyncSession they are awaited. Nothing needs to be running: to send what was enqueued,
+and flush it first. With an AsyncSession they are awaited; one that is not cancels the test, which would pass otherwise.
+Nothing needs to be running: to send what was enqueued,
 `dispatchers.testing.drain`.
 """
 
+import asyncio
 import json
-from collections.abc import Awaitable
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, overload
@@ -21,10 +24,11 @@ from uuid import UUID
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.instance import Outbox, default
+from outbox.default_outbox import default
+from outbox.instance import Outbox
 from outbox.keys import ParentKey
 from outbox.schema import Tables
-from outbox.session import AsyncSessionLike, in_session
+from outbox.session import AsyncSessionLike, flush_all, in_session, sync_session, unscoped
 
 __all__ = ["Enqueued", "all_enqueued", "assert_enqueued", "refute_enqueued"]
 
@@ -121,8 +125,9 @@ def assert_enqueued(
 
     payload: what it must hold; an object may have further members, at any depth. What is None may be anything.
     """
+    __tracebackhide__ = True  # pytest then shows the test's own line
     wanted = _Wanted(operation, payload, None if parent is None else ParentKey.of(parent), discriminator)
-    return _in_session(session, using, wanted, count)
+    return _require_in(session, using, wanted, count, "assert_enqueued")
 
 
 @overload
@@ -152,16 +157,51 @@ def refute_enqueued(
     using: Outbox | None = None,
 ) -> Any:
     """Raise AssertionError if any entry is like this; without an operation, if there is any entry at all."""
+    __tracebackhide__ = True
     wanted = _Wanted(operation, payload, None if parent is None else ParentKey.of(parent), None)
-    return _in_session(session, using, wanted, 0)
+    return _require_in(session, using, wanted, 0, "refute_enqueued")
 
 
-def _in_session(session: Any, using: Outbox | None, wanted: _Wanted, count: int) -> Any:
+def _require_in(session: Any, using: Outbox | None, wanted: _Wanted, count: int, name: str) -> Any:
+    __tracebackhide__ = True
     tables = (using or default).configuration.tables
-    return in_session(session, lambda inner: _require(_read(inner, tables), wanted, count))
+    if not hasattr(unscoped(session), "run_sync"):
+        return _require(_read(sync_session(unscoped(session)), tables), wanted, count)
+
+    async def require() -> list[Enqueued]:
+        __tracebackhide__ = True
+        return _require(await in_session(session, lambda inner: _read(inner, tables)), wanted, count)
+
+    return _Asked(name, require)
+
+
+class _Asked:
+    """What is awaited with an AsyncSession. Left alone it cancels the task that it was made in: the test must not pass."""
+
+    def __init__(self, name: str, ask: Callable[[], Coroutine[Any, Any, list[Enqueued]]]) -> None:
+        self._name = name
+        self._ask = ask
+        self._is_awaited = False
+        try:
+            self._task = asyncio.current_task()
+        except RuntimeError:
+            self._task = None
+
+    def __await__(self) -> Generator[Any, None, list[Enqueued]]:
+        __tracebackhide__ = True
+        self._is_awaited = True
+        return self._ask().__await__()
+
+    def __del__(self) -> None:
+        if not self._is_awaited:
+            told = f"{self._name} was not awaited: with an AsyncSession write `await {self._name}(...)`"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            if self._task is not None:
+                self._task.cancel(told)
 
 
 def _require(found: list[Enqueued], wanted: _Wanted, count: int) -> list[Enqueued]:
+    __tracebackhide__ = True
     fitting = [entry for entry in found if wanted.fits(entry)]
     if len(fitting) != count:
         told = "".join(f"\n    {_line(entry)}" for entry in found) or " nothing"
@@ -177,7 +217,7 @@ def _line(entry: Enqueued) -> str:
 
 
 def _read(session: Session, tables: Tables) -> list[Enqueued]:
-    session.flush()
+    flush_all(session)
     entry = tables.entry
     rows = session.connection().execute(select(entry).order_by(entry.c.created_at, entry.c.id))
     return [_enqueued(row) for row in rows]

@@ -35,7 +35,7 @@ class Checkout:
         self.effects = Operations()
         self.seen: list[Completed] = []
 
-    def accept(self, *operations: str, key: str = "retry-001", **settings: Any) -> outbox.Response:
+    def accept(self, *operations: str, key: Any = "retry-001", **settings: Any) -> outbox.Response:
         """Send the request, which enqueues `operations` once; returns its answer, new or replayed."""
         with self.database.begin() as session:
             block = self.ob.idempotent(session, key, scope="acct_1", request={"cart": 1}, **settings)
@@ -58,7 +58,8 @@ class Checkout:
 
     def dispatcher(self, adapter: Adapter | None = None, **settings: Any) -> Dispatcher:
         """Serves every operation of the tests by one adapter."""
-        ours = self.database.async_engine() if self.is_async else self.database.engine
+        database = self.database
+        ours = database.dispatchers_async_engine() if self.is_async else database.dispatchers_engine
         engine = settings.pop("target", ours)
         serving = adapter or MemoryAdapter()
         adapters = {"stripe": serving, "mail": serving, "crm": serving}

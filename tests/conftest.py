@@ -3,17 +3,23 @@
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+import hypothesis
 import pytest
 import sqlalchemy as sa
 from support import TABLES, Base, Client, Database
 
 import outbox
+import outbox.migrations
 from dispatchers.testing.postgres import temporary_postgres
+
+# No example is a failure because the machine was busy.
+hypothesis.settings.register_profile("outbox", deadline=None)
+hypothesis.settings.load_profile("outbox")
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +34,29 @@ def server_url() -> Iterator[sa.URL]:
         return
     with temporary_postgres(durable=False) as server:
         yield sa.make_url(server.url)
+
+
+APP_SIDE = frozenset(
+    f"test_{name}"
+    for name in (
+        *("enqueue", "enqueue_duplicates", "enqueue_transactions", "due", "cancel", "races", "direct_statements"),
+        *(
+            "idempotent",
+            "idempotent_blocks",
+            "idempotent_refusals",
+            "idempotent_replay",
+            "run_idempotent",
+            "key_sources",
+        ),
+        *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept", "status_route"),
+        *("inbox", "inbox_cloudevents", "inbox_stripe", "isolation"),
+        *("receiving_asgi", "receiving_django", "receiving_flask", "receiving_requests", "receiving_transactions"),
+        "completion",
+    )
+)
+"""The modules whose tests run with the rights of `outbox db roles`, the app's and the dispatchers': `Database.roles`. Not those
+that are marked `owner`: they change the schema, or have a dispatcher on an engine of their own.
+"""
 
 
 class Copies:
@@ -46,37 +75,43 @@ class Copies:
         _execute(self._admin, f"CREATE DATABASE {self._template}")
         url = server_url.set(database=self._template)
         _create_tables(url)
+        self._roles = {"app": f"app_{self._run}", "dispatcher": f"dispatcher_{self._run}"}
+        _give_rights(url, self._roles)
         with _autocommit(url) as connection:
             self._shape = connection.execute(_SHAPE).one()
 
-    def take(self) -> Database:
+    def take(self, *, as_roles: bool = False) -> Database:
+        roles = self._roles if as_roles else None
         if self._idle:
-            return Database(self._idle.pop())
+            return Database(self._idle.pop(), roles)
         name = f"outbox_test_{self._run}_{len(self._made)}"
         self._made.append(name)
         _execute(self._admin, f"CREATE DATABASE {name} TEMPLATE {self._template}")
-        return Database(self._server_url.set(database=name))
+        return Database(self._server_url.set(database=name), roles)
 
     def give_back(self, database: Database) -> None:
         """Keep it for another test, unless this one changed its schema or left somebody connected."""
         database.dispose()
-        with suppress(sa.exc.OperationalError), _autocommit(database.url) as connection:
+        with suppress(sa.exc.OperationalError), _autocommit(database.owners_url) as connection:
             if connection.execute(_SHAPE).one() == self._shape and _is_left_alone(connection):
                 tables = ", ".join(name for metadata in (TABLES.metadata, Base.metadata) for name in metadata.tables)
                 connection.exec_driver_sql(f"TRUNCATE {tables} RESTART IDENTITY")
                 connection.exec_driver_sql("SELECT setval('outbox_position', 1, false), pg_stat_reset()")
-                self._idle.append(database.url)
+                self._idle.append(database.owners_url)
 
     def drop(self) -> None:
         for name in self._made:
             _execute(self._admin, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        for role in (*self._roles.values(), *(f"{kind}_{self._run}" for kind in ("upkeep", "dashboard"))):
+            _execute(self._admin, f"DROP ROLE IF EXISTS {role}")
 
 
 # Whatever is created, dropped or altered shows in one of these; emptying a table does not.
 _SHAPE = sa.text(
     "SELECT (SELECT count(*) FROM pg_class), (SELECT max(oid) FROM pg_class), (SELECT count(*) FROM pg_trigger),"
     " (SELECT md5(string_agg(prosrc, ',' ORDER BY oid)) FROM pg_proc WHERE pronamespace = 'public'::regnamespace),"
-    " (SELECT count(*) FROM pg_proc), (SELECT md5(string_agg(reloptions::text, ',' ORDER BY oid)) FROM pg_class)"
+    " (SELECT count(*) FROM pg_proc), (SELECT count(*) FROM pg_attribute WHERE attisdropped),"
+    " (SELECT md5(string_agg(reloptions::text, ',' ORDER BY oid)) FROM pg_class)"
 )
 _OTHERS = sa.text(
     "SELECT count(*) FROM pg_stat_activity"
@@ -109,9 +144,10 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def postgresql(copies: Copies) -> Iterator[Database]:
+def postgresql(copies: Copies, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database of the test's own, on PostgreSQL."""
-    database = copies.take()
+    is_apps = request.module.__name__ in APP_SIDE and request.node.get_closest_marker("owner") is None
+    database = copies.take(as_roles=is_apps)
     yield database
     copies.give_back(database)
 
@@ -158,3 +194,20 @@ def _create_tables(url: sa.URL) -> None:
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     TABLES.metadata.create_all(engine)
     Base.metadata.create_all(engine)
+
+
+def _give_rights(url: sa.URL, roles: Mapping[str, str]) -> None:
+    """What `outbox db roles` prints; and the app's own tables are both roles', as they are the app's in life."""
+    run = roles["app"].partition("_")[2]
+    script = outbox.migrations.roles(**roles, upkeep=f"upkeep_{run}", dashboard=f"dashboard_{run}")
+    names = ", ".join(roles.values())
+    ours = ", ".join(Base.metadata.tables)
+    password = "NULL" if url.password is None else f"'{url.password}'"
+    with _autocommit(url) as connection:
+        connection.connection.driver_connection.execute(script)
+        for role in roles.values():
+            connection.exec_driver_sql(f"ALTER ROLE {role} LOGIN PASSWORD {password}")
+        connection.exec_driver_sql(f"GRANT ALL ON {ours} TO {names}")
+        connection.exec_driver_sql(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {names}")
+        for kind in ("TABLES", "SEQUENCES"):
+            connection.exec_driver_sql(f"ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT ALL ON {kind} TO {names}")

@@ -18,14 +18,14 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
-from support import TABLES, Database
+from support import IMPORT_PATH, TABLES, Database
 
 import outbox
 from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
 from dispatchers.delivery import Window
-from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Transition, Want, looks_of
+from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Transition, Want, known_of, looks_of
 from dispatchers.slots import as_record, on_record
 from dispatchers.store import Exchange
 from outbox.instants import EPOCH, MICROSECOND, NEVER
@@ -106,6 +106,11 @@ def age(database: Database, by: timedelta) -> None:
             record = json.loads(row.outcome)
             record["looks"]["quiet_at"] = (looks.quiet_at - by).isoformat()
             change(database, row.id, outcome=json.dumps(record))
+        known = known_of(row.outcome)
+        if known is not None and known.decided_at is not None:
+            record = json.loads(row.outcome)
+            record["known"]["decided_at"] = (known.decided_at - by).isoformat()
+            change(database, row.id, outcome=json.dumps(record))
     destination = TABLES.destination
     _shift(database, destination, by, "cool_until", "breaker_until", "rate_at", "decided_at")
     for row in database.rows(destination):
@@ -171,7 +176,7 @@ def settle(store: Claims, *settlements: tuple[Claimed, Transition]) -> set[UUID]
 
 
 def dispatcher(target: Any, ob: outbox.Outbox, **settings: Any) -> Dispatcher:
-    engine = target.engine if isinstance(target, Database) else target
+    engine = target.dispatchers_engine if isinstance(target, Database) else target
     return Dispatcher(engine, outbox=ob, **{"poll": timedelta(milliseconds=20), **settings})
 
 
@@ -276,7 +281,7 @@ class Daemon:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "dispatchers", "run", reference, *options],
                 cwd=directory,
-                env=os.environ | {"SHOP_URL": shown, "PYTHONPATH": str(Path(__file__).parent)} | environment,
+                env=os.environ | {"SHOP_URL": shown, "PYTHONPATH": IMPORT_PATH} | environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

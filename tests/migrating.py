@@ -1,5 +1,6 @@
 """What the tests of the migrations share: blank databases, and all that a catalogue says of one."""
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,14 +9,52 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from sqlalchemy import Connection, MetaData, create_engine, text
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
+from outbox import migrations
+from outbox.migrations import scripts
 from outbox.schema import define_tables
 
 ROOT = Path(__file__).parents[1]
 ODD = {"schema": "My Schema", "prefix": "weird-prefix_"}
+
+NEXT = """
+import sqlalchemy as sa
+from alembic.operations import Operations
+
+revision = "9999"
+down_revision = {head!r}
+branch_labels = None
+depends_on = None
+
+
+def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
+    for table in {tables!r}:
+        op.add_column(prefix + table, sa.Column("tenant", sa.Text(), server_default="none"), schema=schema)
+    op.create_table(prefix + "tenant", sa.Column("name", sa.Text(), primary_key=True), schema=schema)
+    op.create_index(prefix + "queue_tenant", prefix + "queue", ["tenant", "state"], schema=schema)
+"""
+
+
+ALTERED = ("entry", "queue", "settlement", "event", "record")
+
+
+@contextmanager
+def newer_release(tmp_path: Path, altered: tuple[str, ...] = ALTERED) -> Iterator[None]:
+    """Inside it the migrations are those of the next release, whose one migration is `NEXT`.
+
+    A migration that runs under load alters one table: with two, it and a transaction that uses both can deadlock.
+    """
+    newer = tmp_path / "newer"
+    if not newer.exists():
+        shutil.copytree(ROOT / "alembic", newer)
+        (newer / "versions" / "9999_tenants.py").write_text(NEXT.format(head=migrations.head(), tables=altered))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scripts, "home", lambda: newer)
+        yield
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ NO_PREPARED = {
 class BouncedDatabase(Database):
     """The same database as another names, but every connection goes through PgBouncer."""
 
-    def _create_engine(self, **settings: Any) -> sa.Engine:
-        return super()._create_engine(connect_args=NO_PREPARED, **settings)
+    def _create_engine(self, url: sa.URL | None = None, **settings: Any) -> sa.Engine:
+        return super()._create_engine(url, connect_args=NO_PREPARED, **settings)
 
-    def async_engine(self, **settings: Any) -> AsyncEngine:
-        return super().async_engine(connect_args=NO_PREPARED, **settings)
+    def async_engine(self, role: str | None = None, **settings: Any) -> AsyncEngine:
+        return super().async_engine(role, connect_args=NO_PREPARED, **settings)
 
 
 def find_pgbouncer() -> str:

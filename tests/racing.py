@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from support import CHARGE, PAYLOAD, REQUEST, Database, Order
 
 import outbox
-from outbox.idempotency import IdempotentBlock
+from outbox.claim_block import IdempotentBlock
 
 Result = TypeVar("Result")
 

@@ -7,7 +7,7 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Annotated, Any
@@ -94,8 +94,20 @@ class Shop:
             case "meets another at its commit":
                 self.meet_another()
                 session.execute(sa.text("INSERT INTO late VALUES (1)"))
+            case "takes too long":
+                session.execute(sa.text("SELECT pg_sleep(60)"))
             case "commits itself":
                 session.commit()
+            case "collide and abort":
+                session.add_all([Order(customer="ada", amount=13), Order(customer="ada", amount=13)])
+                with suppress(sa.exc.IntegrityError):
+                    session.flush()
+            case "roll back and abort":
+                with suppress(outbox.ClaimLost):
+                    session.rollback()
+            case "close and abort":
+                with suppress(outbox.ClaimLost):
+                    session.close()
             case "wait":
                 session.flush()
         return None
@@ -135,7 +147,7 @@ def shop_with_a_hot_row(database: Database, ob: outbox.Outbox) -> Shop:
 
 def starlette_answer(shop: Shop, do: str, chosen: outbox.Response | None) -> Response:
     match do:
-        case "abort" | "choose and abort":
+        case "abort" | "choose and abort" | "collide and abort" | "roll back and abort" | "close and abort":
             raise HTTPException(404, "no such thing")
         case "contradict":
             return JSONResponse({"order": "placed"}, 201)
@@ -263,7 +275,7 @@ def flask_app(shop: Shop) -> flask.Flask:
 
 def flask_answer(shop: Shop, do: str, chosen: outbox.Response | None) -> flask.typing.ResponseReturnValue:
     match do:
-        case "abort" | "choose and abort":
+        case "abort" | "choose and abort" | "collide and abort" | "roll back and abort" | "close and abort":
             flask.abort(404)
         case "contradict":
             return {"order": "placed"}, 201
@@ -334,7 +346,7 @@ def use_django(database: Database, level: str, routes: Sequence[Any]) -> None:
 
 def django_answer(shop: Shop, do: str, chosen: outbox.Response | None) -> django.http.HttpResponseBase:
     match do:
-        case "abort" | "choose and abort":
+        case "abort" | "choose and abort" | "collide and abort" | "roll back and abort" | "close and abort":
             raise django.http.Http404
         case "contradict":
             return django.http.JsonResponse({"order": "placed"}, status=201)
@@ -434,6 +446,11 @@ class Caller:
     ) -> httpx.Response:
         headers = [("Authorization", token), *([("Idempotency-Key", key)] if key is not None else []), *(lines or [])]
         return self._client.post(path, headers=headers, json={"do": do, **more})
+
+    def post_empty_chunks(self) -> httpx.Response:
+        """A body in chunks, of which there are none."""
+        headers = {"Authorization": "ada-token", "Idempotency-Key": "chunks"}
+        return self._client.post("/orders", headers=headers, content=iter(()))
 
     def close(self) -> None:
         self._client.close()

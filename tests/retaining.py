@@ -33,7 +33,7 @@ INSTANTS = {
 
 
 def upkeep(database: Database | sa.Engine, keep: timedelta = KEEP, *windows: Window, **settings: Any) -> Upkeep:
-    engine = database.engine if isinstance(database, Database) else database
+    engine = database.dispatchers_engine if isinstance(database, Database) else database
 
     async def run(work: Callable[[sa.Connection], Result]) -> Result:
         def blocking() -> Result:
@@ -79,7 +79,7 @@ def settle_all(database: Database, state: str = "delivered", *ids: UUID) -> None
     """End entries, by default all, now."""
     queue = TABLES.queue
     chosen = [row.id for row in database.queue if not ids or row.id in ids]
-    with database.engine.begin() as connection:
+    with database.dispatchers_engine.begin() as connection:
         connection.execute(sa.delete(queue).where(queue.c.id.in_(chosen)))
         now = connection.execute(sa.select(clock())).scalar_one()
         for id in chosen:

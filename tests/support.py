@@ -13,8 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
-from outbox.idempotency import IdempotentBlock
+from outbox.claim_block import IdempotentBlock
 from outbox.instants import MICROSECOND
+
+IMPORT_PATH = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+"""PYTHONPATH of the processes that tests start: they import this checkout, whatever version is installed."""
 
 TABLES = outbox.define_tables(sa.MetaData())
 REQUEST = {"customer": "ada", "amount": 2000}
@@ -52,16 +55,23 @@ def colliding_order() -> Order:
 
 
 class Database:
-    """One test's own database. Whatever engine it hands out is disposed of with it."""
+    """One test's own database. Whatever engine it hands out is disposed of with it.
 
-    def __init__(self, url: sa.URL) -> None:
-        self.url = url
+    roles: the logins of the app and of the dispatchers. With them `url` and all engines are the app's but `dispatchers_engine`;
+    rows are looked at and changed as the owner.
+    """
+
+    def __init__(self, url: sa.URL, roles: Mapping[str, str] | None = None) -> None:
+        self.owners_url = url
+        self.roles = roles
+        self.url = url if roles is None else url.set(username=roles["app"])
         self.name = url.get_backend_name()
-        self.async_url = url.set(drivername="sqlite+aiosqlite") if self.name == "sqlite" else url
+        self.async_url = self.url.set(drivername="sqlite+aiosqlite") if self.name == "sqlite" else self.url
         self._engines: list[sa.Engine] = []
         self.engine = self.new_engine()
         # Unprepared on SQLite, so that it reads what is committed beside a writer instead of waiting for it.
-        self._observer = self._create_engine()
+        self._observer = self._create_engine(self.owners_url)
+        self._dispatchers: sa.Engine | None = None
 
     def new_engine(self, **settings: Any) -> sa.Engine:
         engine = self._create_engine(**settings)
@@ -72,14 +82,26 @@ class Database:
     def unprepared_engine(self, **settings: Any) -> sa.Engine:
         return self._create_engine(**settings)
 
-    def _create_engine(self, **settings: Any) -> sa.Engine:
-        engine = sa.create_engine(self.url, **settings)
+    @property
+    def dispatchers_engine(self) -> sa.Engine:
+        if self.roles is None:
+            return self.engine
+        if self._dispatchers is None:
+            self._dispatchers = self._create_engine(self.url.set(username=self.roles["dispatcher"]))
+        return self._dispatchers
+
+    def dispatchers_async_engine(self, **settings: Any) -> AsyncEngine:
+        return self.async_engine(None if self.roles is None else self.roles["dispatcher"], **settings)
+
+    def _create_engine(self, url: sa.URL | None = None, **settings: Any) -> sa.Engine:
+        engine = sa.create_engine(url or self.url, **settings)
         self._engines.append(engine)
         return engine
 
-    def async_engine(self, **settings: Any) -> AsyncEngine:
+    def async_engine(self, role: str | None = None, **settings: Any) -> AsyncEngine:
         """An engine without a pool: nothing of it outlives the event loop."""
-        engine = create_async_engine(self.async_url, poolclass=sa.NullPool, **settings)
+        url = self.async_url if role is None else self.async_url.set(username=role)
+        engine = create_async_engine(url, poolclass=sa.NullPool, **settings)
         if self.name == "sqlite":
             outbox.prepare_sqlite(engine)
         return engine
@@ -137,7 +159,7 @@ class Database:
     # --- making time pass
 
     def execute(self, statement: sa.Executable) -> None:
-        with self.engine.begin() as connection:
+        with (self.engine if self.roles is None else self._observer).begin() as connection:
             connection.execute(statement)
 
     def age_records(self, by: timedelta) -> None:

@@ -167,7 +167,8 @@ def test_each_role_does_its_part_and_the_owner_drops(
         app.execute(sa.text("DELETE FROM outbox_body"))
     with pytest.raises(sa.exc.ProgrammingError, match="permission denied for function outbox_add_body_days"):
         add(app)
-    assert stored_bodies(reading) == []
+    with pytest.raises(sa.exc.ProgrammingError, match="permission denied for table outbox_body"):
+        stored_bodies(reading)
     for database in (owner, app, sending, reading):
         database.dispose()
 
@@ -195,18 +196,11 @@ def test_odd_names_are_quoted_everywhere(blank_postgresql: Blank) -> None:
     with engine.begin() as connection:
         assert [str(day) for day in drop_days(ob.configuration.tables, connection).dropped] == ["2026-01-01"]
     migrations.check_partitions(engine, **ODD)
-    migrations.downgrade(blank_postgresql.url, "0003", **ODD)
-    with engine.connect() as connection:
-        assert connection.scalar(sa.text('SELECT body FROM "My Schema"."weird-prefix_record"')) == b'{"order":1}'
     engine.dispose()
     migrations.downgrade(blank_postgresql.url, **ODD)
 
 
-def test_a_downgrade_brings_the_bodies_back_and_leaves_nothing_behind(
-    blank_postgresql: Blank, ob: outbox.Outbox
-) -> None:
-    migrations.upgrade(blank_postgresql.url)
-    migrations.downgrade(blank_postgresql.url, "0003")
+def test_a_downgrade_leaves_nothing_of_the_bodies_behind(blank_postgresql: Blank, ob: outbox.Outbox) -> None:
     before = everything(blank_postgresql)
     migrations.upgrade(blank_postgresql.url)
     database = opened(blank_postgresql)
@@ -214,12 +208,11 @@ def test_a_downgrade_brings_the_bodies_back_and_leaves_nothing_behind(
     with database.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
         claim.respond(201, {"order": 1})
 
-    migrations.downgrade(blank_postgresql.url, "0003")
+    database.dispose()
+
+    migrations.downgrade(blank_postgresql.url)
 
     assert everything(blank_postgresql) == before
-    with database.engine.connect() as connection:
-        assert connection.scalar(sa.text("SELECT body FROM outbox_record")) == b'{"order":1}'
-    database.dispose()
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,20 @@ def test_what_a_callback_writes_and_enqueues_commits_with_the_settling_once(shop
     assert shop.states == ["delivered"]
 
 
+@pytest.mark.parametrize("forget", ["expire_all", "expunge_all"])
+def test_an_entry_outlives_what_makes_the_callbacks_session_forget_its_objects(shop: Shop, forget: str) -> None:
+    put_one(shop.database, shop.ob)
+
+    def work(session: Session, settlement: Settlement) -> None:
+        shop.ob.enqueue(session, "mail.receipt", {})
+        getattr(session, forget)()
+
+    shop.on_settled(work)
+    shop.run_once(adapters={"crm": MemoryAdapter()})
+
+    assert states(shop.database) == {"delivered": 1, "pending": 1}
+
+
 def test_a_callback_is_handed_the_entry_and_how_it_ended(shop: Shop) -> None:
     payload = {"b": 1, "a": "é"}
     id = put_one(shop.database, shop.ob, payload=payload, parent="invoice:42", discriminator="1", destination="eu")

@@ -87,7 +87,7 @@ def test_an_entry_that_waits_for_its_next_attempt_is_cancelled(database: Databas
 
 def test_an_entry_that_is_being_sent_is_not_cancelled(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
-    claim(Claims(database.engine, ob.configuration))
+    claim(Claims(database.dispatchers_engine, ob.configuration))
 
     assert cancel(database, ob, id) is False
 
@@ -145,6 +145,7 @@ def test_in_autocommit_mode_it_is_refused(postgresql: Database, ob: outbox.Outbo
     assert state(postgresql, id) == "pending"
 
 
+@pytest.mark.owner
 def test_tables_under_another_schema_and_prefix_have_a_function_of_their_own(postgresql: Database) -> None:
     ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test", schema="My Schema", prefix="weird-prefix_")
     tables = ob.configuration.tables

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from dispatching import claim, claim_request, dispatcher, put, settle, wait_for, want
-from support import Database, statements_of
+from support import TABLES, Database, statements_of
 
 import outbox
+from dispatchers import sql_postgresql
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, Park, Settle, Transition, Wait
@@ -146,9 +147,9 @@ def test_a_dispatcher_drains_500_entries_in_a_handful_of_statements(postgresql: 
         settled = asyncio.run(working.run_once())
 
     assert settled == 500
-    # the mark's first five, the destinations; then a claim and a settling for each half of the slots, which two lanes may
-    # split once more
-    assert len(sent) <= 19
+    # what the sweep asks, with the guards of each of its transactions; then a claim and a settling for each half of the slots,
+    # which two lanes may split once more
+    assert len(sent) <= 34
 
 
 def test_many_destinations_are_claimed_in_one_statement(postgresql: Database, ob: outbox.Outbox) -> None:
@@ -230,3 +231,24 @@ def wal_written(database: Database) -> int:
 def drain(store: Claims, batch: int, form: str) -> None:
     while entries := claim(store, want(slots=512), entries_max=batch, forms={"crm": form}):
         settle(store, *drained(entries))
+
+
+@pytest.mark.parametrize("slots", [[50] * 40, [50, 40, 30] * 13, list(range(1, 61))], ids=["one", "three", "many"])
+@pytest.mark.parametrize("is_analyzed", [True, False])
+def test_a_claim_locks_no_row_that_it_does_not_take(
+    postgresql: Database, ob: outbox.Outbox, slots: list[int], is_analyzed: bool
+) -> None:
+    """However many are wanted: rows are locked one by one, until there are enough."""
+    names = [f"host-{number}" for number in range(len(slots))]
+    fill(postgresql, 60, *names)
+    if is_analyzed:
+        run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
+    wants = [want(name, each) for name, each in zip(names, slots, strict=True)]
+
+    with postgresql.engine.connect() as connection:
+        claimed = sql_postgresql.claim(connection, TABLES, claim_request(*wants, entries_max=300))
+        xid = connection.scalar(sa.text("SELECT CAST(pg_current_xact_id() AS text)"))
+        locked = number(postgresql, f"SELECT count(*) FROM outbox_queue WHERE CAST(xmax AS text) = '{xid}'")
+
+    assert sum(slots) > 300
+    assert len(claimed) == locked == 300

@@ -1,9 +1,11 @@
 """What a claim costs in round trips, and that the record is the same whichever way it was written."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import object_session
 from support import CHARGE, PAYLOAD, REQUEST, TABLES, Database, Order, statements_of
 
 import outbox
@@ -30,6 +32,31 @@ def test_a_claimed_request_with_entries_takes_three_round_trips_more_than_withou
     assert seen[0].startswith("SELECT * FROM outbox_claim_key(")
     assert "INSERT INTO outbox_record" in seen[2]
     assert seen[3].startswith("INSERT INTO shop_order")
+
+
+@pytest.mark.parametrize("moment", ["before_flush", "after_insert", "after_flush", "after_flush_postexec"])
+def test_a_claim_whose_handler_and_listeners_enqueue_is_answered_once(
+    database: Database, ob: outbox.Outbox, moment: str
+) -> None:
+    """Whatever is written in how many statements, the record goes along with one of them."""
+
+    def enqueue(*arguments: Any) -> None:
+        session = object_session(arguments[2]) if moment == "after_insert" else arguments[0]
+        ob.enqueue(session, "mail.receipt", PAYLOAD)
+
+    with database.session() as session:
+        target = Order if moment == "after_insert" else session
+        sa.event.listen(target, moment, enqueue)
+        try:
+            with ob.idempotent(session, "invoice:42", scope="acct_1", request=REQUEST) as claim:
+                session.add(Order(customer="ada", amount=2000))
+                ob.enqueue(session, CHARGE, PAYLOAD)
+                claim.respond(201, PLACED)
+            session.commit()
+        finally:
+            sa.event.remove(target, moment, enqueue)
+
+    assert database.counts() == {"orders": 1, "records": 1, "entries": 2, "queue": 2}
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,10 @@ from dispatching import (
 from support import TABLES, Database
 
 import outbox
-from dispatchers import sql_portable, sql_postgresql
+from dispatchers import sql_gauges, sql_portable, sql_postgresql
 from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait, outcome_on_record
+from dispatchers.sql_gauges import Gauge
 from outbox.databases import is_passing
 from outbox.instants import EPOCH, NEVER
 
@@ -61,7 +62,7 @@ def bench(request: pytest.FixtureRequest, ob: outbox.Outbox) -> Bench:
     database = request.getfixturevalue(request.param.rpartition(" ")[2])
     store = Claims(database.engine, ob.configuration)
     if request.param.startswith("portable"):
-        store._sql = sql_portable
+        store._exchanges._sql = sql_portable
     return Bench(database, store, ob)
 
 
@@ -118,7 +119,8 @@ def test_a_claim_writes_a_whole_lease_and_commits_it(bench: Bench) -> None:
 
 def test_a_claim_returns_what_was_enqueued_and_what_the_row_now_says(bench: Bench) -> None:
     parent = outbox.ParentKey("k", scope="ada", source="http")
-    id = bench.put(parent=parent, discriminator="line 1", options={"account": "acct_1"}, payload={"b": 1, "a": "é"})
+    given = {"discriminator": "line 1", "options": {"account": "acct_1"}, "payload": {"b": 1, "a": "é"}}
+    id = bench.put(parent=parent, destination="crm", **given)
 
     entry = claim_one(bench.store)
 
@@ -265,8 +267,8 @@ def test_a_process_that_falls_silent_in_the_middle_of_its_claim_does_not_keep_th
         assert is_passing(ended.value)
 
 
-@pytest.mark.parametrize(("own", "then"), [("0", "1min"), ("5s", "5s")])
-def test_a_claims_transaction_may_be_silent_for_a_minute_or_for_as_long_as_the_session_says(
+@pytest.mark.parametrize(("own", "then"), [("0", "1min"), ("5s", "5s"), ("1h", "1min")])
+def test_a_claim_may_be_silent_for_a_minute_or_less_if_the_session_says(
     postgresql: Database, ob: outbox.Outbox, own: str, then: str
 ) -> None:
     put_one(postgresql, ob)
@@ -552,7 +554,20 @@ def test_gauges_count_unsettled_entries_by_destination_and_state(bench: Bench) -
 
     gauges = asyncio.run(bench.store.gauges())
 
-    assert gauges == {"crm": {"pending": 2, "uncertain": 1}, "mail": {"pending": 1}}
+    assert gauges == {"crm": Gauge({"pending": 2, "uncertain": 1}, True), "mail": Gauge({"pending": 1}, True)}
+
+
+def test_gauges_of_a_long_queue_say_that_there_is_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(bench.database, bench.ob, count=5)
+    put(bench.database, bench.ob, "mail.send")
+    (entry,) = claim(bench.store, want(slots=1))
+    settle(bench.store, (entry, moves(entry)["uncertain"]))
+    monkeypatch.setattr(sql_gauges, "ROWS_OF_ONE_MAX", 3)
+    monkeypatch.setattr(sql_gauges, "ROWS_OF_ONE_MIN", 3)
+
+    gauges = asyncio.run(bench.store.gauges())
+
+    assert gauges == {"crm": Gauge({"pending": 2, "uncertain": 1}, False), "mail": Gauge({"pending": 1}, True)}
 
 
 # --- what the database itself refuses

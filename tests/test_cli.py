@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from commanding import command, document, error_of, refused, succeeded
 from support import Database
 
+import outbox
 from dispatchers import cli
 from dispatchers.cli import COMMANDS, exits, main
 
@@ -97,7 +98,8 @@ def test_the_module_is_the_same_command() -> None:
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert succeeded("--version") == f"outbox, version {version('sqlalchemy-outbox')}\n"
+    assert succeeded("--version") == f"outbox (sqlalchemy-outbox) {outbox.__version__}\n"
+    assert outbox.__version__ == version("sqlalchemy-outbox")
 
 
 # --- how it ends
@@ -123,7 +125,8 @@ def test_tables_that_are_not_there_are_answered_with_the_command_that_makes_them
 
     assert status == 1
     assert text == (
-        "outbox: the table 'outbox_queue' does not exist: run `outbox db upgrade` first, or give --prefix or --schema\n"
+        "outbox: the table 'outbox_queue' does not exist: run `outbox db upgrade` (or the app's own Alembic, if it makes the"
+        " outbox's tables), or give --prefix or --schema\n"
     )
 
 
@@ -172,7 +175,6 @@ def test_an_error_that_nobody_foresaw_keeps_its_trace() -> None:
         ("mysql://user:hunter2@host/shop", "the URL is of 'mysql': the outbox runs on postgresql and sqlite"),
         ("postgresql+nodriver://user:hunter2@host/shop", "names an unknown driver, 'postgresql+nodriver'"),
         ("postgresql+psycopg2://user:hunter2@host/shop", "needs the driver 'psycopg2', which is not installed"),
-        ("postgresql+asyncpg://user:hunter2@host/shop", "has an asynchronous driver, 'postgresql+asyncpg'"),
         ("sqlite://", "the URL is a database in this process's memory"),
         ("sqlite:///:memory:", "the URL is a database in this process's memory"),
         ("user:hunter2@host", "the URL is no SQLAlchemy URL"),

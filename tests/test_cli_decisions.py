@@ -94,6 +94,16 @@ def test_what_is_sent_again_may_happen_twice_and_the_command_says_so(database: D
     assert "to be sent again by a running dispatcher" in succeeded("show", str(id), database=database)
 
 
+def test_what_is_resolved_needs_no_second_look(database: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(database, ob)
+    command("resolve", str(id), "--happened", *LOOKED, database=database)
+
+    told = error_of("retry", str(id), database=database)
+
+    assert told[:2] == (4, "wrong_state")
+    assert told[2].endswith("an operator has decided that it is delivered; a running dispatcher carries that out")
+
+
 def test_what_the_service_answered_can_be_put_on_record(database: Database, ob: outbox.Outbox) -> None:
     id = put_uncertain(database, ob)
 
@@ -137,7 +147,7 @@ def test_every_decision_is_answered_in_json(database: Database, ob: outbox.Outbo
 
     by = {"actor": "ada"}
     assert told("retry", waiting) == {"id": str(waiting), "decision": "retry"} | by
-    assert told("cancel", withdrawn) == {"id": str(withdrawn), "decision": "cancel"} | by
+    assert told("cancel", withdrawn) == {"id": str(withdrawn), "decision": "cancel", "settled": False} | by
     assert told("resolve", uncertain, "--did-not-happen", *LOOKED) == (
         {"id": str(uncertain), "decision": "resolve", "verdict": "did_not_happen"} | by
     )

@@ -21,6 +21,14 @@ def weigh(database: Database, name: str, **values: Any) -> None:
     set_row(database, TABLES.destination, name=name, changed_at=clock(), **CALM | values)
 
 
+def test_a_cooldown_that_is_over_is_none(database: Database) -> None:
+    weigh(database, "crm", cool_until=clock_plus(-HOUR))
+
+    told = [document(name, database=database)["destinations"][0]["cool_until"] for name in ("status", "destinations")]
+
+    assert told == [None, None]
+
+
 def test_destinations_tells_what_is_due_and_what_weighs_on_each(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
     age(database, 2 * HOUR)

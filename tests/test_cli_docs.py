@@ -108,7 +108,7 @@ def test_the_facts_are_one_json_document() -> None:
         (
             ["published_app:policy", "--scope", "published_app:policy"],
             2,
-            "module 'published_app' has no function 'policy'",
+            "'published_app:policy' is an object of type Policy, and must be a function, e.g. app.api:customer",
         ),
         (
             ["published_app:policy", "--scope", "published_app"],

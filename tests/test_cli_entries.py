@@ -76,6 +76,20 @@ def test_what_is_sent_waits_again_once_its_lease_has_run_out(
     assert (crm["oldest_due_seconds"] is not None) is waits
 
 
+def test_status_names_entries_whose_lease_is_long_over(database: Database, ob: outbox.Outbox) -> None:
+    long_over, just_over, lasting = put(database, ob, count=3)
+    for id, hours in ((long_over, HOUR), (just_over, timedelta(seconds=5)), (lasting, -HOUR)):
+        until = clock_plus(-hours)
+        change(database, id, state="sending", lease_token=id, leased_at=clock_plus(-2 * HOUR), lease_until=until)
+
+    (overdue,) = document("status", database=database)["overdue"]
+    shown = succeeded("status", database=database)
+
+    assert (overdue["id"], overdue["destination"]) == (str(long_over), "crm")
+    assert 3600 <= overdue["over_seconds"] < 3700
+    assert re.search(f"1 being sent by nobody, their leases over for up to .*: {long_over};", " ".join(shown.split()))
+
+
 def test_status_for_people_is_a_table_with_what_needs_them_below(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
     id = put_uncertain(database, ob)
@@ -174,24 +188,45 @@ def test_the_status_of_a_parent_for_people_names_effects_and_reasons(database: D
 def test_a_parent_without_entries_is_not_found(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, parent=outbox.ParentKey("req-1", scope="acct_1", source="http"))
 
-    status, code, text = error_of("status", "req-1", database=database, OUTBOX_ENV=OUTBOX_ENV)
+    given = ("--scope", "acct_2")
 
-    assert (status, code) == (3, "not_found")
-    assert text == (
-        "there is no entry under the parent 'req-1' of env 'test', scope '', source 'app':"
-        " a parent is told apart by all four"
+    assert error_of("status", "req-2", database=database) == (
+        3,
+        "not_found",
+        "there is no entry under the parent 'req-2'",
+    )
+    assert error_of("status", "req-1", *given, database=database, OUTBOX_ENV=OUTBOX_ENV) == (
+        3,
+        "not_found",
+        "there is no entry under the parent 'req-1' of env 'test', scope 'acct_2'",
     )
 
 
-def test_a_parent_is_not_looked_for_without_the_name_of_the_deployment(sqlite: Database) -> None:
-    status, text = refused("status", "order:1", database=sqlite)
+def test_the_key_that_a_customer_quotes_is_found_whoever_sent_it(database: Database, ob: outbox.Outbox) -> None:
+    first, second = (
+        put(database, ob, parent=outbox.ParentKey("l-1", scope=scope, source="http"))[0] for scope in ("ada", "bob")
+    )
+    third = put(database, ob, parent="l-1")[0]
 
-    assert status == 2
-    assert "a parent's entries are found by the deployment's name too: give --env or set OUTBOX_ENV" in text
+    def found(*options: str) -> tuple[set[UUID], set[UUID]]:
+        listed = document("list", "--parent", "l-1", *options, database=database)
+        return set(ids(document("status", "l-1", *options, database=database))), set(ids(listed))
+
+    for options, expected in [
+        ((), {first, second, third}),
+        (("--env", "test"), {first, second, third}),
+        (("--source", "http"), {first, second}),
+        (("--source", "http", "--scope", "ada"), {first}),
+        (("--source", "app", "--scope", "", "--env", "test"), {third}),
+    ]:
+        assert found(*options) == (expected, expected), options
+    header, *rows = succeeded("status", "l-1", database=database).splitlines()
+    assert header.split()[:4] == ["ID", "STATE", "SOURCE", "SCOPE"]
+    assert {row.split()[3] for row in rows[:2]} == {"ada", "bob"}
 
 
 def test_a_parent_outside_the_limits_is_refused_as_the_library_does(sqlite: Database) -> None:
-    status, text = refused("status", "order:1", "--source", "http", database=sqlite, OUTBOX_ENV=OUTBOX_ENV)
+    status, text = refused("status", "order:1", "--source", "http", "--scope", "", database=sqlite)
 
     assert status == 1
     assert "scope '': may be empty only for source 'app'" in text
@@ -202,9 +237,10 @@ def test_a_parent_outside_the_limits_is_refused_as_the_library_does(sqlite: Data
 
 def test_the_list_is_of_what_waits_the_longest_due_first(database: Database, ob: outbox.Outbox) -> None:
     put_ended(database, ob)
+    first = put_one(database, ob, "c.send")
+    age(database, HOUR)
     second = put_one(database, ob, "b.send")
     age(database, HOUR)
-    first = put_one(database, ob, "c.send", due=datetime.now(UTC) - 2 * HOUR)
     last = put_uncertain(database, ob)
     third = put_one(database, ob, "a.send")
 
@@ -286,6 +322,23 @@ def test_the_list_is_narrowed_by_each_filter(database: Database, ob: outbox.Outb
     assert listed("--since", (datetime.now(UTC) + HOUR / 2).isoformat()) == {uncertain, held, later}
 
 
+def test_the_list_is_narrowed_by_env_scope_and_source_without_a_parent(database: Database, ob: outbox.Outbox) -> None:
+    other = outbox.Outbox(ob.configuration.keyring, env="staging")
+    ours, theirs = put_one(database, ob), put_one(database, other)
+    scoped = put_one(database, ob, parent=outbox.ParentKey("order:9", scope="ada", source="http"))
+
+    def listed(*arguments: str, **environment: str) -> set[UUID]:
+        return set(ids(document("list", *arguments, database=database, **environment)))
+
+    assert listed("--env", "staging") == {theirs}
+    assert listed("--env", "test", "--scope", "") == {ours}
+    assert listed("--scope", "ada") == listed("--source", "http") == {scoped}
+    assert listed(OUTBOX_ENV="test") == {ours, theirs, scoped}, "the variable hides nothing"
+    for told in (succeeded("list", database=database), succeeded("list", "--env", "test", database=database)):
+        has_env = "staging" in told
+        assert ("ENV" in told.splitlines()[0].split()) is has_env
+
+
 def test_what_ended_is_narrowed_by_destination_and_operation(database: Database, ob: outbox.Outbox) -> None:
     here = put_ended(database, ob)
     there = put_ended(database, ob, destination="stripe-eu")
@@ -341,7 +394,6 @@ def test_a_name_that_there_cannot_be_is_refused_as_the_library_does(database: Da
         (("--since", "999999w"), "is neither a span"),
         (("--after", "here"), "'here' is no place in a list: take what the page before printed"),
         (("--limit", "1001"), "1001 is not in the range 1<=x<=1000"),
-        (("--parent", "order:1"), "give --env or set OUTBOX_ENV"),
     ],
 )
 def test_a_list_that_cannot_be_is_refused(sqlite: Database, arguments: tuple[str, ...], says: str) -> None:

@@ -238,11 +238,11 @@ def status_of(database: Database) -> tuple[int, str]:
         (["resume", "mail", "--after-restore"], "say what to resume: a DESTINATION, or all of them --after-restore"),
         (
             ["resume", "mail", "--nothing-lost"],
-            "--nothing-lost and --since are of --after-restore: a DESTINATION goes on as it is",
+            "--nothing-lost, --since and --adopt-from need --after-restore",
         ),
         (
             ["resume", "mail", "--since", "1h"],
-            "--nothing-lost and --since are of --after-restore: a DESTINATION goes on as it is",
+            "--nothing-lost, --since and --adopt-from need --after-restore",
         ),
         (["resume", "--after-restore", "--env", "test"], "Missing option '--reason'."),
         (

@@ -94,7 +94,7 @@ def test_an_uncertain_entry_keeps_the_request_open_until_somebody_resolves_it(ch
     checkout.run_once()
     assert (checkout.record.state, checkout.seen) == ("accepted", [])
     (entry,) = checkout.database.entries
-    with checkout.database.engine.begin() as connection:
+    with checkout.database.dispatchers_engine.begin() as connection:
         resolve(connection, TABLES, entry.id, "happened", actor="ada", reason="seen in the service's books")
     assert checkout.run_once() == 1
 
@@ -423,7 +423,7 @@ def test_an_accepted_request_is_never_deleted_by_retention(database: Database, o
     look = Look(Retention(keep=timedelta(0), refuse=DAY), 100)
 
     for step in (bury_records, delete_entries):
-        with database.engine.begin() as connection:
+        with database.dispatchers_engine.begin() as connection:
             assert step(connection, TABLES, look).deleted == 0
 
     checkout.on_completed()

@@ -11,7 +11,7 @@ import pytest
 from support import CHARGE, PAYLOAD
 
 import outbox
-from outbox.instance import DefaultOutbox
+from outbox.default_outbox import DefaultOutbox
 
 ROOT = Path(__file__).parents[1]
 SECRET, OTHER = bytes(range(32)), bytes(range(32, 64))
@@ -87,6 +87,16 @@ def test_other_settings_are_refused_and_the_first_stay(default, name):
             outbox.InvalidValue,
             "prefix 'shop\\n': must be printable text of 0 to 32 bytes: give a shorter one, or a schema of their own to the"
             " tables",
+        ),
+        (
+            {"prefix": "%s_"},
+            outbox.InvalidValue,
+            "prefix '%s_': must hold none of % : $ \\ .: give a name without them",
+        ),
+        (
+            {"schema": ":shop"},
+            outbox.InvalidValue,
+            "schema ':shop': must hold none of % : $ \\ .: give a name without them",
         ),
         (
             {"schema": ""},

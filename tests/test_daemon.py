@@ -1,37 +1,47 @@
 """The dispatcher as a process: signals, what keeps it from starting, and a database that goes away."""
 
 import asyncio
+import gc
 import json
 import logging
+import os
 import signal
-import time
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from dispatching import (
     HOUR,
+    Blocking,
     Daemon,
     FileService,
     GatedService,
     age,
     change,
     daemon,
+    dispatcher,
     put,
     put_one,
     run_once,
+    state,
     states,
+    until_true,
     wait_for,
     write_factory,
 )
 from support import TABLES, Database
 
 import outbox
+from dispatchers import Dispatcher
+from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
-from dispatchers.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS
+from dispatchers.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS, serve
+from dispatchers.sql_gauges import Gauge
 from dispatchers.upkeep import report_gauges
 from outbox.instants import NEVER
 
@@ -120,7 +130,7 @@ def test_a_second_signal_stops_it_at_once_and_leaves_its_leases(
         wait_for(lambda: "finishing what is in flight" in process.output, "the drain")
 
         process.terminate()
-        process.wait(seconds=5)
+        assert process.wait(seconds=60) == 1
 
     assert "stopping at once" in process.output
     assert states(postgresql) == {"sending": 2, "pending": 3}
@@ -135,7 +145,7 @@ def test_what_does_not_finish_within_the_grace_is_left_to_its_lease(
 ) -> None:
     with sending_two(postgresql, ob, tmp_path, body, GRACE="0.3") as process:
         process.terminate()
-        process.wait(seconds=5)
+        process.wait(seconds=60)
 
     assert states(postgresql) == {"sending": 2, "pending": 3}
 
@@ -145,11 +155,55 @@ def test_an_idle_one_stops_when_told(postgresql: Database, tmp_path: Path) -> No
 
     with daemon(tmp_path, postgresql.url) as process:
         wait_for(lambda: "sending" in process.output, "its start", workers=[process])
-        told = time.monotonic()
         process.terminate()
 
         assert process.wait() == 0
-        assert time.monotonic() - told < 3
+    (told,) = [line for line in process.output.splitlines() if "sending: " in line]
+    assert "sending: env test, database postgresql" in told
+    assert f"/{postgresql.url.database}" in told
+    assert told.endswith("; operations or prefixes: 1, callbacks: 0")
+
+
+def test_what_it_says_of_its_database_at_the_start_holds_no_password(ob: outbox.Outbox) -> None:
+    url = "postgresql+psycopg://shop:hunter2@db.internal/orders?password=hunter2&host=elsewhere"
+
+    told = Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()}).told
+
+    assert told == (
+        "env test, database postgresql+psycopg://shop:***@db.internal/orders?host=elsewhere;"
+        " operations or prefixes: 2, callbacks: 0"
+    )
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_on_a_loop_of_ones_own_it_leaves_everything_as_it_found_it(
+    postgresql: Database, ob: outbox.Outbox, signals: int
+) -> None:
+    """The host goes on: with its signal handlers, its interpreter settings and no task of the dispatcher's."""
+    put_one(postgresql, ob)
+
+    def settings() -> list[Any]:
+        handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        return [handlers, gc.get_threshold(), gc.get_freeze_count(), sys.getswitchinterval()]
+
+    async def main() -> bool:
+        before, service = settings(), Blocking()
+        serving = asyncio.create_task(
+            serve(dispatcher(postgresql, ob, adapters={"crm": service}, grace=timedelta(seconds=30)))
+        )
+        await until_true(lambda: service.waiting == 1)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0)
+        if signals == 1:
+            service.released.set()
+        is_drained = await serving
+        await asyncio.sleep(0)  # what was cancelled at the end
+        assert settings() == before
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return is_drained
+
+    assert asyncio.run(main()) == (signals == 1)
 
 
 TELLS = """
@@ -262,7 +316,7 @@ def test_a_dispatcher_that_could_not_keep_its_promises_is_refused(postgresql: Da
         ("nowhere:make", "there is no module 'nowhere'"),
         ("factory.inside:make", "there is no module 'factory.inside'"),
         ("factory:absent", "has no function 'absent'"),
-        ("factory:url", "has no function 'url'"),
+        ("factory:url", "'factory:url' is an object of type str, and must be a function"),
     ],
 )
 def test_a_factory_that_is_not_there_is_named(tmp_path: Path, reference: str, says: str) -> None:
@@ -337,11 +391,51 @@ def test_outcomes_are_settled_when_the_database_comes_back_during_the_drain(
         with away(server_url, postgresql):
             process.terminate()
             GatedService(tmp_path).open()
-            wait_for(lambda: "2 outcomes are kept" in process.output, "a warning", workers=[process])
+            wait_for(lambda: "the database is away" in process.output, "a warning", workers=[process])
 
         assert process.wait() == 0, process.output
 
     assert states(postgresql) == {"delivered": 2, "pending": 3}
+
+
+def test_a_daemon_whose_database_is_not_there_yet_waits_for_it(
+    postgresql: Database, server_url: sa.URL, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    id = put_one(postgresql, ob)
+    write_factory(tmp_path, QUICK)
+
+    with away(server_url, postgresql), daemon(tmp_path, postgresql.url) as process:
+        wait_for(lambda: "the database is away" in process.output, "a warning", workers=[process])
+        with sa.create_engine(server_url, isolation_level="AUTOCOMMIT").connect() as connection:
+            connection.exec_driver_sql(f"ALTER DATABASE {postgresql.url.database} ALLOW_CONNECTIONS true")
+        postgresql.dispose()  # its own connections were cut as well
+        wait_for(lambda: state(postgresql, id) == "delivered", "the send", workers=[process])
+        process.terminate()
+        assert process.wait() == 0, process.output
+
+    told = [line for line in process.output.splitlines() if "the database" in line]
+    assert [line.partition("the database ")[2].partition(" after")[0].partition(":")[0] for line in told] == [
+        "is away",
+        "is back",
+    ]
+
+
+def test_a_daemon_whose_database_is_away_at_the_start_ends_when_told(
+    postgresql: Database, server_url: sa.URL, tmp_path: Path
+) -> None:
+    write_factory(tmp_path, QUICK)
+
+    with away(server_url, postgresql), daemon(tmp_path, postgresql.url) as process:
+        wait_for(lambda: "the database is away" in process.output, "a warning", workers=[process])
+        process.terminate()
+        assert process.wait() == 0, process.output
+
+
+def test_a_daemon_does_not_wait_for_a_database_that_nobody_made(postgresql: Database, tmp_path: Path) -> None:
+    write_factory(tmp_path, QUICK)
+
+    with daemon(tmp_path, postgresql.url.set(database="nobody_made_it")) as process:
+        assert process.wait() == 1
 
 
 # --- upkeep
@@ -359,4 +453,4 @@ def test_gauges_are_logged_and_uncertain_entries_stand_out(
 
     told = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "outbox.upkeep"]
     assert told == [("INFO", "crm: 2 pending"), ("WARNING", "mail: 3 pending, 1 uncertain")]
-    assert gauges == {"crm": {"pending": 2}, "mail": {"pending": 3, "uncertain": 1}}
+    assert gauges == {"crm": Gauge({"pending": 2}, True), "mail": Gauge({"pending": 3, "uncertain": 1}, True)}

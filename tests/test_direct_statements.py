@@ -131,6 +131,7 @@ def test_a_connection_on_which_a_statement_failed_serves_the_next(postgresql: Da
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["unheard", "heard"])
+@pytest.mark.owner
 def test_a_driver_that_writes_values_into_the_statement_is_served_too(
     postgresql: Database, ob: outbox.Outbox, listens: bool
 ) -> None:
@@ -201,6 +202,7 @@ def test_an_apps_own_error_handler_is_asked(refusing: Database, ob: outbox.Outbo
     assert seen == ["IntegrityError"]
 
 
+@pytest.mark.owner
 def test_a_cancelled_statement_leaves_no_connection_half_read(postgresql: Database, ob: outbox.Outbox) -> None:
     """As SQLAlchemy's own do: a task that is cancelled while the database is asked gives the connection up."""
 

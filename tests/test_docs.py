@@ -7,6 +7,9 @@ A page's snippets run from top to bottom in one new directory, each Python one a
 - ```sh runs only after `<!-- run -->`; what it exports holds for the rest of the page. After `<!-- run until stopped -->` it is
   one command that starts a dispatcher, which must come up, and stop at a SIGTERM.
 - ```text after one of these is its output, to the letter.
+
+Where a page has an install line, a ```sh block of one `pip install "sqlalchemy-outbox[...]"`, its snippets run in a new
+environment that holds what this line installs and no more.
 """
 
 import os
@@ -18,6 +21,7 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
+from installing import Environments
 from pages import FENCE, PAGES, ROOT, Snippet, snippets_of
 
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "examples").glob("*/README.md"))]
@@ -25,6 +29,7 @@ NOT_RUN: list[tuple[str, str]] = [("http-api.md", "it needs PostgreSQL")] * 2 + 
 """Page and reason of every Python snippet that is left out."""
 
 SECONDS_MAX = 60
+SECRET = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
@@ -35,11 +40,12 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in P
 class Reader:
     """Follows a page as a person would, in a directory of its own. Raises AssertionError where it leads astray."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, python: Path = Path(sys.executable)) -> None:
         self.directory = directory
+        self.python = python
         ours = ("OUTBOX_", "DATABASE_URL", "PYTHON", "COLUMNS")  # pytest-xdist's workers have a width
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        self.environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        self.environment["PATH"] = os.pathsep.join([str(python.parent), os.environ["PATH"]])
         self.output: str | None = None
 
     def follow(self, markdown: str) -> None:
@@ -67,7 +73,7 @@ class Reader:
         named = re.match(r"# (\w+\.py)\n", snippet.text)
         file = self.directory / (named[1] if named else f"line_{snippet.line}.py")
         file.write_text(snippet.text)
-        return self._run(snippet, sys.executable, file.name)
+        return self._run(snippet, str(self.python), file.name)
 
     def run_shell(self, snippet: Snippet) -> str:
         output = self._run(snippet, "bash", "-euc", f"{snippet.text}\nenv -0 > .environment")
@@ -82,7 +88,7 @@ class Reader:
             seen = ""
             for line in process.stdout or ():
                 seen += line
-                if line.endswith("sending\n"):
+                if "outbox.daemon: sending" in line:
                     process.terminate()
             late.cancel()
         assert process.returncode == 0, f"line {snippet.line}: exit status {process.returncode}\n{seen}"
@@ -109,11 +115,36 @@ class Reader:
         )
 
 
-@every_page
-def test_every_snippet_runs_as_printed(page: Path, tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
+    return Environments(tmp_path_factory.mktemp("environments"))
 
-    reader.follow(page.read_text())
+
+def installed(markdown: str) -> str | None:
+    """What the page's install line installs, if it has one."""
+    lines = [snippet.text for snippet in snippets_of(markdown) if snippet.language == "sh"]
+    found = [match[1] for line in lines if (match := re.fullmatch(r"pip install (.*sqlalchemy-outbox\[.*)\n", line))]
+    return found[0] if found else None
+
+
+@every_page
+def test_every_snippet_runs_as_printed(page: Path, tmp_path: Path, environments: Environments) -> None:
+    markdown = page.read_text()
+    line = installed(markdown)
+    reader = Reader(tmp_path) if line is None else Reader(tmp_path, environments.make(line))
+
+    reader.follow(markdown)
+
+
+def test_readers_who_run_the_readme_twice_see_no_traceback(tmp_path: Path) -> None:
+    markdown = (ROOT / "README.md").read_text()
+    Reader(tmp_path).follow(markdown)
+
+    for snippet in snippets_of(markdown):
+        if snippet.language == "python":
+            again = Reader(tmp_path)
+            again.environment |= {"OUTBOX_SECRET": SECRET, "OUTBOX_ENV": "dev"}
+            assert "Traceback" not in again.run_python(snippet)
 
 
 def test_only_the_snippets_that_are_known_here_are_left_out() -> None:

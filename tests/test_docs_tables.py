@@ -21,7 +21,7 @@ from dispatchers.adapters import HttpAdapter, ImapSearch, SmtpAdapter, StripeAda
 from dispatchers.adapters.http_outcomes import MEANINGS, meaning_of, remembered
 from dispatchers.delivery import KeyFormat
 from dispatchers.testing.failpoints import POINTS
-from outbox import Keyring, Outbox, ParentKey, instance, keys
+from outbox import Keyring, Outbox, ParentKey, configure, keys
 from outbox.status import State
 
 # --- docs/keys.md
@@ -176,7 +176,7 @@ def test_every_setting_of_the_pages_has_its_true_default() -> None:
 
 
 def test_configure_takes_what_the_page_says_of_an_outbox() -> None:
-    assert inspect.signature(instance.default.configure) == inspect.signature(Outbox)
+    assert inspect.signature(configure) == inspect.signature(Outbox)
 
 
 def test_a_setting_that_is_missing_wrong_or_too_much_is_noticed() -> None:

@@ -162,11 +162,15 @@ def test_a_mail_to_hidden_recipients_only_is_one() -> None:
     assert b"ada@" not in message.content
 
 
-words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=200)
+words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cf", "Zl", "Zp"]), max_size=200)
+# What a reader may decode into a header of its own: a line break, and "Bcc: eve@example.com".
+encoded_words = st.sampled_from(["=?utf-8?b?DQpCY2M6IGV2ZUBleGFtcGxlLmNvbQ==?=", "=?utf-8?q?=0D=0ABcc:_eve?=", "=?x"])
 
 
 @given(
-    text=st.text(st.characters(exclude_categories=["Cs"])), subject=words, filename=words.map(str.strip).filter(bool)
+    text=st.text(st.characters(exclude_categories=["Cs"])),
+    subject=words,
+    filename=words.map(str.strip).filter(lambda name: name and "=?" not in name),
 )
 @example(text="." * 300 + "\n.\n..\n", subject="=?utf-8?q?forged?=", filename="a" * 300)
 @example(text="x" * 2000 + "\r.\r\n \t\n", subject="x" * 2000, filename='a"b\\c; d=e.pdf')
@@ -271,6 +275,50 @@ def test_a_name_never_becomes_an_address(name: str) -> None:
 
     assert address.addr_spec == "ada@example.com"
     assert "".join(address.display_name.split()) == "".join(name.split())
+
+
+@given(before=words, word=encoded_words, after=words)
+def test_nothing_is_decoded_into_a_header(before: str, word: str, after: str) -> None:
+    """Python's own reader, for one, decodes an encoded word in quotes, and in a parameter."""
+    name = f"{before} {word} {after}".replace("<", "").replace(">", "").strip()
+    payload = {**MAIL, "subject": name, "to": f'"{name}" <ada@example.com>', "reply_to": f"{name} <ada@example.com>"}
+
+    content = made(payload).content
+    read = parsed(payload)
+
+    assert b"\r\nBcc" not in content
+    assert b"\nBcc" not in content
+    assert read["Subject"] == name
+    for header in ("To", "Reply-To"):
+        assert [address.addr_spec for address in read[header].addresses] == ["ada@example.com"]
+
+
+@pytest.mark.parametrize("field", ["filename", "content_type"])
+@given(word=encoded_words)
+def test_no_encoded_word_names_an_attachment(field: str, word: str) -> None:
+    given_name = {"filename": f"a {word}.pdf", "content_type": f'application/pdf; name="{word}"'}[field]
+
+    with pytest.raises(Unsendable, match=rf"attachments\[0\]\.{field}"):
+        made({**MAIL, "attachments": [{**PDF, field: given_name}]})
+
+
+INVISIBLE = "\u202e\u2066\u200b\u2060\ufeff\u00ad\u200e\U000e0041"
+
+
+@pytest.mark.parametrize("char", INVISIBLE)
+def test_what_nobody_sees_is_left_out_of_names_and_refused_in_addresses(char: str) -> None:
+    """It would turn `gpj.exe` round, or make two names look alike."""
+    mail = parsed({**MAIL, "to": f"A{char}da <ada@example.com>", "attachments": [{**PDF, "filename": f"a{char}.pdf"}]})
+
+    assert mail["To"].addresses[0].display_name == "Ada"
+    assert next(mail.iter_attachments()).get_filename() == "a.pdf"
+    with pytest.raises(Unsendable, match="to is no address"):
+        made({**MAIL, "to": f"a{char}da@example.com"})
+
+
+def test_a_name_keeps_what_its_script_is_spelt_with() -> None:
+    for name in ("علی‌رضا", "क्‍ष", "👩‍💻"):
+        assert parsed({**MAIL, "to": f"{name} <ada@example.com>"})["To"].addresses[0].display_name == name
 
 
 def test_several_names_stand_in_lines_of_their_own() -> None:

@@ -157,6 +157,7 @@ def test_the_queue_row_is_pending_and_untouched(database, ob):
         "position": 1,
         "hold": None,
         "outcome": None,
+        "callback": None,
         "waiting_since": None,
         "fair": None,
         "scope": None,
@@ -195,6 +196,7 @@ def test_an_entry_inside_a_claim_takes_its_parent_and_names_its_record(database,
     assert email.record_id == record.id != email.parent_id
 
 
+@pytest.mark.owner
 def test_a_tables_schema_and_prefix_are_used_as_given(postgresql):
     ob = outbox.Outbox(outbox.Keyring({"k1": bytes(32)}), env="test", schema="My shop", prefix="Its-")
     postgresql.execute(sa.schema.CreateSchema("My shop"))

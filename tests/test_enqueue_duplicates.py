@@ -23,6 +23,12 @@ def enqueue(ob, session, *, amount=2000, if_exists="raise", discriminator="line:
     )
 
 
+def flush(session):
+    """A flush that has something to write."""
+    session.add(Order(customer="ada", amount=2000))
+    session.flush()
+
+
 def stored(database):
     return [entry.payload for entry in database.entries]
 
@@ -67,8 +73,7 @@ def test_a_duplicate_leaves_the_transaction_alive(database, ob):
     with database.begin() as session:
         enqueue(ob, session)
         with pytest.raises(outbox.DuplicateEntry):
-            session.flush()
-        session.add(Order(customer="ada", amount=2000))
+            flush(session)
 
     assert len(database.orders) == 1
     assert len(database.entries) == len(database.queue) == 1
@@ -138,7 +143,8 @@ def test_another_environment_is_another_effect(sqlite, ob):
     assert sorted(entry.env for entry in sqlite.entries) == ["staging", "test"]
 
 
-def test_a_rotation_between_two_enqueues_keeps_one_entry_and_its_key(database):
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_rotation_between_two_enqueues_keeps_one_entry_and_its_key(database, others):
     before = outbox.Outbox(outbox.Keyring({"k1": OLD}), env="test")
     after = outbox.Outbox(outbox.Keyring({"k1": OLD, "k2": NEW}, current="k2"), env="test")
 
@@ -146,12 +152,14 @@ def test_a_rotation_between_two_enqueues_keeps_one_entry_and_its_key(database):
         first = enqueue(before, session)
     with database.begin() as session:
         second = enqueue(after, session, if_exists="ignore")
+        new = [enqueue(after, session, if_exists="ignore", discriminator=f"new {n}") for n in range(others)]
+        again = enqueue(after, session, if_exists="ignore")
 
-    (entry,) = database.entries
-    assert second.id == first.id == entry.id
-    assert entry.kid == "k1"
-    assert outbox.keys.encode_native(entry.tag) == first.child_key
-    assert len(database.queue) == 1
+    keys = {row.id: outbox.keys.encode_native(row.tag) for row in database.entries}
+    assert second == again == first
+    assert keys == {entry.id: entry.child_key for entry in (first, *new)}
+    assert {row.kid for row in database.entries if row.id == first.id} == {"k1"}
+    assert len(database.queue) == 1 + others
 
 
 def test_a_rotation_does_not_hide_a_duplicate(database):
@@ -195,7 +203,7 @@ def refused(ob, session, *discriminators):
     for discriminator in discriminators:
         enqueue(ob, session, discriminator=discriminator)
     with pytest.raises(outbox.DuplicateEntry) as caught:
-        session.flush()
+        flush(session)
     return caught.value.entry_id
 
 
@@ -204,7 +212,7 @@ def test_the_duplicate_among_new_ones_is_named_when_this_transaction_wrote_the_f
     names = [f"line:{each}" for each in range(4)]
     with database.session() as session:
         first = enqueue(ob, session, discriminator=names[number])
-        session.flush()
+        flush(session)
 
         assert refused(ob, session, *names) == first.id
 
@@ -215,7 +223,7 @@ def test_the_duplicate_is_named_when_a_savepoint_has_written_the_first_and_anoth
             first = enqueue(ob, session, discriminator="kept")
         savepoint = session.begin_nested()
         enqueue(ob, session, discriminator="undone")
-        session.flush()
+        flush(session)
         savepoint.rollback()
 
         assert refused(ob, session, "undone", "kept", "new") == first.id
@@ -225,7 +233,7 @@ def test_the_duplicate_is_named_when_another_session_of_this_transaction_has_wri
     with database.engine.connect() as connection, connection.begin():
         with Session(connection) as session:
             first = enqueue(ob, session, discriminator="first")
-            session.flush()
+            flush(session)
         with Session(connection) as session:
             assert refused(ob, session, "a", "first", "z") == first.id
 
@@ -235,7 +243,7 @@ def test_several_duplicates_from_here_and_elsewhere_are_all_kept_as_they_were(da
         enqueue(ob, session, amount=1, discriminator="elsewhere")
     with database.begin() as session:
         enqueue(ob, session, amount=2, discriminator="here")
-        session.flush()
+        flush(session)
         for name in ("elsewhere", "here", "new"):
             enqueue(ob, session, amount=3, discriminator=name, if_exists="ignore")
 

@@ -108,6 +108,11 @@ REFUSED = {
         outbox.NotSerializable,
         NOT_JSON.format("it holds a lone surrogate, which UTF-8 cannot carry"),
     ),
+    "names that would meet": (
+        {"payload": {"lines": [{1: "a", "1": "b"}]}},
+        outbox.NotSerializable,
+        NOT_JSON.format("a member's name is int, and must be text"),
+    ),
     "a payload that holds itself": ({"payload": CIRCLE}, outbox.NotSerializable, NOT_JSON.format("it holds itself")),
 }
 
@@ -217,4 +222,4 @@ def test_another_database_is_refused_by_name(ob):
     connection = type("Connection", (), {"dialect": engine.dialect})()
 
     with pytest.raises(outbox.ConfigurationError, match="the outbox runs on postgresql and sqlite, not on 'mysql'"):
-        outbox.databases.require_transaction(connection)
+        outbox.databases.require_transaction(connection, None)

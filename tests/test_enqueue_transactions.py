@@ -1,6 +1,8 @@
 """An entry lives and dies with the caller's transaction and its savepoints."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 import sqlalchemy as sa
@@ -8,6 +10,7 @@ from sqlalchemy.orm import Session
 from support import CHARGE, PAYLOAD, Order, colliding_order, statements_of
 
 import outbox
+from outbox.session import flush_all
 
 
 def enqueue(ob, session, parent):
@@ -26,7 +29,7 @@ def test_a_rollback_takes_the_entries_along(database, ob, flushed):
     with database.session() as session:
         enqueue(ob, session, "gone")
         if flushed:
-            session.flush()
+            flush_all(session)
         session.rollback()
         enqueue(ob, session, "kept")
         session.commit()
@@ -96,10 +99,10 @@ def test_a_failed_flush_takes_the_entries_of_its_transaction_along(database, ob)
 
 def test_two_flushes_write_what_was_enqueued_before_each(database, ob):
     with database.session() as session:
-        enqueue(ob, session, "first")
-        session.flush()
-        enqueue(ob, session, "second")
-        session.flush()
+        for parent in ("first", "second"):
+            enqueue(ob, session, parent)
+            session.add(Order(customer="ada", amount=2000))
+            session.flush()
         with statements_of(database.engine) as sent:
             session.commit()
 
@@ -140,6 +143,7 @@ def test_an_enqueue_in_an_after_commit_listener_is_refused(database, ob):
 def test_a_query_flushes_what_is_pending(database, ob):
     with database.session() as session:
         enqueue(ob, session, "invoice:42")
+        session.add(Order(customer="ada", amount=2000))
 
         session.scalars(sa.select(Order.id)).all()  # SQLAlchemy 2.0 flushes for queries of mapped classes only
         entries = session.connection().scalars(sa.select(ob.configuration.tables.entry.c.parent)).all()
@@ -163,11 +167,11 @@ def test_what_is_enqueued_before_or_after_a_savepoint_survives_its_rollback(data
     with database.begin() as session:
         enqueue(ob, session, "before")
         if flushed:
-            session.flush()
+            flush_all(session)
         savepoint = session.begin_nested()
         enqueue(ob, session, "inside")
         if flushed:
-            session.flush()
+            flush_all(session)
         savepoint.rollback()
         enqueue(ob, session, "after")
 
@@ -194,7 +198,7 @@ def test_of_two_nested_savepoints_each_takes_its_own(database, ob, flushed, roll
         inner = session.begin_nested()
         enqueue(ob, session, "innermost")
         if flushed:
-            session.flush()
+            flush_all(session)
         if rolled_back != "outer":
             inner.rollback() if rolled_back == "inner" else inner.commit()
         outer.rollback() if rolled_back == "outer" else outer.commit()
@@ -246,15 +250,73 @@ def test_an_entry_outlives_what_makes_the_session_forget_its_objects(database, o
     assert parents(database) == ["invoice:42"]
 
 
-@pytest.mark.parametrize("forget", ["expunge_all", "expire_all"])
-def test_an_entry_from_before_a_savepoint_survives_even_if_the_session_forgot_its_objects(database, ob, forget):
-    with database.begin() as session:
+def forget_all(session):
+    session.expunge_all()
+
+
+def expire_all(session):
+    session.expire_all()
+
+
+def take_the_new_object_out(session):
+    session.expunge(*session.new)
+
+
+@pytest.mark.parametrize("forget", [forget_all, expire_all, take_the_new_object_out])
+@pytest.mark.parametrize("autoflush", [True, False])
+def test_an_entry_outlives_a_savepoint_that_is_begun_after_it(database, ob, forget, autoflush):
+    with database.session(autoflush=autoflush) as session:
+        session.add(Order(customer="ada", amount=1))
         enqueue(ob, session, "before")
-        getattr(session, forget)()
+        forget(session)
         savepoint = session.begin_nested()
+        session.add(Order(customer="ada", amount=2))
+        session.flush()
         savepoint.rollback()
+        session.commit()
 
     assert parents(database) == ["before"]
+
+
+@pytest.mark.parametrize("end", ["rollback", "close"])
+def test_an_entry_that_a_rollback_took_back_is_written_again(database, ob, end):
+    """Enqueued outside the savepoint as it is begun, and written in it: that is too late for what precedes it."""
+    with database.begin() as session:
+        listen(session, "after_transaction_create", lambda session: enqueue(ob, session, "invoice:42"))
+        savepoint = session.begin_nested()
+        session.add(Order(customer="ada", amount=2))
+        session.flush()
+        getattr(savepoint, end)()
+
+    assert database.orders == []
+    assert parents(database) == ["invoice:42"]
+
+
+def test_a_released_savepoint_keeps_what_a_later_rollback_cannot_undo(database, ob):
+    with database.begin() as session:
+        listen(session, "after_transaction_create", lambda session: enqueue(ob, session, "invoice:42"))
+        for end in ("commit", "rollback"):
+            savepoint = session.begin_nested()
+            session.add(Order(customer="ada", amount=2))
+            session.flush()
+            getattr(savepoint, end)()
+
+    assert len(database.orders) == 1
+    assert parents(database) == ["invoice:42"]
+
+
+def test_a_savepoint_that_cannot_be_begun_leaves_the_session_as_it_was(database, ob):
+    with database.begin() as session:
+        enqueue(ob, session, "invoice:41")
+
+    with database.begin() as session:
+        enqueue(ob, session, "invoice:41")
+        with pytest.raises(outbox.DuplicateEntry):
+            session.begin_nested()
+        assert not session.in_nested_transaction()
+        enqueue(ob, session, "invoice:42")
+
+    assert parents(database) == ["invoice:41", "invoice:42"]
 
 
 @pytest.mark.parametrize("forget", ["expunge_all", "expire_all"])
@@ -334,15 +396,21 @@ def test_a_listener_may_enqueue_beside_the_caller(database, ob, moment):
     assert parents(database) == ["from the caller", "from the listener"]
 
 
-@pytest.mark.parametrize("moment", ["before_insert", "after_insert"])
+@pytest.mark.parametrize("moment", ["before_insert", "after_insert", "before_update", "after_update"])
 def test_a_mapper_listener_may_enqueue(database, ob, moment):
+    """And nothing warns, which would fail this test."""
+
     def charge(mapper, connection, order):
         enqueue(ob, sa.orm.object_session(order), "from the listener")
 
     sa.event.listen(Order, moment, charge)
     try:
         with database.session() as session:
-            session.add(Order(customer="ada", amount=2000))
+            order = Order(customer="ada", amount=2000)
+            session.add(order)
+            if moment.endswith("update"):
+                session.flush()
+                order.amount = 1
             session.commit()
     finally:
         sa.event.remove(Order, moment, charge)
@@ -364,3 +432,81 @@ def test_a_session_class_of_the_apps_own_with_its_own_listener_may_enqueue(datab
         session.commit()
 
     assert parents(database) == ["order of ada"]
+
+
+def test_a_listener_may_enqueue_in_the_commit_of_a_session_that_never_did(database, ob):
+    """The last moments: no flush follows, and the session's commit is the first that the outbox hears of it."""
+    with database.session() as session:
+        listen(session, "before_commit", lambda session: enqueue(ob, session, "from the listener"))
+        session.connection()
+        session.commit()
+
+    assert parents(database) == ["from the listener"]
+
+
+def test_a_listener_may_enqueue_in_a_flush_that_then_has_nothing_to_do(database, ob):
+    def enqueue_and_forget(session):
+        enqueue(ob, session, "from the listener")
+        session.expunge_all()
+
+    with database.session() as session:
+        listen(session, "before_flush", enqueue_and_forget)
+        session.add(Order(customer="ada", amount=2000))
+        session.commit()
+
+    assert database.orders == []
+    assert parents(database) == ["from the listener"]
+
+
+def test_a_savepoint_left_open_at_the_commit_keeps_what_its_listeners_enqueue(database, ob):
+    with database.session() as session:
+        transaction = session.begin()
+        savepoint = session.begin_nested()
+        sa.event.listen(
+            session,
+            "after_transaction_end",
+            lambda session, ended: ended is savepoint and enqueue(ob, session, "from the listener"),
+        )
+        transaction.commit()
+
+    assert parents(database) == ["from the listener"]
+
+
+def test_entries_outlive_cleared_mappers(database, tmp_path):
+    """Some tests of imperative mappings clear all of them: what the outbox does rests on none."""
+    code = """
+import sys, sqlalchemy as sa, outbox
+from sqlalchemy.orm import Session, clear_mappers
+ob = outbox.Outbox(outbox.Keyring.public(), env="test")
+clear_mappers()
+with Session(sa.create_engine(sys.argv[1])) as session, session.begin():
+    ob.enqueue(session, "crm.upsert", {}, parent="invoice:42")
+"""
+    url = database.url.render_as_string(hide_password=False)
+    subprocess.run([sys.executable, "-c", code, url], check=True)
+
+    assert parents(database) == ["invoice:42"]
+
+
+def test_a_session_that_begins_nothing_by_itself_is_told_to(database, ob):
+    with database.session(autobegin=False) as session:
+        with pytest.raises(outbox.NoTransaction, match="autobegin=False"):
+            enqueue(ob, session, "too early")
+        with session.begin():
+            enqueue(ob, session, "invoice:42")
+
+    assert parents(database) == ["invoice:42"]
+
+
+@pytest.mark.parametrize("forget", [forget_all, expire_all])
+def test_status_and_cancel_know_what_the_session_has_enqueued(database, ob, forget):
+    with database.begin() as session:
+        entry = ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
+        forget(session)
+        (before,) = ob.status(session, "invoice:42")
+        late = ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:43")
+        forget(session)
+
+        assert ob.cancel(session, entry.id)
+        assert ob.cancel(session, late.id)
+    assert before.state == "pending"

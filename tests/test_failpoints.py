@@ -3,11 +3,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from dying import ROUNDS
-from support import Database
+from support import IMPORT_PATH, Database
 
 from dispatchers.testing.failpoints import POINTS, failpoint
 from outbox.errors import InvalidValue
@@ -18,7 +17,7 @@ def test_a_process_killed_at_any_point_leaves_nothing_untrue(postgresql: Databas
     url = postgresql.url.render_as_string(hide_password=False)
     done = subprocess.run(
         [sys.executable, "-m", "dying", "--url", url, "--point", point],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        env=os.environ | {"PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
     )

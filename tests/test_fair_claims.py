@@ -161,7 +161,7 @@ def test_a_tenant_with_three_entries_does_not_wait_for_one_with_ten_thousand(ben
 
 def test_the_portable_sql_shares_out_on_postgresql_too(postgresql: Database, ob: outbox.Outbox) -> None:
     bench = Bench(postgresql, ob)
-    bench.store._sql = sql_portable
+    bench.store._exchanges._sql = sql_portable
     bench.flood("big", 30)
     bench.put("small")
 
@@ -370,7 +370,7 @@ def test_switched_off_again_everything_is_sent_the_oldest_first(bench: Bench, un
     bench.flood("big", 20)
     bench.put("small")
     bench.put("new", ob=unfair)
-    bench.store._rounds = fairness.NOBODY
+    bench.store = Claims(bench.database.engine, unfair.configuration)
 
     assert bench.claim(16) == {"big": 16}
     assert bench.claim(16) == {"big": 4, "small": 1, "new": 1}
@@ -419,7 +419,7 @@ def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
     def share_and_drain(waiting: dict[str, int], untold: int, slots: list[int]) -> None:
         for table in (TABLES.entry, TABLES.queue):
             bench.database.execute(table.delete())
-        bench.store._rounds = fairness.Rounds({"crm"})
+        bench.store = Claims(bench.database.engine, ob.configuration)  # nobody's turn is known
         left = Counter(waiting)
         for scope, count in waiting.items():
             bench.flood(scope, count)

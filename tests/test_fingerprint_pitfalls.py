@@ -2,17 +2,26 @@
 
 import json
 import math
+from array import array
 from decimal import Decimal
 from hashlib import sha256
 
 import pytest
+from django.utils.datastructures import MultiValueDict
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import FormData, QueryParams
 from support import TABLES
+from werkzeug.datastructures import ImmutableMultiDict, MultiDict
 
 import outbox
 from outbox import Fingerprint
 from outbox.fingerprint import FINGERPRINT_VERSION, fingerprint
+
+
+def django_dict(pairs):
+    """What Django's QueryDict is made of, and needs no settings."""
+    return MultiValueDict(by_name(pairs))
 
 
 def sorted_dump(value):
@@ -94,9 +103,9 @@ def test_7_what_two_parsers_read_differently_is_refused():
     twice = b'{"amount": 1, "amount": 2}'
     assert sorted_dump(json.loads(twice)) == sorted_dump({"amount": 2})
 
-    with pytest.raises(outbox.NotSerializable, match="one member twice: which of them counts would be the parser's"):
+    with pytest.raises(outbox.RequestRefused, match="one member twice: which of them counts would be the parser's"):
         of(twice)
-    with pytest.raises(outbox.NotSerializable, match="NaN in the request is no JSON number"):
+    with pytest.raises(outbox.RequestRefused, match="NaN in the request is no JSON number"):
         of(b'{"amount": NaN}')
 
 
@@ -192,10 +201,49 @@ def test_a_path_that_leaves_nothing_out_is_refused(pointers, text):
     ],
 )
 def test_a_body_that_is_no_json_is_refused_and_not_shown(body, text):
-    with pytest.raises(outbox.NotSerializable) as caught:
+    """What came off the wire is the client's mistake, a 400; a value is the app's."""
+    with pytest.raises(outbox.RequestRefused if isinstance(body, bytes) else outbox.NotSerializable) as caught:
         of(body)
 
     assert str(caught.value) == text
+    assert getattr(caught.value, "status", 400) == 400
+
+
+@given(text=st.from_regex(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?", fullmatch=True))
+def test_a_number_on_the_wire_counts_as_the_decimal_that_it_says(text):
+    assert of(f"[{text}]".encode()) == of([Decimal(text)])
+
+
+# --- what is no JSON value, and looks like one
+
+
+@pytest.mark.parametrize("hidden", [b"ab", bytearray(b"ab"), memoryview(b"ab"), array("B", b"ab")])
+@pytest.mark.parametrize("leave_out", [[], ["/at"]])
+def test_bytes_inside_a_request_are_refused_and_are_no_list_of_numbers(hidden, leave_out):
+    for body in ({"sum": hidden}, [hidden], {"a": [{"b": hidden}]}):
+        with pytest.raises(outbox.NotSerializable, match="in the request is no JSON value"):
+            of(body, leave_out=leave_out)
+
+
+values = st.lists(
+    st.tuples(st.sampled_from(["item", "amount", "at"]), st.sampled_from(["book", "car", ""])), max_size=5
+)
+
+
+def by_name(pairs, without=()):
+    return {name: [value for n, value in pairs if n == name] for name, _ in pairs if name not in without}
+
+
+@pytest.mark.parametrize("kind", [MultiDict, ImmutableMultiDict, QueryParams, FormData, django_dict])
+@given(one=values, other=values)
+def test_every_value_of_a_form_counts(kind, one, other):
+    form, another = kind(one), kind(other)
+
+    assert (fingerprint(form) == fingerprint(another)) == (by_name(one) == by_name(other))
+    assert fingerprint(form) == fingerprint(by_name(one))
+    assert (of(form, leave_out=["/at"]) == of(another, leave_out=["/at"])) == (
+        by_name(one, ["at"]) == by_name(other, ["at"])
+    )
 
 
 def test_raw_takes_bytes_only():

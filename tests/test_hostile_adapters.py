@@ -15,11 +15,11 @@ from dispatching import HOUR, age, dispatcher, put, queue_row, reasons, run_once
 from support import TABLES, Database
 
 import outbox
-from dispatchers import FOREVER, Deferred, Delivered, Delivery, Outcome
+from dispatchers import FOREVER, Deferred, Delivered, Delivery, Outcome, claims
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
 from dispatchers.delivery import Window
 from dispatchers.dispatcher import steady_clock
+from dispatchers.transactions import Transactions
 
 
 class Misbehaving(MemoryAdapter):
@@ -142,12 +142,12 @@ def test_while_an_adapter_blocks_the_event_loop_another_process_takes_over_and_n
 # --- cancelled anywhere
 
 
-class StepwiseClaims(Claims):
-    """The real store, whose every call is a step of the event loop, with the commit in its middle."""
+class StepwiseTransactions(Transactions):
+    """The real ones, of which each is a step of the event loop, with the commit in its middle."""
 
-    async def _on_thread(self, threads: Any, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def run_unguarded(self, work: Callable[[sa.Connection], Any], what: str = "") -> Any:
         await asyncio.sleep(0)
-        result = work(*arguments)
+        result = self._run_blocking(None, work)
         await asyncio.sleep(0)
         return result
 
@@ -162,8 +162,9 @@ class Stepwise(MemoryAdapter):
 
 @pytest.mark.parametrize(("window", "others"), [(FOREVER, set()), (None, {"uncertain"})], ids=["keys", "no keys"])
 def test_a_task_cancelled_at_whichever_await_leaves_what_the_next_one_finishes(
-    sqlite: Database, ob: outbox.Outbox, window: Window, others: set[str]
+    sqlite: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, window: Window, others: set[str]
 ) -> None:
+    monkeypatch.setattr(claims, "Transactions", StepwiseTransactions)
     adapter = Stepwise(window=window)
     ends: set[str] = set()
     steps, finished = 0, False
@@ -187,7 +188,7 @@ def test_a_task_cancelled_at_whichever_await_leaves_what_the_next_one_finishes(
 
 async def cancelled_after(steps: int, database: Database, ob: outbox.Outbox, adapter: MemoryAdapter) -> bool:
     """Cancel a `run_once()` after so many steps of the event loop; returns whether it had come to its end before."""
-    store = StepwiseClaims(database.engine, ob.configuration)
+    store = claims.Claims(database.engine, ob.configuration)
     task = asyncio.create_task(dispatcher(None, ob, adapters={"crm": adapter}, store=store).run_once())
     for _ in range(steps):
         await asyncio.sleep(0)

@@ -3,15 +3,12 @@
 Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/hostile.md.
 """
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -34,13 +31,16 @@ from dispatching import (
     write_factory,
 )
 from poisoned import ATTEMPTS_MAX
+from relays import relay
 from support import TABLES, Database
 from verifying import broken_rules
 
 import outbox
 from dispatchers import FOREVER
+from dispatchers.adapters import MemoryAdapter
 from dispatchers.delivery import Window
 from dispatchers.testing.postgres import temporary_postgres
+from outbox.session import flush_all
 
 # --- processes that stop for a while
 
@@ -152,70 +152,6 @@ def test_a_payload_that_kills_is_sent_once_where_no_keys_are_kept_and_takes_alon
 # --- a database that swallows everything
 
 
-class Relay:
-    """Carries TCP connections to a server, until it swallows whatever comes and tells nobody."""
-
-    def __init__(self, server: sa.URL) -> None:
-        self._server = server
-        self.port = 0
-        self.listening = threading.Event()
-
-    def swallow(self) -> None:
-        swallowing = threading.Event()
-        self._loop.call_soon_threadsafe(self._open.clear)
-        self._loop.call_soon_threadsafe(swallowing.set)
-        assert swallowing.wait(20)
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stopping.set)
-
-    async def serve(self) -> None:
-        self._loop, self._open, self._stopping = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        self._open.set()
-        listener = await asyncio.start_server(self._carry, "127.0.0.1", 0)
-        self.port = listener.sockets[0].getsockname()[1]
-        self.listening.set()
-        await self._stopping.wait()
-        listener.close()  # and waits for no connection: what has been swallowed never ends
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await self._reach_server()
-        try:
-            with suppress(ConnectionError):
-                await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
-        except asyncio.CancelledError:
-            return  # at the end; asyncio's server would report it
-        finally:
-            writer.transport.abort()
-            far_writer.transport.abort()
-
-    async def _reach_server(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        where = {"host": self._server.host, "port": self._server.port or 5432} | self._server.query
-        if str(where["host"]).startswith("/"):
-            return await asyncio.open_unix_connection(f"{where['host']}/.s.PGSQL.{where['port']}")
-        return await asyncio.open_connection(str(where["host"]), int(str(where["port"])))
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            await self._open.wait()
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-
-@contextmanager
-def relay(server: sa.URL) -> Iterator[tuple[Relay, sa.URL]]:
-    carrying = Relay(server)
-    thread = threading.Thread(target=lambda: asyncio.run(carrying.serve()))
-    thread.start()
-    assert carrying.listening.wait(20)
-    try:
-        yield carrying, server.set(host="127.0.0.1", port=carrying.port, query={})
-    finally:
-        carrying.stop()
-        thread.join()
-
-
 @pytest.mark.parametrize(
     ("signals", "told"), [(1, "the grace is over and the database does not answer"), (2, "SIGTERM again")]
 )
@@ -295,7 +231,7 @@ def put_despite(database: Database, ob: outbox.Outbox, batch: str, *, count: int
         with suppress(sa.exc.OperationalError), database.begin() as session:
             for number in range(count):
                 ob.enqueue(session, "crm.upsert", {}, parent=batch, discriminator=str(number), if_exists="ignore")
-            session.flush()
+            flush_all(session)
             return True
         return False
 
@@ -321,3 +257,43 @@ def kill_server_process(database: Database) -> None:
         return None
 
     os.kill(wait_for(find, "a checkpointer"), signal.SIGKILL)
+
+
+# --- stopped between its settling and the commit
+
+STOPPED = """
+from sqlalchemy import create_engine, event
+import signal
+
+def make():
+    engine = create_engine(url)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def stop(connection, cursor, statement, *rest):
+        if "INSERT INTO outbox_settlement" in statement:
+            (here / "stopped").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    limits = {"lease": timedelta(seconds=4), "margin": timedelta(seconds=0.5)}
+    return Dispatcher(engine, outbox=ob, adapters={"crm": MemoryAdapter(timeout=timedelta(seconds=1))}, **limits)
+"""
+
+
+def test_a_process_stopped_between_its_settling_and_the_commit_keeps_nobody_waiting(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    id = put_one(postgresql, ob)
+    write_factory(tmp_path, STOPPED)
+    service = MemoryAdapter()
+
+    with daemon(tmp_path, postgresql.url) as stopped:
+        wait_for(lambda: (tmp_path / "stopped").exists(), "the settling", 60, workers=[stopped])
+        wait_for(
+            lambda: run_once(postgresql, ob, adapters={"crm": service}) and not postgresql.queue,
+            "the server to end the stopped one's transaction",
+            40,
+            workers=[stopped],
+        )
+
+    assert state(postgresql, id) == "delivered"
+    assert [delivery.id for delivery in service.deliveries] == [id]

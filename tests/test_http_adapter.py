@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from dispatchers.adapters import HttpAdapter
+from dispatchers.adapters.credentials import HIDDEN
 from dispatchers.adapters.http_outcomes import EXCEPTIONS, MEANINGS, STATUSES, Meaning, outcome_of_error
 from dispatchers.delivery import (
     FOREVER,
@@ -322,13 +323,16 @@ def test_neither_credentials_nor_payload_nor_answer_is_ever_shown(caplog: pytest
     assert "s3cret" not in caplog.text
 
 
-@pytest.mark.parametrize("quoted", ["Bearer crm_token_1", "crm_token_1"])
-def test_an_answer_that_quotes_the_credentials_is_not_kept(quoted: str) -> None:
+@pytest.mark.parametrize("quoted", ["Bearer crm_token_1", "crm_token_1", "by \\u0063rm_token%5f1"])
+def test_of_an_answer_that_quotes_the_credentials_the_rest_is_kept(quoted: str) -> None:
     crm = adapter(
-        lambda request: httpx.Response(201, json={"by": quoted}), headers={"Authorization": "Bearer crm_token_1"}
+        lambda request: httpx.Response(201, json={"by": quoted, "id": 7}),
+        headers={"Authorization": "Bearer crm_token_1"},
     )
 
-    assert asyncio.run(crm.send(delivery({}))) == Delivered({"status": 201, "unparsed": True})
+    outcome = asyncio.run(crm.send(delivery({})))
+
+    assert outcome == Delivered({"status": 201, "body": {"by": HIDDEN, "id": 7}})
 
 
 def quoting_everything(status: int) -> Far:

@@ -2,9 +2,13 @@
 
 import asyncio
 import base64
+import posixpath
+import re
 import ssl
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -219,6 +223,11 @@ NAME = "payload field 'headers': a header's name must be of letters, digits and 
         ({"url": "https://evil.test/"}, BELOW),
         ({"url": "/../admin"}, DOTS),
         ({"url": "/a/%2E%2e/%2e./b"}, DOTS),
+        ({"url": "/..;/admin"}, DOTS),
+        ({"url": "/%252e%252e/x"}, DOTS),
+        ({"url": "/a/..%3Bv=1%2Fb"}, DOTS),
+        ({"url": "/%c0%ae%c0%ae/x"}, DOTS),
+        ({"url": "/%25252525252525/x"}, DOTS),
         ({"url": "/a%2F..%2Fb"}, DOTS),
         ({"url": "/a/..%5Cb"}, DOTS),
         ({"url": "/" + "x" * 70_000}, "payload field 'url' is not a URL"),
@@ -298,6 +307,33 @@ def test_a_row_cannot_send_credentials_elsewhere(far: Far, url: str) -> None:
 
     assert outcome == Rejected(LEADS)
     assert not far.requests
+
+
+def as_servers_read(path: str) -> Iterator[str]:
+    """How servers resolve a path: decoded never, once or more often, with or without what follows a semicolon."""
+    for decodings in range(5):
+        for drops in (r"", r";[^/]*"):
+            decoded = path
+            for _ in range(decodings):
+                decoded = unquote(decoded)
+            for slashes in (decoded, decoded.replace("\\", "/")):
+                yield posixpath.normpath(re.sub(drops, "", slashes) if drops else slashes)
+
+
+dots = st.sampled_from([".", "%2e", "%2E", "%252e"])
+rests = st.sampled_from(["", "", ";", ";a=1", "%3B", "%253b", "a"])
+segments = st.builds(lambda two, rest: "".join(two) + rest, st.lists(dots, max_size=2), rests)
+slashes = st.sampled_from(["/", "/", "%2f", "%252F", "%5c"])
+
+
+@given(st.lists(st.tuples(slashes, segments), max_size=3))
+def test_no_server_reads_a_path_as_one_above_the_base(parts: list[tuple[str, str]]) -> None:
+    far = Far()
+    far.send(delivery({"json": 1, "url": "/" + "".join(slash + segment for slash, segment in parts)}))
+
+    for request in far.requests:
+        for read in as_servers_read(request.url.raw_path.decode()):
+            assert read == "/v2" or read.startswith("/v2/"), read
 
 
 @given(st.text(alphabet="/.:@?#%\\[]2eEfF5cvilh", max_size=20))

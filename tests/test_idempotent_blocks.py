@@ -2,13 +2,13 @@
 
 import pytest
 import sqlalchemy as sa
-from support import CHARGE, PAYLOAD, REQUEST, Order, colliding_order
+from support import ALL, CHARGE, PAYLOAD, REQUEST, Order, colliding_order
 
 import outbox
 
 LOST = (
-    "the transaction of the claim on key 'retry-001' was rolled back or committed inside its block; roll the session"
-    " back and run the request anew"
+    "the transaction of the claim on key 'retry-001' was rolled back, closed or committed inside its block, and cannot be"
+    " committed any more: roll the session back after the block and run the request again"
 )
 COMMITTED = (
     "the session was committed inside the outbox.idempotent block of key 'retry-001': the record, the rows and the"
@@ -96,12 +96,6 @@ def commit_after_the_answer(session, claim, ob):
     session.commit()
 
 
-def commit_and_go_on(session, claim, ob):
-    work(session, ob)
-    swallow(outbox.ClaimOpen, session.commit)
-    claim.respond(201)
-
-
 def roll_back(session, claim, ob):
     work(session, ob)
     session.rollback()
@@ -184,7 +178,6 @@ SPOILT = {
     answer_twice: outbox.AlreadyAnswered,
     commit: outbox.ClaimOpen,
     commit_after_the_answer: outbox.ClaimOpen,
-    commit_and_go_on: outbox.ClaimLost,
     roll_back: outbox.ClaimLost,
     roll_back_after_the_answer: outbox.ClaimLost,
     # inside `async with session.begin()` SQLAlchemy itself refuses what follows a rollback
@@ -234,10 +227,13 @@ def test_a_caller_who_survives_it_and_commits_keeps_nothing_either(client, datab
     ("handler", "text"),
     [
         (commit, COMMITTED),
-        (commit_and_go_on, LOST),
         (roll_back, LOST),
         (roll_back_after_the_answer, LOST),
-        (fail_a_flush_and_answer, LOST),
+        (
+            fail_a_flush_and_answer,
+            "a statement failed inside the block of key 'retry-001', and the handler went on: nothing of the block is kept. Let"
+            " the statement's error leave the block",
+        ),
         (
             give_no_answer,
             "the outbox.idempotent block of key 'retry-001' ended without claim.respond(), claim.accept() or claim.reject()",
@@ -254,6 +250,25 @@ def test_a_spoilt_block_says_what_was_wrong(client, ob, before, handler, text):
         client.request(lambda session, claim: handler(session, claim, ob))
 
     assert str(caught.value) == text
+
+
+def test_a_request_can_be_rejected_after_a_statement_of_it_has_failed(client, database):
+    def fail_and_reject(session, claim):
+        swallow(sa.exc.DBAPIError, session.execute, sa.text("SELECT no_such_column"))
+        claim.reject(409)
+
+    assert client.request(fail_and_reject).status == 409
+    assert client.request().status == 409
+
+
+def test_a_commit_that_was_refused_leaves_the_block_as_it_was(client, database, ob):
+    def commit_and_go_on(session, claim):
+        work(session, ob)
+        swallow(outbox.ClaimOpen, session.commit)
+        claim.respond(201)
+
+    assert client.request(commit_and_go_on).status == 201
+    assert database.counts() == ALL
 
 
 # --- a transaction that is ended behind the session's back

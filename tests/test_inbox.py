@@ -321,8 +321,9 @@ def test_a_rollback_inside_the_block_loses_the_message(database, ob):
         session.rollback()
 
     assert str(caught.value) == (
-        "the transaction of message 'evt_1' was rolled back or committed inside its outbox.inbox block; roll the session"
-        " back and leave the message for redelivery"
+        "the transaction of message 'evt_1' was rolled back, closed or committed inside its outbox.inbox block, and cannot be"
+        " committed any more: roll the session back after the block, and acknowledge none of the messages that were handled"
+        " in this transaction, so that all of them are redelivered"
     )
 
 
@@ -332,7 +333,7 @@ def test_a_commit_after_a_rollback_inside_the_block_loses_it_too(consumer):
         session.add(Order(customer="ada", amount=2000))
         session.commit()
 
-    with pytest.raises(outbox.ClaimLost, match="leave the message for redelivery"):
+    with pytest.raises(outbox.ClaimLost, match="acknowledge none of the messages"):
         consumer.consume(roll_back_and_commit)
 
 
@@ -401,7 +402,7 @@ def test_past_its_time_a_message_that_caused_nothing_is_handled_again(consumer, 
         ({"message_id": None}, "message_id None: must be a str, not NoneType"),
         ({"message_id": "é" * 128}, "message_id 'ééééé"),
         ({"message_id": "a\0"}, "message_id 'a\\x00': holds a NUL character"),
-        ({"scope": ""}, "scope '': must say whose message ids these are: the broker and the queue, say"),
+        ({"scope": ""}, "scope '': must say whose message ids these are: the producer's name, say"),
         (
             {"keep": timedelta(0)},
             "keep datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",

@@ -9,6 +9,8 @@ from cloudevents.v1.conversion import to_structured
 from cloudevents.v1.http import CloudEvent as CloudEventOfRelease1
 from cloudevents.v1.http import from_http
 from consuming import Billing, Poison
+from hypothesis import given
+from hypothesis import strategies as st
 from support import Database
 
 import outbox
@@ -16,15 +18,15 @@ from outbox import inboxes
 from outbox.inboxes import MessageIdentity
 
 ATTRIBUTES = {"id": "evt_1", "source": "/shop/orders", "type": "test.order.placed"}
-IDENTITY = {"scope": "cloudevents:/shop/orders", "message_id": "evt_1"}
+IDENTITY = {"scope": "cloudevents:shop:/shop/orders", "message_id": "evt_1"}
 
 
 def event(**changed: str) -> CloudEvent:
     return CloudEvent(ATTRIBUTES | {"datacontenttype": "application/json"} | changed, {"amount": 2000})
 
 
-def identify(received: Any) -> MessageIdentity:
-    return inboxes.cloudevents.by_event_id(received)
+def identify(received: Any, sender: str = "shop") -> MessageIdentity:
+    return inboxes.cloudevents.by_event_id(received, sender=sender)
 
 
 @pytest.fixture
@@ -102,3 +104,42 @@ def test_an_event_without_source_or_id_is_refused(attributes: dict[str, str], te
         identify(attributes)
 
     assert str(caught.value) == text
+
+
+texts = st.text(min_size=1, max_size=300).filter(lambda text: "\0" not in text)
+
+
+@given(st.tuples(texts, texts), st.tuples(texts, texts))
+def test_two_senders_or_sources_never_meet_however_they_are_named(
+    first: tuple[str, str], second: tuple[str, str]
+) -> None:
+    def scope(sender: str, source: str) -> str:
+        return identify({"id": "evt_1", "source": source}, sender)["scope"]
+
+    assert (scope(*first) == scope(*second)) == (first == second)
+
+
+def test_a_sender_cannot_use_up_the_ids_of_another(billing: Billing) -> None:
+    billing.handle(identify(event(), sender="partner-1"))
+    billing.handle(identify(event(), sender="partner-2"))
+
+    assert billing.orders == ["evt_1"] * 2
+
+
+@pytest.mark.parametrize("length", [243, 244, 5000])
+def test_a_source_of_any_length_is_handled_once(billing: Billing, length: int) -> None:
+    for source in ("/" * length, "/" * length, "/" * (length - 1) + "é"):
+        billing.handle(identify(event(source=source)))
+
+    assert billing.orders == ["evt_1"] * 2
+    assert billing.duplicates == ["evt_1"]
+
+
+def test_an_event_of_no_sender_is_refused() -> None:
+    with pytest.raises(outbox.InvalidValue) as caught:
+        identify(ATTRIBUTES, sender="")
+
+    assert str(caught.value) == (
+        "sender '': must be a str that is not empty: who sent the event, as authenticated, or one name for all senders that"
+        " trust each other"
+    )

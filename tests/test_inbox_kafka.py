@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, Message, Producer, TopicPartition, Uuid
 from consuming import Billing, Crash, Poison, until
 from support import Database
 
@@ -227,8 +227,8 @@ def test_by_offset_a_redelivery_is_a_duplicate_and_the_same_event_elsewhere_is_n
 
     identities = list(first)
     assert identities == list(again)
-    assert identities[0] == {"scope": f"kafka:{cluster.id}:topic-id-1", "message_id": "0:0"}
-    assert identities[1]["message_id"] == "0:1"
+    assert identities[0]["scope"] == f"kafka:{cluster.id}:topic-id-1"
+    assert [identity["message_id"].split(":")[:2] for identity in identities] == [["0", "0"], ["0", "1"]]
     assert by_offset(topic.read(topic.name)[0], "made-again") != identities[0]
 
 
@@ -257,29 +257,57 @@ def test_a_message_without_exactly_one_readable_event_id_is_refused(
     assert str(caught.value) == text
 
 
-def test_the_same_offset_of_another_partition_is_another_message() -> None:
-    class At:
-        def __init__(self, partition: int) -> None:
-            self.partition = lambda: partition
+class At:
+    """A place in a log."""
 
-        def headers(self) -> None: ...
-        def offset(self) -> int:
-            return 7
+    def __init__(self, partition: int | None = 0, offset: int | None = 7, leader_epoch: int | None = 3) -> None:
+        self.partition = lambda: partition
+        self.offset = lambda: offset
+        self.leader_epoch = lambda: leader_epoch
 
-    assert [inboxes.kafka.by_offset(At(n), cluster="c", topic_id="t")["message_id"] for n in (0, 1)] == ["0:7", "1:7"]
+    def headers(self) -> None: ...
+
+
+def test_the_same_offset_of_another_partition_or_leader_is_another_message() -> None:
+    places = [At(), At(partition=1), At(leader_epoch=4), At(leader_epoch=None)]
+
+    ids = [inboxes.kafka.by_offset(place, cluster="c", topic_id="t")["message_id"] for place in places]
+
+    assert ids == ["0:7:3", "1:7:3", "0:7:4", "0:7"]
+
+
+def test_names_of_clusters_and_topics_are_told_apart_wherever_their_boundary_is() -> None:
+    assert inboxes.kafka.by_offset(At(), cluster="a:b", topic_id="c") != inboxes.kafka.by_offset(
+        At(), cluster="a", topic_id="b:c"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"cluster": ""}, "cluster '': must be a str that is not empty: take it from AdminClient.describe_cluster(),"),
+        (
+            {"cluster": None},
+            "cluster None: must be a str that is not empty: take it from AdminClient.describe_cluster(),",
+        ),
+        ({"topic_id": ""}, "topic_id '': must be a str that is not empty: take it from"),
+        ({"topic_id": None}, "topic_id None: must be a str that is not empty: take it from"),
+        (
+            {"topic_id": str(Uuid(0, 0))},
+            "topic_id 'AAAAAAAAAAAAAAAAAAAAAA': is no id: the broker knows none, so use by_event_id",
+        ),
+    ],
+)
+def test_a_cluster_or_topic_without_an_id_is_refused(changed: Any, text: str) -> None:
+    with pytest.raises(outbox.InvalidValue) as caught:
+        inboxes.kafka.by_offset(At(), **{"cluster": "c", "topic_id": "t"} | changed)
+
+    assert str(caught.value).startswith(text)
 
 
 @pytest.mark.parametrize(("partition", "offset"), [(0, None), (None, 0), (0, OFFSET_INVALID), (-1, 0)])
 def test_a_message_that_was_never_in_a_log_has_no_place(partition: int | None, offset: int | None) -> None:
-    class Unsent:
-        def headers(self) -> None: ...
-        def partition(self) -> int | None:
-            return partition
-
-        def offset(self) -> int | None:
-            return offset
-
     with pytest.raises(outbox.InvalidValue) as caught:
-        inboxes.kafka.by_offset(Unsent(), cluster="c", topic_id="t")
+        inboxes.kafka.by_offset(At(partition, offset), cluster="c", topic_id="t")
 
     assert str(caught.value) == f"offset {offset}: is no place in a log: take messages from a consumer"

@@ -4,9 +4,10 @@ Skipped where none listens.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -30,6 +31,7 @@ class Stream:
     """A stream and the one that poison goes to, of one test's own. The event's id has a header of its own."""
 
     def __init__(self, client: Any) -> None:
+        self.client = client
         self.name = f"outbox-test-{uuid4().hex[:8]}"
         self.dead = f"{self.name}-dead"
         self.js = client.jetstream()
@@ -52,6 +54,32 @@ class Stream:
         buried = await self.js.get_last_msg(self.dead, f"{self.dead}.orders")
         await self.js.publish(f"{self.name}.orders", buried.data, headers=buried.headers)
 
+    async def back_up(self) -> tuple[dict[str, Any], list[bytes]]:
+        """What `nats stream backup` does: the stream's configuration and state, and its data in chunks."""
+        deliveries = await self.client.subscribe(inbox := self.client.new_inbox())
+        about = await self._ask(f"STREAM.SNAPSHOT.{self.name}", {"deliver_subject": inbox, "no_consumers": True})
+        chunks: list[bytes] = []
+        while (delivery := await deliveries.next_msg(timeout=10)).data:
+            chunks.append(delivery.data)
+            await delivery.respond(b"")
+        await deliveries.unsubscribe()
+        return about, chunks
+
+    async def restore(self, backup: tuple[dict[str, Any], list[bytes]]) -> None:
+        """What `nats stream restore` does, in the place of the stream."""
+        about, chunks = backup
+        await self.js.delete_stream(self.name)
+        parts = {"config": about["config"], "state": about["state"]}
+        to = (await self._ask(f"STREAM.RESTORE.{self.name}", parts))["deliver_subject"]
+        for chunk in [*chunks, b""]:
+            await self.client.request(to, chunk, timeout=10)
+
+    async def _ask(self, what: str, parts: dict[str, Any]) -> dict[str, Any]:
+        reply = await self.client.request(f"$JS.API.{what}", json.dumps(parts).encode(), timeout=10)
+        answer: dict[str, Any] = json.loads(reply.data)
+        assert "error" not in answer, answer
+        return answer
+
     async def messages(self, name: str) -> int:
         state = (await self.js.stream_info(name)).state
         return int(state.messages)
@@ -60,8 +88,10 @@ class Stream:
 class Consumer:
     """The recipe: fetch, handle, commit, acknowledge. What fails is asked for again, and buried the last time."""
 
-    def __init__(self, stream: Stream, billing: Billing, subscription: Any) -> None:
+    def __init__(self, stream: Stream, billing: Billing, subscription: Any, config: ConsumerConfig) -> None:
         self.stream = stream
+        self.config = config
+        self.identify: Callable[[Any], inboxes.MessageIdentity] = identify
         self.billing = billing
         self.subscription = subscription
         self.refused = self.failed = self.acknowledged = 0
@@ -73,7 +103,7 @@ class Consumer:
         except NoMessage:
             return
         try:
-            await self.billing.handle_async(identify(message))
+            await self.billing.handle_async(self.identify(message))
         except outbox.KeyInFlight as error:
             self.refused += 1
             await message.nak(delay=error.retry_after.total_seconds())
@@ -118,9 +148,9 @@ async def connected() -> AsyncIterator[Stream]:
 @asynccontextmanager
 async def consuming(billing: Billing, redelivery_seconds: float = 30) -> AsyncIterator[Consumer]:
     async with connected() as stream:
-        config = ConsumerConfig(ack_wait=redelivery_seconds)
+        config = ConsumerConfig(durable_name="billing", ack_wait=redelivery_seconds)
         subscription = await stream.js.pull_subscribe(f"{stream.name}.orders", "billing", config=config)
-        yield Consumer(stream, billing, subscription)
+        yield Consumer(stream, billing, subscription, config)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -228,13 +258,13 @@ def test_a_redrive_under_the_streams_own_message_id_is_dropped_by_the_stream(bil
 
 
 def test_by_default_the_event_id_is_the_one_that_the_stream_deduplicates_by(billing: Billing) -> None:
-    message = first_message(billing, **{"Nats-Msg-Id": "evt_7"})[0]
+    message = first_message(billing, **{"Nats-Msg-Id": "evt_7"})
 
     assert inboxes.nats.by_event_id(message, scope="shop") == {"scope": "shop", "message_id": "evt_7"}
 
 
 def test_a_message_without_the_header_is_refused(billing: Billing) -> None:
-    message = first_message(billing, Other="1")[0]
+    message = first_message(billing, Other="1")
 
     with pytest.raises(outbox.InvalidValue) as caught:
         identify(message)
@@ -242,35 +272,100 @@ def test_a_message_without_the_header_is_refused(billing: Billing) -> None:
     assert str(caught.value) == "header 'Event-Id' None: is missing or empty: the producer must send it"
 
 
-def test_by_sequence_a_stream_that_was_made_again_has_other_messages(billing: Billing) -> None:
-    message, name, created = first_message(billing)
-    identity = inboxes.nats.by_sequence(message, created=created)
-    made_again = inboxes.nats.by_sequence(message, created=created.replace(microsecond=created.microsecond ^ 1))
-
-    assert identity["scope"].startswith(f"nats:{name}:")
-    assert identity["message_id"] == made_again["message_id"] == "1"
-    assert identity["scope"] != made_again["scope"]
-
-
-def test_when_a_stream_was_made_is_said_with_its_time_zone(billing: Billing) -> None:
-    message = first_message(billing)[0]
+def test_two_headers_that_differ_in_case_alone_are_refused(billing: Billing) -> None:
+    message = first_message(billing, **{"Event-Id": "evt_1", "event-id": "evt_2"})
 
     with pytest.raises(outbox.InvalidValue) as caught:
-        inboxes.nats.by_sequence(message, created=datetime(2026, 1, 1))
+        identify(message)
 
-    assert str(caught.value) == (
-        "created datetime.datetime(2026, 1, 1, 0, 0): must be an aware datetime: (await js.stream_info(name)).created"
+    assert str(caught.value) == "header 'Event-Id': stands 2 times in the message: which is its event id?"
+
+
+# --- by its place in the stream
+
+
+def test_by_sequence_a_redelivery_is_a_duplicate_and_another_message_is_not(billing: Billing) -> None:
+    async def run() -> None:
+        async with consuming(billing, redelivery_seconds=0.5) as consumer:
+            consumer.identify = inboxes.nats.by_sequence
+            await consumer.stream.send()
+            await consumer.stream.send()
+            consumer.dies_before_it_acknowledges = True
+            await consumer.until(lambda: len(billing.orders) == 2)
+            consumer.dies_before_it_acknowledges = False
+            await consumer.until(lambda: consumer.acknowledged == 2)
+
+    asyncio.run(run())
+
+    assert len(billing.orders) == 2
+    assert set(billing.duplicates) == set(billing.orders)
+
+
+def test_a_running_consumer_handles_what_comes_after_its_stream_was_made_again(billing: Billing) -> None:
+    """It does not notice: its subscription works on, and the sequences begin again at 1."""
+
+    async def run() -> None:
+        async with consuming(billing) as consumer:
+            consumer.identify = inboxes.nats.by_sequence
+            await consumer.stream.send()
+            await consumer.until(lambda: consumer.acknowledged == 1)
+
+            await consumer.stream.delete()
+            await consumer.stream.create()
+            await consumer.stream.js.add_consumer(consumer.stream.name, consumer.config)
+            await consumer.stream.send()
+            await consumer.until(lambda: consumer.acknowledged == 2)
+
+    asyncio.run(run())
+
+    assert [id.split(":")[0] for id in billing.orders] == ["1", "1"]
+    assert billing.duplicates == []
+
+
+def test_a_running_consumer_handles_what_comes_after_its_stream_was_restored(billing: Billing) -> None:
+    """The stream keeps the time of its creation, and counts on from the last message of the backup."""
+
+    async def run() -> None:
+        async with consuming(billing) as consumer:
+            consumer.identify = inboxes.nats.by_sequence
+            await consumer.stream.send()
+            backup = await consumer.stream.back_up()
+            await consumer.stream.send()
+            await consumer.until(lambda: consumer.acknowledged == 2)
+
+            await consumer.stream.restore(backup)
+            await consumer.stream.js.add_consumer(consumer.stream.name, consumer.config)
+            await consumer.stream.send()
+            await consumer.until(lambda: consumer.acknowledged == 4)
+
+    asyncio.run(run())
+
+    assert sorted(id.split(":")[0] for id in billing.orders) == ["1", "2", "2"]
+    assert [id.split(":")[0] for id in billing.duplicates] == ["1"]
+
+
+def test_a_message_whose_time_has_no_zone_is_refused(billing: Billing) -> None:
+    message = first_message(billing)
+    naive = SimpleNamespace(
+        headers=None,
+        metadata=SimpleNamespace(
+            stream="orders",
+            sequence=message.metadata.sequence,
+            timestamp=message.metadata.timestamp.replace(tzinfo=None),
+        ),
     )
 
+    with pytest.raises(outbox.InvalidValue, match="must be an aware datetime"):
+        inboxes.nats.by_sequence(naive)
 
-def first_message(billing: Billing, **headers: str) -> tuple[Any, str, datetime]:
-    """A message as it comes, the name of its stream, and when that was made."""
 
-    async def run() -> tuple[Any, str, datetime]:
+def first_message(billing: Billing, **headers: str) -> Any:
+    """A message as it comes."""
+
+    async def run() -> Any:
         async with consuming(billing) as consumer:
             await consumer.stream.send(**headers)
             (message,) = await consumer.subscription.fetch(1, timeout=10)
-            created = (await consumer.stream.js.stream_info(consumer.stream.name)).created
-        return message, consumer.stream.name, created
+        return message
 
     return asyncio.run(run())

@@ -277,3 +277,17 @@ def test_a_message_without_the_attribute_is_refused(queue: Queue, consumer: Cons
         "message attribute 'event_id' None: is missing or empty: the producer must send it, and receive_message ask for it"
         " with MessageAttributeNames"
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "queue", "text"),
+    [
+        ({"MessageId": "1"}, "", "queue '': must be a str that is not empty: the ARN of the queue"),
+        ({}, "arn", "MessageId None: is missing or empty: pass a message as receive_message returns it"),
+    ],
+)
+def test_sqs_own_id_needs_a_queue_and_a_message(message: Any, queue: str, text: str) -> None:
+    with pytest.raises(outbox.InvalidValue) as caught:
+        inboxes.sqs.by_message_id(message, queue=queue)
+
+    assert str(caught.value) == text

@@ -21,6 +21,7 @@ PAID = {
     "id": "evt_1",
     "object": "event",
     "type": "invoice.paid",
+    "livemode": True,
     "api_version": stripe.api_version,
     "data": {"object": {"id": "in_1", "object": "invoice"}},
 }
@@ -121,7 +122,7 @@ def test_an_event_whose_answer_was_lost_is_delivered_again_and_is_a_duplicate(
 def test_an_event_in_flight_elsewhere_is_refused_so_that_it_is_delivered_again(
     service: Stripe, billing: Billing
 ) -> None:
-    with billing.elsewhere({"scope": "stripe", "message_id": "evt_1"}):
+    with billing.elsewhere({"scope": "stripe:live::", "message_id": "evt_1"}):
         refused = service.deliver()
 
     assert (refused.status_code, refused.headers["Retry-After"]) == (409, "1")
@@ -170,3 +171,47 @@ def test_a_body_that_was_merely_parsed_is_refused_and_not_shown(unverified: obje
         f"event {type(unverified).__name__!r}: is no event: pass what stripe.Webhook.construct_event returns, which verifies"
         " the signature"
     )
+
+
+def event(**changed: Any) -> stripe.Event:
+    return stripe.Event.construct_from(PAID | changed, key="sk_test")
+
+
+def test_accounts_and_modes_are_told_apart() -> None:
+    identities = [
+        inboxes.stripe.by_event_id(event()),
+        inboxes.stripe.by_event_id(event(livemode=False)),
+        inboxes.stripe.by_event_id(event(account="acct_A")),
+        inboxes.stripe.by_event_id(event(account="acct_B")),
+        inboxes.stripe.by_event_id(event(), account="ours in Europe"),
+        inboxes.stripe.by_event_id(event(account="acct_A"), account="ours in Europe"),
+        inboxes.stripe.by_event_id(event(object="v2.core.event", context="acct_C")),
+    ]
+
+    assert len({identity["scope"] for identity in identities}) == len(identities)
+    assert {identity["message_id"] for identity in identities} == {"evt_1"}
+
+
+def test_a_notification_of_api_v2_has_its_event_id() -> None:
+    body = PAID | {"object": "v2.core.event", "created": "2026-01-01T00:00:00Z", "context": "acct_C"}
+    client = stripe.StripeClient("sk_test")
+    payload = json.dumps(body)
+    header = stripe.WebhookSignature.generate_signature_header(payload, SECRET, int(time.time()))  # type: ignore[no-untyped-call]
+
+    notification = client.parse_event_notification(payload, header, SECRET)
+
+    assert inboxes.stripe.by_event_id(notification) == {"scope": "stripe:live::acct_C", "message_id": "evt_1"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (event().data.object, "is no event, but what one is about: pass the event itself"),
+        (event(livemode=None), "does not say whether it is of live or test mode: 'livemode' is missing"),
+    ],
+)
+def test_what_an_event_is_about_and_one_of_no_mode_are_refused(wrong: Any, text: str) -> None:
+    with pytest.raises(outbox.InvalidValue) as caught:
+        inboxes.stripe.by_event_id(wrong)
+
+    assert str(caught.value) == f"event {type(wrong).__name__!r}: {text}"

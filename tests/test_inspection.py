@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from support import TABLES, Database
 
 from dispatchers import inspection
-from dispatchers.inspection import Filter, list_entries
+from dispatchers.inspection import Filter, ParentWanted, list_entries
 from dispatchers.overview import read_overview
 from outbox.keys import ParentKey, parent_id
 
@@ -92,7 +92,7 @@ def test_a_page_of_what_waits_reads_pages_of_an_index_only(postgresql: Database)
             (Filter(destination="crm"), None, 50),
             (Filter(held=True), None, 50),
             (Filter(since=timedelta(minutes=10)), None, 50),
-            (Filter(parent_id=seventh), None, 3),
+            (Filter(parent=ParentWanted("order:7", "test", "", "app")), None, 3),
         ]:
             with read_of(postgresql.engine) as read:
                 page = list_entries(connection, TABLES, wanted, entries_max=50, after=after)
@@ -122,7 +122,7 @@ def test_one_entry_and_the_entries_of_a_parent_are_found_by_index(postgresql: Da
         (found,) = inspection.find_ids(connection, TABLES, id.hex[:8])
         details = inspection.read_entry(connection, TABLES, found)
         inspection.read_payload(connection, TABLES, found)
-        inspection.read_entries_of_parent(connection, TABLES, UUID(int=1))
+        inspection.read_entries_of_parent(connection, TABLES, ParentWanted("order:1", "test", "", "app"))
 
     assert details.id == id
     assert whole(read) == []

@@ -20,6 +20,7 @@ from dispatchers import Delivered, Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
 from outbox import databases
+from outbox.session import flush_all
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 STRICT = LEVELS[1:]
@@ -191,7 +192,7 @@ def test_a_conflict_inside_the_block_frees_the_key_and_the_unit_is_run_again(sho
 def test_an_effect_enqueued_by_another_since_the_snapshot_is_a_duplicate_or_a_conflict_then_a_duplicate(shop, level):
     def enqueue(session):
         shop.ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
-        session.flush()
+        flush_all(session)
 
     def be_overtaken(session):
         take_snapshot(session)
@@ -232,6 +233,7 @@ def test_what_was_sent_since_the_snapshot_is_not_cancelled(shop, level):
     assert retried(lambda: shop.unit(lambda session: shop.ob.cancel(session, id))) is False
 
 
+@pytest.mark.owner
 def test_each_of_fifty_entries_is_sent_or_cancelled_and_none_both(shop, level):
     ids = put(shop.database, shop.ob, count=50)
     service = MemoryAdapter()
@@ -282,6 +284,7 @@ kinds = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 @kinds
+@pytest.mark.owner
 def test_the_dispatcher_claims_at_read_committed_whatever_the_engine_says(postgresql, ob, level, kind):
     store = Claims(engine_at(postgresql, level, kind), ob.configuration)
     look = sa.text("SHOW transaction_isolation")
@@ -307,6 +310,7 @@ def test_a_level_that_the_server_sets_is_passed_over_too(postgresql, ob):
 
 
 @kinds
+@pytest.mark.owner
 def test_four_dispatchers_on_engines_of_that_level_deliver_each_entry_once(postgresql, ob, level, kind):
     put(postgresql, ob, count=200)
     service = MemoryAdapter()
@@ -344,6 +348,7 @@ def settling(kind, work):
 
 
 @kinds
+@pytest.mark.owner
 def test_a_callback_runs_at_the_engine_s_own_level(postgresql, ob, level, kind):
     put_one(postgresql, ob)
     seen = []
@@ -357,18 +362,32 @@ def test_a_callback_runs_at_the_engine_s_own_level(postgresql, ob, level, kind):
 
 
 @kinds
-def test_a_callback_on_an_engine_in_autocommit_mode_is_not_run_and_the_log_says_why(postgresql, ob, kind, caplog):
-    id = put_one(postgresql, ob)
+@pytest.mark.owner
+def test_on_an_engine_in_autocommit_mode_a_callback_has_a_transaction(postgresql, ob, kind):
+    put_one(postgresql, ob)
 
-    run_once(
-        engine_at(postgresql, "AUTOCOMMIT", kind),
-        ob,
-        include=[settling(kind, lambda session: pytest.fail("it was run"))],
-    )
+    def write_and_fail(session):
+        ob.enqueue(session, "mail.send", PAYLOAD, parent="order:1")
+        session.flush()
+        raise RuntimeError("a bug")
 
-    assert postgresql.queue[0].id == id
-    assert "delivered, but its callback raised NoTransaction" in postgresql.queue[0].outcome
-    assert "use a session whose engine has no isolation_level='AUTOCOMMIT'" in caplog.text
+    run_once(engine_at(postgresql, "AUTOCOMMIT", kind), ob, include=[settling(kind, write_and_fail)])
+
+    assert "its callback raised RuntimeError" in postgresql.queue[0].outcome
+    assert [entry.operation for entry in postgresql.entries] == ["crm.upsert"]
+
+
+@kinds
+@pytest.mark.owner
+def test_on_an_engine_in_autocommit_mode_the_store_has_transactions(postgresql, ob, kind):
+    store = Claims(engine_at(postgresql, "AUTOCOMMIT", kind), ob.configuration)
+
+    def ids(connection):
+        return [connection.execute(sa.text("SELECT pg_current_xact_id()::text")).scalar_one() for _ in range(2)]
+
+    first, second = asyncio.run(store.run(ids))
+
+    assert first == second
 
 
 def test_the_trial_of_a_strict_level_leaves_no_record_when_the_block_is_left_unanswered(shop):

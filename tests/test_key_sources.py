@@ -5,11 +5,12 @@ import hashlib
 import hmac
 import threading
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
 from dispatching import wait_for
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from leasing import Shop
 from retaining import elapse
@@ -18,6 +19,7 @@ from support import ALL, CHARGE, NOTHING, PAYLOAD, REQUEST
 
 import outbox
 from outbox import BodyKey, Fingerprint
+from outbox.instants import EPOCH
 from outbox.key_sources import BodyRequest, body_key
 from outbox.keys import pae
 
@@ -153,19 +155,20 @@ def test_another_body_another_scope_and_another_endpoint_are_other_requests(clie
 
 
 def test_a_body_that_is_being_processed_is_in_flight_also_across_the_edge(postgresql, ob, monkeypatch):
-    def enter(session):
-        return ob.idempotent(session, BODY, scope="acct_1", request=REQUEST).__enter__()
+    def claimed(session):
+        return ob.idempotent(session, BODY, scope="acct_1", request=REQUEST)
 
     with postgresql.begin() as first, postgresql.begin() as second:
         with monkeypatch.context() as patch:
             at(patch, EDGE - SECOND)
-            enter(first)
+            block = claimed(first)
+            block.__enter__().respond(201)
         for instant in (EDGE - SECOND, EDGE):
             with monkeypatch.context() as patch:
                 at(patch, instant)
                 with pytest.raises(outbox.KeyInFlight, match="a request with key 'body-"):
-                    enter(second)
-        first.rollback()
+                    claimed(second).__enter__()
+        block.__exit__(None, None, None)
 
 
 def test_what_was_answered_across_the_edge_since_the_snapshot_is_in_flight(postgresql, ob, monkeypatch):
@@ -208,6 +211,63 @@ def test_who_waits_across_the_edge_gets_the_first_ones_answer(postgresql, ob, mo
     thread.join()
 
     assert [answer.status for answer in answers] == [201]
+
+
+class StalledClock:
+    """The database's clock as two requests see it: the first one reads it, stalls while the second comes and goes, and reads on.
+
+    starts, second, resumes: offsets from the edge of two spans.
+    """
+
+    def __init__(self, monkeypatch, starts, second, resumes, while_stalled):
+        self._readings = [starts]
+        self._second, self._resumes = second, resumes
+        self._while_stalled = while_stalled
+        derive = BodyRequest.keys
+        monkeypatch.setattr(BodyRequest, "keys", lambda request, read: derive(request, self._read(read)))
+
+    def _read(self, read):
+        if read == EPOCH:  # asked by the library for a name
+            return read
+        if self._readings:
+            first, self._now = self._readings.pop(), self._second
+            self._while_stalled()
+            self._now = self._resumes
+            return EDGE + first
+        return EDGE + self._now
+
+
+offsets = st.timedeltas(-WINDOW, WINDOW)
+
+
+@given(offsets=st.tuples(offsets, offsets, offsets).map(sorted))
+@example(offsets=(-SECOND, SECOND, SECOND))
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("leased", [False, True], ids=["one transaction", "leased"])
+def test_two_equal_requests_within_the_window_meet_whatever_stalls(postgresql, ob, leased, offsets):
+    starts, second, resumes = offsets
+    request = {"body": str(uuid4())}
+    executed = []
+
+    def ask(name, leased):
+        if leased:
+            with ob.leased(postgresql.engine, BODY, scope="acct_1", request=request) as claim:
+                if not claim.replayed:
+                    executed.append(name)
+                    claim.respond(201)
+            return
+        with postgresql.begin() as session:
+            block = ob.idempotent(session, BODY, scope="acct_1", request=request, in_flight="wait")
+            with block as claim:
+                if not claim.replayed:
+                    executed.append(name)
+                    claim.respond(201)
+
+    with pytest.MonkeyPatch.context() as patch:
+        StalledClock(patch, starts, second, resumes, lambda: ask("second", False))
+        ask("first", leased)
+
+    assert executed == ["second"] or (resumes - second >= WINDOW and executed == ["second", "first"])
 
 
 def at_edge(derive):

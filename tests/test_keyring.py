@@ -1,11 +1,16 @@
 """The key ring: what it takes, what it refuses, and that it never shows a secret."""
 
 import base64
+import copy
 import os
+import pickle
+import traceback
 
 import pytest
+from canaries import leaks, shown
 
 import outbox
+from outbox.configuration import configuration_from_environment
 from outbox.keys import derive_tag, entry_id, key_fields
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
@@ -141,8 +146,8 @@ def test_secrets_are_never_shown_by_what_holds_the_ring():
     secret = b"a secret of thirty-two bytes....."
     ob = outbox.Outbox(outbox.Keyring({"k1": secret}), env="prod")
 
-    for shown in (repr(ob), repr(ob.configuration), str(vars(ob.configuration))):
-        assert "secret of thirty-two" not in shown
+    for text in (repr(ob), repr(ob.configuration), str(vars(ob.configuration))):
+        assert "secret of thirty-two" not in text
 
 
 def test_rings_are_equal_when_their_secrets_and_current_kids_are():
@@ -169,3 +174,35 @@ def test_the_public_ring_is_not_one_of_zero_bytes():
     assert derive_tag(outbox.Keyring.public(), "public", FIELDS) != derive_tag(zeros, "public", FIELDS)
     assert outbox.Keyring.public() != zeros
     assert outbox.Keyring.public() == outbox.Keyring.public()
+
+
+@pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_ring_is_neither_pickled_nor_copied(take):
+    with pytest.raises(TypeError, match="its secrets would go along"):
+        take(outbox.Keyring({"k1": OLD}))
+
+
+SECRET = b"thirty-one bytes: one too few.."
+REFUSED = {
+    "a short secret": lambda: outbox.Keyring({"k1": SECRET}),
+    "a short secret as text": lambda: outbox.Keyring.from_text(f"k1:{encoded(SECRET)}"),
+    "no base64": lambda: outbox.Keyring.from_text(f"k1:{encoded(SECRET)}!"),
+    "twice": lambda: outbox.Keyring.from_text(",".join([f"k1:{encoded(SECRET + b'.')}"] * 2)),
+    "unknown current": lambda: outbox.Keyring({"k1": SECRET + b"."}, current="k2"),
+    "the environment": configuration_from_environment,
+}
+
+
+@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
+def test_no_frame_of_a_refusal_holds_the_secret(make, monkeypatch):
+    """An error tracker sends the variables of each frame along."""
+    monkeypatch.setenv("OUTBOX_SECRET", f"k1:{encoded(SECRET)}")
+    monkeypatch.setenv("OUTBOX_ENV", "prod")
+
+    with pytest.raises(outbox.ConfigurationError) as caught:
+        make()
+
+    ours = [frame for frame, _ in traceback.walk_tb(caught.tb) if "/outbox/" in frame.f_code.co_filename]
+    variables = repr([frame.f_locals for frame in ours])
+    assert ours
+    assert leaks(variables + shown(caught.value), SECRET, SECRET + b".") == []

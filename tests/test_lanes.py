@@ -32,6 +32,7 @@ from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, Park, Settle
 from outbox.databases import clock
 from outbox.instants import NEVER
+from outbox.session import flush_all
 
 REFUSED = Rejected("status 422: no such customer")
 CONFLICT = KeyConflict("another request")
@@ -195,7 +196,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_entries_out_of_the_lane(
     def enqueue(session: Session, name: str) -> None:
         payload = {"lane": "ada", "name": name}
         ob.enqueue(session, "crm.upsert", payload, parent=name, ordering_key="ada")
-        session.flush()
+        flush_all(session)
 
     with database.begin() as session:
         enqueue(session, "first")

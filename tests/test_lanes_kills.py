@@ -12,6 +12,7 @@ from racing import PATIENCE
 from support import Database, Order
 
 import outbox
+from outbox.session import flush_all
 
 FACTORY = """
 import asyncio
@@ -55,7 +56,7 @@ def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
                         payload = {"lane": lane, "number": number}
                         parent = f"{lane} {number}"
                         ob.enqueue(session, "crm.upsert", payload, parent=parent, ordering_key=f"lane {lane}")
-                        session.flush()
+                        flush_all(session)
                         session.add(Order(customer=str(lane), amount=number))
                         session.flush()
                         session.commit() if commits else session.rollback()

@@ -29,6 +29,7 @@ from dispatchers.claims import Claims
 from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
 from dispatchers.store import Exchange
 from outbox.databases import clock
+from outbox.session import flush_all
 
 LANES = ["a", "b"]
 OUTCOMES = st.sampled_from(["delivered", "failed", "uncertain", "retry", "handed back"])
@@ -71,7 +72,7 @@ class Lanes(RuleBasedStateMachine):
                 self.enqueued += 1
                 parent = f"order:{self.enqueued}"
                 entries.append(self.ob.enqueue(session, "crm.upsert", {}, parent=parent, ordering_key=name))
-            session.flush()
+            flush_all(session)
             session.rollback() if rolled_back else session.commit()
         for name, entry in zip(names, entries, strict=True):
             if not rolled_back:

@@ -1,15 +1,30 @@
 """No order of two transactions loses the order of a lane, or leaves it standing still."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
 from commanding import halt
-from dispatching import HOUR, change, claim_one, claim_request, queue_row, wait_for
+from dispatching import (
+    HOUR,
+    change,
+    claim,
+    claim_one,
+    claim_request,
+    dispatcher,
+    put,
+    queue_row,
+    settle,
+    state,
+    until_true,
+    wait_for,
+)
 from lanes import LaneService, halted, put_in_lane, send_all, states_of
 from racing import PATIENCE, is_conflict
 from sqlalchemy.orm import Session
@@ -17,11 +32,13 @@ from support import TABLES, Database
 
 import outbox
 from dispatchers import decisions, sql_postgresql
+from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
 from dispatchers.lanes import leave, sort_out
-from dispatchers.lifecycle import Claimed, Settle
+from dispatchers.lifecycle import Claimed, Settle, known_of
 from outbox.databases import clock_plus
 from outbox.instants import NEVER
+from outbox.session import flush_all
 
 
 @pytest.fixture
@@ -72,7 +89,7 @@ def test_who_enqueues_second_waits_for_the_firsts_commit(postgresql: Database, o
     service = LaneService()
     first = postgresql.session()
     ob.enqueue(first, "crm.upsert", {"lane": "ada", "name": "first"}, parent="first", ordering_key="ada")
-    first.flush()
+    flush_all(first)
 
     with in_the_background() as pool:
         second = pool.submit(put_in_lane, postgresql, ob, "second")
@@ -90,7 +107,7 @@ def test_a_savepoint_that_is_rolled_back_gives_its_lanes_back(postgresql: Databa
     with postgresql.begin() as session:
         savepoint = session.begin_nested()
         ob.enqueue(session, "crm.upsert", {"lane": "ada", "name": "undone"}, parent="undone", ordering_key="ada")
-        session.flush()
+        flush_all(session)
         savepoint.rollback()
 
         with in_the_background() as pool:
@@ -126,7 +143,7 @@ def test_two_flushes_in_opposite_order_are_told_how_to_avoid_the_deadlock(
         try:
             with postgresql.begin() as session:
                 ob.enqueue(session, "crm.upsert", {}, parent=f"{name} {first}", ordering_key=first)
-                session.flush()
+                flush_all(session)
                 barrier.wait(PATIENCE)
                 ob.enqueue(session, "crm.upsert", {}, parent=f"{name} {second}", ordering_key=second)
         except sa.exc.DBAPIError as error:
@@ -138,7 +155,7 @@ def test_two_flushes_in_opposite_order_are_told_how_to_avoid_the_deadlock(
         (error,) = [found for work in works if (found := work.result(PATIENCE)) is not None]
 
     assert error.__notes__ == [
-        "two transactions took the lanes of the same ordering keys in different order: run the transaction again, and"
+        "two transactions took the locks of the same ordering keys in different order: run the transaction again, and"
         " enqueue the entries of several ordering keys before one flush, which takes them in one order for all"
     ]
 
@@ -243,27 +260,71 @@ def test_a_cancel_whose_snapshot_does_not_show_who_waits_behind_it_is_refused_by
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_the_settling_of_the_head_waits_for_who_may_be_cancelling_the_next(
+def test_a_head_whose_next_may_be_cancelled_is_settled_later_alone(
     postgresql: Database, ob: outbox.Outbox, store: Claims, commits: bool
 ) -> None:
+    """What else is to be settled with it is settled, and what is due is claimed."""
     service = LaneService()
     put_in_lane(postgresql, ob, "head")
-    head = claim_one(store)
+    put_in_lane(postgresql, ob, "another's", lane="bob")
+    head, other = claim(store)
     second, _ = put_in_lane(postgresql, ob, "second", "third")
     with postgresql.new_engine().begin() as blocking:
         claim_and_sort(blocking)
+    put_in_lane(postgresql, ob, "yet another's", lane="eve")
 
-    with in_the_background() as pool:
-        session = postgresql.session()
+    with in_the_background() as pool, postgresql.session() as session:
         assert ob.cancel(session, second)
-        settling = pool.submit(settle_alone, postgresql, head, DONE)
-        waits_for_a_lock(postgresql, settling)
+        exchange = asyncio.run(store.exchange([(head, DONE), (other, DONE)], claim_request()))
+        assert (exchange.settled, exchange.postponed) == ({other.id}, {head.id})
+        assert [entry.ordering_key for entry in exchange.claimed] == ["eve"]
+        again = pool.submit(asyncio.run, store.exchange([(head, DONE)], None)).result(PATIENCE)
+        assert (again.settled, again.postponed) == (set(), {head.id})
         session.commit() if commits else session.rollback()
-        session.close()
-        settling.result(PATIENCE)
 
+    assert settle(store, (head, DONE)) == {head.id}
     send_all(postgresql, ob, service)
     assert service.came == {"ada": ["third"] if commits else ["second", "third"]}
+
+
+async def until_written_down(database: Database, id: UUID) -> None:
+    await until_true(lambda: (row := queue_row(database, id)) is not None and known_of(row.outcome) is not None)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_an_app_that_is_cancelling_costs_nobody_but_its_own_group(
+    postgresql: Database, ob: outbox.Outbox, commits: bool
+) -> None:
+    """However long it keeps its transaction open: the others are sent, and the head's outcome is not lost with its lease."""
+    service, others = LaneService(), MemoryAdapter(timeout=timedelta(seconds=1))
+    service.timeout, service.window = timedelta(seconds=1), None  # if its lease were lost, it would be uncertain
+    head, second, _ = put_in_lane(postgresql, ob, "head", "second", "third")
+
+    async def main() -> None:
+        working = dispatcher(
+            postgresql.new_engine(),
+            ob,
+            adapters={"crm": service, "other": others},
+            lease=timedelta(seconds=8),
+            margin=timedelta(seconds=1),
+        )
+        stopping = asyncio.Event()
+        with postgresql.session() as session:
+            assert ob.cancel(session, second)
+            pump = asyncio.create_task(working.pump(stopping))
+            await until_written_down(postgresql, head)
+            put(postgresql, ob, "other.send", count=20)
+            await until_true(lambda: len(others.deliveries) == 20)
+            session.commit() if commits else session.rollback()
+        await until_true(lambda: not postgresql.queue)
+        stopping.set()
+        await pump
+        await working.close()
+
+    asyncio.run(main())
+
+    assert service.came == {"ada": ["head", "third"] if commits else ["head", "second", "third"]}
+    assert state(postgresql, head) == "delivered"
 
 
 def test_a_settling_that_waits_for_a_cancel_delays_no_app_that_enqueues(
@@ -274,7 +335,7 @@ def test_a_settling_that_waits_for_a_cancel_delays_no_app_that_enqueues(
     head = claim_one(store)
     with postgresql.begin() as session:
         ob.enqueue(session, "crm.upsert", {"lane": "ada", "name": "next"}, parent="next", ordering_key="ada")
-        session.flush()
+        flush_all(session)
         with in_the_background() as pool:
             pool.submit(settle_alone, postgresql, head, DONE).result(PATIENCE)
 

@@ -5,8 +5,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from support import Database
 
-from dispatchers.marks import MARK_EVERY, Mark, bounds, is_due, position, suspicion
+import outbox
+from dispatchers import Dispatcher
+from dispatchers.marks import MARK_EVERY, Mark, bounds, is_due, is_promotion, position, suspicion
+from outbox.errors import ConfigurationError
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MARK = Mark(
@@ -31,10 +35,6 @@ def test_the_same_server_a_little_later_is_not_suspicious() -> None:
     ("changed", "saying"),
     [
         (
-            {"environment": "staging"},
-            "the database is that of env 'prod', this dispatcher is of 'staging': it was copied",
-        ),
-        (
             {"system_identifier": "72"},
             "the server is another one, system identifier 72 instead of 71: the database was restored from a dump, copied or"
             " upgraded",
@@ -58,6 +58,36 @@ def test_each_fact_that_changed_is_suspicious_by_either_mark(changed: dict[str, 
     reason = suspicion(now, MARK, None) if by == "the database's" else suspicion(now, replace(now), MARK)
 
     assert reason == saying
+
+
+PROMOTED = replace(NOW, timeline="00000002")
+
+
+def test_a_later_timeline_alone_is_a_promotion() -> None:
+    assert is_promotion(PROMOTED, MARK, MARK)
+    assert is_promotion(PROMOTED, MARK, None)
+    assert not is_promotion(NOW, MARK, MARK)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"system_identifier": "72"},
+        {"place": "5/17000"},
+        {"lsn": "0/16EF4C7"},
+        {"timeline": "00000000"},
+        {"timeline": None},
+    ],
+    ids=str,
+)
+def test_a_promotion_that_contradicts_a_mark_is_none(changed: dict[str, Any]) -> None:
+    assert not is_promotion(replace(PROMOTED, **changed), MARK, MARK)
+
+
+def test_a_promotion_that_lost_the_last_mark_is_none() -> None:
+    known = replace(MARK, number=MARK.number + 1, checked_at=MARK.checked_at + timedelta(minutes=1))
+
+    assert not is_promotion(PROMOTED, MARK, known)
 
 
 @pytest.mark.parametrize("changed", [{"system_identifier": None}, {"timeline": None}, {"place": None}])
@@ -113,3 +143,10 @@ def test_a_mark_is_due_after_its_time_and_never_while_the_clock_is_behind_it() -
     assert is_due(replace(MARK, checked_at=NOON + MARK_EVERY), MARK)
     assert not is_due(replace(MARK, checked_at=NOON + MARK_EVERY / 2), MARK)
     assert not is_due(replace(MARK, checked_at=NOON - timedelta(days=1)), MARK)
+
+
+@pytest.mark.parametrize("slip", ["false", "0", 1, None])
+def test_only_a_bool_declares_that_promotions_lose_nothing(sqlite: Database, ob: outbox.Outbox, slip: Any) -> None:
+    """The text "false", as an environment variable brings it, is true."""
+    with pytest.raises(ConfigurationError, match=r"promotions_lose_nothing=.*: must be True or False"):
+        Dispatcher(sqlite.engine, outbox=ob, promotions_lose_nothing=slip)

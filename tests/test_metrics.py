@@ -1,5 +1,6 @@
 """The Prometheus and OpenTelemetry bindings, read as their servers read them; the databases are real."""
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -14,17 +15,31 @@ import sqlalchemy as sa
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pages import ROOT, rows_of
+from sqlalchemy.ext.asyncio import create_async_engine
 from support import TABLES, Client
 
 import outbox
 from outbox.databases import clock, clock_plus
+from outbox.errors import ConfigurationError
 from outbox.metrics import gauges, opentelemetry, prometheus
 from outbox.observing import ClaimOutcome, ObservedClaim
 
 KEYRING = outbox.Keyring({"k1": bytes(range(32))})
 CLAIM = ObservedClaim(outcome="hit", source="http", waited=None)
 WAITED = ObservedClaim(outcome="wait_timeout", source="inbox:billing", waited=timedelta(milliseconds=300))
-NAMES = {"entry", "queue", "settlement", "destination", "halted", "event", "meta", "record", "tombstone"}
+NAMES = {
+    "callback",
+    "destination",
+    "entry",
+    "event",
+    "halted",
+    "kid",
+    "meta",
+    "queue",
+    "record",
+    "settlement",
+    "tombstone",
+}
 
 
 def open_record(database, state, age):
@@ -166,6 +181,41 @@ def test_prometheus_reads_the_database_at_each_scrape(database, ob, registry):
     )
 
 
+@pytest.mark.parametrize("driver", ["sqlite+aiosqlite", "postgresql+psycopg_async", "postgresql+asyncpg"])
+def test_an_async_engine_is_read_by_whoever_asks(request, ob, registry, driver):
+    """From a thread, and from the event loop that uses the engine: as an ASGI app answers /metrics."""
+    database = request.getfixturevalue(driver.partition("+")[0])
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    open_record(database, "leased", timedelta(hours=2))
+
+    async def main():
+        engine = create_async_engine(database.url.set(drivername=driver))
+        prometheus.register_gauges(engine, outbox=ob, registry=registry)
+        opentelemetry.register_gauges(engine, outbox=ob, meter=provider.get_meter("test"))
+        async with engine.connect() as connection:  # whose loop is this one
+            await connection.execute(sa.text("SELECT 1"))
+            within, points = scraped(registry), collected(reader)
+        beside = await asyncio.to_thread(scraped, registry)
+        await engine.dispose()
+        return within, beside, points
+
+    within, beside, points = asyncio.run(main())
+    provider.shutdown()
+
+    for samples in (within, beside):
+        assert samples["outbox_gauges_up"] == 1
+        assert samples['outbox_idempotency_open_records{state="leased"}'] == 1
+    counts = [(a["state"], point.value) for a, point in points["outbox.idempotency.open_records"]]
+    assert sorted(counts) == [("accepted", 0), ("leased", 1)]
+
+
+@pytest.mark.parametrize("register", [prometheus.register_gauges, opentelemetry.register_gauges])
+def test_gauges_are_read_through_an_engine_only(ob, register):
+    with pytest.raises(ConfigurationError, match="the gauges need an Engine or an AsyncEngine, not str"):
+        register("sqlite://", outbox=ob)
+
+
 def test_registering_the_gauges_sends_nothing_to_the_database(ob):
     unreachable = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")
     registry = prometheus_client.CollectorRegistry(auto_describe=True)
@@ -278,7 +328,7 @@ def test_the_outbox_loads_neither_library():
     ("binding", "module", "package"),
     [
         ("prometheus", "prometheus_client", "prometheus_client"),
-        ("opentelemetry", "opentelemetry.metrics", "opentelemetry-api"),
+        ("opentelemetry", "opentelemetry.metrics", "opentelemetry"),
     ],
 )
 def test_a_binding_without_its_library_names_the_extra(binding, module, package):

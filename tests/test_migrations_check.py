@@ -7,6 +7,8 @@ from outbox import migrations
 from outbox.errors import SchemaError
 from outbox.migrations import inspection
 
+CURE = ": run `outbox db upgrade`; or the app's own Alembic, `alembic upgrade head`, if it makes the outbox's tables"
+
 pytest_plugins = ["blank_databases"]
 
 
@@ -17,7 +19,7 @@ def test_check_names_what_an_empty_database_lacks_and_the_command(blank):
     assert str(raised.value).startswith(
         "the outbox's database (prefix 'outbox_') lacks table outbox_entry, table outbox_queue,"
     )
-    assert str(raised.value).endswith(": run `outbox db upgrade`")
+    assert str(raised.value).endswith(CURE)
     assert ("sequence outbox_position" in str(raised.value)) == blank.is_postgresql
 
 
@@ -26,8 +28,7 @@ def test_check_names_the_missing_schema(blank):
         migrations.check(blank.url, **ODD)
 
     assert str(raised.value) == (
-        "the outbox's database (schema 'My Schema', prefix 'weird-prefix_') lacks schema 'My Schema' itself:"
-        " run `outbox db upgrade`"
+        f"the outbox's database (schema 'My Schema', prefix 'weird-prefix_') lacks schema 'My Schema' itself:{CURE[1:]}"
     )
 
 
@@ -96,13 +97,24 @@ def test_check_changes_nothing(blank):
     assert everything(blank) == before
 
 
-def test_upgrade_leaves_tables_alone_that_no_migration_made(blank):
+def test_tables_that_the_app_made_are_to_be_brought_up_to_date_by_the_app(blank):
     create_all(blank)
+    with blank.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE outbox_destination DROP COLUMN slots_max")
 
-    with pytest.raises(
-        SchemaError, match=r"outbox_destination, .* exist already and no migration of the outbox made them"
-    ):
+    with pytest.raises(SchemaError) as checked:
+        migrations.check(blank.url)
+    with pytest.raises(SchemaError) as upgraded:
         migrations.upgrade(blank.url)
+
+    assert str(checked.value).endswith(
+        "lacks column outbox_destination.slots_max: the app itself made these tables, as outbox_version is missing, so let"
+        " the app bring them up to date: with its own Alembic, `alembic revision --autogenerate` and `alembic upgrade head`;"
+        " not with `outbox db upgrade`"
+    )
+    assert "outbox_tombstone exist already, and no migration of the outbox made them" in str(upgraded.value)
+    assert "`alembic revision --autogenerate`" in str(upgraded.value)
+    assert "drop" not in str(upgraded.value).lower()
 
 
 def test_upgrade_leaves_a_newer_releases_database_alone(blank):

@@ -16,6 +16,8 @@ from support import PAYLOAD, REQUEST, TABLES, Database
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.inspection import Filter, list_entries, read_entry
+from dispatchers.overview import read_overview
 from dispatchers.retention import Retention
 from dispatchers.sql_retention import STEPS, Look
 from outbox import migrations
@@ -145,6 +147,173 @@ def test_the_app_cannot_change_or_delete_what_is_to_be_sent(as_role: As, ob: out
     assert refused(app, statement)
 
 
+NEW_ENTRY = """
+    WITH written AS (
+        INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id, destination,
+            payload, options, headers, schema_version, due_at, created_at)
+        SELECT gen_random_uuid(), 'test', '', 'app', 'order:x', 'crm.upsert', '', 'k1', sha256('x'), gen_random_uuid(), 'crm',
+            '{{}}', '{{}}', '{{}}', 1, {due_at}, {created_at}
+        RETURNING id, destination, due_at
+    )
+    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch{more})
+    SELECT id, {destination}, {state}, {queue_due}, {deliveries}, {attempts}, {maybe_sent}, {epoch}{values} FROM written
+"""
+HONEST = {
+    "due_at": "now()",
+    "created_at": "now()",
+    "destination": "destination",
+    "state": "'pending'",
+    "queue_due": "due_at",
+    "deliveries": "0",
+    "attempts": "0",
+    "maybe_sent": "false",
+    "epoch": "0",
+    "more": "",
+    "values": "",
+}
+LEASED = {
+    "state": "'sending'",
+    "more": ", lease_token, lease_until, leased_at",
+    "values": ", gen_random_uuid(), now() + interval '90 years', now()",
+}
+FORGED: dict[str, dict[str, str]] = {
+    "due at -infinity": {"due_at": "'-infinity'"},
+    "due before Christ": {"due_at": "'0044-03-15 BC'"},
+    "due at infinity": {"due_at": "'infinity'"},
+    "created at infinity": {"created_at": "'infinity'"},
+    "created long ago": {"created_at": "now() - interval '90 years'"},
+    "queued before it is due": {"due_at": "now() + interval '1 day'", "queue_due": "now()"},
+    "never due": {"queue_due": "'9999-12-31 00:00:00+00'"},
+    "for another destination": {"destination": "'stripe'"},
+    "counted to the end": {"deliveries": "2147483647"},
+    "delivered once": {"deliveries": "1"},
+    "attempted": {"attempts": "1"},
+    "in doubt": {"maybe_sent": "true"},
+    "under another key": {"epoch": "1"},
+    "uncertain": {"state": "'uncertain'"},
+    "under a lease": LEASED,
+    "held": {"more": ", hold", "values": ", 'mine'"},
+    "with an outcome": {"more": ", outcome", "values": ", '{}'"},
+    "for another callback": {"more": ", callback", "values": ", 'settled'"},
+    "sent as another form": {"more": ", sent_as", "values": ", 'uuid'"},
+    "in a lane of its own": {"more": ", ordering_key, position", "values": ", 'ada', 1"},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED.keys())
+def test_the_app_queues_nothing_but_what_enqueue_writes(as_role: As, forged: dict[str, str]) -> None:
+    app = as_role("app")
+
+    with app.engine.connect() as connection:
+        connection.exec_driver_sql(NEW_ENTRY.format(**HONEST))
+        with pytest.raises(DBAPIError) as caught:
+            connection.exec_driver_sql(NEW_ENTRY.format(**HONEST | forged))
+
+    assert sqlstate(caught.value.orig) in ("42501", "23514")  # insufficient_privilege, check_violation
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_the_app_cannot_revive_what_was_sent(as_role: As, ob: outbox.Outbox, level: str) -> None:
+    """Not even in a transaction that began before the entry, and sees neither it nor its settlement."""
+    app = as_role("app")
+    revive = (
+        "INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch)"
+        " VALUES ('{}', 'crm', 'pending', now(), 0, 0, false, {})"
+    )
+
+    with app.engine.connect().execution_options(isolation_level=level) as earlier:
+        earlier.exec_driver_sql("SELECT count(*) FROM outbox_entry")
+        (id,) = put(app, ob)
+        assert refused(app, "INSERT INTO outbox_queue SELECT * FROM outbox_queue WHERE false") is False
+        run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+        with pytest.raises(DBAPIError) as caught:
+            earlier.exec_driver_sql(revive.format(id, 0))
+
+    assert sqlstate(caught.value.orig) == "42501"
+    assert refused(app, revive.format(id, 1))
+    assert states(app) == {"delivered": 1}
+
+
+def test_a_search_path_of_the_apps_own_does_not_lead_the_guard_astray(
+    as_role: As, owners: Database, names: dict[str, str], ob: outbox.Outbox
+) -> None:
+    app = as_role("app")
+    (id,) = put(app, ob)
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+    owners.execute(sa.text(f"CREATE SCHEMA own AUTHORIZATION {quoted(names['app'])}"))
+
+    with app.engine.connect() as connection:
+        for name in ("entry", "queue"):
+            connection.exec_driver_sql(f"CREATE TEMP TABLE outbox_{name} AS SELECT * FROM public.outbox_{name}")
+        for type, operator, answer in (("xid", "=", "true"), ("timestamptz", "=", "true"), ("text", "<>", "false")):
+            function = f"own.always(one {type}, other {type})"
+            connection.exec_driver_sql(f"CREATE FUNCTION {function} RETURNS boolean LANGUAGE sql AS 'SELECT {answer}'")
+            connection.exec_driver_sql(
+                f"CREATE OPERATOR own.{operator} (FUNCTION = own.always, LEFTARG = {type}, RIGHTARG = {type})"
+            )
+        connection.exec_driver_sql("SET LOCAL search_path = own, pg_catalog, public")
+        with pytest.raises(DBAPIError, match="only a new entry enters the queue"):
+            connection.exec_driver_sql(
+                "INSERT INTO public.outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch)"
+                f" VALUES ('{id}', 'crm', 'pending', now(), 0, 0, false, 0)"
+            )
+
+
+def test_the_owner_restores_the_queue_from_a_backup(owners: Database, as_role: As, ob: outbox.Outbox) -> None:
+    put(as_role("app"), ob, count=2)
+    with owners.begin() as session:
+        session.execute(sa.text("CREATE TEMP TABLE backup AS SELECT * FROM outbox_queue"))
+        session.execute(sa.text("DELETE FROM outbox_queue"))
+        session.execute(sa.text("INSERT INTO outbox_queue SELECT * FROM backup"))
+
+    assert run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()}) == 2
+
+
+def test_the_app_changes_no_answer_and_deletes_no_standing_record(as_role: As, ob: outbox.Outbox) -> None:
+    app = as_role("app")
+    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+        claim.respond(201, {"order": "placed"})
+    (before,) = app.records
+
+    with app.begin() as session:
+        session.execute(sa.text("UPDATE outbox_record SET body = 'forged', status = 200"))
+        session.execute(sa.text("DELETE FROM outbox_record"))
+
+    assert app.records == [before]
+    for forged in ("scope = 'acct_2'", "fingerprint = sha256('x')", "kid = 'k0'", "body_day = NULL"):
+        assert refused(app, f"UPDATE outbox_record SET {forged}")
+
+
+def test_the_app_deletes_no_expired_record_whose_entries_remain(
+    as_role: As, owners: Database, ob: outbox.Outbox
+) -> None:
+    app = as_role("app")
+    for number in (1, 2):
+        with app.begin() as session, ob.idempotent(session, f"retry-{number}", scope="a", request=REQUEST) as claim:
+            if number == 1:
+                ob.enqueue(session, "crm.upsert", PAYLOAD)
+            claim.respond(201)
+    owners.age_records(timedelta(days=40))
+
+    with app.begin() as session:
+        session.execute(sa.text("DELETE FROM outbox_record"))
+
+    assert [row.parent for row in app.records] == ["retry-1"]
+
+
+def test_who_is_app_and_dispatcher_in_one_may_do_what_both_may(
+    as_role: As, owners: Database, names: dict[str, str], ob: outbox.Outbox
+) -> None:
+    with as_role("app").begin() as session, ob.idempotent(session, "k", scope="a", request=REQUEST) as claim:
+        claim.respond(201)
+    with owners.begin() as session:
+        session.execute(sa.text(f"GRANT {quoted(names['dispatcher'])} TO {quoted(names['app'])}"))
+        session.execute(sa.text(f"SET LOCAL ROLE {quoted(names['app'])}"))
+        session.execute(sa.text("DELETE FROM outbox_record"))
+
+    assert owners.records == []
+
+
 # The others
 
 
@@ -202,11 +371,47 @@ def test_upkeep_runs_the_retention(as_role: As, owners: Database, ob: outbox.Out
 def test_the_dashboard_only_reads(as_role: As, table: str) -> None:
     dashboard = as_role("dashboard")
 
-    assert not refused(dashboard, f"SELECT * FROM {table}")
+    assert not refused(dashboard, f"SELECT count(*) FROM {table}")
     assert refused(dashboard, f"INSERT INTO {table} SELECT * FROM {table}")
     assert refused(dashboard, f"DELETE FROM {table}")
     assert refused(dashboard, f"SELECT 1 FROM {table} FOR UPDATE")
     assert refused(dashboard, "SELECT nextval('outbox_position')")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "outbox_entry.payload",
+        "outbox_entry.tag",
+        "outbox_queue.outcome",
+        "outbox_settlement.result",
+        "outbox_record.body",
+        "outbox_record.headers",
+        "outbox_body.body",
+        "outbox_kid.secret_check",
+    ],
+)
+def test_the_dashboard_reads_no_payload_answer_or_key(
+    as_role: As, blank_postgresql: Blank, names: dict[str, str], column: str
+) -> None:
+    migrations.partition(blank_postgresql.url)
+    run_script(blank_postgresql, migrations.roles(**names))
+
+    assert refused(as_role("dashboard"), f"SELECT {column} FROM {column.partition('.')[0]}")
+
+
+def test_the_dashboard_lists_and_shows_entries(as_role: As, ob: outbox.Outbox) -> None:
+    sent, waiting = put(as_role("app"), ob), put(as_role("app"), ob, "mail.send")
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+
+    with as_role("dashboard").engine.connect() as connection:
+        overview = read_overview(connection, TABLES)
+        listed = list_entries(connection, TABLES, Filter(), entries_max=10)
+        shown = read_entry(connection, TABLES, sent[0])
+
+    assert overview.destinations[0].states == {"pending": 1}
+    assert [(entry.id, entry.child_key) for entry in listed.entries] == [(waiting[0], None)]
+    assert (shown.state, shown.child_key, shown.payload_bytes, shown.result) == ("delivered", None, None, None)
 
 
 @pytest.mark.parametrize("kind", ["upkeep", "dashboard"])

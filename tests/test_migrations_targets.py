@@ -7,12 +7,13 @@ import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from migrating import everything
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool, StaticPool
 
 from outbox import migrations
 from outbox.errors import ConfigurationError, NoTransaction, SchemaError
+from outbox.migrations.targets import synchronous
 
 pytest_plugins = ["blank_databases"]
 
@@ -77,9 +78,23 @@ def test_a_url_in_memory_is_refused_as_it_would_be_gone_at_once(url):
         migrations.upgrade(url)
 
 
-def test_a_url_whose_driver_is_async_only_is_refused():
-    with pytest.raises(ConfigurationError, match=r"postgresql\+asyncpg is not: give a URL with a synchronous driver"):
-        migrations.upgrade("postgresql+asyncpg://localhost/shop")
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("postgresql+asyncpg://app:pw@db/shop", "postgresql+psycopg://app:pw@db/shop"),
+        (
+            "postgresql+asyncpg://db/shop?ssl=require&timeout=5&host=/run&port=5433",
+            "postgresql+psycopg://db/shop?connect_timeout=5&host=%2Frun&port=5433&sslmode=require",
+        ),
+        ("postgresql+asyncpg://db/shop?statement_cache_size=0&command_timeout=9", "postgresql+psycopg://db/shop"),
+        ("postgresql+psycopg_async://db/shop?sslmode=require", "postgresql+psycopg://db/shop?sslmode=require"),
+        ("postgresql+psycopg2://db/shop?ssl=x", "postgresql+psycopg2://db/shop?ssl=x"),
+    ],
+)
+def test_a_url_for_asyncio_leads_to_the_same_database_by_a_synchronous_driver(url, same):
+    told = synchronous(make_url(url))
+
+    assert told == make_url(same)
 
 
 def test_what_is_no_target_is_refused(blank_sqlite):

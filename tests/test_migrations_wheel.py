@@ -37,7 +37,7 @@ def test_without_alembic_the_extra_is_named_and_checking_still_works(blank_sqlit
     printed = run([sys.executable, "-c", WITHOUT_ALEMBIC, str(blank_sqlite.url)], cwd=ROOT).splitlines()
 
     assert printed[0] == f"{migrations.head()} None"
-    assert printed[1].endswith("run `outbox db upgrade`")
+    assert "run `outbox db upgrade`" in printed[1]
     assert printed[2:] == ["migrations need Alembic: pip install 'sqlalchemy-outbox[migrations]'"] * 4
 
 

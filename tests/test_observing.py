@@ -209,7 +209,7 @@ def test_an_error_of_the_database_while_claiming_is_raised_and_nothing_is_told(d
     client = Client(database, ob, is_async=False)
     database.execute(sa.text("DROP TABLE outbox_record"))
 
-    with pytest.raises(sa.exc.DBAPIError):
+    with pytest.raises(outbox.SchemaError):
         client.request()
 
     assert told == []

@@ -144,7 +144,7 @@ def test_a_fence_is_no_claim_of_its_own(shop, told, ob):
 def test_a_request_that_the_database_failed_is_not_told_of(shop, told, database):
     database.execute(sa.text("DROP TABLE outbox_record"))
 
-    with pytest.raises(sa.exc.DBAPIError):
+    with pytest.raises(outbox.SchemaError):
         shop.request()
 
     assert told == []
@@ -217,7 +217,7 @@ def test_a_wait_for_a_request_across_the_windows_edge_is_told_of(postgresql, ob,
         claim.__exit__(None, None, None)
 
     assert outcomes(told) == ["wait_timeout", "miss"]
-    assert told[0].waited >= MOMENT
+    assert told[0].waited > MOMENT / 2  # what is left of the time by then is waited for
     assert {claim.source for claim in told} == {"http.body"}
 
 

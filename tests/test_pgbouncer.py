@@ -15,6 +15,7 @@ import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.claims import Claims
 from outbox import migrations
+from outbox.session import flush_all
 
 WAIT = {"in_flight": "wait", "wait": timedelta(seconds=PATIENCE)}
 POOL = 8
@@ -57,7 +58,7 @@ def test_entries_commit_or_vanish_with_the_transaction(shop):
 
     def fail(session):
         enqueue(session)
-        session.flush()
+        flush_all(session)
         raise outbox.OutboxError("fails")
 
     (failed,) = at_once(1, lambda: shop.unit(fail))

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openapi_spec_validator
 import pytest
 import sqlalchemy as sa
-from fastapi import Depends, FastAPI, Form
+from fastapi import APIRouter, Depends, FastAPI, Form
 from receiving import Caller, Shop, caller_of, fastapi_app, serving_asgi, shop_with_a_hot_row, starlette_app
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
@@ -25,7 +26,7 @@ from test_receiving_requests import until_somebody_waits
 
 import outbox
 from outbox.http import Policy
-from outbox.http.fastapi import ClaimedRequest, claimed
+from outbox.http.fastapi import ClaimedRequest, claimed, document_refusals
 from outbox.http.starlette import Idempotency, IdempotencyMiddleware, claimed_request
 
 HEADERS = {"Authorization": "ada-token", "Idempotency-Key": "retry-001"}
@@ -489,6 +490,50 @@ def test_the_header_is_in_the_openapi_document(shop: Shop) -> None:
     (parameter,) = operation["parameters"]
     assert (parameter["name"], parameter["in"], parameter["required"]) == ("Idempotency-Key", "header", True)
     assert parameter["schema"]["type"] == "string"
+
+
+def test_the_openapi_document_names_every_refusal_of_a_claimed_route(shop: Shop) -> None:
+    app, policy = fastapi_app(shop), Policy(outbox=shop.ob, problem_types="https://api.example.com/")
+    router = APIRouter()
+    dependency = claimed(sessionmaker(shop.database.engine), scope=caller_of, policy=policy)
+
+    @router.patch("/carts", dependencies=[Depends(dependency)], responses={409: {"description": "our own"}})
+    def change(body: dict[str, int]) -> None: ...
+
+    @router.post("/unclaimed")
+    def leave(body: dict[str, int]) -> None: ...
+
+    app.include_router(router, prefix="/v1")
+    document_refusals(app, policy)
+    document = app.openapi()
+    del document["paths"]["/orders/{number}/refunds"]  # its handler leaves the number out, as no API would
+
+    openapi_spec_validator.validate(document)
+    assert document["paths"]["/v1/unclaimed"]["post"]["responses"].keys() == {"200", "422"}
+    for operation in (document["paths"]["/orders"]["post"], document["paths"]["/v1/carts"]["patch"]):
+        answers = operation["responses"]
+        assert answers.keys() == {"200", "400", "409", "413", "422", "503"}
+        for status in ("400", "409", "413", "422", "503"):
+            problem = answers[status]["content"]["application/problem+json"]
+            assert problem["schema"]["allOf"][0] == {"$ref": "#/components/schemas/IdempotencyProblem"}
+            assert all(name in problem["examples"] for name in NAMES_BY_STATUS[status])
+        assert "Retry-After" in answers["409"]["headers"]
+        own = answers["422"]["content"]["application/json"]["schema"]
+        assert own == {"$ref": "#/components/schemas/HTTPValidationError"}
+    assert document["paths"]["/v1/carts"]["patch"]["responses"]["409"]["description"] == "our own"
+    examples = document["paths"]["/orders"]["post"]["responses"]["413"]["content"]["application/problem+json"][
+        "examples"
+    ]
+    assert examples["request-too-large"]["value"]["type"] == "https://api.example.com/request-too-large"
+
+
+NAMES_BY_STATUS = {
+    "400": ("key-missing", "key-malformed", "request-refused"),
+    "409": ("key-in-flight",),
+    "413": ("request-too-large",),
+    "422": ("request-mismatch", "key-expired"),
+    "503": ("request-undone",),
+}
 
 
 def test_a_missing_header_is_a_problem_of_the_policy_and_no_422_of_fastapi(shop: Shop) -> None:

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from django.conf import settings
 from django.db import DatabaseError, connections, transaction
 from django.http import HttpResponse, JsonResponse
 from django.template.response import SimpleTemplateResponse
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
+from django.urls import include, path
 from receiving import use_django
 from support import ALL, CHARGE, NOTHING, PAYLOAD, Database
 
@@ -82,6 +85,31 @@ def test_an_error_that_nobody_chose_undoes_what_both_have_written(shop: Database
 
     assert answer.status_code == 404
     assert shop.counts() == NOTHING
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize(("status", "is_kept"), [(201, True), (400, False)])
+def test_a_hook_of_the_views_runs_if_its_work_is_kept_only(
+    shop: Database, ob: outbox.Outbox, status: int, is_kept: bool, is_nested: bool
+) -> None:
+    """In a block of the app's own around it, too: that goes on, with what it has written and its own hooks."""
+    ran: list[str] = []
+
+    def view(request: Any, claimed: ClaimedRequest) -> HttpResponse:
+        place()
+        transaction.on_commit(lambda: ran.append("the view's"))
+        return HttpResponse(status=status)
+
+    with transaction.atomic() if is_nested else nullcontext():
+        if is_nested:
+            transaction.on_commit(lambda: ran.append("the app's"))
+        answer = ask(view, ob)
+        if is_nested:
+            place()
+
+    assert answer.status_code == status
+    assert ran == is_nested * ["the app's"] + is_kept * ["the view's"]
+    assert shop.counts() == NOTHING | {"orders": is_kept + is_nested, "records": int(is_kept)}
 
 
 def test_a_rejection_undoes_what_django_has_written_too(shop: Database, ob: outbox.Outbox) -> None:
@@ -186,9 +214,10 @@ def test_a_claim_that_is_open_at_the_end_keeps_all_of_it_from_being_committed(
             ob.idempotent(session, "retry-001", scope="ada", request=b"").__enter__()
             place()
 
-    with pytest.raises(outbox.ClaimOpen):
+    with pytest.raises(outbox.ClaimLost) as lost:  # the session's close takes the savepoint of the claim away
         leave_it_open()
 
+    assert isinstance(lost.value.__context__, outbox.ClaimOpen)
     assert shop.counts() == NOTHING
 
 
@@ -257,3 +286,79 @@ def test_a_row_of_the_database_is_seen_by_both(shop: Database) -> None:
         place()
         with joined_session() as session:
             assert session.scalar(sa.text("SELECT count(*) FROM shop_order")) == 1
+
+
+# --- what stands around a view
+
+
+class Catching:
+    """A middleware that answers every exception, by both ways that Django has for it."""
+
+    def __init__(self, get_response: Any) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        try:
+            return self._get_response(request)
+        except Exception:
+            return HttpResponse("caught", status=500)
+
+    def process_exception(self, request: Any, error: Exception) -> HttpResponse:
+        return HttpResponse("caught", status=500)
+
+
+def hide(request: Any) -> HttpResponse:
+    return HttpResponse("hidden", status=500)
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_replay_and_every_refusal_pass_all_that_catches(
+    shop: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    idempotency = Idempotency(scope=lambda request: "ada", policy=Policy(outbox=ob), body_bytes_max=100)
+
+    @idempotency.claimed
+    def view(request: Any, claimed: ClaimedRequest) -> HttpResponse:
+        place()
+        return HttpResponse("placed", status=201)
+
+    urls = ModuleType("urls")
+    vars(urls).update(urlpatterns=[path("v1/", include(([path("orders", view)], "orders")))], handler500=hide)
+    monkeypatch.setattr(settings, "ROOT_URLCONF", urls)
+    monkeypatch.setattr(settings, "MIDDLEWARE", [f"{__name__}.Catching"])
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
+    client, key = Client(), {"Idempotency-Key": "retry-001"}
+
+    def post(body: bytes, headers: dict[str, str] = key) -> HttpResponse:
+        return client.post("/v1/orders", body, content_type="text/plain", headers=headers)
+
+    first, replay = post(b"{}"), post(b"{}")
+    refusals = [post(b"other"), post(b"{}", {}), post(b"{}", {"Idempotency-Key": '"'}), post(b"x" * 101)]
+
+    assert (first.status_code, replay.status_code, replay.content) == (201, 201, b"placed")
+    assert replay.headers["Idempotent-Replayed"] == "true"
+    assert [refusal.status_code for refusal in refusals] == [422, 400, 400, 413]
+    assert {refusal.headers["Content-Type"] for refusal in refusals} == {"application/problem+json"}
+    assert shop.counts() == NOTHING | {"orders": 1, "records": 1}
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_conflict_at_the_commit_is_a_503_with_atomic_requests_too(
+    shop: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    for statement in (
+        "CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'met another' USING ERRCODE = '40001'; END $$",
+        "CREATE CONSTRAINT TRIGGER meet AFTER INSERT ON shop_order DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION meet()",
+    ):
+        shop.execute(sa.text(statement))
+    idempotency = Idempotency(scope=lambda request: "ada", policy=Policy(outbox=ob))
+    view = idempotency.claimed(buying(ob, lambda claim: HttpResponse(status=201)))
+    monkeypatch.setattr(settings, "ROOT_URLCONF", (path("orders", view),))
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
+
+    answer = Client().post("/orders", b"{}", content_type="text/plain", headers={"Idempotency-Key": "retry-001"})
+
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert shop.counts() == NOTHING

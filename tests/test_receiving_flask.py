@@ -1,6 +1,6 @@
 """What only Flask has: scoped sessions, forms that were read before, views that are coroutines, handlers of errors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,9 @@ import flask
 import pytest
 import sqlalchemy as sa
 from receiving import Shop, flask_app
-from sqlalchemy.orm import scoped_session, sessionmaker
-from support import ALL, NOTHING, Database, Order
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from support import ALL, CHARGE, NOTHING, PAYLOAD, Database, Order, colliding_order
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 import outbox
 from outbox.http.flask import ClaimedRequest, Idempotency
@@ -59,6 +60,59 @@ def test_the_session_of_a_scoped_session_is_the_one_that_the_rest_of_the_app_use
 
     assert post(app).json == {"same": True}
     assert len(shop.database.orders) == 1
+    sessions.remove()
+
+
+def roll_back(session: Session) -> None:
+    session.rollback()
+
+
+def roll_back_and_go_on(session: Session) -> None:
+    session.rollback()
+    session.execute(sa.insert(Order).values(customer="bob", amount=1))
+
+
+def end_the_savepoint_of_the_claim(session: Session) -> None:
+    savepoint = session.get_nested_transaction()
+    assert savepoint is not None
+    savepoint.rollback()
+
+
+def close(session: Session) -> None:
+    session.close()
+
+
+@pytest.mark.parametrize("collides", [False, True])
+@pytest.mark.parametrize("end", [roll_back, roll_back_and_go_on, end_the_savepoint_of_the_claim, close])
+def test_a_view_may_roll_back_a_session_in_use_and_answer_with_an_error(
+    shop: Shop, app: flask.Flask, end: Callable[[Session], None], collides: bool
+) -> None:
+    """A good answer after it is none: what it speaks of is lost, and so is what was in the session before."""
+    app.testing = False
+    sessions = scoped_session(sessionmaker(shop.database.engine))
+    idempotency = idempotency_of(shop, sessions=sessions)
+    statuses = [409, 201]
+
+    @app.before_request
+    def log_in() -> None:
+        sessions.execute(sa.insert(Order).values(customer="visitor", amount=0))
+
+    @app.post("/orders")
+    @idempotency.claimed
+    def place(request: ClaimedRequest) -> tuple[dict[str, str], int]:
+        shop.ob.enqueue(sessions(), CHARGE, PAYLOAD)
+        sessions.add_all([colliding_order() for _ in range(1 + collides)])
+        try:
+            sessions.flush()
+        except sa.exc.IntegrityError:
+            assert collides
+        end(sessions())
+        return {"error": "taken"}, statuses.pop(0)
+
+    answers = [post(app) for _ in range(2)]
+
+    assert [answer.status_code for answer in answers] == [409, 500]
+    assert shop.database.counts() == NOTHING
     sessions.remove()
 
 
@@ -144,8 +198,9 @@ def test_a_form_that_was_read_before_the_claim_is_an_error_that_says_what_to_do(
         post(app, data={"amount": 1})
 
     assert str(refused.value) == (
-        "the request's form was read before the claim, and its body is gone, so that a retry could not be told from"
-        " another request: call request.get_data() before request.form, or give Idempotency(content=...)"
+        "the request's body was read before the claim, and 0 of its 8 bytes are left, so that a retry could not be told from"
+        " another request: let what comes before the claim call request.get_data() first, which keeps it, or give"
+        " Idempotency(content=...)"
     )
     assert shop.database.counts() == NOTHING
 
@@ -285,3 +340,44 @@ def test_every_connection_is_given_back(shop: Shop, app: flask.Flask) -> None:
     assert app.test_client().post("/orders").status_code == 400
 
     assert shop.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+# --- what stands around a view
+
+
+def test_a_replay_and_every_refusal_pass_all_that_catches(shop: Shop) -> None:
+    """A blueprint in an app that is mounted in another, with handlers of every error, in production and as tests have it."""
+    for propagate in (False, True):
+        inner, blueprint = flask.Flask("inner"), flask.Blueprint("orders", "orders")
+        idempotency = idempotency_of(shop, body_bytes_max=100)
+
+        @blueprint.post("/orders")
+        @idempotency.claimed
+        def place(request: ClaimedRequest) -> tuple[str, int]:
+            return "placed", 201
+
+        @blueprint.errorhandler(Exception)
+        @inner.errorhandler(Exception)
+        @inner.errorhandler(500)
+        def hide(error: Exception) -> tuple[str, int]:
+            return "hidden", 500
+
+        inner.testing = inner.config["PROPAGATE_EXCEPTIONS"] = propagate
+        inner.register_blueprint(blueprint)
+        inner.after_request(lambda response: response)
+        app = flask.Flask("outer")
+        app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/v1": inner})  # type: ignore[method-assign]
+        client, key = app.test_client(), {"Idempotency-Key": f"retry-{propagate}"}
+        first = client.post("/v1/orders", headers=key)
+        replay = client.post("/v1/orders", headers=key)
+        refusals = [
+            client.post("/v1/orders", headers=key, data=b"other"),
+            client.post("/v1/orders"),
+            client.post("/v1/orders", headers={"Idempotency-Key": '"'}),
+            client.post("/v1/orders", headers=key, data=b"x" * 101),
+        ]
+
+        assert (first.status_code, replay.status_code, replay.data) == (201, 201, b"placed")
+        assert replay.headers["Idempotent-Replayed"] == "true"
+        assert [refusal.status_code for refusal in refusals] == [422, 400, 400, 413]
+        assert {refusal.content_type for refusal in refusals} == {"application/problem+json"}

@@ -156,6 +156,18 @@ def test_two_headers_are_refused_even_if_equal() -> None:
         parse_key([KEY, KEY])
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("line", ['"a,b"', '"a"; b="c,d"'])
+def test_a_comma_is_refused_where_the_server_may_have_put_it_there(line: str, strict: bool) -> None:
+    assert parse_key([line], strict=strict).startswith("a")
+    with pytest.raises(outbox.KeyMalformed) as refused:
+        parse_key([line], strict=strict, are_joined=True)
+
+    assert str(refused.value) == (
+        f"Idempotency-Key {line!r} is no key: it has a comma, by which this server joins two headers: send one"
+    )
+
+
 @pytest.mark.parametrize(
     "line", ["a, b", "a,b", '"a", "b"', '"a","b"', "a;b", 'a"b', "a\\b", "a b", "ä", "a\x7f", "a\0b", ""]
 )

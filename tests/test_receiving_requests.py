@@ -19,7 +19,7 @@ SECOND = timedelta(seconds=1)
 
 @pytest.fixture(params=FRAMEWORKS)
 def framework(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return str(request.param)  # a test that needs not all of them names its own
 
 
 @pytest.fixture
@@ -205,7 +205,12 @@ class TestConflict:
 
     def test_every_refusal_that_an_api_publishes_is_answered_and_no_other(self, caller: Caller, shop: Shop) -> None:
         answers = [caller.post("meets another"), caller.post(key=None), caller.post(key="")]
-        answers += [caller.post(padding="x" * 1024 * 1024), caller.post(), caller.post("reject")]
+        answers += [
+            caller.post(padding="x" * 1024 * 1024),
+            caller.post_empty_chunks(),
+            caller.post(),
+            caller.post("reject"),
+        ]
         shop.database.age_records(timedelta(days=2))
         answers.append(caller.post())
         with shop.database.begin() as session, shop.ob.idempotent(session, "held", scope="ada", request=b"") as claim:
@@ -214,6 +219,35 @@ class TestConflict:
 
         published = [(refusal.status, refusal.name) for refusal in refusals_of(shop.policy)]
         assert sorted(problem_of(answer) for answer in answers if answer.status_code != 201) == sorted(published)
+
+
+@pytest.fixture
+def hurried(shop: Shop) -> None:
+    """The database lets no statement of a new connection take longer than a moment."""
+    name = shop.database.url.database
+    shop.database.execute(sa.text(f'ALTER DATABASE "{name}" SET statement_timeout = 1000'))
+    shop.database.dispose()
+
+
+@pytest.mark.parametrize("framework", ["starlette", "flask", "django"], indirect=True)
+def test_a_request_that_the_database_has_no_time_for_is_told_to_come_again(
+    hurried: None, caller: Caller, shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = caller.post("takes too long")
+
+    assert problem_of(answer) == (503, "request-undone")
+    assert answer.headers["retry-after"] == "1"
+    assert shop.database.counts() == NOTHING
+    assert "a statement of it took longer than it may (SQLSTATE 57014)" in caplog.text
+
+
+@pytest.mark.parametrize("do", ["collide and abort", "roll back and abort", "close and abort"])
+def test_the_answer_of_a_handler_that_has_lost_its_transaction_stands(caller: Caller, shop: Shop, do: str) -> None:
+    """Nothing of it was going to be kept: a failed flush that the handler answers with an error is the usual case."""
+    answer = caller.post(do)
+
+    assert answer.status_code == 404
+    assert shop.database.counts() == NOTHING
 
 
 # --- refused
@@ -230,8 +264,10 @@ def test_a_malformed_key_is_refused(caller: Caller, shop: Shop, key: str) -> Non
     assert shop.calls == 0
 
 
-def test_two_headers_are_refused_over_the_wire(caller: Caller, shop: Shop) -> None:
-    response = caller.post(lines=[("Idempotency-Key", "retry-001")])
+@pytest.mark.parametrize(("one", "other"), [("retry-001", "retry-001"), ('"q1', 'q2"'), ('"q1";a="', '"'), ('"', '"')])
+def test_two_headers_are_refused_over_the_wire(caller: Caller, shop: Shop, one: str, other: str) -> None:
+    """Behind WSGI they are one line, and may look like one String."""
+    response = caller.post(key=one, lines=[("Idempotency-Key", other)])
 
     assert problem_of(response) == (400, "key-malformed")
     assert shop.calls == 0
@@ -315,6 +351,17 @@ class TestWaiting:
             assert first.result().content == second.result().content
             assert second.result().headers["idempotent-replayed"] == "true"
         assert shop.calls == 1
+
+    @pytest.mark.parametrize("shop", [60 * SECOND], indirect=True)
+    @pytest.mark.parametrize("framework", ["starlette", "flask", "django"], indirect=True)
+    def test_a_statement_timeout_within_the_wait_is_a_conflict(self, hurried: None, caller: Caller, shop: Shop) -> None:
+        with shop.database.begin() as session, shop.ob.idempotent(session, "held", scope="ada", request=b"") as claim:
+            answer = caller.post(key="held")
+            claim.respond(201)
+
+        assert problem_of(answer) == (409, "key-in-flight")
+        assert answer.headers["retry-after"] == "1"
+        assert caller.post().status_code == 201
 
     @pytest.mark.parametrize("shop", [SECOND / 100], indirect=True)
     def test_a_budget_that_runs_out_is_a_conflict(self, caller: Caller, shop: Shop) -> None:

@@ -1,12 +1,12 @@
 """The transaction of one request: what it costs in round trips, what `reject` goes back to, and how it leaves its connection."""
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support import CHARGE, PAYLOAD, Database, Order, statements_of
+from support import CHARGE, PAYLOAD, Database, Order, colliding_order, statements_of
 
 import outbox
 from outbox.http import Policy, RequestTransaction
@@ -216,6 +216,55 @@ def test_a_key_stays_locked_from_a_rejection_to_its_commit(postgresql: Database,
         replay = begin(other, ob).replay
     assert replay is not None
     assert replay.status == 402
+
+
+# --- a last flush that fails
+
+
+def in_use(session: Session) -> Session:
+    """A session as another part of the app, which found out who asks, leaves it."""
+    session.execute(sa.text("SELECT 1"))
+    return session
+
+
+each_session = pytest.mark.parametrize("prepare", [lambda session: session, in_use], ids=["new", "in use"])
+
+
+@each_session
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "READ COMMITTED"], ids=["conflict", "lock timeout"])
+def test_a_last_flush_that_the_database_ends_is_to_be_sent_again(
+    postgresql: Database, ob: outbox.Outbox, level: str, prepare: Callable[[Session], Session]
+) -> None:
+    """As an ORM app has it, whose handler changes rows and flushes nothing."""
+    postgresql.execute(sa.insert(Order).values(customer="bob", amount=1))
+    engine = postgresql.engine.execution_options(isolation_level=level)
+    with (
+        Session(engine) as session,
+        postgresql.engine.connect() as other,
+        closing(begin(prepare(session), ob)) as request,
+    ):
+        session.execute(sa.text("SET LOCAL lock_timeout = 100"))
+        work(session, ob)
+        session.scalars(sa.select(Order).where(Order.customer == "bob")).one().amount = 2
+        other.execute(sa.update(Order).where(Order.customer == "bob").values(amount=3))
+        if level == "REPEATABLE READ":
+            other.commit()
+        with pytest.raises(outbox.RequestUndone, match="send it again"):
+            request.finish(CREATED)
+
+    assert postgresql.counts() == NOTHING | {"orders": 1}
+
+
+@each_session
+def test_an_error_of_a_last_flush_reaches_the_app_as_it_is(
+    database: Database, ob: outbox.Outbox, prepare: Callable[[Session], Session]
+) -> None:
+    with database.session() as session, closing(begin(prepare(session), ob)) as request:
+        session.add_all([colliding_order(), colliding_order()])
+        with pytest.raises(sa.exc.IntegrityError):
+            request.finish(CREATED)
+
+    assert database.counts() == NOTHING
 
 
 # --- the connection afterwards

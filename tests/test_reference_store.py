@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from simulation import reference_history, reference_people
 from simulation.reference import ReferenceStore
-from simulation.reference_rows import Entry, Halt, Refused
+from simulation.reference_rows import Entry, Halt, Refused, Row
 from support import TABLES, Database
 
 import outbox
@@ -42,6 +42,7 @@ from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settle,
 from dispatchers.looking import admit_look, judge
 from dispatchers.pressure import News, Pressing
 from dispatchers.slots import Taken, on_record
+from outbox.databases import clock
 from outbox.errors import DecisionRefused, EntryNotFound
 from outbox.instants import MICROSECOND, NEVER
 
@@ -250,6 +251,8 @@ class Agreement(RuleBasedStateMachine):
         self.cancel_one(data.draw(st.sampled_from(self.ids)))
 
     def cancel_one(self, id: UUID) -> None:
+        if id in self.reference.settlements and id in self.reference.queue:
+            return  # it is the app's transaction that fails then
         with self.database.begin() as session:
             cancelled = self.ob.cancel(session, id)
         assert cancelled == self.reference.cancel(id)
@@ -281,6 +284,21 @@ class Agreement(RuleBasedStateMachine):
         except (DecisionRefused, EntryNotFound):
             return False
         return True
+
+    @precondition(lambda self: self.reference.settlements)
+    @rule(data=st.data())
+    def restore_to_the_queue(self, data: st.DataObject) -> None:
+        """An entry that has ended is in the queue again, as after the restore of a part."""
+        id = data.draw(st.sampled_from(sorted(self.reference.settlements)))
+        if id in self.reference.queue:
+            return
+        row = {"state": "pending", "deliveries": 0, "attempts": 0, "maybe_sent": False, "key_epoch": 0}
+        with self.database.engine.begin() as connection:
+            if self.database.name == "postgresql":
+                connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # no trigger stops a restore
+            destination = self.reference.entries[id].destination
+            connection.execute(TABLES.queue.insert().values(id=id, destination=destination, due_at=clock(), **row))
+        self.reference.queue[id] = Row(due_at=self._tick())
 
     @rule(lane=st.sampled_from(["a", "b"]))
     def release(self, lane: str) -> None:
@@ -373,10 +391,14 @@ class Agreement(RuleBasedStateMachine):
 
 
 def _without_instant(outcome: str | None, now: datetime) -> Any:
-    """What is on record, with how many quarters of an hour its instant lies back: nothing here waits for less."""
+    """What is on record, with how many quarters of an hour its instants lie back: nothing here waits for less."""
     record = json.loads(outcome or "{}")
     if "looks" in record:
         record["looks"]["quiet_at"] = round((now - datetime.fromisoformat(record["looks"]["quiet_at"])) / (HOUR / 4))
+    if "decided_at" in record.get("known", {}):
+        record["known"]["decided_at"] = round(
+            (now - datetime.fromisoformat(record["known"]["decided_at"])) / (HOUR / 4)
+        )
     return record
 
 

@@ -18,8 +18,9 @@ from support import CHARGE, TABLES, Database
 import outbox
 from dispatchers import marks
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
+from dispatchers.restoring import FOREIGN
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
-from outbox.errors import Held
+from outbox.errors import ConfigurationError, Held
 from outbox.instants import NEVER
 
 CARD = {"amount": 2000, "currency": "eur", "payment_method": "pm_card_visa", "confirm": True}
@@ -158,6 +159,27 @@ def test_a_switch_to_a_standby_that_lost_nothing_is_gone_on_from_without_doubt(
         assert state(standby, mail) == "delivered"
 
 
+def test_a_fleet_whose_promotions_lose_nothing_continues_by_itself(
+    primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    declared = {"adapters": adapters(stripe), "promotions_lose_nothing": True}
+    run_once(primary, ob, **declared)
+    with cluster(following(primary.backup(tmp_path / "standby"), primary)) as standby:
+        mail = put_one(primary, ob, "mail.send")
+        eventually(lambda: standby.replayed(primary))
+        primary.stop()
+        standby.promote()
+
+        run_once(standby, ob, **declared)
+        require_trusted_by_all = run_once(standby, ob, adapters=adapters(stripe))
+
+        assert (state(standby, mail), require_trusted_by_all) == ("delivered", 0)
+        (meta,) = standby.rows(TABLES.meta)
+        assert (meta.held_reason, meta.resumed_by, meta.timeline) == (None, "promotions_lose_nothing", "00000002")
+        assert "timeline 00000002 instead of 00000001" in meta.resumed_reason
+        assert "sending continues, as promotions_lose_nothing is declared" in caplog.text
+
+
 @pytest.mark.parametrize("since", ["", "2d"], ids=["young", "older than the service's memory"])
 def test_a_charge_made_after_the_backup_is_sent_again_only_while_its_key_is_remembered(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path, since: str
@@ -271,14 +293,15 @@ def test_a_copy_for_another_deployment_sends_its_own_entries_and_never_those_it_
     with cluster(primary.backup(tmp_path / "backup")) as copy:
         ours = put_charge(copy, staging)
 
-        require_held(copy, staging, stripe, "the database is that of env 'test', this dispatcher is of 'staging'")
-        resumed = resume(copy, env="staging")
+        with pytest.raises(ConfigurationError, match="the database belongs to env 'test', and this process is of env"):
+            run_once(copy, staging, adapters=adapters(stripe))
+        resumed = resume(copy, "--adopt-from", "test", env="staging")
         asyncio.run(dispatcher(copy, staging, adapters=adapters(stripe)).check())
         run_once(copy, staging, adapters=adapters(stripe))
 
         assert resumed["held_back"] == 1
         assert state(copy, ours) == "delivered"
-        assert queue_row(copy, theirs).hold == "it belongs to another deployment, which this database was copied from"
+        assert queue_row(copy, theirs).hold == FOREIGN
         assert len(stripe.ledger.charges) == 1
 
 

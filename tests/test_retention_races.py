@@ -8,14 +8,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from dispatching import claim, put, put_one, run_once, settle, states, wait_for, want
 from retaining import A_MOMENT, KEEP, WINDOW, clean, elapse, kept, request, settle_all, shift
-from support import TABLES, Database
+from support import IMPORT_PATH, TABLES, Database
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -276,7 +275,7 @@ def test_an_upkeep_killed_in_the_middle_of_a_batch_leaves_everything_whole(
     settle_all(database)
     elapse(database, PAST_KEEP)
     url = database.url.render_as_string(hide_password=False)
-    environment = os.environ | {"SHOP_URL": url, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"SHOP_URL": url, "PYTHONPATH": IMPORT_PATH}
 
     killed = subprocess.run([sys.executable, "-c", KILLED, moment], env=environment, capture_output=True, check=False)
 

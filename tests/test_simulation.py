@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,12 +15,12 @@ from simulation.guards import GUARDS, SEEDS_TO_FIND, first_broken
 from simulation.promises import Promises
 from simulation.run import simulate
 from simulation.world import Process, World
+from support import IMPORT_PATH
 
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
 
 PARTS = 10  # of the seeds, so that several processes share them
-TESTS = Path(__file__).parent
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -41,7 +40,7 @@ def test_a_seed_plays_the_same_run_again_in_any_process() -> None:
     traces = [
         subprocess.run(
             [sys.executable, "-c", f"junk = [object() for _ in range({size})]; {program}"],
-            env=os.environ | {"PYTHONPATH": str(TESTS), "PYTHONHASHSEED": str(size)},
+            env=os.environ | {"PYTHONPATH": IMPORT_PATH, "PYTHONHASHSEED": str(size)},
             capture_output=True,
             text=True,
             check=True,
@@ -70,7 +69,7 @@ def test_a_broken_promise_is_told_with_its_seed_and_the_command_that_shows_it_ag
 def test_the_command_plays_seeds_and_tells_how_entries_ended() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "simulation", "--seeds", "20", "--from", "7", "--jobs", "2"],
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        env=os.environ | {"PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
         check=True,
@@ -108,6 +107,8 @@ def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
         "looked for: CannotTell\n",
         "halts its lane\n",
         "is released\n",
+        "is being cancelled\n",
+        " postponed\n",
         "is paused\n",
         "is resumed\n",
         "the database is set back\n",

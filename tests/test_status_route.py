@@ -5,8 +5,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -53,9 +54,11 @@ def route(checkout: Checkout, **settings: Any) -> StatusRoute:
 
 
 def ask(
-    checkout: Checkout, path: str = "", method: str = "GET", caller: str | None = "acct_1", **settings: Any
+    checkout: Checkout, path: str = "", method: str = "GET", caller: Any = "acct_1", **settings: Any
 ) -> httpx.Response:
-    """Ask an app in which the resource is mounted under /requests."""
+    """Ask an app in which the resource is mounted under /requests. caller: of the request, or the app's own function."""
+    if callable(caller):
+        settings["caller"], caller = caller, None
     app = Starlette(routes=[Mount("/requests", route(checkout, **settings))])
     headers = {} if caller is None else {"X-Caller": caller}
 
@@ -120,11 +123,11 @@ def test_a_request_that_failed_is_found_all_the_same(checkout: Checkout) -> None
 def test_neither_payload_nor_key_nor_reason_is_shown(checkout: Checkout) -> None:
     checkout.on_completed()
     checkout.accept(CHARGE)
-    checkout.run_once(MemoryAdapter(answer=lambda delivery: Rejected("declined: 4242")))
+    checkout.run_once(MemoryAdapter(answer=lambda delivery: Rejected("declined: no funds")))
 
     text = ask(checkout).text
 
-    assert not [word for word in ("2000", "amount", "4242", "ck1_", "retry-001") if word in text]
+    assert not [word for word in ("amount", "no funds", "ck1_", "retry-001") if word in text]
 
 
 def test_without_a_function_that_tells_who_asks_there_is_no_resource(checkout: Checkout) -> None:
@@ -137,16 +140,56 @@ def test_without_a_function_that_tells_who_asks_there_is_no_resource(checkout: C
     )
 
 
-def test_a_scope_that_is_no_text_is_refused_by_name(checkout: Checkout) -> None:
-    checkout.accept(CHARGE)
-    found = {"type": "http", "method": "GET", "path": f"/requests/{checkout.record.id}"}
+def test_who_can_have_claimed_nothing_is_nobody(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
+    """An empty name is what frameworks have for who is not logged in, and is the scope of jobs."""
+    checkout.accept()
+    ids = [checkout.record.id, recorded(checkout, source="app", scope="")]
+    for caller in (None, "", "a" * 300, "a\0b", "\ud800", 42, b"acct_1", object()):
+        for id in ids:
+            answer = ask(checkout, f"/requests/{id}", caller=lambda scope, found=caller: found, sources=("http", "app"))
+            assert (answer.status_code, answer.json()["detail"]) == (404, "no request of yours has this id")
 
-    with pytest.raises(outbox.InvalidValue, match=r"^scope 42: must be a str, not int$"):
-        asyncio.run(route(checkout, caller=lambda scope: 42)(found, unheard, unheard))
+    said = "answered 404 to who asked for a request's status: caller= returned {}; return a str, or None"
+    assert [record.getMessage() for record in caplog.records] == [
+        said.format(name) for name in ("int", "int", "bytes", "bytes", "object", "object")
+    ]
 
 
-async def unheard(*message: Any) -> Any:
-    raise AssertionError("there is nothing to say")
+def test_a_record_of_another_source_is_not_there(checkout: Checkout) -> None:
+    """A customer may be named as an inbox's scope is, and know a message's id."""
+    ids = {source: recorded(checkout, source=source) for source in ("http", "app", "inbox:shop", "jobs")}
+    for sources in (None, ["http"], ["app"], ["inbox:shop", "jobs"], []):
+        settings = {} if sources is None else {"sources": sources}
+        found = [
+            source for source, id in ids.items() if ask(checkout, f"/requests/{id}", **settings).status_code == 200
+        ]
+        assert found == (["http"] if sources is None else sources)
+
+
+def recorded(checkout: Checkout, *, source: str, scope: str = "acct_1") -> UUID:
+    """The id of a request of this source that was answered."""
+    with (
+        checkout.database.begin() as session,
+        checkout.ob.idempotent(session, "evt_1", scope=scope, source=source, request={}) as claim,
+    ):
+        claim.respond(201, {"secret": 1})
+    return claim.id
+
+
+def test_a_request_that_has_its_body_for_a_key_is_one_of_its_source(checkout: Checkout) -> None:
+    checkout.accept(key=outbox.BodyKey(timedelta(minutes=1)))
+
+    assert ask(checkout).json()["state"] == "accepted"
+
+
+def test_one_source_is_no_collection_of_sources(checkout: Checkout) -> None:
+    for sources in ("http", 1):
+        with pytest.raises(
+            outbox.InvalidValue, match=r"^sources .*: must be a collection of names, such as \('http',\)$"
+        ):
+            route(checkout, sources=sources)
+    with pytest.raises(outbox.InvalidValue, match="must be a str, not int"):
+        route(checkout, sources=[1])
 
 
 @pytest.mark.parametrize("caller", ["acct_2", "nobody"])

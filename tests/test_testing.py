@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.testing.draining import drain
 from outbox.testing import all_enqueued, assert_enqueued, refute_enqueued
 
+ASSERTIONS: dict[str, Any] = {"assert_enqueued": assert_enqueued, "refute_enqueued": refute_enqueued}
 CHARGE = "stripe.payment_intents.create"
 PAYLOAD = {"amount": 2000, "metadata": {"order": "42", "shop": "1"}}
 
@@ -51,7 +53,7 @@ def test_what_was_enqueued_is_found_before_it_is_flushed(database: Database, ob:
     )
     assert (found.discriminator, found.destination, found.options, found.ordering_key) == (
         "",
-        "stripe",
+        "stripe:acct_1",
         {"account": "acct_1"},
         "a",
     )
@@ -125,7 +127,7 @@ def test_what_must_not_be_there_fails_if_it_is(database: Database, ob: outbox.Ou
 def test_the_configured_outbox_is_asked_by_default(
     postgresql: Database, monkeypatch: pytest.MonkeyPatch, ob: outbox.Outbox
 ) -> None:
-    from outbox.instance import default
+    from outbox.default_outbox import default
 
     monkeypatch.setattr(default, "_configuration", ob.configuration)
     with postgresql.session() as session:
@@ -277,3 +279,31 @@ def test_what_never_ends_is_an_error(database: Database, ob: outbox.Outbox) -> N
 
     assert text == "entries still come due after 100 rounds: an adapter puts them off for ever, or none serves them"
     assert states(database) == {"pending": 1}
+
+
+@pytest.mark.parametrize("assertion", ASSERTIONS)
+@pytest.mark.parametrize("awaits_more", [False, True])
+def test_an_assertion_that_is_not_awaited_fails_the_test(
+    sqlite: Database, ob: outbox.Outbox, assertion: str, awaits_more: bool
+) -> None:
+    async def green_by_mistake() -> None:
+        async with sqlite.async_session() as session:
+            ASSERTIONS[assertion](session, "crm.upsert", using=ob)
+            if awaits_more:
+                await session.rollback()
+
+    with (
+        pytest.warns(
+            RuntimeWarning, match=rf"{assertion} was not awaited: with an AsyncSession write `await {assertion}"
+        ),
+        pytest.raises(asyncio.CancelledError),
+    ):
+        asyncio.run(green_by_mistake())
+
+
+def test_a_failing_assertion_shows_no_line_of_ours(sqlite: Database, ob: outbox.Outbox) -> None:
+    with sqlite.session() as session, pytest.raises(AssertionError) as failed:
+        assert_enqueued(session, "crm.upsert", using=ob)
+
+    shown = [entry for entry in failed.traceback if not entry.ishidden(failed)]
+    assert [entry.path for entry in shown] == [Path(__file__)]

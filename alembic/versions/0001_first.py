@@ -1,8 +1,10 @@
-"""Every table of the first release.
+"""Every table, index and function of the first release.
 
-Frozen: it says what this revision made, whatever `outbox/schema.py` says today. What the tables mean is said there.
+From the first release on this file is frozen: it holds what the revision made, whatever `outbox/schema.py` holds later.
+`outbox/schema.py` and `outbox/functions.py` say what each of them is for.
 """
 
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,10 +16,19 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
+NEVER = "9999-12-31T00:00:00+00:00"
+
 
 def instant(dialect: str) -> sa.types.TypeEngine[Any]:
     """A point in time to the microsecond. All that differs between databases by type; MariaDB's DATETIME(6) will stand here."""
     return sa.BigInteger() if dialect == "sqlite" else sa.DateTime(timezone=True)
+
+
+def instant_range(dialect: str) -> tuple[str, str]:
+    """The first and the last that are stored: what every driver reads back in every time zone."""
+    if dialect == "sqlite":
+        return "0", "253402214400000000"
+    return "'1970-01-01 00:00:00+00:00'", "'9999-12-31 00:00:00+00:00'"
 
 
 def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
@@ -29,6 +40,12 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         op.create_index(
             prefix + name, prefix + table, columns, schema=schema, postgresql_where=condition, sqlite_where=condition
         )
+
+    low, high = instant_range(dialect.name)
+
+    def storable(name: str, *columns: str) -> sa.CheckConstraint:
+        checked = " AND ".join(f"{column} BETWEEN {low} AND {high}" for column in columns)
+        return sa.CheckConstraint(checked, name=prefix + name)
 
     def store_with(table: sa.Table, parameters: str) -> None:
         if dialect.name == "postgresql":
@@ -58,6 +75,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("schema_version", sa.SmallInteger(), nullable=False),
         sa.Column("due_at", at, nullable=False),
         sa.Column("created_at", at, nullable=False),
+        storable("entry_instants", "due_at", "created_at"),
         schema=schema,
     )
     index("entry_parent", "entry", ["parent_id"])
@@ -83,6 +101,10 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("position", sa.BigInteger()),
         sa.Column("hold", sa.Text()),
         sa.Column("outcome", sa.Text()),
+        sa.Column("waiting_since", at),
+        sa.Column("fair", sa.String(255)),
+        sa.Column("scope", sa.String(255)),
+        sa.Column("callback", sa.String(160)),
         sa.CheckConstraint("state IN ('pending', 'sending', 'retry', 'uncertain')", name=f"{prefix}queue_state"),
         sa.CheckConstraint(
             "(state = 'sending') = (lease_token IS NOT NULL)"
@@ -91,11 +113,17 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
             name=f"{prefix}queue_lease",
         ),
         sa.CheckConstraint("in_doubt_since IS NULL OR maybe_sent", name=f"{prefix}queue_doubt"),
-        sa.CheckConstraint("deliveries >= 0 AND attempts >= 0 AND key_epoch >= 0", name=f"{prefix}queue_counts"),
+        sa.CheckConstraint(
+            "deliveries BETWEEN 0 AND 1000000000 AND attempts BETWEEN 0 AND 1000000000 AND key_epoch BETWEEN 0 AND 32000",
+            name=f"{prefix}queue_counts",
+        ),
+        storable("queue_instants", "due_at"),
         schema=schema,
     )
     index("queue_due", "queue", ["destination", "due_at"])
+    index("queue_fair", "queue", ["fair", "scope", "due_at"], where="fair IS NOT NULL")
     index("queue_lane", "queue", ["ordering_key", "position"], where="ordering_key IS NOT NULL")
+    index("queue_callback", "queue", ["callback"], where="callback IS NOT NULL")
     store_with(
         queue,
         "fillfactor = 33, autovacuum_vacuum_scale_factor = 0,"
@@ -115,6 +143,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.CheckConstraint("state IN ('delivered', 'failed', 'cancelled')", name=f"{prefix}settlement_state"),
         schema=schema,
     )
+    index("settlement_settled", "settlement", ["settled_at", "id"])
 
     op.create_table(
         f"{prefix}destination",
@@ -127,6 +156,12 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("breaker_failures", sa.Integer(), nullable=False),
         sa.Column("rate_per_second", sa.Float()),
         sa.Column("changed_at", at, nullable=False),
+        sa.Column("breaker_token", sa.Uuid()),
+        sa.Column("rate_at", at),
+        sa.Column("decided_by", sa.String(255)),
+        sa.Column("decided_at", at),
+        sa.Column("slots_max", sa.Integer()),
+        sa.Column("slots_taken", sa.Text()),
         sa.CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
         schema=schema,
     )
@@ -141,6 +176,14 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
 
     op.create_table(
+        f"{prefix}callback",
+        sa.Column("name", sa.String(160), primary_key=True),
+        sa.Column("recorded_at", at, nullable=False),
+        sa.Column("started_at", at, nullable=False),
+        schema=schema,
+    )
+
+    op.create_table(
         f"{prefix}event",
         # Integer on SQLite: only INTEGER PRIMARY KEY counts up by itself
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
@@ -150,7 +193,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("delivery", sa.Integer()),
         sa.Column("actor", sa.String(255)),
         sa.Column("reason", sa.Text()),
-        sa.CheckConstraint("kind IN ('attempt', 'decision')", name=f"{prefix}event_kind"),
+        sa.CheckConstraint("kind IN ('attempt', 'decision', 'look')", name=f"{prefix}event_kind"),
         schema=schema,
     )
     index("event_entry", "event", ["entry_id"])
@@ -170,6 +213,14 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("resumed_by", sa.String(255)),
         sa.Column("resumed_reason", sa.Text()),
         sa.CheckConstraint("id = 1", name=f"{prefix}meta_single"),
+        schema=schema,
+    )
+
+    op.create_table(
+        f"{prefix}kid",
+        sa.Column("kid", sa.String(64), primary_key=True),
+        sa.Column("secret_check", sa.String(16), nullable=False),
+        sa.Column("recorded_at", at, nullable=False),
         schema=schema,
     )
 
@@ -194,6 +245,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("answered_at", at),
         sa.Column("replay_until", at, nullable=False),
         sa.Column("keep_until", at, nullable=False),
+        sa.Column("body_day", sa.Date()),
         sa.CheckConstraint("state IN ('accepted', 'leased', 'succeeded', 'failed')", name=f"{prefix}record_state"),
         sa.CheckConstraint(
             "(state IN ('succeeded', 'failed')) = (answered_at IS NOT NULL)"
@@ -204,9 +256,12 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
             "(state = 'leased') = (lease_token IS NOT NULL) AND (lease_token IS NULL) = (lease_until IS NULL)",
             name=f"{prefix}record_lease",
         ),
+        storable("record_instants", "lease_until", "created_at", "answered_at", "replay_until", "keep_until"),
         schema=schema,
     )
-    index("record_keep", "record", ["keep_until"])
+    index("record_keep", "record", ["keep_until", "id"])
+    index("record_open", "record", ["state", "created_at", "id"], where="state IN ('accepted', 'leased')")
+    index("record_body", "record", ["body_day", "keep_until"], where="body_day IS NOT NULL")
     store_with(record, "fillfactor = 90")
 
     op.create_table(
@@ -220,11 +275,118 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("forget_at", at, nullable=False),
         schema=schema,
     )
-    index("tombstone_forget", "tombstone", ["forget_at"])
+    index("tombstone_forget", "tombstone", ["forget_at", "id"])
+
+    if dialect.name == "postgresql":
+        _create_functions(op, schema, prefix)
+
+
+def _create_functions(op: Operations, schema: str | None, prefix: str) -> None:
+    quoted = partial(_quoted, op, schema, prefix)
+    entry, queue, settlement, meta = quoted("entry"), quoted("queue"), quoted("settlement"), quoted("meta")
+    record, tombstone, body = quoted("record"), quoted("tombstone"), quoted("body")
+    cancel, body_of, claim_key = quoted("cancel"), quoted("body_of"), quoted("claim_key")
+    cancellable = (
+        "q.id = entry_id AND q.state IN ('pending', 'retry') AND q.lease_token IS NULL AND NOT q.maybe_sent"
+        f" AND NOT EXISTS (SELECT FROM {settlement} AS s WHERE s.id = q.id)"
+        f" AND NOT EXISTS (SELECT FROM {meta} AS m WHERE m.held_reason IS NOT NULL OR CASE WHEN m.timeline IS NOT NULL"
+        " THEN m.timeline <> substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END)"
+    )
+    op.execute(f"""
+CREATE FUNCTION {cancel}(entry_id uuid) RETURNS boolean LANGUAGE sql SECURITY DEFINER
+BEGIN ATOMIC
+    SELECT q.id FROM {queue} AS q WHERE {cancellable} FOR UPDATE;
+    UPDATE {queue} AS q SET due_at = CASE
+        WHEN q.due_at = '{NEVER}' AND q.hold IS NULL THEN GREATEST(e.due_at, now()) ELSE q.due_at END
+    FROM {entry} AS e WHERE e.id = q.id AND q.id = (
+        SELECT n.id FROM {queue} AS n, {queue} AS q
+        WHERE {cancellable} AND n.ordering_key = q.ordering_key AND n.position > q.position AND n.state IN ('pending', 'retry')
+        ORDER BY n.position LIMIT 1 FOR UPDATE OF n
+    );
+    WITH cancelled AS (
+        DELETE FROM {queue} AS q WHERE {cancellable}
+        RETURNING q.id, q.deliveries, q.attempts, q.key_epoch
+    ), settled AS (
+        INSERT INTO {settlement} (id, state, deliveries, attempts, key_epoch, settled_at)
+        SELECT c.id, 'cancelled', c.deliveries, c.attempts, c.key_epoch, clock_timestamp() FROM cancelled AS c
+    )
+    SELECT EXISTS (SELECT FROM cancelled);
+END""")
+    op.execute(f"REVOKE ALL ON FUNCTION {cancel}(uuid) FROM PUBLIC")
+    op.execute(f"""
+CREATE FUNCTION {body_of}(record_id uuid, on_day date) RETURNS bytea LANGUAGE plpgsql STABLE
+AS $read$
+DECLARE
+    found bytea;
+BEGIN
+    EXECUTE $one$SELECT body FROM {body} WHERE id = $1 AND day = $2$one$ INTO found USING record_id, on_day;
+    RETURN found;
+END
+$read$""")
+    op.execute(f"""
+CREATE FUNCTION {claim_key}(
+    wanted uuid, lock_number bigint, OUT status smallint, OUT body bytea, OUT headers text, OUT fingerprint bytea,
+    OUT fingerprint_version smallint, OUT expired boolean, OUT buried boolean, OUT lease_until timestamptz,
+    OUT asked_at timestamptz, OUT locked boolean, OUT keeps_snapshot boolean
+) LANGUAGE plpgsql AS $claim$
+BEGIN
+    locked := false;
+    keeps_snapshot := current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
+    LOOP
+        SELECT r.status, CASE WHEN r.body_day IS NULL THEN r.body ELSE {body_of}(r.id, r.body_day) END,
+            r.headers, r.fingerprint, r.fingerprint_version, NOT (r.state = 'accepted' OR r.replay_until > clock_timestamp()),
+            COALESCE(t.forget_at > clock_timestamp(), false), r.lease_until, clock_timestamp()
+        INTO status, body, headers, fingerprint, fingerprint_version, expired, buried, lease_until, asked_at
+        FROM (SELECT wanted AS id) AS w LEFT JOIN {record} AS r ON r.id = w.id LEFT JOIN {tombstone} AS t ON t.id = w.id;
+        EXIT WHEN locked OR buried OR NOT COALESCE(expired, true);
+        locked := pg_try_advisory_xact_lock(lock_number);
+        EXIT WHEN NOT locked;
+    END LOOP;
+END
+$claim$""")
 
 
 def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
-    for table in ("tombstone", "record", "meta", "event", "halted", "destination", "settlement", "queue", "entry"):
+    dialect = op.get_context().dialect
+    if dialect.name == "postgresql":
+        _drop_functions(op, schema, prefix)
+    for table in (
+        "tombstone",
+        "record",
+        "kid",
+        "meta",
+        "event",
+        "callback",
+        "halted",
+        "destination",
+        "settlement",
+        "queue",
+        "entry",
+    ):
         op.drop_table(prefix + table, schema=schema)
-    if op.get_context().dialect.supports_sequences:
+    if dialect.supports_sequences:
         op.execute(DropSequence(sa.Sequence(f"{prefix}position", schema=schema)))
+
+
+def _drop_functions(op: Operations, schema: str | None, prefix: str) -> None:
+    """The functions, and what `outbox db partition` may have added: its table and its functions."""
+    quoted = partial(_quoted, op, schema, prefix)
+    body = quoted("body")
+    name = body.replace("'", "''")
+    op.execute(f"""
+DO $outbox$ BEGIN
+    IF to_regclass('{name}') IS NOT NULL THEN
+        DROP FUNCTION {quoted("move_body")}() CASCADE;
+        DROP FUNCTION {quoted("add_body_days")}();
+        DROP TABLE {body};
+    END IF;
+END $outbox$""")
+    op.execute(f"DROP FUNCTION IF EXISTS {quoted('guard_queue')}() CASCADE")  # `outbox db roles` may have made it
+    op.execute(f"DROP FUNCTION {quoted('claim_key')}(uuid, bigint)")
+    op.execute(f"DROP FUNCTION {quoted('body_of')}(uuid, date)")
+    op.execute(f"DROP FUNCTION {quoted('cancel')}(uuid)")
+
+
+def _quoted(op: Operations, schema: str | None, prefix: str, name: str) -> str:
+    table = sa.Table(prefix + name, sa.MetaData(), schema=schema)
+    return op.get_context().dialect.identifier_preparer.format_table(table)

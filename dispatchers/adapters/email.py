@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 import aiosmtplib
 
+from dispatchers.adapters.credentials import Credentials
 from dispatchers.adapters.email_connection import Connection, Server, Tls
 from dispatchers.adapters.email_message import (
     HEADER_NAME,
@@ -115,6 +116,7 @@ class SmtpAdapter(Adapter):
             local_hostname=local_hostname,
         )
         self._connections = _Connections(self._server, connections_max)
+        self._credentials = Credentials([password or ""])
         if window is not None:  # who remembers the keys, under which name, and what the mail's bytes are made of
             self.pinned = f"smtp {host}:{self._server.port} {key_header} from={sender} id={message_id_domain}"
 
@@ -128,7 +130,7 @@ class SmtpAdapter(Adapter):
             message = self._compose(delivery)
         except Unsendable as error:
             return Rejected(str(error))
-        return await self._hand_in(message, delivery.deadline)
+        return self._credentials.removed_from(await self._hand_in(message, delivery.deadline))
 
     async def aclose(self) -> None:
         """Close the connections. The adapter may be used again afterwards."""

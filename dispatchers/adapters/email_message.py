@@ -10,6 +10,7 @@ Needed are a recipient, a subject, and a text or an html.
 import base64
 import binascii
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -33,6 +34,9 @@ OWN_HEADERS: Final = frozenset(
 )
 # 76: RFC 2045, 6.7 and 6.8. 7 bit, so that no relay has to rewrite it.
 MIME: Final = SMTP.clone(max_line_length=76, cte_type="7bit")
+
+ENCODED_WORD: Final = "=?"  # RFC 2047, 2: readers decode what begins so, in quotes too, and may find a line break in it
+JOINERS: Final = "\u200c\u200d"  # letters of Persian and of Indic scripts are spelt with them, and emoji
 
 _NAMED: Final = re.compile(r"(?P<name>[^<>]*)<(?P<address>[^<>]*)>")
 _ATOM: Final = r"[^\s.()<>\[\]:;@\\,\"\x00-\x1f\x7f]+"  # RFC 5322, 3.2.3; RFC 6531, 3.3
@@ -71,7 +75,7 @@ class Address(NamedTuple):
         """As it stands in a header."""
         if not self.name:
             return self.spec
-        if self.name.isascii() and len(self.name) <= SHORT_CHARS_MAX:
+        if self.name.isascii() and len(self.name) <= SHORT_CHARS_MAX and ENCODED_WORD not in self.name:
             quoted = re.sub(r'(["\\])', r"\\\1", self.name)
             return f'"{quoted}" <{self.spec}>'
         return f"{_encoded_words(self.name)}\r\n <{self.spec}>"
@@ -149,9 +153,9 @@ def parse_address(field: str, value: object) -> Address:
         raise Unsendable(f"{field} must be an address as text")
     _check_characters(field, value, one_line=True)
     named = _NAMED.fullmatch(value.strip())
-    name, spec = (_unquoted(named["name"].strip()), named["address"]) if named else ("", value.strip())
+    name, spec = (_visible(_unquoted(named["name"].strip())), named["address"]) if named else ("", value.strip())
     local_part, at, domain = spec.rpartition("@")
-    if not at or not _LOCAL_PART.fullmatch(local_part):
+    if not at or not _LOCAL_PART.fullmatch(local_part) or _visible(local_part, spared="") != local_part:
         raise Unsendable(f"{field} is no address: one of the form ada@example.com or Ada <ada@example.com> is taken")
     spec = f"{local_part}@{ascii_domain(field, domain)}"
     if len(local_part.encode()) > LOCAL_PART_BYTES_MAX or len(spec.encode()) > ADDRESS_BYTES_MAX:
@@ -206,6 +210,11 @@ def _unquoted(name: str) -> str:
     return name
 
 
+def _visible(text: str, spared: str = JOINERS) -> str:
+    """`text` without characters that nobody sees, or that turn the direction of writing: two names would look alike."""
+    return "".join(char for char in text if char in spared or unicodedata.category(char) != "Cf")
+
+
 def _written(addresses: list[Address]) -> str:
     return ",\r\n ".join(address.written for address in addresses)
 
@@ -218,7 +227,7 @@ def _subject(payload: Mapping[str, Any]) -> str:
     text = _text(payload, "subject", one_line=True)
     if text is None:
         raise Unsendable("subject is missing: it may be empty")
-    plain = len(text) <= SHORT_CHARS_MAX and _PRINTABLE.fullmatch(text) and "=?" not in text
+    plain = len(text) <= SHORT_CHARS_MAX and _PRINTABLE.fullmatch(text) and ENCODED_WORD not in text
     return text if plain or not text else _encoded_words(text)
 
 
@@ -302,8 +311,9 @@ def _attachments(payload: Mapping[str, Any]) -> Iterator[tuple[Any, str, bytes]]
         if not isinstance(attachment, dict) or attachment.keys() != ATTACHMENT_FIELDS:
             raise Unsendable(f"{where} must be an object of {sorted(ATTACHMENT_FIELDS)}")
         filename = _text(attachment, "filename", one_line=True, where=f"{where}.")
-        if not filename:
-            raise Unsendable(f"{where}.filename is empty")
+        filename = _visible(filename or "")
+        if not filename or ENCODED_WORD in filename:
+            raise Unsendable(f"{where}.filename is empty, or holds {ENCODED_WORD!r}, at which readers begin to decode")
         yield _kind(where, attachment), filename, _decoded(where, attachment["base64"])
 
 
@@ -311,7 +321,7 @@ def _kind(where: str, attachment: Mapping[str, Any]) -> Any:
     content_type = _text(attachment, "content_type", one_line=True, where=f"{where}.")
     kind = MIME.header_factory("Content-Type", content_type or "")
     # RFC 2046, 5.1 and 5.2: a multipart or a message may not be in base64.
-    if kind.defects or kind.maintype in {"multipart", "message"}:
+    if kind.defects or kind.maintype in {"multipart", "message"} or ENCODED_WORD in (content_type or ""):
         raise Unsendable(f"{where}.content_type must be of the form application/pdf, and neither multipart nor message")
     return kind
 

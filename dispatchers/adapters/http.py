@@ -29,10 +29,11 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import httpx
 
+from dispatchers.adapters.credentials import credentials_of
 from dispatchers.adapters.http_outcomes import (
     FOREIGN,
     MEANINGS,
@@ -50,9 +51,6 @@ from dispatchers.transport import Answer, Transport
 from outbox.errors import ConfigurationError
 
 log = logging.getLogger("outbox.dispatcher")
-
-
-SECRET_CHARS_MIN: Final = 8  # of a header's value, or a word of it: what is shorter stands in answers by chance
 
 
 class HttpAdapter(Adapter):
@@ -114,7 +112,7 @@ class HttpAdapter(Adapter):
         )
         self._readings = _checked_readings(statuses or {})
         self._remember = remember
-        self._never_kept = _secrets(headers or {})
+        self._credentials = credentials_of(headers or {}, [base_url])
         self._transport = Transport(
             timeout=timeout, answer_bytes_max=answer_bytes_max, tls=tls, proxy=proxy, transport=transport
         )
@@ -142,7 +140,7 @@ class HttpAdapter(Adapter):
         except FOREIGN as error:
             return outcome_of_error(error)
         self.replays += is_replayed(answer)
-        return self._outcome(answer, delivery)
+        return self._credentials.removed_from(self._outcome(answer, delivery))
 
     async def aclose(self) -> None:
         """Close the connections. The adapter may be used again afterwards."""
@@ -152,7 +150,7 @@ class HttpAdapter(Adapter):
         """The user's function. What it could not read, it could not tell."""
         is_async = inspect.iscoroutinefunction(find) or inspect.iscoroutinefunction(type(find).__call__)
 
-        async def found(delivery: Delivery) -> Any:
+        async def finding(delivery: Delivery) -> Any:
             loop = asyncio.get_running_loop()
 
             def get_blocking(url: str) -> Answer:
@@ -160,14 +158,16 @@ class HttpAdapter(Adapter):
 
             try:
                 if is_async:
-                    return await find(delivery, self._get)
-                return await on_own_thread("outbox-find", find, delivery, get_blocking)
+                    found = await find(delivery, self._get)
+                else:
+                    found = await on_own_thread("outbox-find", find, delivery, get_blocking)
+                return self._credentials.removed_from(found)
             except Malformed as error:
                 return CannotTell(str(error))
             except FOREIGN as error:
                 return CannotTell(f"no answer: {type(error).__name__}")
 
-        return found
+        return finding
 
     async def _get(self, url: str) -> Answer:
         return await self._transport.send(self._service.reading(url))
@@ -190,19 +190,11 @@ class HttpAdapter(Adapter):
 
     def _result(self, answer: Answer, delivery: Delivery) -> Any:
         """What is to be remembered; it happened, whatever `remember` makes of it."""
-        if any(value in answer.body for value in self._never_kept):  # it quotes what we authenticate with
-            return {"status": answer.status, "unparsed": True}
         try:
             return self._remember(answer)
         except Exception as error:  # its text may quote the answer
             log.warning("entry %s was delivered, but `remember` raised %s", delivery.id, type(error).__name__)
             return {"status": answer.status, "unparsed": True}
-
-
-def _secrets(headers: Mapping[str, str]) -> list[bytes]:
-    """The headers' values, and each word of them: a token stands behind its scheme, "Bearer", and is quoted without that."""
-    words = {word for value in headers.values() for word in (value, *value.split())}
-    return [word.encode() for word in words if len(word) >= SECRET_CHARS_MIN]
 
 
 def _checked_readings(statuses: Mapping[int, Reading]) -> dict[int, Reading]:

@@ -20,6 +20,8 @@ HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6
 FRAMING: Final = ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade")
 OURS: Final = frozenset((*FRAMING, "expect", "accept-encoding", "content-type"))
 """What is made anew for each request, or would change how it travels."""
+DECODINGS_MAX: Final = 5  # no honest path is percent-encoded so often
+OVERLONG: Final = re.compile(r"%(c0%(ae|af|dc)|c1%9c|e0%80%a[ef])", re.I)  # of `.`, `/` and a backslash: RFC 3629, 10
 CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
 
 
@@ -136,8 +138,8 @@ class Service:
             raise Malformed(f"{named} must be text, percent-encoded, without a fragment")
         if self.base_url and text[:1] not in {"", "/", "?"}:
             raise Malformed(f"{named} must be a path below the adapter's base_url, such as '/contacts/7'")
-        if {".", ".."} & set(re.split(r"[/\\]", unquote(text.partition("?")[0]))):
-            raise Malformed(f"{named} must not contain '.' or '..' between its slashes")
+        if leads_upwards(text.partition("?")[0]):
+            raise Malformed(f"{named} must not contain '.' or '..' between its slashes, in whatever encoding")
         try:
             url = httpx.URL(self.base_url + text)
         except httpx.InvalidURL:
@@ -160,6 +162,23 @@ def check_header(where: str, name: object, value: object, taken: frozenset[str],
 # --- where it may go
 
 
+def leads_upwards(path: str) -> bool:
+    """Whether a server may read a segment of the path as `.` or `..`.
+
+    Some decode twice, or more often; Tomcat, and what is built on it, drops what follows a `;` in a segment before it looks for
+    dots; others take a backslash for a slash, or bytes for a dot that are none in UTF-8.
+    """
+    for _ in range(DECODINGS_MAX):
+        segments = re.split(r"[/\\]", path)
+        if any(segment.partition(";")[0].strip() in {".", ".."} for segment in segments) or OVERLONG.search(path):
+            return True
+        decoded = unquote(path)
+        if decoded == path:
+            return False
+        path = decoded
+    return True
+
+
 def _origin(text: str) -> Origin:
     url = _checked_url("origins", text)
     if url.path != "/" or url.query:
@@ -171,7 +190,7 @@ def _origin(text: str) -> Origin:
 
 def _base(text: str) -> Origin:
     url = _checked_url("base_url", text)
-    if "?" in text or {".", ".."} & set(text.split("/")):
+    if "?" in text or leads_upwards(text.partition("://")[2]):
         raise ConfigurationError("base_url must have no query, and no '.' or '..' between its slashes")
     return Origin.of(url)
 

@@ -26,7 +26,9 @@ from typing import Any, Final
 import httpx
 import stripe
 
+from dispatchers.adapters.credentials import Credentials
 from dispatchers.adapters.stripe_looks import MARK, METADATA_KEYS_MAX, Unlistable, Wanted, look
+from dispatchers.adapters.stripe_names import check_api_key, nearest_operation, warn_of_api_version
 from dispatchers.adapters.stripe_outcomes import Exchange, Failure, outcome_of, remembered
 from dispatchers.delivery import (
     Adapter,
@@ -75,8 +77,7 @@ class StripeAdapter(Adapter):
         timeout: timedelta = timedelta(seconds=30),
         window: timedelta = WINDOW,
     ) -> None:
-        if not isinstance(api_key, str) or not re.fullmatch(r"[\x21-\x7e]+", api_key):
-            raise ConfigurationError("api_key must be Stripe's secret key as text, without spaces (it is not shown)")
+        check_api_key(api_key)
         self.api_version = api_version or stripe.api_version
         self.account = account
         self.timeout = timeout
@@ -84,10 +85,12 @@ class StripeAdapter(Adapter):
         for name, value in (("api_version", self.api_version), ("account", account)):
             if value is not None and not HEADER_VALUE.fullmatch(value):
                 raise ConfigurationError(f"{name}={value!r} cannot be sent as a header")
+        warn_of_api_version(api_version)
         # Live and test mode remember keys apart: a swap is as bad as a change of account. The key itself may be rolled.
         self.mode = next((mode for mode in ("live", "test") if f"_{mode}_" in api_key), "?")
         self.pinned = f"stripe version={self.api_version} account={account or '-'} mode={self.mode}"
         self.replays = 0
+        self._credentials = Credentials([api_key])
         self._transport = Transport(timeout=timeout, tls=ssl.create_default_context(cafile=stripe.ca_bundle_path))
         self._client = stripe.StripeClient(
             api_key,
@@ -102,7 +105,8 @@ class StripeAdapter(Adapter):
         return f"StripeAdapter(api_version={self.api_version!r}, account={self.account!r}, mode={self.mode!r})"
 
     async def send(self, delivery: Delivery) -> Outcome:
-        exchange = Exchange()
+        account = delivery.options.get("account")
+        exchange = Exchange(account=account if isinstance(account, str) else None)
         _current.set(exchange)
         try:
             call = self._call(delivery)
@@ -115,14 +119,15 @@ class StripeAdapter(Adapter):
         else:
             outcome = Delivered(remembered(answer, exchange), replayed=exchange.replayed)
         self.replays += exchange.replayed
-        return outcome
+        return self._credentials.removed_from(outcome)
 
     async def find(self, delivery: Delivery) -> Finding:
         exchange = Exchange(reads=True)
         _current.set(exchange)
         try:
             wanted = Wanted.of(delivery)
-            return await look(wanted, self._list(wanted.kind, delivery), exchange, delivery.age + self.timeout)
+            found = await look(wanted, self._list(wanted.kind, delivery), exchange, delivery.age + self.timeout)
+            return self._credentials.removed_from(found)
         except Unlistable as why:
             return CannotTell(str(why))
         except _Refused as refused:
@@ -133,6 +138,9 @@ class StripeAdapter(Adapter):
     def serves(self, operation: str) -> bool:
         """Whether this version of the SDK has it; a newer deploy may have enqueued it for one that does."""
         return operation in self._operations or _Operation.found(self._client, operation) is not None
+
+    def nearest(self, operation: str) -> str | None:
+        return nearest_operation(self._client.v1, operation)
 
     def sends_alike(self, pinned: str, options: Mapping[str, Any]) -> bool:
         """What the entry's own options name is none of the adapters' defaults."""

@@ -19,10 +19,11 @@ from dispatchers.transport import NEVER_SENT
 class Exchange:
     """What the transport saw of one send: more than the SDK's exceptions tell.
 
-    reads: it is a look, which only reads; a send never does.
+    account: the connected account that the entry itself names. reads: it is a look, which only reads; a send never does.
     started: the request was handed to a connection. status: None until an answer's head was read.
     """
 
+    account: str | None = None
     reads: bool = False
     started: bool = False
     status: int | None = None
@@ -49,6 +50,7 @@ class Failure:
     should_retry: str | None
     after: timedelta | None
     unsent: bool
+    account: str | None
 
     @classmethod
     def of(cls, error: Exception, exchange: Exchange) -> "Failure":
@@ -74,6 +76,7 @@ class Failure:
             should_retry=headers.get("stripe-should-retry"),
             after=retry_after(headers),
             unsent=_surely_unsent(error),
+            account=exchange.account,
         )
 
     @property
@@ -124,8 +127,13 @@ def refused(failure: Failure) -> Outcome:
 
 
 def barred(failure: Failure) -> Outcome:
-    """The API key or its rights: mended outside, and then sent under the same key; unless Stripe stored the answer."""
-    return refused(failure) if failure.replayed else Deferred(failure.reason, failure.after, cools=True)
+    """The API key or its rights: mended outside, and then sent under the same key; unless Stripe stored the answer.
+
+    Of an entry that names an account it says only that this account lets us do nothing.
+    """
+    if failure.replayed:
+        return refused(failure)
+    return Deferred(failure.reason, failure.after, cools=True, account=failure.account)
 
 
 def throttled(failure: Failure) -> Outcome:

@@ -45,6 +45,7 @@ COMMANDS: dict[str, dict[str, Command]] = {
     },
     "Set up": {
         "db": Command("db:db", "The outbox's tables."),
+        "callbacks": Command("callbacks:callbacks", "The callbacks on record, without which nothing settles."),
         "keys": Command("keys:keys", "The key ring, and the keys derived from it."),
         "docs": Command("docs:docs", "What an API publishes, written from its settings."),
         "config": Command("config:config", "Show what is in force, and where it comes from."),
@@ -118,6 +119,8 @@ class Commands(click.Group):
 @click.command(
     cls=Commands, sections=COMMANDS, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(package_name="sqlalchemy-outbox", prog_name="outbox")
+@click.version_option(
+    package_name="sqlalchemy-outbox", prog_name="outbox", message="%(prog)s (%(package)s) %(version)s"
+)
 def main() -> None:
     """Commit the intent with the data, and let every retry carry the same key."""

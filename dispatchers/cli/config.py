@@ -114,6 +114,7 @@ def _revision(database: str | None, schema: str | None, prefix: str) -> dict[str
         return told
     try:
         told["database"] = migrations.current(existing(database), schema=schema, prefix=prefix)
+        migrations.check(existing(database), schema=schema, prefix=prefix)
     except Exception as error:
         failure = failure_of(error)
         if failure is None:
@@ -139,10 +140,10 @@ def _drawn(document: dict[str, Any]) -> "Iterator[RenderableType]":
     yield pairs((name, _setting(setting)) for name, setting in settings.items())
     yield cell("")
     revision = document["revision"]
-    found = revision["problem"] or (
-        revision["database"] or "no migration has run" if settings["database"]["value"] else "-"
-    )
-    yield pairs([("revision", f"{found} (this release needs {revision['needed']})")])
+    found = "-" if settings["database"]["value"] is None else revision["database"] or "none"
+    if revision["problem"] is None and found == "none":
+        found = "none, as the app itself made the tables; they are complete"
+    yield pairs([("revision", f"{found} (this release needs {revision['needed']})"), ("problem", revision["problem"])])
     yield cell("")
     yield pairs((name, version or "not installed") for name, version in document["versions"].items())
 

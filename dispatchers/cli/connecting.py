@@ -43,13 +43,13 @@ def parsed(database: str) -> "URL":
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
-    from outbox.migrations.targets import SYNC_DRIVERS
+    from outbox.migrations.targets import synchronous
 
     try:
         url = make_url(database)
     except (ArgumentError, ValueError):  # its text is not shown: there may be a password in it
         raise _wrong("is no SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name") from None
-    url = url.set(drivername=SYNC_DRIVERS.get(url.drivername, url.drivername))
+    url = synchronous(url)
     _require_driver(url)
     return url
 
@@ -90,7 +90,7 @@ def _engine(database: str) -> "Engine":
     from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
 
-    return create_engine(existing(database), poolclass=NullPool)
+    return create_engine(existing(database), poolclass=NullPool, hide_parameters=True)
 
 
 def _require_file(url: "URL") -> None:
@@ -121,5 +121,6 @@ def _require(connection: "Connection", tables: "Tables") -> None:
     queue = tables.queue
     if not inspect(connection).has_table(queue.name, schema=queue.schema):
         raise SchemaError(
-            f"the table {queue.fullname!r} does not exist: run `outbox db upgrade` first, or give --prefix or --schema"
+            f"the table {queue.fullname!r} does not exist: run `outbox db upgrade` (or the app's own Alembic, if it makes the"
+            " outbox's tables), or give --prefix or --schema"
         )

@@ -38,7 +38,12 @@ def check(database: str, schema: str | None, prefix: str) -> None:
     url = existing(database)
     migrations.check(url, schema=schema, prefix=prefix)
     migrations.check_partitions(url, schema=schema, prefix=prefix)
-    answer({"revision": migrations.head()}, f"the tables are at {migrations.head()}")
+    revision = migrations.current(url, schema=schema, prefix=prefix)
+    by_app = f"what {migrations.head()} makes: the app itself made them"
+    answer(
+        {"revision": revision, "needed": migrations.head()},
+        f"the tables are {f'at {revision}' if revision else by_app}",
+    )
 
 
 @db.command()

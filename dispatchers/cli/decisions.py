@@ -21,6 +21,7 @@ VERDICTS = {
     "send_again": "it is to be sent again, and may then happen twice",
 }
 SETTLES = "a running dispatcher settles it, callbacks included"
+CALLS = "its outcome is known, so nothing is sent: a running dispatcher that has its callback calls it, and settles the entry"
 SENDS = "a running dispatcher sends it, as soon as no earlier sender can be at work any more"
 
 
@@ -55,8 +56,9 @@ def retry(id: str, actor: str, reason: str | None, database: str, schema: str | 
 
     with deciding(database, schema, prefix) as (connection, tables):
         entry_id = find(connection, tables, id)
-        decisions.retry(connection, tables, entry_id, actor=actor, reason=reason)
-    _tell(entry_id, "retry", actor, f"entry {entry_id} is due now: a running dispatcher sends it")
+        sends = decisions.retry(connection, tables, entry_id, actor=actor, reason=reason)
+    follows = "a running dispatcher sends it" if sends else CALLS
+    _tell(entry_id, "retry", actor, f"entry {entry_id} is due now: {follows}")
 
 
 @click.command()
@@ -68,8 +70,9 @@ def cancel(id: str, actor: str, reason: str | None, database: str, schema: str |
 
     with deciding(database, schema, prefix) as (connection, tables):
         entry_id = find(connection, tables, id)
-        decisions.cancel(connection, tables, entry_id, actor=actor, reason=reason)
-    _tell(entry_id, "cancel", actor, f"entry {entry_id} is not to be sent any more: {SETTLES}")
+        settled = decisions.cancel(connection, tables, entry_id, actor=actor, reason=reason)
+    text = "is cancelled: no dispatcher serves it" if settled else f"is not to be sent any more: {SETTLES}"
+    _tell(entry_id, "cancel", actor, f"entry {entry_id} {text}", settled=settled)
 
 
 @click.command()

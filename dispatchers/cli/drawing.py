@@ -17,6 +17,9 @@ WAITING = ("pending", "sending", "retry", "uncertain")
 SEND_AGAIN = "send_again"
 
 
+OVERDUE_SHOWN = 5
+
+
 def overview(found: "Overview") -> "Iterator[RenderableType]":
     if found.held_reason:
         yield prose(f"every dispatcher holds: {found.held_reason}", "bold red")
@@ -51,6 +54,15 @@ def overview(found: "Overview") -> "Iterator[RenderableType]":
         yield prose(f"{found.held} held: `outbox list --held` shows them")
     if found.blocked:
         yield prose(f"{found.blocked} behind others of their lanes")
+    if found.overdue:
+        shown = ", ".join(str(lease.id) for lease in found.overdue[:OVERDUE_SHOWN])
+        more = ", ..." if len(found.overdue) > OVERDUE_SHOWN else ""
+        longest = span(timedelta(seconds=found.overdue[0].over_seconds))
+        yield prose(
+            f"{len(found.overdue)} being sent by nobody, their leases over for up to {longest}: {shown}{more}; no dispatcher"
+            " serves them, or an open transaction has locked their rows (pg_stat_activity shows it)",
+            "yellow",
+        )
     for lane in found.halted:
         since = span(found.at - lane.since)
         yield prose(f"lane {lane.ordering_key} halted {since} ago behind {lane.entry_id}: {lane.reason}", "yellow")
@@ -106,13 +118,18 @@ def _note(destination: "DestinationOverview", at: datetime) -> str:
 
 
 def entries_of_parent(entries: "Sequence[EntrySummary]") -> "RenderableType":
+    has_sources = any((entry.source, entry.scope) != ("app", "") for entry in entries)
+    whose = ["SOURCE", "SCOPE"] if has_sources else []
     drawn = table(
-        "ID", "STATE", "OPERATION", "ATTEMPTS", "CREATED", "REASON", elastic=["OPERATION", "REASON"], right=["ATTEMPTS"]
+        *("ID", "STATE", *whose, "OPERATION", "ATTEMPTS", "CREATED", "REASON"),
+        elastic=["SCOPE", "OPERATION", "REASON"],
+        right=["ATTEMPTS"],
     )
     for entry in entries:
         drawn.add_row(
             cell(short(entry.id)),
             state_cell(entry.state),
+            *([cell(entry.source), cell(entry.scope)] if has_sources else []),
             cell(_effect(entry)),
             cell(entry.attempts),
             cell(entry.created_at.strftime("%Y-%m-%d %H:%M:%SZ")),
@@ -129,21 +146,30 @@ def _why(entry: "EntrySummary") -> str:
     if entry.hold is not None:
         return f"held: {entry.hold}"
     if entry.known is not None:
-        word = "to be sent again" if entry.known == SEND_AGAIN else f"{entry.known}, not settled yet"
-        return f"{word}: {entry.reason or ''}"
+        reason = entry.reason or ""
+        if entry.known == SEND_AGAIN:
+            return f"to be sent again: {reason}"
+        word = "" if reason.startswith(entry.known) else f"{entry.known}, "
+        return f"{word}not settled yet: {reason}"
     if entry.behind is not None:
         return f"behind {short(entry.behind)} of its lane"
     return entry.reason or ""
 
 
-def page(found: "Page", following: str | None, *, ended: bool) -> "Iterator[RenderableType]":
+def page(found: "Page", following: str | None, *, ended: bool, env: str | None) -> "Iterator[RenderableType]":
+    """env: the deployment's own, if it is known: that of an entry is shown where it differs."""
     if found.entries:
         elastic = ["OPERATION", "PARENT", "REASON"]
-        drawn = table("ID", "STATE", "OPERATION", "PARENT", "ENDED" if ended else "DUE", "REASON", elastic=elastic)
+        has_envs = len({entry.env for entry in found.entries} | ({env} if env else set())) > 1
+        envs = ["ENV"] if has_envs else []
+        drawn = table(
+            "ID", "STATE", *envs, "OPERATION", "PARENT", "ENDED" if ended else "DUE", "REASON", elastic=elastic
+        )
         for entry in found.entries:
             drawn.add_row(
                 cell(short(entry.id)),
                 state_cell(entry.state),
+                *([cell(entry.env)] if has_envs else []),
                 cell(_effect(entry)),
                 cell(entry.parent),
                 cell(_when(entry, found.at)),
@@ -153,7 +179,8 @@ def page(found: "Page", following: str | None, *, ended: bool) -> "Iterator[Rend
     else:
         yield prose(_none(found, ended=ended))
     if following and is_screen():
-        yield prose(f"more: the same with --after {following}", "dim")
+        yield prose("more: the same with", "dim")
+        yield prose(f"--after {following}", "dim")  # on a line of its own, so that it can be copied
 
 
 def _none(page: "Page", *, ended: bool) -> str:
@@ -203,8 +230,8 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
     yield "source", entry.source
     yield "env", entry.env
     epoch = entry.key_epoch
-    yield "child key", f"{entry.child_key} (of epoch 0)" if epoch else entry.child_key
-    yield "key id", entry.kid
+    yield "child key", f"{entry.child_key} (of epoch 0)" if epoch and entry.child_key else entry.child_key
+    yield "kid", entry.kid
     yield "epoch", f"{epoch}: `outbox keys derive --epoch {epoch}` tells its key" if epoch else None
     yield "sent as", entry.sent_as
     yield "ordering key", entry.ordering_key
@@ -216,8 +243,8 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
         "lease",
         entry.lease_until and entry.leased_at and f"{instant(entry.leased_at)} to {instant(entry.lease_until)}",
     )
-    yield "deliveries", entry.deliveries
-    yield "attempts", entry.attempts
+    yield "deliveries", f"{entry.deliveries} (how often a dispatcher claimed it)"
+    yield "attempts", f"{entry.attempts} (how many sends may have left)"
     yield "maybe sent", None if entry.maybe_sent is None else ("yes" if entry.maybe_sent else "no")
     yield "in doubt since", entry.in_doubt_since and instant(entry.in_doubt_since)
     yield "settled", entry.settled_at and instant(entry.settled_at)
@@ -225,7 +252,7 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
     yield "options", json_text(entry.options) if entry.options else None
     yield "headers", json_text(entry.headers) if entry.headers else None
     yield "record", entry.record_id
-    yield "payload", f"{entry.payload_bytes} bytes"
+    yield "payload", None if entry.payload_bytes is None else f"{entry.payload_bytes} bytes"
 
 
 def _known(known: str) -> str:

@@ -14,6 +14,7 @@ from dispatchers.cli.output import answer, instant, plain
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from dispatchers.inspection import ParentWanted
     from outbox.schema import Tables
 
 WAITING = ("pending", "sending", "retry", "uncertain")
@@ -30,8 +31,8 @@ ID_DIGITS_MIN = 8
 @click.command()
 @click.argument("parent", required=False)
 @options.env_option
-@options.scope_option
-@options.source_option
+@options.any_scope_option
+@options.any_source_option
 @click.option(
     "--exit-code",
     is_flag=True,
@@ -41,8 +42,8 @@ ID_DIGITS_MIN = 8
 def status(
     parent: str | None,
     env: str | None,
-    scope: str,
-    source: str,
+    scope: str | None,
+    source: str | None,
     exit_code: bool,
     database: str,
     schema: str | None,
@@ -51,7 +52,7 @@ def status(
     """How the outbox is, or what became of one parent.
 
     For each destination, how much waits in which state, and how long the oldest has waited that could be sent. With
-    PARENT, the key of a business request: every entry under it, ended ones included, oldest first.
+    PARENT, the key of a business request, e.g. an Idempotency-Key: every entry under it, ended ones included, oldest first.
     """
     from dispatchers import inspection
     from dispatchers.overview import read_overview
@@ -62,33 +63,33 @@ def status(
         answer(overview, lambda: drawing.overview(overview))
         needs_a_look = overview.uncertain > 0 or overview.held_reason is not None
     else:
-        parent_id = _parent_id(env, parent, scope, source)
+        wanted = _parent_wanted(env, parent, scope, source)
         with reading(database, schema, prefix) as (connection, tables):
-            entries = inspection.read_entries_of_parent(connection, tables, parent_id)
+            entries = inspection.read_entries_of_parent(connection, tables, wanted)
         if not entries:
-            raise _nothing_under(parent, env, scope, source)
+            raise _nothing_under(wanted)
         answer({"entries": entries}, lambda: [drawing.entries_of_parent(entries)])
         needs_a_look = any(entry.state == "uncertain" for entry in entries)
     if exit_code and needs_a_look:
         click.get_current_context().exit(UNCERTAIN)
 
 
-def _parent_id(env: str | None, parent: str, scope: str, source: str) -> UUID:
-    from outbox.keys import ParentKey, check_field, parent_id
+def _parent_wanted(env: str | None, parent: str | None, scope: str | None, source: str | None) -> "ParentWanted":
+    from dispatchers.inspection import ParentWanted
+    from outbox.keys import ParentKey, check_field
 
-    if not env:
-        raise click.UsageError(
-            "a parent's entries are found by the deployment's name too: give --env or set OUTBOX_ENV"
-        )
-    check_field("env", env)
-    return parent_id(env, ParentKey(parent, scope=scope, source=source))
+    for name, value in (("env", env), ("parent", parent), ("scope", scope), ("source", source)):
+        if value is not None:
+            check_field(name, value)
+    if parent is not None and scope is not None and source is not None:
+        ParentKey(parent, scope=scope, source=source)  # raises for what no parent can be
+    return ParentWanted(parent, env or None, scope, source)
 
 
-def _nothing_under(parent: str, env: str | None, scope: str, source: str) -> click.ClickException:
-    return NothingFound(
-        f"there is no entry under the parent {parent!r} of env {env!r}, scope {scope!r}, source {source!r}:"
-        " a parent is told apart by all four"
-    )
+def _nothing_under(wanted: "ParentWanted") -> click.ClickException:
+    given = [f"{name} {value!r}" for name in ("env", "scope", "source") if (value := getattr(wanted, name)) is not None]
+    of = f" of {', '.join(given)}" if given else ""
+    return NothingFound(f"there is no entry under the parent {wanted.key!r}{of}")
 
 
 # --- list
@@ -104,7 +105,7 @@ def _nothing_under(parent: str, env: str | None, scope: str, source: str) -> cli
 )
 @click.option("--operation", help="Only this operation, and all below it: stripe, or stripe.refunds.create.")
 @click.option("--destination", help="Only this destination.")
-@click.option("--parent", help="Only what is under this parent key; with --env, --scope and --source.")
+@click.option("--parent", help="Only what is under this parent key, e.g. an Idempotency-Key.")
 @click.option("--held", is_flag=True, help="Only what is held back by a person or a check.")
 @click.option(
     "--since",
@@ -116,8 +117,8 @@ def _nothing_under(parent: str, env: str | None, scope: str, source: str) -> cli
 )
 @click.option("--after", type=options.Cursor(), help="Where the page before ended, as it printed.")
 @options.env_option
-@options.scope_option
-@options.source_option
+@options.any_scope_option
+@options.any_source_option
 @options.database_options
 def list_entries(
     states: tuple[str, ...],
@@ -126,8 +127,8 @@ def list_entries(
     limit: int,
     after: Any,
     env: str | None,
-    scope: str,
-    source: str,
+    scope: str | None,
+    source: str | None,
     database: str,
     schema: str | None,
     prefix: str,
@@ -146,9 +147,13 @@ def list_entries(
     ended = _are_ended(states, held=given["held"])
     if ended and since is None and parent is None:
         since = ENDED_SINCE
+    own_env = env
+    if parent is None and not _was_given("env"):
+        env = None  # the variable names the env of a parent; what waits under another is to be seen
+    narrowed = (parent, env, scope, source) != (None, None, None, None)
     wanted = inspection.Filter(
         states=states or WAITING,
-        parent_id=None if parent is None else _parent_id(env, parent, scope, source),
+        parent=_parent_wanted(env, parent, scope, source) if narrowed else None,
         since=since,
         **given,
     )
@@ -156,7 +161,12 @@ def list_entries(
         page = inspection.list_entries(connection, tables, wanted, entries_max=limit, after=after)
     following = page.next and f"{instant(page.next[0])},{page.next[1]}"
     document = {"at": page.at, "since": page.since, "entries": page.entries, "next": following}
-    answer(document, lambda: drawing.page(page, following, ended=ended))
+    answer(document, lambda: drawing.page(page, following, ended=ended, env=own_env))
+
+
+def _was_given(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _are_ended(states: tuple[str, ...], *, held: bool) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dispatchers.cli import options
+from dispatchers.cli.exits import NothingFound
 from dispatchers.cli.output import answer
 
 if TYPE_CHECKING:
@@ -33,6 +34,24 @@ def generate(kid: str) -> None:
     Keyring({kid: secret})
     text = f"{kid}:{base64.b64encode(secret).decode()}"
     answer({"kid": kid, "secret": text}, text)
+
+
+@keys.command()
+@click.argument("kid")
+@options.database_options
+def forget(kid: str, database: str, schema: str | None, prefix: str) -> None:
+    """Let the next dispatcher record the secret of KID anew.
+
+    The database has a check value of each kid's secret, and a process with another secret refuses itself. For a secret that was
+    recorded wrongly: a new secret has a new kid.
+    """
+    from dispatchers.cli.connecting import deciding
+    from outbox.deployment import forget_secret
+
+    with deciding(database, schema, prefix) as (connection, tables):
+        if not forget_secret(connection, tables, kid):
+            raise NothingFound(f"no secret of a kid {kid!r} is recorded")
+    answer({"kid": kid}, f"kid {kid}: the next dispatcher that starts records the check value of its secret")
 
 
 @keys.command()

@@ -31,6 +31,10 @@ scope_option = click.option("--scope", default="", help="The parent key's scope:
 source_option = click.option(
     "--source", default="app", show_default=True, help="Where the parent key comes from: app, http, inbox:..."
 )
+any_scope_option = click.option("--scope", default=None, help="Only this scope of the parent key: the caller.")
+any_source_option = click.option(
+    "--source", default=None, help="Only parent keys from there: app, http, inbox:... (by default from anywhere)."
+)
 
 
 def database_option(*, required: bool = True) -> Callable[[Decorated], Decorated]:

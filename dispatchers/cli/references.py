@@ -33,6 +33,7 @@ def load_function(reference: str, *, example: str) -> Any:
     """The function that `reference` stands for."""
     found = load(reference, what="FUNCTION", example=example)
     if not callable(found):
-        module_name, _, name = reference.partition(":")
-        raise click.BadParameter(f"module {module_name!r} has no function {name!r}")
+        raise click.BadParameter(
+            f"{reference!r} is an object of type {type(found).__name__}, and must be a function, e.g. {example}"
+        )
     return found

@@ -1,7 +1,7 @@
 """`outbox resume`: let a destination go on, or every dispatcher that holds after a failover, a restore or a copy."""
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +11,7 @@ from dispatchers.cli.decisions import decision_options
 from dispatchers.cli.output import answer, clean
 
 if TYPE_CHECKING:
-    from dispatchers.restoring import Resumed
+    from dispatchers.restoring import Resumed, Word
 
 
 @click.command()
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     help="Since when commits may be missing: when the backup was taken, as 15m, 2h, 7d ago or an instant. By default since the"
     " database's last mark.",
 )
+@click.option(
+    "--adopt-from",
+    metavar="ENV",
+    help="The database belongs to that env, and is --env's from now on: it is a copy, or the deployment has a new name.",
+)
 @options.env_option
 @decision_options()
 def resume(
@@ -35,6 +40,7 @@ def resume(
     after_restore: bool,
     nothing_lost: bool,
     since: datetime | timedelta | None,
+    adopt_from: str | None,
     env: str | None,
     actor: str,
     reason: str | None,
@@ -49,17 +55,21 @@ def resume(
     With --after-restore, and a reason, every dispatcher goes on that holds since the database was failed over, restored or
     copied. Whatever is unsettled then counts as maybe sent: it goes out again under the same key while its service surely
     remembers that, and is uncertain else. Also where no dispatcher has noticed, if you know better.
+
+    A database of another env is refused. A copy for another deployment, or a deployment's new name, is adopted with
+    --adopt-from, which names the env that it belonged to: whose unsettled entries are then suspended.
     """
     if (destination is None) != after_restore:
         raise click.UsageError("say what to resume: a DESTINATION, or all of them --after-restore")
     if destination is not None:
-        if nothing_lost or since is not None:
-            raise click.UsageError("--nothing-lost and --since are of --after-restore: a DESTINATION goes on as it is")
+        if nothing_lost or since is not None or adopt_from is not None:
+            raise click.UsageError("--nothing-lost, --since and --adopt-from need --after-restore")
         _resume_destination(destination, actor, reason, database, schema, prefix)
         return
     if reason is None:
         raise click.UsageError("Missing option '--reason'.")
-    _resume_all(nothing_lost, since, env, actor, reason, database, schema, prefix)
+    word = _word(nothing_lost=nothing_lost, since=since, adopt_from=adopt_from, env=env, actor=actor, reason=reason)
+    _resume_all(word, database, schema, prefix)
 
 
 def _resume_destination(
@@ -72,25 +82,21 @@ def _resume_destination(
     answer({"destination": destination, "decision": "resume", "actor": actor}, f"{clean(destination)} goes on")
 
 
-def _resume_all(
-    nothing_lost: bool,
-    since: datetime | timedelta | None,
-    env: str | None,
-    actor: str,
-    reason: str,
-    database: str,
-    schema: str | None,
-    prefix: str,
-) -> None:
-    from dispatchers import restoring
+def _word(*, env: str | None, **said: Any) -> "Word":
+    from dispatchers.restoring import Word
 
-    if nothing_lost and since is not None:
+    if said["nothing_lost"] and said["since"] is not None:
         raise click.UsageError("--since says since when commits may be missing, and --nothing-lost that none is")
     if not env:
         raise click.UsageError("say whose database this is: give --env or set OUTBOX_ENV")
+    return Word(env=env, **said)
+
+
+def _resume_all(word: "Word", database: str, schema: str | None, prefix: str) -> None:
+    from dispatchers import restoring
+
     with deciding(database, schema, prefix) as (connection, tables):
         engine = connection.engine
-    word = restoring.Word(env=env, actor=actor, reason=reason, since=since, nothing_lost=nothing_lost)
     resumed = restoring.resume(engine, tables, word)
     answer(resumed, "\n".join(_told(resumed)))
 

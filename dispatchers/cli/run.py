@@ -12,6 +12,9 @@ from dispatchers.cli.references import load_function
 if TYPE_CHECKING:
     from dispatchers.dispatcher import Dispatcher
 
+SHOWING_REQUESTS = ("aiosmtplib", "httpcore", "httpx", "stripe", "urllib3")
+"""Loggers that show headers, bodies or URLs at DEBUG or INFO. The app's own code may set them otherwise."""
+
 
 @click.command()
 @click.argument("factory", metavar="MODULE:FUNCTION")
@@ -37,6 +40,8 @@ def run(factory: str, log_level: str) -> None:
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonLines())
     logging.getLogger("apscheduler").setLevel("WARNING")
+    for name in SHOWING_REQUESTS:
+        logging.getLogger(name).setLevel("WARNING")
     make_dispatcher(factory).run()
 
 

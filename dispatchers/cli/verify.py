@@ -45,11 +45,11 @@ def _fields(found: "Verification") -> dict[str, object]:
 
 
 def _drawn(found: "Verification") -> "Iterator[RenderableType]":
-    drawn = table("RULE", "PROMISE", "", elastic=["PROMISE"])
+    drawn = table("RULE", "PROMISE", "RESULT", elastic=["PROMISE"])
     for verdict in found.verdicts:
         many = f"{len(verdict.violations)}{'+' if verdict.has_more else ''}"
-        told = cell(f"{many} broken", "bold red") if verdict.violations else cell("kept", "green")
-        drawn.add_row(cell(verdict.rule), cell(verdict.promise), told)
+        told = cell(f"{many} broken", "bold red") if verdict.violations else cell("ok", "green")
+        drawn.add_row(cell(verdict.rule), prose(verdict.promise), told)
     yield drawn
     for verdict in found.verdicts:
         for violation in verdict.violations:

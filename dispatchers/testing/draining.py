@@ -68,7 +68,7 @@ def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime 
     found = (
         select(queue.state, queue.outcome, *columns)
         .join_from(tables.queue, tables.destination, destination.name == queue.destination, isouter=True)
-        .where(queue.due_at < NEVER, queue.lease_token.is_(None))
+        .where(queue.due_at < NEVER, queue.lease_token.is_(None), queue.callback.is_(None))
         .where(or_(destination.paused.is_(None), ~destination.paused))
     )
     for state, outcome, *moments in connection.execute(found):

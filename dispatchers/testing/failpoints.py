@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import outbox.session
-from dispatchers import claims, decisions, sending, sql_portable, sql_postgresql, upkeep
+from dispatchers import callback_transactions, claims, decisions, sending, sql_portable, sql_postgresql, upkeep
 from dispatchers.intake import Intake
 from outbox.errors import InvalidValue
 
@@ -49,8 +49,8 @@ POINTS: Mapping[str, Seam] = {
         (claims.Claims,), "exchange", "after", lambda arguments, exchange: bool(exchange.settled)
     ),
     # a callback, in the transaction that settles its entry
-    "callback.before": Seam((claims,), "call_at_once", "before"),
-    "callback.before_commit": Seam((claims,), "call_at_once", "after"),
+    "callback.before": Seam((callback_transactions,), "call_at_once", "before"),
+    "callback.before_commit": Seam((callback_transactions,), "call_at_once", "after"),
     "callback.after_commit": Seam((claims.Claims,), "settle_with", "after", lambda arguments, settled: bool(settled)),
     # a person's decision, and the dispatcher that carries it out
     "decision.before_commit": Seam((decisions,), "_record", "after"),

@@ -90,6 +90,7 @@ class FakeStripe:
     """Stripe's idempotency, to the letter.
 
     accounts: which API key opens which account. With a `Stripe-Account` header the request is that account's.
+    revoked: the connected accounts that have withdrawn our access.
     ledger: what happened, in memory unless told. window: how long a key is remembered, from its first request on.
     faults: may be replaced at any time. clock: aware UTC. random: decides faults and ids, nothing else.
     """
@@ -105,6 +106,7 @@ class FakeStripe:
         random: Random | None = None,
     ) -> None:
         self.accounts = dict(accounts or {API_KEY: "acct_fake"})
+        self.revoked: set[str] = set()
         self.ledger = ledger or StripeLedger()
         self.faults = faults or Faults()
         self.window = window
@@ -147,6 +149,9 @@ class FakeStripe:
         account = self._account(request)
         if account is None:
             return refuse(401, error("invalid_request_error", "Invalid API Key provided."))
+        if account in self.revoked:  # docs.stripe.com/error-codes, account_invalid
+            message = f"The provided key does not have access to account '{account}' (or that account does not exist)."
+            return refuse(403, error("invalid_request_error", message, code="account_invalid"))
         books = self._books.setdefault(account, _Books(StripeObjects(self._new_id)))
         try:
             if request.method == "GET":

@@ -37,7 +37,7 @@ MAIL_MISBEHAVIOUR = {
 }
 ORDERS_PER_SECOND = 15
 RUSH_SECONDS_MIN = 20  # long enough for five kills, each with the recovery from it
-CALM_SECONDS_MAX = 60  # after the last checkout; leases and retries take about fifteen
+STALL_SECONDS_MAX = 60  # without any entry that ends, after the last checkout; leases and retries take about fifteen
 LOOK_EVERY_SECONDS = 0.1
 QUIET_SECONDS = 0.3  # a COMMIT takes milliseconds, and on a crowded disk some tens of them
 
@@ -115,14 +115,17 @@ class Act:
         self._ledger.close()
 
     def rush(self) -> Snapshot:
-        """Let the clients come, and return how things stand when every entry has ended, or time is up."""
+        """Let the clients come, and return how things stand when every entry has ended, or no more of them end.
+
+        A slow machine gets the time that it needs.
+        """
         self._before, _ = self._look()
         if any(tally.open for tally in self._before.values()):
             raise Stuck(f"this database has entries of others that wait to be sent: {self._before}")
         dispatcher = self._start_dispatcher()
         self._began = time.monotonic()
         clients = self._start_clients()
-        deadline = self._began + self._script.rush_seconds + CALM_SECONDS_MAX
+        ended, ended_at = 0, self._began
         while True:
             tallies, leases = self._look()
             now = self._snapshot(tallies)
@@ -132,8 +135,10 @@ class Act:
             self._require_alive(dispatcher)
             if not clients.running and now.entries.open == 0:
                 return now
-            if time.monotonic() > deadline:
-                self.tell("time is up")
+            if clients.running or now.entries.ended != ended:
+                ended, ended_at = now.entries.ended, time.monotonic()
+            if time.monotonic() > ended_at + STALL_SECONDS_MAX:
+                self.tell(f"no entry has ended for {STALL_SECONDS_MAX} s: stopping")
                 return now
             if self._killer.due(now.entries.ended, leases):
                 dispatcher = self._kill(dispatcher)

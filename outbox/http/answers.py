@@ -1,6 +1,6 @@
 """What is kept of an answer, and what is sent: the first time, and for a retry. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -27,6 +27,17 @@ NEVER_REPLAYED = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer", "transfer-encoding"),
         *("upgrade", "content-length", "date", "server", "set-cookie", "set-cookie2", "www-authenticate"),
+    }
+)
+
+
+# What an app's middleware adds to whatever it answers, for the browser that asks now: CORS and the like (fetch.spec.whatwg.org,
+# section 3.3), and what protects a page. They are of this exchange, so a replay has this exchange's.
+ADDED_PREFIXES = ("access-control-", "cross-origin-", "content-security-policy")
+ADDED_HEADERS = frozenset(
+    {
+        *("vary", "timing-allow-origin", "strict-transport-security", "x-content-type-options", "x-frame-options"),
+        *("referrer-policy", "permissions-policy"),
     }
 )
 
@@ -91,6 +102,17 @@ def first_answer(chosen: Response, sent: Answer) -> Answer:
     replaced = {"content-length", *(name.lower() for name in chosen.headers)}
     others = [(name, value) for name, value in sent.headers if name.lower() not in replaced]
     return _answer(chosen, others)
+
+
+def with_added(answer: Answer, sent: Iterable[tuple[str, str]]) -> Answer:
+    """`answer` in place of what an app has sent, with what the app's middleware adds to each of its answers."""
+    own = {name.lower() for name, _ in answer.headers}
+    added = [(name, value) for name, value in sent if _is_added(name.lower()) and name.lower() not in own]
+    return Answer(answer.status, answer.body, (*answer.headers, *added))
+
+
+def _is_added(name: str) -> bool:
+    return name in ADDED_HEADERS or name.startswith(ADDED_PREFIXES)
 
 
 def plain_answer(kept: Response) -> Answer:

@@ -13,29 +13,48 @@ The session works on the connection that Django has open, within `transaction.at
 commits what both have written, once, before the answer leaves. The session is for the outbox; rows are for Django's ORM.
 """
 
+import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Any
+from typing import Any, cast
 
-from django.conf import settings
-from django.db import Error as DjangoError
-from django.db import connections, transaction
-from django.http import HttpRequest, HttpResponse
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from outbox.databases import CONFLICTS, sqlstate
+from outbox.extras import missing
+
+try:
+    from django.conf import settings
+    from django.core.exceptions import RequestDataTooBig
+    from django.db import Error as DjangoError
+    from django.db import connections, transaction
+    from django.http import HttpRequest, HttpResponse
+    from django.http.request import RawPostDataException
+except ModuleNotFoundError as error:
+    raise missing("outbox.http.django", "django", error) from error
+
+from outbox.databases import sqlstate
 from outbox.errors import ConfigurationError, RequestRefused
+from outbox.fingerprint import canonical_json
 from outbox.http.answers import Answer, plain_answer
 from outbox.http.header import HEADER
-from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_scope, too_large
-from outbox.http.transaction import RequestTransaction, undone, undone_by_conflict
+from outbox.http.policy import (
+    BODY_BYTES_MAX,
+    Policy,
+    body_was_read,
+    request_content,
+    require_scope,
+    require_whole_body,
+    too_large,
+)
+from outbox.http.transaction import RequestTransaction, undone_by, undone_by_conflict
 from outbox.idempotency import Claim
 from outbox.responses import Response as KeptResponse
+from outbox.session import flush_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +77,7 @@ class Idempotency:
     content: what must be equal in a retry, given the request, as bytes or JSON; by default the method, the path, the query,
         the content type and the body.
     using: Django's name of the database.
-    body_bytes_max: of a request; a larger one is a 413.
+    body_bytes_max: of a request, also with `content`; a larger one is a 413, and is not read.
     Raises `ConfigurationError` without a scope function.
     """
 
@@ -105,20 +124,35 @@ class Idempotency:
             except RequestRefused as refusal:
                 return as_response(self._policy.problem(refusal))
 
-        return claim_and_view
+        # With ATOMIC_REQUESTS Django would commit only after the view, where a conflict could not be answered any more.
+        view_of_its_own: Any = transaction.non_atomic_requests(using=self._using)(claim_and_view)
+        return cast(Callable[..., HttpResponse], view_of_its_own)
 
     def _asked(self, request: HttpRequest) -> tuple[str, str, Any]:
         """Who asks, under which key, for what."""
         caller = self._scope(request)
         headers: Any = request.headers
-        key = self._policy.key_of([headers[HEADER]] if HEADER in headers else [])
-        return caller, key, self._content_of(request, headers) if self._content is None else self._content(request)
+        key = self._policy.key_of([headers[HEADER]] if HEADER in headers else [], are_joined=True)
+        if int(request.META.get("CONTENT_LENGTH") or 0) > self._body_bytes_max:
+            raise too_large(self._body_bytes_max)
+        try:
+            return caller, key, self._content_of(request) if self._content is None else self._content(request)
+        except RequestDataTooBig:
+            raise too_large(settings.DATA_UPLOAD_MAX_MEMORY_SIZE) from None
 
-    def _content_of(self, request: HttpRequest, headers: Any) -> bytes:
-        if len(request.body) > self._body_bytes_max:  # how much is read at all, DATA_UPLOAD_MAX_MEMORY_SIZE says
+    def _content_of(self, request: HttpRequest) -> bytes:
+        headers: Any = request.headers  # a cached property, which Django does not type
+        content_type: str = headers.get("Content-Type", "")
+        try:
+            body = request.body  # without a Content-Length Django reads DATA_UPLOAD_MAX_MEMORY_SIZE at most
+        except RawPostDataException:
+            body, content_type = _form(request), "multipart/form-data"  # the boundary means nothing in it
+        else:
+            require_whole_body(len(body), headers.items(), READ_BEFORE)
+        if len(body) > self._body_bytes_max:
             raise too_large(self._body_bytes_max)
         query = request.META.get("QUERY_STRING", "").encode("latin-1")
-        return request_content(request.method or "", request.path, query, headers.get("Content-Type", ""), request.body)
+        return request_content(request.method or "", request.path, query, content_type, body)
 
     @contextmanager
     def _transaction(self) -> Iterator[Session]:
@@ -131,6 +165,8 @@ class Idempotency:
             response.render()
         body = b"".join(self._bounded(response))
         answer = claimed.finish(Answer(response.status_code, body, tuple(response.items())))
+        if not claimed.is_kept:  # so that Django drops the view's hooks of on_commit, too
+            transaction.set_rollback(True, self._using)
         made: Any = as_response(answer)
         made.cookies = response.cookies
         made._resource_closers = (
@@ -145,6 +181,28 @@ class Idempotency:
             size += len(chunk)
             self._policy.check_answer_size(size)
             yield chunk
+
+
+READ_BEFORE = "let what comes before the claim read request.body, which Django keeps, or give Idempotency(content=...)"
+
+
+def _form(request: HttpRequest) -> bytes:
+    """The fields and the files of a form that was parsed before the claim, as CsrfViewMiddleware does: its bytes are gone.
+
+    Raises `ClaimError` if the body was not read as a form.
+    """
+    if request.content_type != "multipart/form-data" or not (request.POST or request.FILES):
+        raise body_was_read("it is gone", READ_BEFORE)
+    files = {name: [_file(file) for file in files] for name, files in request.FILES.lists()}
+    return canonical_json([dict(request.POST.lists()), files])
+
+
+def _file(file: Any) -> list[Any]:
+    digest = hashlib.sha256()
+    for chunk in file.chunks():
+        digest.update(chunk)
+    file.seek(0)
+    return [file.name, file.content_type, digest.hexdigest()]
 
 
 def as_response(answer: KeptResponse | Answer) -> HttpResponse:
@@ -203,7 +261,7 @@ def _after_the_session(session: Session, connection: Any) -> Callable[..., Any]:
             connection.connection.info.transaction_status.name == "INERROR"
         )  # nothing but a rollback can be sent
         if session.is_active and not has_failed:
-            session.flush()
+            flush_all(session)
             session.connection()  # a savepoint is sent when its connection is first asked for
         return django_execute(sql, params, many, context)
 
@@ -246,6 +304,7 @@ def _undone_for_django() -> Iterator[None]:
     try:
         yield
     except DjangoError as error:
-        if sqlstate(error.__cause__) not in CONFLICTS:
+        undone = undone_by(sqlstate(error.__cause__))
+        if undone is None:
             raise
-        raise undone() from error
+        raise undone from error

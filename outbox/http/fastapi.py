@@ -6,18 +6,26 @@ Claimed = Annotated[ClaimedRequest[AsyncSession], Depends(claimed(async_sessionm
 async def place_order(cart: Cart, request: Claimed) -> Order: ...
 
 app.add_middleware(IdempotencyMiddleware)
+document_refusals(app)
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Header, Request
+from outbox.extras import missing
+
+try:
+    from fastapi import Depends, FastAPI, Header, Request
+except ModuleNotFoundError as error:
+    raise missing("outbox.http.fastapi", "fastapi", error) from error
 
 from outbox.http.header import EXAMPLE, HEADER
-from outbox.http.policy import Policy, require_scope, require_sessions
+from outbox.http.policy import BODY_BYTES_MAX, Policy, require_scope, require_sessions
+from outbox.http.specification import specify
+from outbox.http.specification_openapi import with_refusals
 from outbox.http.starlette import ClaimedRequest, Claims, IdempotencyMiddleware, as_response
 
-__all__ = ["ClaimedRequest", "IdempotencyMiddleware", "as_response", "claimed"]
+__all__ = ["ClaimedRequest", "IdempotencyMiddleware", "as_response", "claimed", "document_refusals"]
 
 SessionT = TypeVar("SessionT")
 
@@ -55,3 +63,17 @@ def claimed(
             yield claimed_request
 
     return claim
+
+
+def document_refusals(app: FastAPI, policy: Policy | None = None, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    """Name in the app's OpenAPI document the problems that its claimed routes answer with: 400, 409, 413, 422 and 503.
+
+    policy, body_bytes_max: as of the claims and the middleware. FastAPI's own 422 stays beside ours. A mounted app has a
+    document, and needs a call, of its own.
+    """
+    document = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        return with_refusals(document(), specify(policy or Policy(), body_bytes_max=body_bytes_max))
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's "Extending OpenAPI" has it

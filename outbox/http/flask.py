@@ -19,14 +19,31 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
-from flask import Response as FlaskResponse
-from flask import current_app, request
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.errors import ClaimError, ConfigurationError, RequestRefused
+from outbox.extras import missing
+
+try:
+    from flask import Response as FlaskResponse
+    from flask import current_app, request
+    from werkzeug.exceptions import RequestEntityTooLarge
+    from werkzeug.wsgi import LimitedStream
+except ModuleNotFoundError as error:
+    raise missing("outbox.http.flask", "flask", error) from error
+
+from outbox.errors import ConfigurationError, RequestRefused
 from outbox.http.answers import Answer, plain_answer
 from outbox.http.header import HEADER
-from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_scope, require_sessions, too_large
+from outbox.http.policy import (
+    BODY_BYTES_MAX,
+    Policy,
+    body_was_read,
+    request_content,
+    require_scope,
+    require_sessions,
+    require_whole_body,
+    too_large,
+)
 from outbox.http.transaction import RequestTransaction, undone_by_conflict
 from outbox.idempotency import Claim
 from outbox.responses import Response as KeptResponse
@@ -53,7 +70,7 @@ class Idempotency:
         caller only, so let it abort for one who may not ask. There is no default.
     content: what must be equal in a retry, as bytes or JSON; by default the method, the path, the query, the content
         type and the body.
-    body_bytes_max: of a request; a larger one is a 413.
+    body_bytes_max: of a request, also with `content`; a larger one is a 413, and no more of it is read.
     Raises `ConfigurationError` without a scope function, and for sessions that are asynchronous.
     """
 
@@ -93,8 +110,8 @@ class Idempotency:
 
     def _begin(self) -> RequestTransaction:
         caller = self._scope()
-        key = self._policy.key_of(request.headers.getlist(HEADER))
-        content = self._content_of_request() if self._content is None else self._content()
+        key = self._policy.key_of(request.headers.getlist(HEADER), are_joined=True)
+        content = self._content_asked()
         session = self._sessions()
         _require_sync(session)
         return RequestTransaction(sync_session(session), self._policy, key, caller, content)
@@ -109,20 +126,36 @@ class Idempotency:
             sent = current_app.make_response(current_app.ensure_sync(view)(claimed, *args, **kwargs))
         return self._finish(transaction, sent)
 
-    def _content_of_request(self) -> bytes:
-        if (request.content_length or 0) > self._body_bytes_max:
-            raise too_large(self._body_bytes_max)
-        was_parsed = "form" in vars(request)
-        body = request.get_data()
-        if len(body) > self._body_bytes_max:
-            raise too_large(self._body_bytes_max)
-        if was_parsed and not body and (request.form or request.files):
-            raise ClaimError(
-                "the request's form was read before the claim, and its body is gone, so that a retry could not be told"
-                " from another request: call request.get_data() before request.form, or give Idempotency(content=...)"
-            )
+    def _content_asked(self) -> Any:
+        _forget_unread_stream()
+        is_left_over = _is_left_over()
+        body = self._bounded_body()
+        if self._content is not None:
+            return self._content()
+        if is_left_over:
+            raise body_was_read("what is left of it is not all", READ_BEFORE)
+        require_whole_body(len(body), request.headers.items(), READ_BEFORE)
         path = request.root_path + request.path
         return request_content(request.method, path, request.query_string, request.content_type or "", body)
+
+    def _bounded_body(self) -> bytes:
+        """The body, of which no more is read than is allowed; the view finds it in the request."""
+        limit = min(self._body_bytes_max, request.max_content_length or self._body_bytes_max)
+        length = request.content_length
+        if length is not None and length > limit:
+            raise too_large(limit)
+        is_chunked = length is None and "wsgi.input_terminated" in request.environ
+        if is_chunked:
+            request.environ["wsgi.input"] = LimitedStream(request.environ["wsgi.input"], limit + 1, is_max=True)
+        try:
+            body = request.get_data()
+            if is_chunked:
+                request.stream.read(1)  # where the app's own MAX_CONTENT_LENGTH has cut it off, this raises
+        except RequestEntityTooLarge:
+            raise too_large(limit) from None
+        if len(body) > limit:
+            raise too_large(limit)
+        return body
 
     def _finish(self, transaction: RequestTransaction, response: FlaskResponse) -> FlaskResponse:
         body = b"".join(self._bounded(response))
@@ -147,6 +180,43 @@ class Idempotency:
         finally:
             if close is not None:
                 close()
+
+
+READ_BEFORE = (
+    "let what comes before the claim call request.get_data() first, which keeps it, or give Idempotency(content=...)"
+)
+
+
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+
+
+def _forget_unread_stream() -> None:
+    """Let a look at request.form, .values or .files be none, where the body is no form.
+
+    Werkzeug has made the stream for it and read nothing; it is to be made anew, of no more bytes than are allowed.
+    """
+    kept = vars(request._get_current_object())  # type: ignore[attr-defined]
+    is_a_look = "form" in kept and "_cached_data" not in kept and request.mimetype not in FORMS
+    if is_a_look and request.content_length is None and _position(request.stream) == 0:
+        request._get_current_object().__dict__.pop("stream", None)  # type: ignore[attr-defined]
+
+
+def _position(stream: Any) -> int:
+    """How much of it was read. Of a server's own stream that cannot tell, nothing is assumed to be."""
+    try:
+        return int(stream.tell())
+    except (AttributeError, OSError):
+        return 0
+
+
+def _is_left_over() -> bool:
+    """Whether the app has taken some of the body from the request's stream, and the request has not kept it.
+
+    Werkzeug keeps what it has read of a request in the request's own dict. For a body with a length it is not asked: its
+    length tells.
+    """
+    kept = vars(request._get_current_object())  # type: ignore[attr-defined]
+    return request.content_length is None and "stream" in kept and "_cached_data" not in kept
 
 
 def _require_sync(session: object) -> None:

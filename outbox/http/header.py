@@ -37,7 +37,7 @@ _BARE = re.compile(f"{BARE_CHARACTER}+")
 _BLANKS = " \t"  # RFC 9110, section 5.6.3: optional white space around a field's value
 
 
-def parse_key(lines: Sequence[str], *, strict: bool = False) -> str:
+def parse_key(lines: Sequence[str], *, strict: bool = False, are_joined: bool = False) -> str:
     """The key in the values of the request's Idempotency-Key lines, one for each line that there is.
 
     A String (`"abc"`) is taken in both modes; its parameters must be well formed and mean nothing. Unless `strict`, so
@@ -45,13 +45,18 @@ def parse_key(lines: Sequence[str], *, strict: bool = False) -> str:
     forms are one key.
 
     Raises `KeyMissing` if there is no line; `KeyMalformed` for two lines, also if a proxy has joined them by a comma,
-    and for a value that is no key of 1 to 255 bytes.
+    and for a value that is no key of 1 to 255 bytes. Two lines that are joined may look like one String: `"a` and `b"`.
+    are_joined: the server joins lines, so that a comma is refused wherever it is.
     """
     if not lines:
         raise KeyMissing(f"the request has no {HEADER} header: send one, e.g. {EXAMPLE}, and repeat it with each retry")
     if len(lines) > 1:
         raise KeyMalformed(f"the request has {len(lines)} {HEADER} headers: send one")
     (line,) = lines
+    if are_joined and "," in line:
+        raise KeyMalformed(
+            f"{_shown(line)} is no key: it has a comma, by which this server joins two headers: send one"
+        )
     key = _string(line) if strict else _string_or_bare(line.strip(_BLANKS))
     if not 1 <= len(key) <= KEY_BYTES_MAX:  # ASCII: a character is a byte
         raise KeyMalformed(f"{_shown(line)} has a key of {len(key)} bytes: 1 to {KEY_BYTES_MAX} are allowed")

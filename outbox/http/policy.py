@@ -1,18 +1,27 @@
 """How an app wants its requests to be received: one object, the same for every framework."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from outbox.errors import ConfigurationError, InvalidValue, NotSerializable, RequestRefused, RequestTooLarge
+from outbox.claim_block import IdempotentBlock, check_in_flight
+from outbox.default_outbox import default
+from outbox.errors import (
+    ClaimError,
+    ConfigurationError,
+    InvalidValue,
+    NotSerializable,
+    RequestRefused,
+    RequestTooLarge,
+)
 from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED, Answer
 from outbox.http.header import parse_key
 from outbox.http.problems import NAMES, TYPES, problem_of
-from outbox.idempotency import IdempotentBlock, check_in_flight
-from outbox.instance import DAY, Outbox, default
+from outbox.http.waiting import WAITING_MAX, limited_wait
+from outbox.instance import DAY, Outbox
 from outbox.keys import pae
 from outbox.spans import check_span
 
@@ -27,6 +36,9 @@ class Policy:
     outbox: the `Outbox` whose records these are; by default that of `outbox.configure`.
     strict: take a key only as a String of RFC 9651, in double quotes.
     in_flight, wait: a request whose key is held: "conflict" is a 409 at once, "wait" after `wait`.
+    waiting_max: how many requests wait at once in this process, for one engine's connections; for one more it is a 409 at once.
+        Each holds a connection, and where sessions are not async a thread: keep it far below both. It is always less than the
+        engine's `pool_size`.
     keep: how long a retry is answered with the stored response.
     kept_headers: the headers of an answer that are kept for its replays. Those of one connection or caller, Set-Cookie
         above all, are refused.
@@ -37,6 +49,7 @@ class Policy:
     strict: bool = False
     in_flight: Literal["conflict", "wait"] = "conflict"
     wait: timedelta = timedelta(seconds=5)
+    waiting_max: int = WAITING_MAX
     keep: timedelta = DAY
     kept_headers: Collection[str] = KEPT_HEADERS
     problem_types: str | Mapping[str, str] = TYPES
@@ -44,6 +57,10 @@ class Policy:
     def __post_init__(self) -> None:
         check_in_flight(self.in_flight, self.wait)
         check_span("keep", self.keep)
+        if not isinstance(self.waiting_max, int) or isinstance(self.waiting_max, bool) or self.waiting_max < 1:
+            raise InvalidValue(
+                "waiting_max", self.waiting_max, "must be an int from 1 on; in_flight='conflict' waits for none"
+            )
         if isinstance(self.kept_headers, str):
             raise InvalidValue("kept_headers", self.kept_headers, "must be a collection of names, not one str")
         for name in self.kept_headers:
@@ -71,13 +88,16 @@ class Policy:
                 " or with a link to it, or set payload_bytes_max"
             )
 
-    def key_of(self, lines: Sequence[str]) -> str:
-        """The key in the values of a request's Idempotency-Key lines."""
-        return parse_key(lines, strict=self.strict)
+    def key_of(self, lines: Sequence[str], *, are_joined: bool = False) -> str:
+        """The key in the values of a request's Idempotency-Key lines.
+
+        are_joined: the server has made one line of all, by commas, as WSGI wants it (PEP 3333): a comma is refused then.
+        """
+        return parse_key(lines, strict=self.strict, are_joined=are_joined)
 
     def block(self, session: Session, key: str, scope: str, request: Any) -> IdempotentBlock:
         """The `outbox.idempotent` block of this request."""
-        return self.outbox.idempotent(
+        block = self.outbox.idempotent(
             session,
             key,
             scope=scope,
@@ -87,9 +107,11 @@ class Policy:
             wait=self.wait,
             keep=self.keep,
         )
+        block.lock_wait = limited_wait(self.waiting_max)
+        return block
 
     def problem(self, refusal: RequestRefused) -> Answer:
-        """The answer to a refused request."""
+        """The answer to a refused request: a problem document."""
         return problem_of(refusal, self.problem_types)
 
 
@@ -98,6 +120,27 @@ def too_large(body_bytes_max: int) -> RequestTooLarge:
         f"the request's body has more than {body_bytes_max} bytes, so that a retry of it could not be told from another"
         " request: send less at once"
     )
+
+
+def body_was_read(left: str, remedy: str) -> ClaimError:
+    return ClaimError(
+        f"the request's body was read before the claim, and {left}, so that a retry could not be told from another request:"
+        f" {remedy}"
+    )
+
+
+def require_whole_body(size: int, headers: Iterable[tuple[str, str]], remedy: str) -> None:
+    """Raise unless the `size` bytes that are left of a body are what the request's headers say that there was.
+
+    `ClaimError`: some of it was read before the claim. Two requests that differ in what is gone would look like one.
+    `RequestRefused`: it has no length, and whether an empty one was empty when it came, nobody can say any more.
+    """
+    told = {name.lower(): value for name, value in headers}
+    declared = told.get("content-length", "").strip()
+    if declared.isdecimal() and size < int(declared):
+        raise body_was_read(f"{size} of its {declared} bytes are left", remedy)
+    if not declared and not size and "chunked" in told.get("transfer-encoding", "").lower():
+        raise RequestRefused("the request's body came in chunks and is empty: send Content-Length instead")
 
 
 COMPARED = (

@@ -66,7 +66,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
     ),
     RequestUndone: Kind(
         "request-undone",
-        "The request met another one and was undone",
+        "The database undid the request",
         "Nothing of it is kept. Send the same request again, with the same key, after the seconds that Retry-After names.",
         says_when=True,
     ),

@@ -12,7 +12,7 @@ from datetime import timedelta
 from inspect import getdoc
 from typing import Any, Literal
 
-from outbox.errors import InvalidValue, RequestRefused
+from outbox.errors import InvalidValue
 from outbox.http.answers import REPLAYED
 from outbox.http.header import BARE_CHARACTER, EXAMPLE_KEY, HEADER, KEY_BYTES_MAX, STRING_CHARACTER
 from outbox.http.policy import BODY_BYTES_MAX, COMPARED, Policy
@@ -148,13 +148,12 @@ def specify(
 
 
 def refusals_of(policy: Policy) -> list[Refusal]:
-    """Every problem that this library answers with, by status. (`RequestRefused` itself is raised by nobody.)"""
+    """Every problem that this library answers with, by status."""
     found = [
         Refusal(
             refused.status, kind.name, type_uri(kind, policy.problem_types), kind.title, kind.remedy, kind.says_when
         )
         for refused, kind in KINDS.items()
-        if refused is not RequestRefused
     ]
     return sorted(found, key=lambda refusal: refusal.status)
 

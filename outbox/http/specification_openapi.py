@@ -38,6 +38,38 @@ def openapi_of(it: Specification) -> dict[str, Any]:
     return document | ({"paths": _paths(it, responses)} if it.routes else {})
 
 
+def with_refusals(document: dict[str, Any], it: Specification) -> dict[str, Any]:
+    """An API's own document, in which every operation that takes the header is given the answers to refused requests.
+
+    What the operation has of such an answer stays: a problem document comes beside another content of the same status.
+    """
+    ours = openapi_of(it)["components"]
+    components = document.setdefault("components", {})
+    for kind in ("headers", "schemas"):
+        components[kind] = ours[kind] | components.get(kind, {})
+    refused = {name.removeprefix(_name("")): answer for name, answer in ours["responses"].items() if name != _name(202)}
+    for operation in _operations(document):
+        if any(_is_header(parameter, it) for parameter in operation.get("parameters", ())):
+            responses = operation.setdefault("responses", {})
+            for status, answer in refused.items():
+                responses[status] = _joined(responses.get(status, {}), answer)
+    return document
+
+
+def _operations(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    paths = document.get("paths", {}).values()
+    return [operation for path in paths for operation in path.values() if isinstance(operation, dict)]
+
+
+def _is_header(parameter: Mapping[str, Any], it: Specification) -> bool:
+    return parameter.get("in") == "header" and str(parameter.get("name", "")).lower() == it.key.header.lower()
+
+
+def _joined(own: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    both = {kind: ours[kind] | own.get(kind, {}) for kind in ("headers", "content") if kind in ours}
+    return {**ours, **own, **both}
+
+
 def _parameter(it: Specification) -> dict[str, Any]:
     forms = "in double quotes" if it.key.strict else "in double quotes or without them"
     return {

@@ -11,18 +11,23 @@ import asyncio
 import base64
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from outbox.errors import ConfigurationError
-from outbox.instance import Outbox, default
-from outbox.request_status import RequestStatus
+from outbox.default_outbox import default
+from outbox.errors import ConfigurationError, InvalidValue
+from outbox.instance import Outbox
+from outbox.keys import check_field
+from outbox.request_status import RequestStatus, check_sources
 from outbox.responses import Response
 from outbox.status import EntryStatus
+
+log = logging.getLogger("outbox.http.status_route")
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -38,19 +43,31 @@ class StatusRoute:
 
     sessions: makes a Session (used on a thread) or an AsyncSession: a `sessionmaker` or an `async_sessionmaker`.
     caller: the app's own function, sync or async. Given ASGI's connection scope, it returns the scope that the authenticated
-        caller's requests are claimed under, or None for nobody. To answer otherwise (401), it raises the framework's error.
+        caller's requests are claimed under, or None for nobody; so does everything else that can be no scope, an empty text above
+        all, which many frameworks have for who is not logged in. To answer otherwise (401), it raises the framework's error.
+    sources: whose records are shown, as the claims were told. Name others than HTTP's only if `caller` tells them apart: jobs
+        ("app") and messages (inboxes) have ids that can be guessed.
     outbox: by default the configured one.
 
     The path's last segment is the request's id. For what is not there, and for what is another scope's, the answer is the same
     404: that a request exists is its own caller's business. Raises `ConfigurationError` without a caller function.
     """
 
-    def __init__(self, sessions: Callable[[], Any], *, caller: Caller, outbox: Outbox | None = None) -> None:
+    def __init__(
+        self,
+        sessions: Callable[[], Any],
+        *,
+        caller: Caller,
+        sources: Collection[str] = ("http",),
+        outbox: Outbox | None = None,
+    ) -> None:
         if not callable(caller):
             raise ConfigurationError(
                 f"caller must be the app's own function that tells whose requests may be seen, not {caller!r}: without it one"
                 " caller could see another's. For example caller=lambda scope: scope['user'].username"
             )
+        check_sources(sources)
+        self._sources = sources
         self._sessions = sessions
         self._caller = caller
         self._outbox = outbox or default
@@ -73,7 +90,7 @@ class StatusRoute:
         caller = self._caller(scope)
         if inspect.isawaitable(caller):
             caller = await caller
-        if id is None or caller is None:
+        if id is None or not _is_somebody(caller):
             return None
         session = self._sessions()
         if hasattr(session, "run_sync"):
@@ -83,14 +100,33 @@ class StatusRoute:
 
     def _read(self, session: Session, id: UUID, caller: str) -> RequestStatus | None:
         with session:
-            return self._outbox.request_status(session, id, scope=caller)
+            return self._outbox.request_status(session, id, scope=caller, sources=self._sources)
 
     async def _read_async(
         self, session: AbstractAsyncContextManager[Any], id: UUID, caller: str
     ) -> RequestStatus | None:
         async with session as opened:
-            found: RequestStatus | None = await self._outbox.request_status(opened, id, scope=caller)
+            found: RequestStatus | None = await self._outbox.request_status(
+                opened, id, scope=caller, sources=self._sources
+            )
             return found
+
+
+def _is_somebody(caller: object) -> bool:
+    """Whether requests may be claimed under this scope over HTTP."""
+    if caller is None or caller == "":
+        return False
+    if not isinstance(caller, str):
+        kind = type(caller).__name__
+        log.warning(
+            "answered 404 to who asked for a request's status: caller= returned %s; return a str, or None", kind
+        )
+        return False
+    try:
+        check_field("scope", caller)
+    except InvalidValue:
+        return False
+    return True
 
 
 def shown(status: RequestStatus) -> dict[str, Any]:

@@ -1,19 +1,24 @@
 """One request's transaction: the session, the claim on its key, and how the two end. Does blocking I/O."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from outbox.databases import is_conflict
-from outbox.errors import RequestRefused, RequestUndone
+from outbox.claim_block import IdempotentBlock
+from outbox.databases import CONFLICTS, TIMEOUTS, sqlstate
+from outbox.errors import ClaimLost, RequestRefused, RequestUndone
 from outbox.http.answers import Answer, Verdict, as_it_travels, first_answer, judge, kept_headers, replay
 from outbox.http.policy import Policy
-from outbox.idempotency import Claim, IdempotentBlock
+from outbox.idempotency import Claim
 from outbox.records import RETRY_AFTER
 from outbox.savepoints import request_savepoint
+
+log = logging.getLogger("outbox.http.transaction")
 
 
 class Undone(Exception):
@@ -22,20 +27,32 @@ class Undone(Exception):
 
 @contextmanager
 def undone_by_conflict() -> Iterator[None]:
-    """Around a request's work: what the database ends in favour of another transaction is a `RequestUndone`."""
+    """Around a request's work: what the database, or the pool, ends for another one's sake is a `RequestUndone`."""
     try:
         yield
     except DBAPIError as error:
-        if not is_conflict(error):
+        undone = undone_by(sqlstate(error.orig))
+        if undone is None:
             raise
-        raise undone() from error
+        raise undone from error
+    except PoolTimeout as error:
+        log.warning("a request was answered with 503: every connection of the pool was taken: %s", error)
+        raise RequestUndone(
+            "no connection to the database was free: nothing is done yet, send it again", RETRY_AFTER
+        ) from error
 
 
-def undone() -> RequestUndone:
-    return RequestUndone(
-        "the database ended this request's transaction in favour of another one: nothing of it is kept, send it again",
-        RETRY_AFTER,
-    )
+def undone_by(state: str | None) -> RequestUndone | None:
+    """The refusal of a request that PostgreSQL has ended with this SQLSTATE; None if another try would do no better."""
+    if state in CONFLICTS:
+        why = "ended this request's transaction in favour of another one"
+    elif state in TIMEOUTS:
+        # Unlike a conflict this may be the app's mistake, and a client that comes again hides it.
+        log.warning("a request was answered with 503: a statement of it took longer than it may (SQLSTATE %s)", state)
+        why = "has no time for this request now"
+    else:
+        return None
+    return RequestUndone(f"the database {why}: nothing of it is kept, send it again", RETRY_AFTER)
 
 
 class RequestTransaction:
@@ -43,6 +60,7 @@ class RequestTransaction:
 
     session, claim: what the handler works with.
     replay: the answer, if the request was answered before; then there is nothing to do but to send it.
+    is_kept: whether `finish` has committed the answer, and what goes with it.
 
     Made in `session`, which it closes in any case. Raises what `outbox.idempotent` raises, and `RequestUndone`.
     """
@@ -51,10 +69,12 @@ class RequestTransaction:
         self.session = session
         self._policy = policy
         self._block: IdempotentBlock | None = None
+        self.is_kept = False
         # It holds nothing, and the transaction that begins here is the request's alone.
         self._is_new = not (session.in_transaction() or session.new or session.identity_map)
         try:
             block = policy.block(session, key, scope, request)
+            block.owns_transaction = True
             if self._is_new:
                 block.savepoint_of = request_savepoint
             with undone_by_conflict():
@@ -72,7 +92,7 @@ class RequestTransaction:
     def finish(self, sent: Answer) -> Answer:
         """Keep the answer and commit, or undo all. Returns what may go out now; raises what keeps it from being committed.
 
-        That is `RequestUndone` where the database preferred another transaction.
+        That is `RequestUndone` where the database preferred another transaction, or had no time.
         """
         match judge(self.claim.response, sent.status):
             case Verdict.UNDO:
@@ -87,10 +107,14 @@ class RequestTransaction:
         with undone_by_conflict():
             self._end_block(None)
             self.session.commit()
+        self.is_kept = True
         return answer
 
     def close(self) -> None:
-        """Roll back what was not committed, and give the connection back."""
+        """Roll back what was not committed, and give the connection back.
+
+        A handler whose flush failed, or who rolled back itself, has lost the transaction already: its answer stands.
+        """
         with self.session:
             self._end_block(Undone())
             if self.replay is not None:
@@ -101,7 +125,7 @@ class RequestTransaction:
         prepared on its connection, and the requests after a replay would be slower.
         """
         if self._is_new and self.session.is_active:
-            with suppress(DBAPIError):  # closing rolls it back then
+            with suppress(DBAPIError, ClaimLost):  # closing rolls it back then
                 self.session.commit()
 
     def _end_block(self, error: BaseException | None) -> None:

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from outbox.errors import InvalidValue
-from outbox.inboxes.identity import MessageIdentity, event_id
+from outbox.inboxes.identity import MessageIdentity, event_id, joined, place_name
+
+NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""The UUID of zeros, as text: what a broker answers that knows no topic ids (KIP-516)."""
 
 
 class KafkaMessage(Protocol):
@@ -13,6 +16,7 @@ class KafkaMessage(Protocol):
     def headers(self) -> Any: ...
     def partition(self) -> int | None: ...
     def offset(self) -> int | None: ...
+    def leader_epoch(self) -> int | None: ...
 
 
 def by_event_id(message: KafkaMessage, *, scope: str, header: str) -> MessageIdentity:
@@ -33,11 +37,18 @@ def by_offset(message: KafkaMessage, *, cluster: str, topic_id: str) -> MessageI
     """Its place in the log, for producers that give no id. The same event elsewhere (sent again, in a retry topic, in a
     mirror) is another message.
 
-    cluster, topic_id: the broker's own ids, for a topic that was deleted and made again counts from 0 and must not be taken
-    for the old one: `AdminClient.describe_cluster()`, `.describe_topics()`. Raises `InvalidValue` for a message that was never
-    in a log.
+    The leader's epoch is in the id: after an unclean election the same offset is given to another message.
+    cluster, topic_id: the broker's own ids as text, for a topic that was deleted and made again counts from 0 and must not be
+    taken for the old one: `AdminClient.describe_cluster()`, `.describe_topics()`. Ask anew at each assignment of partitions: a
+    running consumer does not notice that a topic was made again.
+    Raises `InvalidValue` for a message that was never in a log, and for a cluster or topic without an id.
     """
+    way_out = "take it from AdminClient.describe_cluster(), describe_topics()"
+    if topic_id == NO_TOPIC_ID:
+        raise InvalidValue("topic_id", topic_id, "is no id: the broker knows none, so use by_event_id")
+    place = ("kafka", place_name("cluster", cluster, way_out), place_name("topic_id", topic_id, way_out))
     partition, offset = message.partition(), message.offset()
     if partition is None or offset is None or partition < 0 or offset < 0:
         raise InvalidValue("offset", offset, "is no place in a log: take messages from a consumer")
-    return {"scope": f"kafka:{cluster}:{topic_id}", "message_id": f"{partition}:{offset}"}
+    epoch = message.leader_epoch()
+    return {"scope": joined(*place), "message_id": f"{partition}:{offset}" + ("" if epoch is None else f":{epoch}")}

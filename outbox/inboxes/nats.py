@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from outbox.errors import InvalidValue
 from outbox.inboxes.identity import MessageIdentity, event_id
+from outbox.instants import EPOCH, MICROSECOND
 
 
 class JetStreamMessage(Protocol):
@@ -22,22 +23,28 @@ def by_event_id(message: JetStreamMessage, *, scope: str, header: str = "Nats-Ms
 
     scope: whose ids these are, e.g. the producer's name. header: the default is the one by which a stream drops what is
     published twice within its duplicate window (2 minutes); a redrive into the same stream meets that too, so an id in a header
-    of its own is better. Raises `InvalidValue` for a message without it.
+    of its own is better. Raises `InvalidValue` for a message without it, or with several: of two that are spelled alike
+    nats-py shows the last alone.
     """
-    found = (message.headers or {}).get(header)
-    return {"scope": scope, "message_id": event_id(found, f"header {header!r}", "the producer must send it")}
-
-
-def by_sequence(message: JetStreamMessage, *, created: datetime) -> MessageIdentity:
-    """Its place in the stream, for producers that give no id. What is published again is another message.
-
-    created: when the stream was made, for one that was deleted and made again counts from 1 and must not be taken for the old
-    one: `(await js.stream_info(name)).created`. Raises `InvalidValue` for a naive datetime.
-    """
-    if not isinstance(created, datetime) or created.tzinfo is None:
-        raise InvalidValue("created", created, "must be an aware datetime: (await js.stream_info(name)).created")
-    place = message.metadata
+    found = [value for name, value in (message.headers or {}).items() if name.lower() == header.lower()]
+    if len(found) > 1:
+        raise InvalidValue("header", header, f"stands {len(found)} times in the message: which is its event id?")
     return {
-        "scope": f"nats:{place.stream}:{created.timestamp():.6f}",
-        "message_id": str(place.sequence.stream),
+        "scope": scope,
+        "message_id": event_id(next(iter(found), None), f"header {header!r}", "the producer must send it"),
     }
+
+
+def by_sequence(message: JetStreamMessage) -> MessageIdentity:
+    """Its place in the stream, and when the stream took it: for producers that give no id. What is published again is another
+    message.
+
+    A stream that is restored from a backup, or deleted and made again, counts through the same sequences once more, and a
+    subscription outlives that unnoticed; the time tells the messages apart. Raises `InvalidValue` for a naive time, and what the
+    client raises for a message that came from no stream.
+    """
+    place = message.metadata
+    if not isinstance(place.timestamp, datetime) or place.timestamp.tzinfo is None:
+        raise InvalidValue("metadata.timestamp", place.timestamp, "must be an aware datetime")
+    taken_at = (place.timestamp - EPOCH) // MICROSECOND
+    return {"scope": f"nats:{place.stream}", "message_id": f"{place.sequence.stream}:{taken_at}"}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from outbox.inboxes.identity import MessageIdentity, event_id
+from outbox.inboxes.identity import MessageIdentity, event_id, place_name
 
 
 def by_event_id(message: Mapping[str, Any], *, scope: str, attribute: str) -> MessageIdentity:
@@ -21,6 +21,9 @@ def by_message_id(message: Mapping[str, Any], *, queue: str) -> MessageIdentity:
     """SQS's own id, for producers that give none. A redrive from a dead-letter queue gives a message another, and so does a
     producer that sends again: neither is noticed as a duplicate.
 
-    queue: its ARN or URL. Source: "Configuring a dead-letter queue redrive" in the SQS developer guide.
+    queue: its ARN; the URL of one queue may be written in several ways. Raises `InvalidValue` for none, and for a message without
+    an id. Source: "Configuring a dead-letter queue redrive" in the SQS developer guide.
     """
-    return {"scope": f"sqs:{queue}", "message_id": message["MessageId"]}
+    place_name("queue", queue, "the ARN of the queue")
+    found = event_id(message.get("MessageId"), "MessageId", "pass a message as receive_message returns it")
+    return {"scope": f"sqs:{queue}", "message_id": found}

@@ -1,17 +1,31 @@
 """Stripe's webhooks: the event that `stripe.Webhook.construct_event` returns once it has verified the signature."""
 
 from outbox.errors import InvalidValue
-from outbox.inboxes.identity import MessageIdentity
+from outbox.inboxes.identity import MessageIdentity, joined
+
+KINDS = ("event", "v2.core.event")
+"""What `object` says in an event. An invoice, say, has an id as well, and is the subject of many events."""
 
 
-def by_event_id(event: object) -> MessageIdentity:
+def by_event_id(event: object, *, account: str = "") -> MessageIdentity:
     """`event.id`: the same in every delivery of the event, also when it is sent again by hand.
 
-    Raises `InvalidValue` for a body that was merely parsed: anybody can write one.
+    Events of connected accounts, and those of test and live mode, are told apart by what the event says.
+    account: a name for the Stripe account whose endpoint, or key, the event came by; for an app that has several.
+
+    Raises `InvalidValue` for a body that was merely parsed: anybody can write one. An Event that was made by
+    `stripe.Event.construct_from` cannot be told from a verified one: make none of what a request brings.
     """
-    found = getattr(event, "id", None)
+    # the type alone is shown: the event is a payload
+    shown = type(event).__name__
+    found, kind = getattr(event, "id", None), getattr(event, "object", None)
     if not isinstance(found, str) or not found:
-        # the type alone is shown: the event is a payload
         rule = "is no event: pass what stripe.Webhook.construct_event returns, which verifies the signature"
-        raise InvalidValue("event", type(event).__name__, rule)
-    return {"scope": "stripe", "message_id": found}
+        raise InvalidValue("event", shown, rule)
+    if kind not in KINDS:
+        raise InvalidValue("event", shown, "is no event, but what one is about: pass the event itself")
+    livemode = getattr(event, "livemode", None)
+    if not isinstance(livemode, bool):
+        raise InvalidValue("event", shown, "does not say whether it is of live or test mode: 'livemode' is missing")
+    connected = getattr(event, "account", None) or getattr(event, "context", None) or ""
+    return {"scope": joined("stripe", "live" if livemode else "test", account, str(connected)), "message_id": found}

@@ -1,14 +1,21 @@
 """What only the database knows: how old the requests are that have no final answer, how large the tables have grown."""
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Table, func, or_, select, text
+from sqlalchemy import ColumnElement, Connection, Engine, Table, func, or_, select, text
 
 from outbox.bodies import body_table, read_layout
 from outbox.databases import clock
+from outbox.errors import ConfigurationError
 from outbox.schema import Tables, is_open
 from outbox.table_names import quoted
+
+Result = TypeVar("Result")
 
 OPEN_STATES = ("accepted", "leased")
 ZERO = timedelta(0)
@@ -38,6 +45,37 @@ class TableSize:
     table: str
     rows: int | None
     size_bytes: int | None
+
+
+def check_engine(engine: object) -> None:
+    """Raise `ConfigurationError`, when the gauges are registered, for what they cannot be read through."""
+    if not isinstance(getattr(engine, "sync_engine", engine), Engine):
+        raise ConfigurationError(f"the gauges need an Engine or an AsyncEngine, not {type(engine).__name__}")
+
+
+def read_through(engine: Any, read: Callable[[Connection], Result]) -> Result:
+    """What `read` returns of a connection of an Engine or an AsyncEngine, whoever asks: also a running event loop.
+
+    An AsyncEngine is read on an event loop of a thread of its own, through a pool of its own made as the engine's is: the
+    engine's own loop may be the one that waits here, and its connections belong to that loop.
+    """
+    if isinstance(engine, Engine):
+        with engine.connect() as connection:
+            return read(connection)
+    with ThreadPoolExecutor(1, thread_name_prefix="outbox-gauges") as thread:
+        return thread.submit(lambda: asyncio.run(_read_async(engine, read))).result()
+
+
+async def _read_async(engine: Any, read: Callable[[Connection], Result]) -> Result:
+    from sqlalchemy.ext.asyncio import create_async_engine  # an extra: whoever has an AsyncEngine has it
+
+    own = create_async_engine(engine.url, pool=engine.sync_engine.pool.recreate())
+    try:
+        async with own.connect() as connection:
+            found: Result = await connection.run_sync(read)
+            return found
+    finally:
+        await own.dispose()
 
 
 def read_open_records(connection: Connection, tables: Tables) -> list[OpenRecords]:

@@ -4,18 +4,26 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import Engine
 
-from outbox.instance import Outbox, default
+from outbox.checking import AsyncEngineLike
+from outbox.default_outbox import default
+from outbox.extras import missing
+from outbox.instance import Outbox
 from outbox.metrics.buckets import LOCK_WAIT_SECONDS
-from outbox.metrics.gauges import OpenRecords, TableSize, read_days_ahead, read_open_records, read_table_sizes
+from outbox.metrics.gauges import (
+    OpenRecords,
+    TableSize,
+    check_engine,
+    read_days_ahead,
+    read_open_records,
+    read_table_sizes,
+    read_through,
+)
 from outbox.observing import ObservedClaim, Observer
 
 try:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 except ModuleNotFoundError as error:
-    raise ImportError(
-        "outbox.metrics.opentelemetry needs the package 'opentelemetry-api': pip install 'sqlalchemy-outbox[opentelemetry]'",
-        name=error.name,
-    ) from error
+    raise missing("outbox.metrics.opentelemetry", "opentelemetry", error) from error
 
 
 def observer(meter: Meter | None = None) -> Observer:
@@ -39,25 +47,24 @@ def observer(meter: Meter | None = None) -> Observer:
     return observe
 
 
-def register_gauges(engine: Engine, *, outbox: Outbox = default, meter: Meter | None = None) -> None:
+def register_gauges(engine: Engine | AsyncEngineLike, *, outbox: Outbox = default, meter: Meter | None = None) -> None:
     """Read the age of open requests and the tables' sizes at each collection.
 
-    engine: a synchronous one, whose role may SELECT the records. Each of the five gauges takes one connection of it, for one
-    short transaction that writes nothing. What the database raises goes to OpenTelemetry, which logs it and goes on.
+    engine: an Engine or an AsyncEngine, whose role may SELECT the records. Each of the five gauges takes one connection, for one
+    short transaction that writes nothing: of the Engine's pool, or for an AsyncEngine one that is opened for it. What the
+    database raises goes to OpenTelemetry, which logs it and goes on. Raises `ConfigurationError` for what is no engine.
     """
+    check_engine(engine)
     meter = meter or get_meter("outbox")
 
     def records() -> list[OpenRecords]:
-        with engine.connect() as connection:
-            return read_open_records(connection, outbox.configuration.tables)
+        return read_through(engine, lambda connection: read_open_records(connection, outbox.configuration.tables))
 
     def sizes() -> list[TableSize]:
-        with engine.connect() as connection:
-            return read_table_sizes(connection, outbox.configuration.tables)
+        return read_through(engine, lambda connection: read_table_sizes(connection, outbox.configuration.tables))
 
     def days_ahead() -> list[int]:
-        with engine.connect() as connection:
-            days = read_days_ahead(connection, outbox.configuration.tables)
+        days = read_through(engine, lambda connection: read_days_ahead(connection, outbox.configuration.tables))
         return [] if days is None else [days]
 
     def gauge(name: str, unit: str, description: str, observe: Callable[[], Iterable[Observation]]) -> None:

@@ -3,11 +3,22 @@
 import logging
 from collections.abc import Iterable
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
-from outbox.instance import Outbox, default
+from outbox.checking import AsyncEngineLike
+from outbox.default_outbox import default
+from outbox.extras import missing
+from outbox.instance import Outbox
 from outbox.metrics.buckets import LOCK_WAIT_SECONDS
-from outbox.metrics.gauges import OpenRecords, TableSize, read_days_ahead, read_open_records, read_table_sizes
+from outbox.metrics.gauges import (
+    OpenRecords,
+    TableSize,
+    check_engine,
+    read_days_ahead,
+    read_open_records,
+    read_table_sizes,
+    read_through,
+)
 from outbox.observing import ObservedClaim, Observer
 
 try:
@@ -15,10 +26,7 @@ try:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
-    raise ImportError(
-        "outbox.metrics.prometheus needs the package 'prometheus_client': pip install 'sqlalchemy-outbox[prometheus]'",
-        name=error.name,
-    ) from error
+    raise missing("outbox.metrics.prometheus", "prometheus", error) from error
 
 log = logging.getLogger("outbox.metrics")
 
@@ -46,19 +54,24 @@ def observer(registry: CollectorRegistry = REGISTRY) -> Observer:
     return observe
 
 
-def register_gauges(engine: Engine, *, outbox: Outbox = default, registry: CollectorRegistry = REGISTRY) -> Collector:
+def register_gauges(
+    engine: Engine | AsyncEngineLike, *, outbox: Outbox = default, registry: CollectorRegistry = REGISTRY
+) -> Collector:
     """Read the age of open requests and the tables' sizes at each scrape. Returns the collector, which can be unregistered.
 
-    engine: a synchronous one, whose role may SELECT the records. A scrape takes one connection of it, for one short
-    transaction that writes nothing. While the database does not answer, `outbox_gauges_up` is 0 and the others are absent.
+    engine: an Engine or an AsyncEngine, whose role may SELECT the records. A scrape takes one connection, for one short
+    transaction that writes nothing: of the Engine's pool, or for an AsyncEngine one that is opened for the scrape, as the
+    scrape waits for it whatever the app's event loop does. While the database does not answer, `outbox_gauges_up` is 0 and
+    the others are absent. Raises `ConfigurationError` for what is no engine.
     """
+    check_engine(engine)
     collector = _Gauges(engine, outbox)
     registry.register(collector)
     return collector
 
 
 class _Gauges(Collector):
-    def __init__(self, engine: Engine, outbox: Outbox) -> None:
+    def __init__(self, engine: Engine | AsyncEngineLike, outbox: Outbox) -> None:
         self._engine = engine
         self._outbox = outbox
 
@@ -68,10 +81,13 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         tables = self._outbox.configuration.tables
+
+        def read(connection: Connection) -> tuple[list[OpenRecords], list[TableSize], int | None]:
+            open_records, sizes = read_open_records(connection, tables), read_table_sizes(connection, tables)
+            return open_records, sizes, read_days_ahead(connection, tables)
+
         try:
-            with self._engine.connect() as connection:
-                records, sizes = read_open_records(connection, tables), read_table_sizes(connection, tables)
-                days_ahead = read_days_ahead(connection, tables)
+            records, sizes, days_ahead = read_through(self._engine, read)
         except Exception as error:  # one that got out would take every other metric of the scrape with it
             log.warning("the outbox's gauges could not be read: %s: %s", type(error).__name__, error)
             return [_up(0)]

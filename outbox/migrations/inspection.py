@@ -15,28 +15,46 @@ def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_")
     Tables that the app's own metadata made will do, without a version table. So will those of a newer release: the database
     is upgraded before the processes are.
 
-    Raises: SchemaError, naming what is missing and the command that makes it.
+    Raises: SchemaError, naming what is missing and what makes it: our migrations, or the app's own, if those made the tables.
     """
     with connected(target) as connection:
         # the revision first: an upgrade that commits between the two must not confuse
         revision = revision_of(connection, schema, prefix)
         missing = _missing(connection, schema, prefix)
+        theirs = revision is None and bool(_existing_tables(connection, schema, prefix))
     outdated = revision is not None and revision < head()
     if not missing and not outdated:
         return
     found = [f"is at revision {revision}, this release needs {head()}"] if outdated else []
     found += [f"lacks {', '.join(missing)}"] if missing else []
-    if revision is None or outdated:
-        cure = "run `outbox db upgrade`"
-    elif revision == head():
-        cure = (
+    where = f"prefix {prefix!r}" if schema is None else f"schema {schema!r}, prefix {prefix!r}"
+    cure = _cure_of_theirs(prefix) if theirs else _cure(revision)
+    raise SchemaError(f"the outbox's database ({where}) {' and '.join(found)}: {cure}")
+
+
+def _cure(revision: str | None) -> str:
+    """What brings tables up to date that our migrations have made, or that nothing has made yet."""
+    if revision is None:
+        return f"run `outbox db upgrade`; or {OWN_ALEMBIC}, if it makes the outbox's tables"
+    if revision < head():
+        return "run `outbox db upgrade`"
+    if revision == head():
+        return (
             f"revision {revision} made it, so it was removed since, and `outbox db upgrade` would not bring it back;"
             " `outbox db sql` prints how it was made"
         )
-    else:
-        cure = f"revision {revision} is of a newer release that needs it no more: install that one"
-    where = f"prefix {prefix!r}" if schema is None else f"schema {schema!r}, prefix {prefix!r}"
-    raise SchemaError(f"the outbox's database ({where}) {' and '.join(found)}: {cure}")
+    return f"revision {revision} is of a newer release that needs it no more: install that one"
+
+
+def _cure_of_theirs(prefix: str) -> str:
+    """What brings tables up to date that the app itself has made: our migrations would refuse them."""
+    return (
+        f"the app itself made these tables, as {prefix}version is missing, so let the app bring them up to date: with its own"
+        " Alembic, `alembic revision --autogenerate` and `alembic upgrade head`; not with `outbox db upgrade`"
+    )
+
+
+OWN_ALEMBIC = "the app's own Alembic, `alembic upgrade head`"
 
 
 def current(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> str | None:
@@ -83,10 +101,19 @@ def _missing(connection: Connection, schema: str | None, prefix: str) -> list[st
 
 def refuse_tables_of_others(connection: Connection, schema: str | None, prefix: str) -> None:
     """Raise SchemaError where tables of these names exist: called where no version table says that we made them."""
-    tables = define_tables(MetaData(), schema=schema, prefix=prefix).metadata.tables.values()
-    names = {table.name for table in tables}.intersection(inspect(connection).get_table_names(schema=schema))
+    names = _existing_tables(connection, schema, prefix)
     if names:
         raise SchemaError(
-            f"{', '.join(sorted(names))} exist already and no migration of the outbox made them ({prefix}version is missing)."
-            " If the app's own metadata or migrations make the outbox's tables, let those go on; else drop them first"
+            f"{', '.join(sorted(names))} exist already, and no migration of the outbox made them ({prefix}version is missing);"
+            " nothing was changed. If the app's own Alembic makes the outbox's tables, it brings them up to date too:"
+            " `alembic revision --autogenerate` and `alembic upgrade head`. If these are not the outbox's tables, give the"
+            " outbox another prefix or schema"
         )
+
+
+def _existing_tables(connection: Connection, schema: str | None, prefix: str) -> set[str]:
+    inspector = inspect(connection)
+    if schema is not None and not inspector.has_schema(schema):
+        return set()
+    tables = define_tables(MetaData(), schema=schema, prefix=prefix).metadata.tables.values()
+    return {table.name for table in tables}.intersection(inspector.get_table_names(schema=schema))

@@ -1,19 +1,29 @@
-"""The rights of the database's roles: who may do what with the outbox's tables."""
+"""The rights of the database's roles: who may do what with the outbox's tables.
+
+What a right on a table cannot say, two more things do. A trigger refuses whatever enters the queue but a new entry, as
+`enqueue` writes it. Policies on the records let the app change a request that is open, and delete one that has expired.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sqlalchemy import MetaData
+from sqlalchemy import MetaData, Table
 
 from outbox.functions import database_functions
+from outbox.instants import NEVER
 from outbox.schema import define_tables
 from outbox.table_names import quoted
 
+# What a claim under a lease renews, ends and answers.
+OPEN_CLAIM = "lease_token, lease_until, state, status, body, headers, answered_at, replay_until, keep_until"
+
 APP = {
     "entry": "SELECT, INSERT",
-    "queue": "SELECT, INSERT",
+    "queue": "SELECT, INSERT",  # `_guard_queue`
     "settlement": "SELECT",
-    "record": "SELECT, INSERT, UPDATE, DELETE",  # an expired key is freed by the request that uses it again
+    "record": f"SELECT, INSERT, UPDATE ({OPEN_CLAIM}), DELETE",  # `_guard_records`
     "tombstone": "SELECT",
+    "meta": "SELECT",  # whose database it is, asked by `outbox.check`
+    "kid": "SELECT",
 }
 
 # FOR UPDATE, by which upkeeps at once keep out of each other's way, asks for the right to update a column, if only one.
@@ -35,10 +45,25 @@ DISPATCHER = {
     "event": "SELECT, INSERT, DELETE",
     "destination": "SELECT, INSERT, UPDATE, DELETE",
     "halted": "SELECT, INSERT, UPDATE, DELETE",
+    "callback": "SELECT, INSERT, UPDATE, DELETE",
     "meta": "SELECT, INSERT, UPDATE",
+    "kid": "SELECT, INSERT, DELETE",
     "record": "SELECT, INSERT, UPDATE, DELETE",
     "tombstone": "SELECT, INSERT, UPDATE, DELETE",
 }
+
+OF_THE_ENTRY = {"ordering_key", "position", "fair", "scope"}
+"""What a new row of the queue may have beside what it must: of its entry. Every other column that may be NULL is."""
+
+WITHHELD = {
+    "entry": {"payload", "tag"},
+    "queue": {"outcome", "lease_token"},
+    "settlement": {"result"},
+    "record": {"fingerprint", "body", "headers", "lease_token"},
+    "tombstone": {"fingerprint"},
+    "kid": {"secret_check"},
+}
+"""What a dashboard does not read: what was sent and answered, keys, and what proves who holds a lease."""
 
 
 def roles(
@@ -54,10 +79,12 @@ def roles(
 
     A role that does not exist is created without the right to log in: `GRANT outbox_app TO shop` makes a login one of them.
     Each loses every other right on the outbox's tables. The app may add entries, and cancel one by the function for it,
-    but not change or delete one. To be run by the tables' owner, who must be none of the four: the SQL itself refuses that.
+    but not change or delete one, nor put one into the queue again; of requests, it changes its open ones. The dashboard reads
+    no payload, answer or key. To be run by the tables' owner, who must be none of the four: the SQL itself refuses that.
     """
-    names = [table.name for table in define_tables(MetaData(), prefix=prefix).metadata.tables.values()]
-    reading = {name.removeprefix(prefix): "SELECT" for name in names}
+    defined = define_tables(MetaData(), prefix=prefix).metadata.tables.values()
+    names = [table.name for table in defined]
+    reading = {table.name.removeprefix(prefix): _reading(table, prefix) for table in defined}
     everyone = list(dict.fromkeys((app, dispatcher, upkeep, dashboard)))
     tables = ", ".join(quoted(name, schema) for name in names)
     listed = ", ".join(map(quoted, everyone))
@@ -79,7 +106,15 @@ def roles(
         f"GRANT USAGE ON SEQUENCE {event_id} TO {quoted(dispatcher)}",
         f"GRANT EXECUTE ON FUNCTION {cancel} TO {senders}",
         _let_read(quoted(f"{prefix}version", schema), listed),
-        _let_keep_bodies(schema, prefix, listed, keepers=f"{quoted(dispatcher)}, {quoted(upkeep)}"),
+        _let_keep_bodies(
+            schema,
+            prefix,
+            listed,
+            readers=", ".join(map(quoted, dict.fromkeys((app, dispatcher, upkeep)))),
+            keepers=f"{quoted(dispatcher)}, {quoted(upkeep)}",
+        ),
+        *_guard_queue(schema, prefix),
+        *_guard_records(schema, prefix, app=app, keepers=(dispatcher, upkeep)),
         "COMMIT",
     ]
     return "".join(f"{statement};\n" for statement in statements)
@@ -111,8 +146,8 @@ def _let_read(version_table: str, roles: str) -> str:
     )
 
 
-def _let_keep_bodies(schema: str | None, prefix: str, roles: str, *, keepers: str) -> str:
-    """The bodies' table, where `outbox db partition` made one. All read it; nobody writes to it but by the trigger.
+def _let_keep_bodies(schema: str | None, prefix: str, roles: str, *, readers: str, keepers: str) -> str:
+    """The bodies' table, where `outbox db partition` made one. Nobody writes to it but by the trigger.
 
     Making a partition ahead is a function for those who keep the tables. Dropping one is left to the owner: PostgreSQL has no
     right for it that could be granted.
@@ -121,11 +156,90 @@ def _let_keep_bodies(schema: str | None, prefix: str, roles: str, *, keepers: st
     return _block(
         f"    IF to_regclass({_literal(body)}) IS NOT NULL THEN",
         f"        REVOKE ALL ON TABLE {body} FROM PUBLIC, {roles};",
-        f"        GRANT SELECT ON TABLE {body} TO {roles};",
+        f"        GRANT SELECT ON TABLE {body} TO {readers};",
         f"        REVOKE ALL ON FUNCTION {add}() FROM PUBLIC, {roles};",
         f"        GRANT EXECUTE ON FUNCTION {add}() TO {keepers};",
         "    END IF;",
     )
+
+
+def _guard_queue(schema: str | None, prefix: str) -> Iterator[str]:
+    """A row enters the queue with its entry, by the same statement or savepoint (`xmin`), as new and for the same as the entry.
+
+    So no id that has settled comes back, whatever snapshot its transaction has. It runs with the rights of who inserts; names and
+    operators are written out, as a search path and temporary tables are the inserter's own. Only where a row is refused it asks
+    whether the owner inserts it, who restores a backup.
+    """
+    queue, guard = quoted(f"{prefix}queue", schema), quoted(f"{prefix}guard_queue", schema)
+    equal, differs = "OPERATOR(pg_catalog.=)", "OPERATOR(pg_catalog.<>)"
+    columns = define_tables(MetaData(), prefix=prefix).queue.columns
+    untouched = ", ".join(
+        f"a.{column.name}" for column in columns if column.nullable and column.name not in OF_THE_ENTRY
+    )
+    yield f"""DO $outbox$ BEGIN EXECUTE format($make$
+CREATE OR REPLACE FUNCTION {guard}() RETURNS trigger LANGUAGE plpgsql AS $guard$
+BEGIN
+    IF EXISTS (
+        SELECT FROM added AS a
+        LEFT JOIN %1$s AS q ON q.id {equal} a.id
+        LEFT JOIN %2$s AS e ON e.id {equal} a.id AND e.xmin {equal} q.xmin AND e.created_at {equal} pg_catalog.now()
+        WHERE e.id IS NULL
+            OR a.state {differs} 'pending' OR a.deliveries {differs} 0 OR a.attempts {differs} 0 OR a.key_epoch {differs} 0
+            OR a.maybe_sent OR pg_catalog.num_nonnulls({untouched}) {differs} 0
+            OR a.destination {differs} e.destination OR a.ordering_key {differs} e.ordering_key
+            OR (a.ordering_key IS NULL) {differs} (e.ordering_key IS NULL)
+            OR (a.ordering_key IS NULL) {differs} (a.position IS NULL)
+            OR (a.due_at {differs} e.due_at AND (a.position IS NULL OR a.due_at {differs} '{NEVER.isoformat()}'))
+            OR a.fair {differs} e.destination OR a.scope {differs} e.scope
+    ) AND NOT pg_catalog.pg_has_role(
+        current_user, (SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE c.oid {equal} TG_RELID), 'USAGE'
+    ) THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = 'only a new entry enters the queue of the outbox, together with its entry and as outbox.enqueue writes it';
+    END IF;
+    RETURN NULL;
+END
+$guard$$make$, {_in_full(queue)}, {_in_full(quoted(f"{prefix}entry", schema))});
+END $outbox$"""
+    yield f"""CREATE OR REPLACE TRIGGER {quoted(f"{prefix}guard_queue")} AFTER INSERT ON {queue}
+    REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION {guard}()"""
+
+
+def _in_full(name: str) -> str:
+    """The expression of a table's quoted name with its schema."""
+    return (
+        "(SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_class AS c"
+        f" JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = {_literal(name)}::regclass)"
+    )
+
+
+def _guard_records(schema: str | None, prefix: str, *, app: str, keepers: Sequence[str]) -> Iterator[str]:
+    """The app changes the record of an open request only, and deletes one that has expired and left no entry.
+
+    Everyone else is as free as their rights let them be: they keep to the first policy alone. So is who may also act as a
+    dispatcher or as upkeep.
+    """
+    record, entry = quoted(f"{prefix}record", schema), quoted(f"{prefix}entry", schema)
+    is_keeper = " OR ".join(f"pg_has_role(current_user, {_literal(role)}, 'USAGE')" for role in dict.fromkeys(keepers))
+    caused = f"EXISTS (SELECT FROM {entry} AS e WHERE e.parent_id = {record}.id)"
+    elsewhere = f"EXISTS (SELECT FROM {entry} AS e WHERE e.record_id = {record}.id AND e.record_id <> e.parent_id)"
+    has_expired = f"answered_at IS NOT NULL AND replay_until <= clock_timestamp() AND NOT {caused} AND NOT {elsewhere}"
+    policies = {
+        "everyone": "FOR ALL TO PUBLIC USING (true) WITH CHECK (true)",
+        "open": f"AS RESTRICTIVE FOR UPDATE TO {quoted(app)} USING (answered_at IS NULL OR {is_keeper}) WITH CHECK (true)",
+        "expired": f"AS RESTRICTIVE FOR DELETE TO {quoted(app)} USING (({has_expired}) OR {is_keeper})",
+    }
+    for name, policy in policies.items():
+        yield f"DROP POLICY IF EXISTS {quoted(prefix + name)} ON {record}"
+        yield f"CREATE POLICY {quoted(prefix + name)} ON {record} {policy}"
+    yield f"ALTER TABLE {record} ENABLE ROW LEVEL SECURITY"
+
+
+def _reading(table: Table, prefix: str) -> str:
+    withheld = WITHHELD.get(table.name.removeprefix(prefix))
+    if withheld is None:
+        return "SELECT"
+    return f"SELECT ({', '.join(quoted(column.name) for column in table.columns if column.name not in withheld)})"
 
 
 def _grants(rights: Mapping[str, str], role: str, schema: str | None, prefix: str) -> Iterator[str]:

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.pool import NullPool
 
+from outbox.connections import require_utf8
 from outbox.databases import SUPPORTED
+from outbox.engines import engine_of
 from outbox.errors import ConfigurationError, SchemaError
 
 if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only an extra brings
@@ -17,7 +19,18 @@ if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only
 
 Target: TypeAlias = "str | URL | Engine | AsyncEngine | Connection"
 
-SYNC_DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql+psycopg_async": "postgresql+psycopg"}
+SYNC_DRIVERS = {
+    "sqlite+aiosqlite": "sqlite",
+    "postgresql+psycopg_async": "postgresql+psycopg",
+    "postgresql+asyncpg": "postgresql+psycopg",
+}
+ASYNCPG_NAMES = {"ssl": "sslmode", "timeout": "connect_timeout"}
+"""What asyncpg calls otherwise than psycopg, in a URL's query."""
+
+ASYNCPG_ONLY = (
+    *("command_timeout", "statement_cache_size", "max_cached_statement_lifetime", "max_cacheable_statement_size"),
+    *("prepared_statement_cache_size", "prepared_statement_name_func", "direct_tls"),
+)
 
 
 @contextmanager
@@ -25,6 +38,7 @@ def connected(target: Target) -> Iterator[Connection]:
     """A connection in a transaction: the caller's own, or one that commits at the block's end."""
     if isinstance(target, Connection):
         refuse_unknown_dialect(target.dialect.name)
+        require_utf8(target)
         yield target
         return
     engine = _engine(target)
@@ -35,6 +49,7 @@ def connected(target: Target) -> Iterator[Connection]:
             # what another run has just made
             connection.execution_options(isolation_level="READ COMMITTED")
         with connection.begin():
+            require_utf8(connection)
             yield connection
 
 
@@ -57,18 +72,28 @@ def _engine(target: Any) -> Engine:
 
 def _open(url: URL) -> Engine:
     if url.get_dialect().is_async:
-        if url.drivername not in SYNC_DRIVERS:
+        url = synchronous(url)
+        if url.get_dialect().is_async:
             raise ConfigurationError(
                 f"migrations are synchronous, {url.drivername} is not: give a URL with a synchronous driver"
                 " (postgresql+psycopg://...), or a connection: `await connection.run_sync(upgrade)`"
             )
-        url = url.set(drivername=SYNC_DRIVERS[url.drivername])
     in_memory = url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
     if url.get_backend_name() == "sqlite" and in_memory:
         raise ConfigurationError(
             f"{url!r} would be another, empty database in memory: give the Engine or Connection itself"
         )
-    return create_engine(url, poolclass=NullPool)
+    return engine_of(url, poolclass=NullPool)
+
+
+def synchronous(url: URL) -> URL:
+    """The same database by a synchronous driver, for the drivers of asyncio that we know."""
+    if url.drivername not in SYNC_DRIVERS:
+        return url
+    if url.drivername == "postgresql+asyncpg":
+        query = {ASYNCPG_NAMES.get(name, name): value for name, value in url.query.items() if name not in ASYNCPG_ONLY}
+        url = url.set(query=query)
+    return url.set(drivername=SYNC_DRIVERS[url.drivername])
 
 
 def refuse_unknown_dialect(name: str) -> None:

@@ -1,6 +1,7 @@
 """What the app does: it enqueues, cancels, and has its callbacks called."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
@@ -65,6 +66,8 @@ class App:
                 self._promises.never.add(entry.id)
             if self.chance.random() < 0.25:
                 self.world.at(self.chance.random() * self.chance.choice([5, 20]), self._cancel, entry.id)
+            if self.lanes and self.chance.random() < 0.5:
+                self.world.at(self.chance.random() * 10, self._cancel_slowly, entry.id)
 
     def _entry(self, operation: str, parent: str) -> Entry:
         return self._written(
@@ -99,6 +102,22 @@ class App:
         else:
             self._people.cancel(id)
 
+    def _cancel_slowly(self, id: UUID) -> None:
+        """In a transaction that stays open for a while, and then may be rolled back: its row is locked meanwhile."""
+        store = self._database.store
+        if not self.world.faulty or id in store.locked or not store.may_be_cancelled(id):
+            return
+        self._promises.note(f"{id.hex[:6]} is being cancelled")
+        self._database.lock(id)
+
+        def end() -> None:
+            was_set_back = id not in store.locked
+            self._database.unlock(id)
+            if not was_set_back and self.chance.random() < 0.5 and store.cancel(id):
+                self._promises.cancelled(id)
+
+        self.world.at(self.chance.choice([0.3, 3.0, 12.0]), end)
+
     def hear_of_restore(self) -> None:
         """Somebody changes their mind just then."""
         waiting = list(self._database.store.queue)
@@ -107,8 +126,8 @@ class App:
 
     # --- its callbacks
 
-    def callbacks(self) -> Operations:
-        """What a process registers: the end of such an entry is told, and one that is delivered brings a receipt."""
+    def callbacks(self, called_back: Collection[str]) -> Operations:
+        """What a process registers for these destinations: an end is reported, and a delivered entry brings a receipt."""
         effects = Operations()
 
         async def ended(session: AppSession, settlement: Settlement) -> None:
@@ -120,7 +139,7 @@ class App:
             if self.world.faulty and self.chance.random() < self.callbacks_fail:
                 raise RuntimeError("the callback broke")
 
-        for name in CALLED_BACK:
+        for name in called_back:
             effects.on_settled(name)(ended)
             effects.on_uncertain(name)(ended)
         return effects

@@ -9,15 +9,16 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from dispatchers.callbacks import CallbackFailed, Calls, OnCompleted, SettledEntry, Settlement
-from dispatchers.calling import named_failures
+from dispatchers.lanes import NextIsLocked
 from dispatchers.lifecycle import Claimed, ClaimRequest, End, Ending, Settle
 from dispatchers.marks import Mark, Watched
 from dispatchers.pressure import Pressures
 from dispatchers.sql_accepted import Accepted
+from dispatchers.sql_gauges import Gauge
 from dispatchers.sql_looks import Wanted
-from dispatchers.store import Exchange
+from dispatchers.store import CallbacksChanged, Exchange
 from outbox.instants import NEVER
-from outbox.keys import KeyFields, ParentKey, Tag, encode_native, key_fields
+from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
 from simulation.promises import Promises
 from simulation.reference import ReferenceStore
 from simulation.reference_history import backup, restore, watch
@@ -92,19 +93,42 @@ class Database:
         for entry in entries:
             self.promises.entries.setdefault(entry.id, entry)
 
-    def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None, process: Process) -> Exchange:
+    def callbacks(self, registered: Collection[str]) -> frozenset[str]:
+        self.store.callbacks.update(registered)
+        return frozenset(self.store.callbacks)
+
+    def exchange(
+        self,
+        settlements: Sequence[Ending],
+        request: ClaimRequest | None,
+        process: Process,
+        callbacks: frozenset[str],
+    ) -> Exchange | CallbacksChanged:
+        """callbacks: those on record, as this process has read them."""
+        if settlements and self.is_changed(callbacks):
+            return CallbacksChanged()
         settled: set[UUID] = set()
+        postponed: set[UUID] = set()
         for entry, change in settlements:
+            if self.store.must_be_postponed(entry, change):
+                self.promises.note(f"{entry.id.hex[:6]} postponed")
+                postponed.add(entry.id)
+                continue
+            if self.store.may_settle(entry, change):
+                self.promises.settling_without_callback(entry, change)
             if self.settle(entry, change, request.cutoff if request else NEVER):
                 settled.add(entry.id)
         if request is None:
-            return Exchange(settled)
+            return Exchange(settled, postponed=frozenset(postponed))
         if request.pressing is not None:
             taken, pressures = self.store.claim_under_pressure(request, request.pressing)
         else:
             taken, pressures = self.store.claim(request), None
         self.promises.claimed(taken.claimed, request.lease, process)
-        return Exchange(settled, taken.claimed, taken.passed_over, pressures)
+        return Exchange(settled, taken.claimed, taken.passed_over, pressures, frozenset(postponed))
+
+    def is_changed(self, callbacks: frozenset[str]) -> bool:
+        return callbacks != self.store.callbacks
 
     def settle(
         self, entry: Claimed, change: Any, cutoff: datetime = NEVER, seen: Collection[UUID] | None = None
@@ -177,16 +201,30 @@ class RemoteStore:
         self._process = process
         self._world = database.world
         self._open: list[Transaction] = []
+        self._callbacks: frozenset[str] = frozenset()  # on record, as it has read
         process.at_death.append(self._die)
 
     async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
         given = list(settlements)
         needs = {entry.id for entry, _ in given}
-        exchange: Exchange = await self._ask(lambda: self._database.exchange(given, request, self._process), needs)
+        read = self._callbacks
+        exchange: Exchange = await self._ask(
+            lambda: self._database.exchange(given, request, self._process, read), needs
+        )
         return exchange
 
+    async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
+        names: frozenset[str] = await self._ask(lambda: self._database.callbacks(registered))
+        self._callbacks = names
+        return names
+
+    async def take_over(self, callbacks: Collection[str]) -> int:
+        count: int = await self._ask(lambda: self._database.store.take_over(callbacks))
+        return count
+
     async def settle_with(self, entry: Claimed, end: End, calls: Calls) -> bool:
-        transaction: Transaction | None = await self._ask(lambda: self._begin(entry, end), {entry.id})
+        read = self._callbacks
+        transaction: Transaction | None = await self._ask(lambda: self._begin(entry, end, read), {entry.id})
         if transaction is None:
             return False
         try:
@@ -196,9 +234,15 @@ class RemoteStore:
             transaction.rollback()
         return True
 
-    def _begin(self, entry: Claimed, end: End) -> Transaction | None:
+    def _begin(
+        self, entry: Claimed, end: End, callbacks: frozenset[str]
+    ) -> Transaction | CallbacksChanged | NextIsLocked | None:
+        if self._database.is_changed(callbacks):
+            return CallbacksChanged()
         if not self._process.alive or not self._database.store.may_settle(entry, end):
             return None
+        if self._database.store.must_be_postponed(entry, end):
+            return NextIsLocked([entry.id])
         transaction = Transaction(self._database, entry, end)
         self._open.append(transaction)
         return transaction
@@ -208,8 +252,10 @@ class RemoteStore:
             return
         stored = self._database.store.entries[entry.id]
         session = AppSession(self._database, transaction, stored.parent)
-        with named_failures(CallbackFailed):
+        try:
             await calls.ended(session, _settlement(stored, entry, end))
+        except Exception as error:
+            raise CallbackFailed from error
 
     def _die(self) -> None:
         """The server notices, and rolls back what its client has left open."""
@@ -242,14 +288,21 @@ class RemoteStore:
     async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
         return False
 
-    async def gauges(self) -> dict[str, dict[str, int]]:
+    async def gauges(self) -> dict[str, Gauge]:
         return {}
+
+    @property
+    def place(self) -> str:
+        return "nowhere"
 
     async def unknown_kid(self, known: Sequence[str]) -> str | None:
         return None
 
-    async def foreign_env(self, env: str) -> str | None:
-        return None
+    async def require_environment(self, env: str) -> None:
+        pass
+
+    async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
+        pass
 
     async def check(self) -> None:
         pass

@@ -10,11 +10,12 @@ from planted_rules import PLANTED_RULES, moving
 
 from dispatchers import decide as rules
 from dispatchers import intake, sending
+from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Absent, Found
 from dispatchers.dispatcher import Dispatcher
 from dispatchers.intake import Intake
 from dispatchers.lifecycle import Claimed, HandBack, Settle, Transition
-from simulation.database import AppSession, RemoteStore, Transaction
+from simulation.database import AppSession, Database, RemoteStore, Transaction
 from simulation.guards_lanes import LANE_GUARDS
 from simulation.guards_pressure import PRESSURE_GUARDS
 from simulation.guards_restore import RESTORE_GUARDS
@@ -107,7 +108,7 @@ def any_end_is_proof(store: ReferenceStore, change: Transition, entry: Claimed) 
     return isinstance(change, Settle)
 
 
-def begun_without_the_fence(store: RemoteStore, entry: Claimed, end: Any) -> Transaction:
+def begun_without_the_fence(store: RemoteStore, entry: Claimed, end: Any, callbacks: Any) -> Transaction:
     transaction = Transaction(store._database, entry, end)
     store._open.append(transaction)
     return transaction
@@ -168,6 +169,8 @@ GUARDS: dict[str, Patch] = {
     "what is handed back has no doubt": moving(HandBack, maybe_sent=False, in_doubt_since=None),
     "a callback runs without the fence": without(RemoteStore, "_begin", begun_without_the_fence),
     "a callback that raised leaves what it wrote": without(AppSession, "add", told_at_once),
+    "a callback that only another process has is skipped": without(Callbacks, "missing", lambda *_: None),
+    "the record of callbacks is read at the start only": without(Database, "is_changed", lambda *_: False),
     "an entry settles before its callback": without(Transaction, "__init__", unlocked),
     "send again does not wait for earlier senders": without(intake, "conclude", conclude_at_once),
     "what may have been sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_doubt),

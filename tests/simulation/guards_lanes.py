@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from dispatchers import looking
 from dispatchers.dispatcher import Dispatcher
 from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition
 from simulation import reference, reference_lanes, reference_people
 from simulation.planting import Patch, around, without
+from simulation.reference import ReferenceStore
 
 
 def halting_only(kind: type[Any]) -> Any:
@@ -35,7 +38,19 @@ def halting_in_spite(self: Dispatcher, entry: Claimed, change: Transition) -> Tr
     return change
 
 
+def leaving_behind_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves passes over a next one that is locked, and goes all the same."""
+
+    def advanced(original: Any, tables: Any, ordering_key: Any, position: int, *rest: Any) -> None:
+        if reference_lanes._following(tables, ordering_key, position) not in tables.locked:
+            original(tables, ordering_key, position, *rest)
+
+    without(ReferenceStore, "must_be_postponed", lambda *arguments: False)(monkeypatch)
+    around(reference_lanes, "advance", advanced)(monkeypatch)
+
+
 LANE_GUARDS: dict[str, Patch] = {
+    "who is followed by a locked one leaves all the same": leaving_behind_a_lock,
     "nobody asks whose turn it is": without(reference, "sort_out", lambda tables, claimed: []),
     "a lane goes on behind what failed": without(reference_lanes, "_halts", halting_only(Park)),
     "a lane goes on behind what is uncertain": without(reference_lanes, "_halts", halting_only(Settle)),

@@ -11,8 +11,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from dispatchers import moves
 from dispatchers.delivery import Delivery, Finding
-from dispatchers.lifecycle import Claimed, HandBack, Keep, Park, Requeue, Settle, Wait, known_of, looks_of
+from dispatchers.lifecycle import Claimed, Keep, Park, Requeue, Settle, Wait, known_of, looks_of
 from outbox.instants import NEVER
 from simulation.lane_promises import LanePromises
 from simulation.pressure_promises import PressurePromises
@@ -60,8 +61,8 @@ class Promises(Truth):
             return
         story = self.story(entry.id)
         story.lease = None
-        if isinstance(change, HandBack):
-            story.deliveries -= 1
+        if not isinstance(change, Settle):
+            story.deliveries -= moves.moved(entry, change).uncounted
         if isinstance(change, Requeue) and not change.absent:
             story.sends_before = len(story.sends)
         if getattr(change, "absent", False) or (
@@ -76,6 +77,14 @@ class Promises(Truth):
         self._check_row(entry.id)
         self.lanes.settled(entry, change)
         self.pressure.settled(entry, change)
+
+    def settling_without_callback(self, entry: Claimed, change: Any) -> None:
+        """In a batch. Nobody can call what no dispatcher had put on record by then."""
+        if isinstance(change, Settle | Park):
+            kind = "on_settled" if isinstance(change, Settle) else "on_uncertain"
+            is_on_record = f"{kind} {entry.destination}" in self.store.callbacks
+            self.require(not is_on_record, entry.id, f"it ended without its {kind}, which is on record")
+            self.story(entry.id).ended_before_its_callback = isinstance(change, Settle)
 
     def _disprove(self, entry: Claimed, story: Story) -> None:
         """A look has proved that nothing happened under the present key. A sender that froze may yet belie it."""
@@ -261,7 +270,8 @@ class Promises(Truth):
             effects = story.effects.total()
             is_true = effects > 0 if ended.state == "delivered" else effects == story.late_effects
             self.require(is_true, id, "its end is false")
-            if self.store.entries[id].destination in called_back and not story.is_cancelled_by_app:
+            is_told_of = not (story.is_cancelled_by_app or story.ended_before_its_callback)
+            if self.store.entries[id].destination in called_back and is_told_of:
                 said = [word for word in story.told if word != "uncertain"]
                 self.require(said == [ended.state], id, f"its end was told {len(said)} times")
         for id in self.never & self.store.queue.keys():

@@ -5,17 +5,19 @@ SQLite to it, step by step; the simulation runs dispatchers against it.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
 from dispatchers import moves, pressure
+from dispatchers.lanes import MOMENT
 from dispatchers.lifecycle import (
     Claimed,
     ClaimRequest,
     Ending,
+    HandBack,
     Looks,
     Settle,
     Transition,
@@ -27,15 +29,16 @@ from dispatchers.lifecycle import (
 from dispatchers.pressure import Limits, Pressing, Pressure, Pressures
 from dispatchers.sql_looks import Wanted
 from outbox.instants import NEVER
+from outbox.schema import SCHEMA_VERSION
 from simulation.reference_history import is_held
-from simulation.reference_lanes import advance, leave, sort_out
+from simulation.reference_lanes import advance, leave, next_is_locked, sort_out
 from simulation.reference_rows import WAITING, Entry, Event, Row, Settlement, Tables
 
 OPEN_TO_PROOF = ("sending", "retry", "uncertain")  # not `pending`: a person has just asked for it anew
 
 
 class Taken(NamedTuple):
-    """What a claim brought. passed_over: how many were due, but are not the heads of their lanes."""
+    """What a claim brought. passed_over: how many were due, but are not the heads of their lanes, or had ended before."""
 
     claimed: list[Claimed]
     passed_over: int = 0
@@ -68,10 +71,14 @@ class ReferenceStore(Tables):
         row = self.queue.get(id)
         if row is None or not self._may_be_cancelled(row):
             return False
-        self._end(id, row, Settle("cancelled", row.attempts))
+        self.end(id, row, Settle("cancelled", row.attempts))
         if row.position is not None:
             advance(self, row.ordering_key, row.position)
         return True
+
+    def may_be_cancelled(self, id: UUID) -> bool:
+        row = self.queue.get(id)
+        return row is not None and self._may_be_cancelled(row)
 
     def _may_be_cancelled(self, row: Row) -> bool:
         return row.state in WAITING and row.lease_token is None and not row.maybe_sent and not is_held(self)
@@ -80,11 +87,27 @@ class ReferenceStore(Tables):
 
     def claim(self, request: ClaimRequest) -> Taken:
         """Lease the oldest due entries of each wanted destination, as far as they are the heads of their lanes."""
-        claimed = self._take(request)
+        taken = self._take(request)
+        claimed = [entry for entry in taken if not self._remove_ended(entry)]
         must_wait = sort_out(self, claimed)
         self.settle(must_wait)
         waiting = {entry.id for entry, _ in must_wait}
-        return Taken([entry for entry in claimed if entry.id not in waiting], len(must_wait))
+        claimed = [entry for entry in claimed if entry.id not in waiting]
+        return Taken(claimed, len(taken) - len(claimed))
+
+    def _remove_ended(self, entry: Claimed) -> bool:
+        """Take it out of the queue if it has a settlement, which stands: it is in the queue by a mistake of somebody's."""
+        ended = self.settlements.get(entry.id)
+        if ended is None:
+            return False
+        if self.must_be_postponed(entry, Settle("delivered", 0)):
+            self.settle([(entry, HandBack("the next one of its group is locked", MOMENT))])
+            return True
+        del self.queue[entry.id]
+        self._note(entry.id, f"it was in the queue again, and had ended before: {ended.state}", looked=False)
+        if entry.position is not None:
+            advance(self, entry.ordering_key, entry.position)
+        return True
 
     def _take(self, request: ClaimRequest) -> list[Claimed]:
         """A lease that ran out is taken over."""
@@ -94,7 +117,9 @@ class ReferenceStore(Tables):
             if self._is_shut(want, now):
                 continue
             slots = min(want.slots, request.entries_max - len(claimed))
-            due = sorted(self._claimable(want, min(now, request.cutoff), now), key=lambda id: self.queue[id].due_at)
+            claimable = self._claimable(want, min(now, request.cutoff), now)
+            called = [id for id in claimable if self.queue[id].callback in (None, *request.callbacks)]
+            due = sorted(self._served(iter(called), request), key=lambda id: self.queue[id].due_at)
             claimed += [self._lease(id, request, now) for id in due[:slots]]
         return claimed
 
@@ -106,6 +131,16 @@ class ReferenceStore(Tables):
         for id, row in self.queue.items():
             is_due = want.hint <= row.due_at <= latest and self.entries[id].destination == want.destination
             if is_due and self._is_free(row, now) and id not in self.locked:
+                yield id
+
+    def _served(self, ids: Iterable[UUID], request: ClaimRequest) -> Iterator[UUID]:
+        """Without what the process that asks does not serve, unless an operator has decided about it."""
+        for id in ids:
+            entry = self.entries[id]
+            passed_over = request.unserved is not None and (
+                entry.operation in request.unserved or entry.schema_version > SCHEMA_VERSION
+            )
+            if not passed_over or known_of(self.queue[id].outcome) is not None:
                 yield id
 
     def _is_free(self, row: Row, now: datetime) -> bool:
@@ -136,6 +171,7 @@ class ReferenceStore(Tables):
         return Claimed(
             id=entry.id,
             destination=entry.destination,
+            env=entry.env,
             operation=entry.operation,
             payload=entry.payload,
             options=entry.options,
@@ -159,10 +195,15 @@ class ReferenceStore(Tables):
             completion=None,
             ordering_key=row.ordering_key,
             position=row.position,
+            ended=None,
             lease_token=row.lease_token,
         )
 
     # --- the dispatcher: settle
+
+    def must_be_postponed(self, entry: Claimed, change: Transition, seen: Collection[UUID] | None = None) -> bool:
+        """Whether it would leave its lane, and somebody else has locked the next one there, who is to come then."""
+        return self.may_settle(entry, change) and next_is_locked(self, entry, change, seen)
 
     def settle(
         self, settlements: Sequence[Ending], cutoff: datetime = NEVER, seen: Collection[UUID] | None = None
@@ -174,6 +215,14 @@ class ReferenceStore(Tables):
         settled = [(entry, change) for entry, change in settlements if self._settle_one(entry, change)]
         leave(self, settled, cutoff, seen)
         return {entry.id for entry, _ in settled}
+
+    def take_over(self, callbacks: Collection[str]) -> int:
+        """Those who have these callbacks may have the entries at once that wait for them."""
+        now = self.clock()
+        waiting = [row for row in self.queue.values() if row.callback in callbacks and row.lease_token is None]
+        for row in waiting:
+            row.due_at = min(row.due_at, now)
+        return len(waiting)
 
     def may_settle(self, entry: Claimed, change: Transition) -> bool:
         """Only whoever holds the lease; but proof of success is taken from anyone, while the key is the same."""
@@ -196,12 +245,12 @@ class ReferenceStore(Tables):
             return False
         row = self.queue[entry.id]
         if isinstance(change, Settle):
-            self._end(entry.id, row, change)
+            self.end(entry.id, row, change)
         else:
             self._move(entry.id, row, moves.moved(entry, change))
         return True
 
-    def _end(self, id: UUID, row: Row, change: Settle) -> None:
+    def end(self, id: UUID, row: Row, change: Settle) -> None:
         del self.queue[id]
         self.settlements[id] = Settlement(
             state=change.state,
@@ -225,6 +274,7 @@ class ReferenceStore(Tables):
         row.attempts = values.attempts
         row.maybe_sent = values.maybe_sent
         row.in_doubt_since = values.in_doubt_since
+        row.callback = values.callback
         row.key_epoch = values.key_epoch
         row.outcome = values.outcome or row.outcome
         if values.reason is not None:

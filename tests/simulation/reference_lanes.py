@@ -59,6 +59,13 @@ def _position(row: Row) -> int:
 # --- what an end does to its lane
 
 
+def next_is_locked(tables: Tables, entry: Claimed, change: Transition, seen: Collection[UUID] | None) -> bool:
+    """Whether it would leave its lane now, and another transaction has locked the row of the next one."""
+    if entry.ordering_key is None or entry.position is None or _halts(change) or not _leaves(entry, change):
+        return False
+    return _following(tables, entry.ordering_key, entry.position, seen) in tables.locked
+
+
 def leave(tables: Tables, settled: Sequence[Ending], cutoff: datetime, seen: Collection[UUID] | None) -> None:
     """After the settling: halt the lanes of what ended badly, let the next of the others come.
 
@@ -70,7 +77,7 @@ def leave(tables: Tables, settled: Sequence[Ending], cutoff: datetime, seen: Col
             continue
         if _halts(change):
             tables.halted[entry.ordering_key] = Halt(entry.id, change.reason or "it failed")
-        elif isinstance(change, Settle) or moves.moved(entry, change).state == "uncertain":
+        elif _leaves(entry, change):
             halt = tables.halted.get(entry.ordering_key)
             if isinstance(change, Settle) and change.state == "delivered" and halt and halt.entry_id == entry.id:
                 del tables.halted[entry.ordering_key]
@@ -86,6 +93,10 @@ def _halts(change: Transition) -> bool:
     return is_bad and end.halts_lane  # type: ignore[union-attr]  # both have it
 
 
+def _leaves(entry: Claimed, change: Transition) -> bool:
+    return isinstance(change, Settle) or moves.moved(entry, change).state == "uncertain"
+
+
 def advance(
     tables: Tables,
     ordering_key: str | None,
@@ -94,10 +105,17 @@ def advance(
     seen: Collection[UUID] | None = None,
 ) -> None:
     """Make the next one behind this place due, if it is blocked."""
-    behind = (id for id, row in _lane(tables, ordering_key) if _position(row) > position and row.state in WAITING)
-    following = next((id for id in behind if seen is None or id in seen), None)
+    following = _following(tables, ordering_key, position, seen)
     if following is not None:
         _unblock(tables, following, cutoff)
+
+
+def _following(
+    tables: Tables, ordering_key: str | None, position: int, seen: Collection[UUID] | None = None
+) -> UUID | None:
+    """The next one that waits behind this place."""
+    behind = (id for id, row in _lane(tables, ordering_key) if _position(row) > position and row.state in WAITING)
+    return next((id for id in behind if seen is None or id in seen), None)
 
 
 def _unblock(tables: Tables, id: UUID, cutoff: datetime) -> None:

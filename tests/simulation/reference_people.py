@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.decisions import Verdict
-from dispatchers.lifecycle import SEND_AGAIN, Known, outcome_on_record
+from dispatchers.lifecycle import SEND_AGAIN, Known, Settle, is_unserved, known_of, outcome_on_record
 from dispatchers.pressure import Pressure, closed_until
 from simulation.reference import ReferenceStore
 from simulation.reference_lanes import advance
@@ -23,11 +24,37 @@ def resolve(store: ReferenceStore, id: UUID, verdict: Verdict, reason: str) -> N
 
 
 def cancel(store: ReferenceStore, id: UUID, reason: str) -> None:
-    """Have a waiting entry cancelled by a dispatcher, callback included."""
+    """Have a waiting entry cancelled: by a dispatcher, callback included, or at once where none has served it for long."""
     row = store.queue.get(id)
     if row is None or not store._may_be_cancelled(row):
         raise Refused
-    _know(store, id, row, Known(state="cancelled", reason=reason), reason)
+    now = store.clock()
+    if _is_unserved_for_long(store, id, row):
+        store.end(id, row, Settle("cancelled", row.attempts, reason=reason))
+        if row.position is not None and row.ordering_key is not None:
+            advance(store, row.ordering_key, row.position)
+        store.events.append(Event(id, "decision", reason))
+        return
+    known = known_of(row.outcome)
+    decided_at = now if known is None or known.decided_at is None else known.decided_at
+    _know(store, id, row, Known(state="cancelled", reason=reason, decided_at=decided_at), reason)
+
+
+def _is_unserved_for_long(store: ReferenceStore, id: UUID, row: Row) -> bool:
+    """Whether it, or another one of its operation, was only released since it became due, and it was never tried."""
+    due_before = store.clock() - CANCEL_UNSERVED_AFTER
+    if row.first_leased_at is not None or row.attempts or (row.waiting_since or row.due_at) > due_before:
+        return False
+    entry = store.entries[id]
+    alike = [
+        other
+        for other_id, other in store.queue.items()
+        if (store.entries[other_id].destination, store.entries[other_id].operation)
+        == (entry.destination, entry.operation)
+        and other.waiting_since is not None
+        and other.waiting_since <= due_before
+    ]
+    return is_unserved(row.outcome) or any(is_unserved(other.outcome) for other in alike)
 
 
 def retry(store: ReferenceStore, id: UUID) -> None:

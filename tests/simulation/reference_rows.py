@@ -24,6 +24,7 @@ class Entry:
     payload: bytes = b"{}"
     options: str = "{}"
     headers: str = "{}"
+    env: str = "test"
     kid: str = "k1"
     parent: str = "order:1"
     schema_version: int = SCHEMA_VERSION
@@ -55,6 +56,7 @@ class Row:
     waiting_since: datetime | None = None
     ordering_key: str | None = None
     position: int | None = None
+    callback: str | None = None
 
     @property
     def is_blocked(self) -> bool:
@@ -114,6 +116,7 @@ class Tables:
     events: list[Event] = field(default_factory=list)
     locked: set[UUID] = field(default_factory=set)
     pressure: dict[str, Pressure] = field(default_factory=dict)  # by destination
+    callbacks: set[str] = field(default_factory=set)  # on record
     halted: dict[str, Halt] = field(default_factory=dict)  # by ordering key
     last_position: int = 0
     meta: Meta = Meta()

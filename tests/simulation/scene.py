@@ -1,7 +1,7 @@
 """Everything of one run: services, processes, the app, people, and what goes wrong."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -45,6 +45,7 @@ class Scene:
         self.defects: list[str] = []
         self.is_to_be_set_back = not lanes and self.chance.random() < 0.4
         self.is_mixed = not self.is_to_be_set_back and self.chance.random() < 0.15
+        self.is_of_two_deploys = self.chance.random() < 0.3  # in the second process a callback is missing, or all are
         self.limits = self.promises.pressure.limits = self._limits()
         self._quiet_since: float | None = None
 
@@ -53,7 +54,11 @@ class Scene:
         self.people.begin(list(self.promises.declared))
         self._misfortunes()
         for number in range(self.chance.choice([1, 2, 2, 3])):
-            self._start(f"p{number}", number)
+            comes_late = self.is_of_two_deploys and not self.is_to_be_set_back and self.chance.random() < 0.5
+            if number == 0 and comes_late:
+                self.world.at(self.chance.random() * 5, self._start, "p0", 0)  # the newer deploy comes later
+            else:
+                self._start(f"p{number}", number)
         self.world.run_until(self._nothing_is_left, latest=FAULTS_SECONDS)
         self._let_the_faults_stop()
         if not self.world.run_until(self._is_over, latest=FAULTS_SECONDS + END_SECONDS):
@@ -151,7 +156,7 @@ class Scene:
         dispatcher = Dispatcher(
             store=store,
             outbox=OUTBOX,
-            include=[self.app.callbacks()],
+            include=[self.app.callbacks(self._called_back(number))],
             adapters={
                 service.declared.name: SimulatedAdapter(service, self.app.keys, self.app.poison, pinned=pinned)
                 for service in self._serves(number)
@@ -188,6 +193,12 @@ class Scene:
 
         if self.world.faulty and self.chance.random() < 0.1:
             self.world.at(self.chance.random() * 15, process.call_soon, lambda: process.create_task(abandon()))
+
+    def _called_back(self, number: int) -> Collection[str]:
+        """In some runs the second process is of a deploy without some of the callbacks."""
+        if self.is_of_two_deploys and number == 1:
+            return CALLED_BACK[:1] if self.is_mixed else ()
+        return CALLED_BACK
 
     def _serves(self, number: int) -> list[Service]:
         """In some runs the second process is of a deploy without some of the adapters."""

@@ -83,6 +83,7 @@ class Story:
     in_doubt: tuple[int, Any] = (0, None)  # key epoch, since
     told: list[str] = field(default_factory=list)
     is_cancelled_by_app: bool = False
+    ended_before_its_callback: bool = False  # before any dispatcher had one
     was_set_back: bool = False  # by a restore: whoever had it still counts what the database has forgotten
 
 

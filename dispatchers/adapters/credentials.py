@@ -1,0 +1,165 @@
+"""The credentials of one adapter, and the removal of what a service quotes of them from what would be stored. Pure."""
+
+import base64
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, unquote, unquote_plus
+
+from dispatchers.outcomes import RESULT_BYTES_MAX
+
+Told = TypeVar("Told")
+
+HIDDEN: Final = "(hidden: it quotes the adapter's credentials)"
+CHARS_MIN: Final = 8  # what is shorter stands in answers by chance
+SEGMENT_CHARS_MIN: Final = 16  # of a URL's path, if it does not mix letters and digits: "notifications" is no secret
+READINGS_MAX: Final = 20  # of one text: encoded in two ways, three times over
+PUBLIC_HEADERS: Final = frozenset({"accept", "accept-charset", "accept-language", "user-agent"})
+
+
+class Credentials:
+    """What must not be stored: values of at least 8 characters. Its repr shows none of them."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        kept = {value for value in values if len(value) >= CHARS_MIN}
+        self._needles = frozenset(needle for value in kept for needle in _written(value) if len(needle) >= CHARS_MIN)
+
+    def __repr__(self) -> str:
+        return "Credentials()"
+
+    def removed_from(self, told: Told) -> Told:
+        """The same outcome or finding, without what its result and its reason quote, in whatever encoding."""
+        changed = {}
+        for name in ("result", "reason"):
+            value = getattr(told, name, None)
+            if value is not None and (kept := self.hidden(value)) is not value:
+                changed[name] = kept
+        return replace(told, **changed) if changed else told  # type: ignore[type-var]  # outcomes are dataclasses
+
+    def hidden(self, value: Any) -> Any:
+        """A JSON value with each text that quotes a credential replaced; `value` itself if none does, or if it cannot be stored.
+
+        It looks at the value as it is stored: parsed, and written anew.
+        """
+        try:
+            text = json.dumps(value)
+            stored = json.loads(text)
+        except (TypeError, ValueError, RecursionError):
+            return value
+        if len(text) > RESULT_BYTES_MAX:  # that is not stored either
+            return value
+        # First all of it as one text: what quotes nothing, as nearly every answer, is decoded once.
+        return self._hidden_in(stored) if self._is_quoted_in("\n".join(_texts(stored))) else value
+
+    def _hidden_in(self, value: Any) -> Any:
+        match value:
+            case dict():
+                return {self._hidden_in(name): self._hidden_in(each) for name, each in value.items()}
+            case list():
+                return [self._hidden_in(each) for each in value]
+            case str():
+                return HIDDEN if self._is_quoted_in(value) else value
+            case _:
+                return HIDDEN if self._is_quoted_in(str(value)) else value
+
+    def _is_quoted_in(self, text: str) -> bool:
+        return any(needle in reading for reading in _readings(text) for needle in self._needles)
+
+
+def credentials_of(headers: Mapping[str, str], urls: Iterable[str | None] = ()) -> Credentials:
+    """Those in an adapter's headers and in its URLs' paths."""
+    values = [
+        each for name, value in headers.items() if name.lower() not in PUBLIC_HEADERS for each in _in_header(value)
+    ]
+    return Credentials([*values, *(each for url in urls if url for each in _in_path(url))])
+
+
+def _in_header(value: str) -> Iterator[str]:
+    """The value, each word of it (a token comes after its scheme, "Bearer"), a cookie's value, and what Basic encodes."""
+    yield value
+    for word in re.split(r"[\s;,]+", value):
+        yield word
+        yield word.partition("=")[2]
+        if value.lower().startswith("basic "):
+            decoded = _basic(word)
+            yield decoded  # user:password
+            yield decoded.partition(":")[2]
+
+
+def _basic(word: str) -> str:
+    try:
+        return base64.b64decode(word, validate=True).decode(errors="replace")
+    except ValueError:
+        return ""
+
+
+def _in_path(url: str) -> Iterator[str]:
+    """The segments of its path that look as if nobody was to guess them, as those of a webhook do."""
+    for segment in re.sub(r"^[^:/]+://[^/]*", "", url).partition("?")[0].split("/"):
+        is_mixed = re.search(r"[A-Za-z]", segment) and re.search(r"\d", segment)
+        if is_mixed or len(segment) >= SEGMENT_CHARS_MIN:
+            yield segment
+            yield unquote(segment)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every name, text and number in a JSON value."""
+    match value:
+        case dict():
+            for name, each in value.items():
+                yield name
+                yield from _texts(each)
+        case list():
+            for each in value:
+                yield from _texts(each)
+        case _:
+            yield str(value)
+
+
+# --- how a credential may be written, and a text be read
+
+
+def _written(value: str) -> Iterator[str]:
+    """The value, and what of it every text in base64 or hex has that it is a part of, wherever it begins there."""
+    yield value
+    for text in {value, json.dumps(value)[1:-1], value.replace("/", "\\/"), quote(value, safe="")}:
+        data = text.encode()
+        yield data.hex()
+        yield data.hex().upper()
+        for before in range(3):
+            # Three bytes make four characters; those that its neighbours have a part in are cut off.
+            whole = base64.b64encode(bytes(before) + data).decode().rstrip("=")
+            part = whole[(0, 2, 3)[before] : len(whole) - bool((before + len(data)) % 3)]
+            yield part
+            yield part.translate(_URL_SAFE)
+
+
+_URL_SAFE: Final = str.maketrans("+/", "-_")
+
+
+def _readings(text: str) -> Iterator[str]:
+    """The text, and what it is once decoded, and once more, by whatever may have encoded it."""
+    seen = {text}
+    current = [text]
+    while current:
+        yield from current
+        found = [reading for each in current for reading in _decoded(each) if reading not in seen]
+        current = list(dict.fromkeys(found)) if len(seen) < READINGS_MAX else []
+        seen.update(current)
+
+
+def _decoded(text: str) -> Iterator[str]:
+    if "\\" in text:  # a JSON string in a text: PHP writes \\/ for each slash, others \\u003d
+        yield re.sub(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", _unescaped, text)
+    if "%" in text:
+        yield unquote(text)
+        yield unquote_plus(text)
+    if "&" in text:
+        yield html.unescape(text)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return found[3] or chr(int(found[1] or found[2], 16))

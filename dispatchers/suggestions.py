@@ -1,0 +1,18 @@
+"""What a name was meant to be that fits nothing: the nearest of those that there are. Pure."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+LIKENESS = 0.65  # of 1: a letter or two of a word, two that changed places in a short one; not another word
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one, if one is."""
+    found = get_close_matches(name, list(known), n=1, cutoff=LIKENESS)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str], better: str | None = None) -> str:
+    """The end of a sentence about `name`; empty if nothing is like it. better: a known name to be preferred."""
+    found = better or nearest(name, known)
+    return f"; did you mean {found!r}?" if found and found != name else ""

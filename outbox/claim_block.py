@@ -1,0 +1,201 @@
+"""The block in which a request's key is claimed: how it begins, and its two ends."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from inspect import isawaitable, iscoroutine
+from types import TracebackType
+from typing import Any, Literal
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from outbox.databases import is_busy, is_timeout, wait_for_lock
+from outbox.errors import ClaimError, ClaimLost, ClaimOpen, InvalidValue, RequestRefused
+from outbox.idempotency import Claim
+from outbox.key_sources import BodyRequest, choose_key
+from outbox.observing import ClaimWatch
+from outbox.records import LockWait, RecordKey, claim_key, key_in_flight
+from outbox.responses import Response
+from outbox.savepoints import Savepoint, nested_savepoint
+from outbox.session import AnySession, flush_all, state_of, sync_session, unscoped
+from outbox.spans import NOTHING, check_span
+
+
+def check_in_flight(mode: object, wait: object) -> None:
+    """Raise `InvalidValue` unless these say what a request does whose key is held, before one is."""
+    if mode not in ("conflict", "wait"):
+        raise InvalidValue("in_flight", mode, "must be 'conflict' or 'wait'")
+    check_span("wait", wait, least=NOTHING)
+
+
+class IdempotentBlock:
+    """What `outbox.idempotent` returns: `with` it on a Session, `async with` it on an AsyncSession.
+
+    savepoint_of: begins the savepoint of what is done in it. lock_wait: waits for the request in flight.
+    owns_transaction: whether who has opened it ends the session's transaction with it, whatever comes. Then nobody can commit
+        what the block has lost: an error, and a rollback of the handler's, pass as they are.
+    """
+
+    owns_transaction = False
+    savepoint_of: Callable[[Session], Savepoint] = staticmethod(nested_savepoint)
+    lock_wait: LockWait = staticmethod(wait_for_lock)
+
+    def __init__(
+        self,
+        session: AnySession,
+        key: RecordKey | BodyRequest,
+        in_flight: Literal["conflict", "wait"],
+        wait: timedelta,
+    ) -> None:
+        self._session = unscoped(session)
+        self._key = key
+        self._in_flight: Literal["conflict", "wait"] = in_flight
+        self._wait = wait
+        self._claim: Claim | None = None
+
+    def __enter__(self) -> Claim:
+        if hasattr(self._session, "run_sync"):
+            raise ClaimError(f"'with' needs a Session, not {type(self._session).__name__}: use 'async with'")
+        return self._open(sync_session(self._session))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(sync_session(self._session), error)
+        if isinstance(error, ClaimLost) and (interruption := _interruption(error)) is not None:
+            raise interruption
+
+    async def __aenter__(self) -> Claim:
+        claim: Claim = await self._run_async(self._open)
+        return claim
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._run_async(lambda session: self._close(session, error))
+        task = asyncio.current_task()
+        if isinstance(error, ClaimLost) and task is not None and task.cancelling():
+            raise asyncio.CancelledError from error
+
+    def _open(self, session: Session) -> Claim:
+        state = state_of(session)
+        if state.claim is not None:
+            raise ClaimOpen("an outbox.idempotent or outbox.inbox block is open on this session already: one at a time")
+        if state.doomed is not None:
+            raise state.doomed
+        watch = self._watch()
+        claim = self._claim = self._take_watched(session, watch) if watch else self._take_checked(session, None)
+        claim.open()
+        state.claim = claim
+        return claim
+
+    def _watch(self) -> ClaimWatch | None:
+        observer = self._key.configuration.observer
+        return None if observer is None else ClaimWatch(observer, self._key.source)
+
+    def _take_watched(self, session: Session, watch: ClaimWatch) -> Claim:
+        state_of(session).at_end.append(lambda committed: watch.report())
+        try:
+            claim = self._take_checked(session, watch)
+        except RequestRefused as error:
+            watch.refused(error)
+            raise
+        watch.claimed("hit" if claim.replayed else "miss")
+        return claim
+
+    def _take_checked(self, session: Session, watch: ClaimWatch | None) -> Claim:
+        """No savepoint is around the claim's own statements: where one fails, PostgreSQL answers a COMMIT with a ROLLBACK."""
+        try:
+            return self._take(session, watch)
+        except DBAPIError as error:
+            name = self._key.name
+            failed = ClaimLost(
+                f"the claim on key {name!r} failed in the database, and its transaction cannot be committed any more: roll the"
+                " session back, and answer or acknowledge nothing that was done in it"
+            )
+            state_of(session).doom(session, failed)
+            if is_timeout(error):
+                raise key_in_flight(name) from error
+            raise
+
+    def _take(self, session: Session, watch: ClaimWatch | None) -> Claim:
+        connection = self._begin(session)
+        key = choose_key(connection, self._key, self._in_flight, self._wait, watch, self.lock_wait)
+        response = claim_key(connection, key, self._in_flight, self._wait, watch, self.lock_wait)
+        return Claim(session, connection, key, response, self.savepoint_of, owns_transaction=self.owns_transaction)
+
+    def _begin(self, session: Session) -> Connection:
+        try:
+            flush_all(session)
+            return session.connection()
+        except DBAPIError as error:
+            if is_busy(error):  # SQLite: another writer outlasted the busy timeout
+                raise key_in_flight(self._key.name) from error
+            raise
+
+    def _close(self, session: Session, error: BaseException | None) -> None:
+        claim, state = self._claim, state_of(session)
+        if claim is None:
+            raise ClaimError("the outbox.idempotent block was never entered")
+        try:
+            if error is None:
+                claim.close()
+            else:
+                self._abandon(claim, error)
+        except BaseException as failed:
+            if error is None:
+                self._abandon(claim, failed)
+            raise
+        finally:
+            claim.forget()
+            if state.claim is claim:
+                state.claim = None
+
+    def _abandon(self, claim: Claim, error: BaseException) -> None:
+        """Whoever survives the error, and commits, must not commit what the transaction has lost: raises that instead."""
+        lost = claim.abandon()
+        if lost is None or lost is error or self.owns_transaction or not isinstance(error, Exception):
+            return
+        raise lost from error
+
+    async def _run_async(self, work: Any) -> Any:
+        run_sync = getattr(self._session, "run_sync", None)
+        if run_sync is None:
+            raise ClaimError(f"'async with' needs an AsyncSession, not {type(self._session).__name__}: use 'with'")
+        return await run_sync(work)
+
+
+def _interruption(error: BaseException | None) -> BaseException | None:
+    """The exit or interrupt at which a handler rolled back, if one did. What that raised must not stand in its place."""
+    while isinstance(error, Exception):
+        error = error.__context__
+    return error
+
+
+def run(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
+    """`fn(claim)` in `block`, unless the request was answered before."""
+    with block as claim:
+        if not claim.replayed and isawaitable(done := fn(claim)):
+            if iscoroutine(done):
+                done.close()
+            raise ClaimError(
+                "outbox.run_idempotent on a Session calls a plain function, and this one returned an awaitable: give it an"
+                " AsyncSession, or a plain function"
+            )
+    return claim.answer
+
+
+async def run_async(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
+    """The same with a coroutine function."""
+    async with block as claim:
+        if not claim.replayed:
+            done = fn(claim)
+            if not isawaitable(done):
+                raise ClaimError(
+                    "outbox.run_idempotent on an AsyncSession awaits what its function returns, and this one returned"
+                    f" {type(done).__name__}: make it an 'async def', also if it awaits nothing"
+                )
+            await done
+    return claim.answer

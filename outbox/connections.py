@@ -1,0 +1,103 @@
+"""What a connection must be before anything of ours goes over it: its encoding, where it leads our tables' names, how many locks
+its transaction may hold.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, text
+
+from outbox.errors import ConfigurationError
+
+_IS_UTF8 = "sqlalchemy-outbox utf8"
+"""Under this name a pooled connection knows that it was asked."""
+
+
+def require_connection(connection: Connection, schema: str | None) -> None:
+    """Raise `ConfigurationError` unless the connection leads to our tables in `schema`, and writes text in UTF-8."""
+    require_schema(connection.get_execution_options(), schema)
+    require_utf8(connection)
+
+
+def require_utf8(connection: Connection) -> None:
+    """Raise `ConfigurationError` unless a PostgreSQL database, and this connection to it, write text in UTF-8.
+
+    Keys are derived from UTF-8, and services answer in it: another encoding could not store every text, and would change some
+    without an error. Once for each pooled connection; psycopg and asyncpg know it without a question to the server.
+    """
+    pooled: Any = connection.connection
+    if connection.dialect.name != "postgresql" or _IS_UTF8 in pooled.info:
+        return
+    server, client = _encodings(connection)
+    if server != "UTF8":
+        raise ConfigurationError(
+            f"the database's encoding is {server}, and the outbox needs UTF8: it could not store every key and every answer;"
+            " create the database with ENCODING 'UTF8', and restore its dump there"
+        )
+    if client not in _UTF8_CLIENTS:
+        raise ConfigurationError(
+            f"the connection's client_encoding is {client}, and the outbox needs UTF8: leave client_encoding out of the URL,"
+            " of create_engine and of PGCLIENTENCODING, or set it to utf8"
+        )
+    pooled.info[_IS_UTF8] = True
+
+
+def _encodings(connection: Connection) -> tuple[str | None, str | None]:
+    """The server's and the client's, as PostgreSQL names them."""
+    driver: Any = connection.connection.driver_connection
+    match connection.dialect.driver:
+        case "psycopg" | "psycopg_async":
+            found = driver.info.parameter_status("server_encoding"), driver.info.parameter_status("client_encoding")
+        case "asyncpg":
+            settings = driver.get_settings()
+            found = getattr(settings, "server_encoding", None), getattr(settings, "client_encoding", None)
+        case _:
+            found = None, None
+    if all(found):  # a proxy may not pass them on
+        return found
+    server, client = connection.execute(_ASKED).one()
+    return server, client
+
+
+_UTF8_CLIENTS = ("UTF8", "UNICODE")
+"""The one encoding. PostgreSQL reports its own name for any spelling, `utf-8` for one, but passes UNICODE on as it was set.
+Source: check_client_encoding in its src/backend/commands/variable.c.
+"""
+
+_ASKED = text("SELECT current_setting('server_encoding'), current_setting('client_encoding')")
+
+
+def require_schema(options: Mapping[str, Any], schema: str | None) -> None:
+    """Raise `ConfigurationError` if these execution options lead our tables to another schema than `schema`.
+
+    What is written and what is read would not be in one place: SQLAlchemy translates its own constructs, and no SQL as text.
+    """
+    translated = options.get("schema_translate_map")
+    if translated and translated.get(schema, schema) != schema:
+        raise ConfigurationError(
+            f"schema_translate_map leads schema {schema!r}, in which the outbox's tables are, to {translated[schema]!r}: name"
+            " the tables' schema with outbox.configure(schema=...), one that the map leaves alone; one outbox.Outbox for each"
+            " tenant's schema, if each tenant has tables of its own"
+        )
+
+
+class LockBudget:
+    """How many locks one transaction may take, of a kind that it keeps to its end.
+
+    All of a server's databases share PostgreSQL's lock table: max_locks_per_transaction times max_connections places, 6,400 by
+    default. A transaction that fills it makes every other one fail. Locks that a savepoint's rollback gave back stay counted.
+    """
+
+    def __init__(self, locks_max: int) -> None:
+        self.locks_max = locks_max
+        self._taken: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    def take(self, connection: Connection, locks: int) -> bool:
+        """Whether the connection's transaction may take so many more; if so, they are counted."""
+        transaction = connection.get_transaction() or connection
+        taken = self._taken.get(transaction, 0) + locks
+        if taken > self.locks_max:
+            return False
+        self._taken[transaction] = taken
+        return True

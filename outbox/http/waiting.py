@@ -1,0 +1,55 @@
+"""How many requests wait at once for the answer of the one in flight: few, so that they take no connections from the others."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Lock
+from typing import Any
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Pool
+
+from outbox.databases import wait_for_lock
+
+WAITING_MAX = 2
+"""By default. A server of four threads still has one for others, beside these and the request that they wait for."""
+
+_lock = Lock()
+_waiting: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # of this process, whichever route they are for
+
+
+def limited_wait(waiting_max: int) -> Callable[[Connection, UUID, timedelta], bool]:
+    """`wait_for_lock` for as many at once as may wait; for one more it returns False without waiting."""
+
+    def wait(connection: Connection, id: UUID, budget: timedelta) -> bool:
+        pool = connection.engine.pool
+        if not _enter(pool, min(waiting_max, _size(pool) - 1)):
+            return False
+        try:
+            return wait_for_lock(connection, id, budget)
+        finally:
+            _leave(pool)
+
+    return wait
+
+
+def _size(pool: Any) -> float:
+    """How many connections the pool keeps, without those that it opens beyond: a waiting request holds one of them."""
+    size: Any = getattr(pool, "size", 0)  # a number, and no method, in a SingletonThreadPool
+    if callable(size):
+        size = size()
+    return float(size or "inf")  # a pool of size 0 has no limit
+
+
+def _enter(pool: Pool, most: float) -> bool:
+    with _lock:
+        count = _waiting.get(pool, 0)
+        if count >= most:
+            return False
+        _waiting[pool] = count + 1
+        return True
+
+
+def _leave(pool: Pool) -> None:
+    with _lock:
+        _waiting[pool] -= 1

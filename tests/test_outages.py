@@ -1,0 +1,136 @@
+"""What the log says of a database that is away: one line with the cause, then seldom one, and one when it is back."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from dispatching import dispatcher, put, until_true
+from relays import relay
+from sqlalchemy.ext.asyncio import create_async_engine
+from support import Database
+
+import outbox
+from dispatchers import Delivered, Delivery
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.outages import Outages, cause_of, ends_by_itself, is_outage
+from outbox.databases import is_passing
+
+SECRETS = {"username": "nobody-here", "password": "hunter2"}
+
+
+async def error_of(url: sa.URL) -> Exception:
+    if url.get_dialect().is_async:
+        engine = create_async_engine(url)
+        try:
+            await engine.connect()
+        except Exception as error:
+            return error
+        finally:
+            await engine.dispose()
+    else:
+        try:
+            sa.create_engine(url).connect()
+        except Exception as error:
+            return error
+    raise AssertionError("connected")
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize(
+    ("where", "cause", "waits"),
+    [
+        ({"host": "127.0.0.1", "port": 1, **SECRETS}, "the connection is refused", True),
+        ({"host": "nobody-here.invalid", "port": 5432, **SECRETS}, "the host's name cannot be resolved", True),
+        ({"database": "nobody-here", "password": "hunter2"}, ("there is no such database", "the user or"), False),
+        (SECRETS, ("the user or the database does not exist", "the server lets", "the password is"), False),
+    ],
+    ids=["refused", "dns", "database", "user"],
+)
+def test_the_cause_is_told_without_names_and_secrets(
+    postgresql: Database, driver: str, where: dict[str, Any], cause: Any, waits: bool
+) -> None:
+    url = postgresql.url.set(drivername=f"postgresql+{driver}")
+    if "host" in where:
+        url = url.set(query={})
+    error = asyncio.run(error_of(url.set(**where)))
+
+    told = cause_of(error)
+
+    assert told.startswith(cause)
+    assert not any(secret in told for secret in ("hunter2", "nobody-here"))
+    assert is_outage(error)
+    assert ends_by_itself(error) == waits
+    assert is_passing(error) or not waits
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "the database " in record.getMessage()]
+
+
+def test_an_outage_is_reported_once_then_seldom_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    clock = iter([*range(0, 400, 5), 400, 1000])
+    outages = Outages(lambda: next(clock))
+    refused = ConnectionRefusedError(111, "Connection refused")
+
+    for _ in range(0, 400, 5):
+        outages.failed(refused)
+    outages.answered()
+    outages.answered()
+    outages.failed(refused)
+
+    cause = "the connection is refused (ConnectionRefusedError)"
+    first = f"the database is away: {cause}; outcomes are kept in memory, and it is asked again until it answers"
+    assert lines(caplog) == [
+        first,
+        f"the database is away, for 0:01:00 now: {cause}; it is asked again",
+        f"the database is away, for 0:03:00 now: {cause}; it is asked again",
+        "the database is back after 0:06:40; sending goes on",
+        first,
+    ]
+
+
+def test_a_dispatcher_reports_an_outage_in_one_line_and_its_end_in_another(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many sends come back meanwhile, and however often it asks."""
+    tries = 0
+    released = asyncio.Event()
+
+    async def answer_late(delivery: Delivery) -> Delivered:
+        await released.wait()
+        return Delivered()
+
+    async def main() -> None:
+        nonlocal tries
+        with relay(postgresql.url) as (between, url):
+            engine = sa.create_engine(url, poolclass=sa.NullPool)
+
+            @sa.event.listens_for(engine, "do_connect")
+            def count(*_: Any) -> None:
+                nonlocal tries
+                tries += 1
+
+            service = MemoryAdapter()
+            service.send = answer_late  # type: ignore[method-assign]
+            working = dispatcher(engine, ob, adapters={"crm": service})
+            stopping = asyncio.Event()
+            pump = asyncio.create_task(working.pump(stopping))
+            await until_true(lambda: len(working._sends) == 20)
+            between.refuse()
+            before = tries
+            released.set()
+            await until_true(lambda: tries > before + 8)
+            between.accept()
+            await until_true(lambda: not postgresql.queue)
+            stopping.set()
+            await pump
+
+    put(postgresql, ob, count=20)
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+
+    first, second = lines(caplog)
+    assert first.startswith("the database is away: the connection was closed (OperationalError); ")
+    assert second.startswith("the database is back after ")
