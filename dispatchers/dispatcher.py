@@ -366,6 +366,7 @@ class Dispatcher:
         try:
             exchange = await self.store.exchange(settlements, request)
         except BaseException as error:
+            self._turns.give_all_back(wants)
             self._endings.put_back(settlements)  # kept until the database is back
             self._news.set()
             if not isinstance(error, CallbacksChanged):
@@ -377,7 +378,7 @@ class Dispatcher:
             pressing = request.pressing
             if pressing is not None and self._pressure.learn(pressing, exchange.pressures, request.token):
                 self._turns.begin_round()
-            self._turns.found(wants, exchange.claimed)
+        self._turns.found(wants, exchange.claimed)
         self.outages.answered()
         if exchange.claimed:
             self._news.set()  # not for nothing: two idle lanes would wake each other without end

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from uuid import UUID
 
-from dispatchers.lifecycle import Claimed, Ending, Keep, Park, Settle, Transition
+from dispatchers.lifecycle import Claimed, Ending, Keep, Lease, Park, Settle, Transition
 
 AGAIN_FIRST_SECONDS = 0.02  # until a postponed one is tried again: who has its row locked is a claim, most often
 AGAIN_SECONDS = 0.25  # or an app's transaction, which may be long
@@ -23,7 +23,7 @@ class Endings:
         self._patience_seconds = patience.total_seconds()
         self._waiting: list[Ending] = []
         self._postponed: list[Ending] = []
-        self._since: dict[UUID, float] = {}  # of those that are postponed, or tried again just now
+        self._since: dict[Lease, float] = {}  # of those that are postponed, or tried again just now
         self._again_at = math.inf
 
     def __len__(self) -> int:
@@ -56,13 +56,13 @@ class Endings:
         """Those of `tried` with these ids are to be tried again, in a moment; for the others it is over."""
         now = self._clock()
         for ending in tried:
-            id = ending[0].id
-            if id not in ids:
-                self._since.pop(id, None)
+            lease = ending[0].lease
+            if lease[0] not in ids:
+                self._since.pop(lease, None)
                 continue
-            again_at = now + (AGAIN_SECONDS if id in self._since else AGAIN_FIRST_SECONDS)
+            again_at = now + (AGAIN_SECONDS if lease in self._since else AGAIN_FIRST_SECONDS)
             self._again_at = min(self._again_at, again_at) if self._postponed else again_at
-            self._since.setdefault(id, now)
+            self._since.setdefault(lease, now)
             self._postponed.append(ending)
 
     def take_postponed(self, *, is_last_chance: bool = False) -> list[Ending]:
@@ -73,7 +73,7 @@ class Endings:
         taken, self._postponed = self._postponed, []
         return [
             (entry, _written_down(change))
-            if is_last_chance or now - self._since[entry.id] > self._patience_seconds
+            if is_last_chance or now - self._since[entry.lease] > self._patience_seconds
             else (entry, change)
             for entry, change in taken
         ]

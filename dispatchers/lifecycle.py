@@ -10,6 +10,8 @@ from uuid import UUID
 from dispatchers.pressure import Pressing
 from outbox.instants import NEVER
 
+Lease: TypeAlias = tuple[UUID, UUID]  # the entry and its lease's token
+
 
 class Claimed(NamedTuple):
     """An entry under our lease. All instants are the database's.
@@ -55,6 +57,11 @@ class Claimed(NamedTuple):
     position: int | None
     ended: str | None
     lease_token: UUID
+
+    @property
+    def lease(self) -> Lease:
+        """What a process knows this claim by: the same entry may be claimed again before the process is done with this claim."""
+        return self.id, self.lease_token
 
     def __repr__(self) -> str:
         return f"Claimed(id={self.id!r}, operation={self.operation!r}, deliveries={self.deliveries})"

@@ -15,7 +15,7 @@ from dispatchers.callbacks import CallbackFailed, CallbackOverdue, Callbacks, Ca
 from dispatchers.calling import told
 from dispatchers.decide import hand_over, keep, release
 from dispatchers.lanes import NextIsLocked
-from dispatchers.lifecycle import Claimed, End, Transition
+from dispatchers.lifecycle import Claimed, End, Lease, Transition
 from dispatchers.store import CallbacksChanged, Store
 from outbox.databases import is_passing
 
@@ -77,7 +77,7 @@ class Settling:
         self._away = away
         self._until: dict[UUID, float] = {}  # of each claim, by its lease token, in the order of the claims
         self._waiting: deque[Waiting] = deque()
-        self._delayed: dict[UUID, tuple[asyncio.TimerHandle, Waiting]] = {}
+        self._delayed: dict[Lease, tuple[asyncio.TimerHandle, Waiting]] = {}
         self._at_work = 0
         self._workers: dict[asyncio.Task[Any], None] = {}  # no set: a seed's run repeats only if theirs is an order
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -167,8 +167,8 @@ class Settling:
         self._release_timer = None
         now = self._clock()
         late = [waiting for waiting in self._all_waiting() if waiting.until <= now]
-        for id in [id for id, (_, waiting) in self._delayed.items() if waiting.until <= now]:
-            self._delayed.pop(id)[0].cancel()
+        for lease in [lease for lease, (_, waiting) in self._delayed.items() if waiting.until <= now]:
+            self._delayed.pop(lease)[0].cancel()
         self._waiting = deque(waiting for waiting in self._waiting if waiting.until > now)
         if late and now - self._reported_at >= REPORT_SECONDS:
             self._reported_at = now
@@ -258,11 +258,11 @@ class Settling:
         first, most = STORE_RETRY_SECONDS
         seconds = min(first * 2 ** min(waiting.tries, 10), most) * (0.5 + self._chance.random() / 2)
         again = waiting._replace(tries=waiting.tries + 1)
-        self._delayed[waiting.entry.id] = loop.call_later(seconds, self._try_again, again, loop), again
+        self._delayed[again.entry.lease] = loop.call_later(seconds, self._try_again, again, loop), again
         self._watch_lease(again, loop)
 
     def _try_again(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
-        del self._delayed[waiting.entry.id]
+        del self._delayed[waiting.entry.lease]
         self._waiting.append(waiting)
         self._set_to_work(loop)
 

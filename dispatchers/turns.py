@@ -126,19 +126,24 @@ class Turns:
 
     def found(self, wants: Sequence[Want], claimed: Sequence[Claimed]) -> None:
         """What the wants brought: slots that stay empty are given back, and the next round begins."""
-        for want in wants:
-            self.give_back(want.destination, want.slots)
-            if want.called_back:
-                self._pace.give_back(want.destination, want.slots)
+        self.give_all_back(wants)
         counts = Counter([entry.destination for entry in claimed])
         for name, count in counts.items():
             self.hold(name, count)
         for want in wants:
             if want.recent is None and want.destination in self._read_at and not counts[want.destination]:
-                self._read_at[want.destination] = self._asked_at[want.destination]
+                asked_at = self._asked_at.get(want.destination, -math.inf)  # before anything unserved was met there
+                self._read_at[want.destination] = asked_at
         if claimed:
             self._remember_hints(claimed)
             self.begin_round()
+
+    def give_all_back(self, wants: Sequence[Want]) -> None:
+        """The slots of these wants, of which nothing is known: the claim failed."""
+        for want in wants:
+            self.give_back(want.destination, want.slots)
+            if want.called_back:
+                self._pace.give_back(want.destination, want.slots)
 
     def hold(self, name: str, slots: int = 1) -> None:
         """Keep more slots taken: for an entry that was claimed, or whose send has ended but not its settling."""

@@ -62,6 +62,7 @@ class Scene:
         self.world.run_until(self._nothing_is_left, latest=FAULTS_SECONDS)
         self._let_the_faults_stop()
         if not self.world.run_until(self._is_over, latest=FAULTS_SECONDS + END_SECONDS):
+            self._check_processes()
             raise BrokenPromise("the faults stopped, and not every entry ends")
         self._check()
 
@@ -85,6 +86,9 @@ class Scene:
 
     def _check(self) -> None:
         self.promises.check_all(CALLED_BACK)
+        self._check_processes()
+
+    def _check_processes(self) -> None:
         problems = self.defects + [problem for process in self.world.processes for problem in _deaths(process)]
         if problems:
             raise Defect(problems[0])
