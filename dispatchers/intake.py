@@ -26,6 +26,9 @@ from outbox.schema import SCHEMA_VERSION
 
 PINNED_DELAY = timedelta(seconds=2)  # until what was sent in another form is claimed again: few, in flight at a deploy
 FOREIGN_DELAY = timedelta(days=1)  # until an entry of another env is claimed, and reported, again
+CANCELLED_DELAY = timedelta(
+    seconds=2
+)  # until an entry that others serve, and an operator has cancelled, is claimed again
 UNSERVED_SECONDS = 5.0  # how long it leaves a destination alone of which it serves nothing
 
 
@@ -68,7 +71,7 @@ class Intake:
                 self._leave_unserved(entry)
             elif entry.schema_version > SCHEMA_VERSION:
                 self._turns.pass_over(None, entry.destination)
-                self._leave(entry, "a newer release wrote it")
+                self._leave_to_others(entry, "a newer release wrote it")
             elif entry.env != env and not _has_ended(entry):
                 self._leave_foreign(entry, env)
             elif entry.outcome is not None and (known := known_of(entry.outcome)) is not None:
@@ -83,15 +86,21 @@ class Intake:
 
     def _leave_unserved(self, entry: Claimed) -> None:
         """Another process may serve it. A destination that is none of ours is left alone, for those whose it is."""
-        known = known_of(entry.outcome)
-        if known is not None and has_no_taker(known, entry.leased_at):
-            self._turn_back(entry, Settle("cancelled", entry.attempts, reason=known.reason, decided=True))
-            return
-        reason = f"no adapter here serves it{self._routes.suggestion(entry.operation)}"
         self._turns.pass_over(entry.operation, entry.destination)
         if entry.destination not in self._turns.home:
             self._turns.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
-        self._leave(entry, reason)
+        self._leave_to_others(entry, f"no adapter here serves it{self._routes.suggestion(entry.operation)}")
+
+    def _leave_to_others(self, entry: Claimed, reason: str) -> None:
+        """What is on record for it is for those who serve it; only a cancellation that they leave for long is concluded here.
+
+        Claims do not pass over one that is cancelled: it is claimed again after a while, and not at once.
+        """
+        known = known_of(entry.outcome)
+        if known is not None and has_no_taker(known, entry.leased_at):
+            self._turn_back(entry, Settle("cancelled", entry.attempts, reason=known.reason, decided=True))
+        else:
+            self._leave(entry, reason, timedelta(0) if known is None else CANCELLED_DELAY)
 
     def _leave_foreign(self, entry: Claimed, env: str) -> None:
         """It is neither sent nor looked for: the deployment that it names may send it, too."""

@@ -295,8 +295,8 @@ def known_of(outcome: str | None) -> Known | None:
 
 _KNOWN = ("state", "attempts", "result", "reason")
 
-KNOWN_PATTERN = '%"known": {%'
-"""For LIKE: the `outcome` of an entry of which something is known. A quote inside a reason is escaped, so that none matches."""
+CANCELLED_PATTERN = '%"known": {"state": "cancelled"%"decided_at": %'
+"""For LIKE: the `outcome` of an entry that an operator has cancelled. A quote inside a reason is escaped: none can match."""
 
 
 def looks_of(outcome: str | None) -> Looks | None:
@@ -346,7 +346,7 @@ class ClaimRequest:
     seen: which mark of the database's history this process has seen there; nothing is claimed where only an earlier one is.
     pressing: what is to be written down of the destinations, and decided under their rows' lock; None for nothing.
     unserved: operations that this process does not serve. Their entries are passed over, as are those that only a newer release
-        can read, unless an operator's decision is on record. None while none of either was met.
+        can read, unless an operator has cancelled them. None while none of either was met.
     only: the entries that may be claimed; None for any.
     """
 

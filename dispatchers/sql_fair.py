@@ -23,7 +23,7 @@ CLAIMABLE_OF = """c.fair = {name} AND c.scope = {scope}
 """What of one scope may be claimed, the oldest first."""
 
 SERVED = """
-                    AND (c.outcome LIKE :known OR NOT EXISTS (
+                    AND (c.outcome LIKE :cancelled OR NOT EXISTS (
                         SELECT FROM {entry} AS u WHERE u.id = c.id
                             AND (u.operation = ANY (CAST(:unserved AS text[])) OR u.schema_version > :readable)
                     ))"""

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table, delete, exists, func, insert, or_, sel
 
 from dispatchers import sql_callbacks
 from dispatchers.fairness import NOBODY, Rounds
-from dispatchers.lifecycle import KNOWN_PATTERN, Claimed, ClaimRequest, Ending, Settle, Transition, Want
+from dispatchers.lifecycle import CANCELLED_PATTERN, Claimed, ClaimRequest, Ending, Settle, Transition, Want
 from dispatchers.moves import Moved, moved
 from dispatchers.sql_fair import claimable_at, read_backlog
 from dispatchers.sql_pressure import is_pressed
@@ -92,7 +92,7 @@ def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
     if request.unserved is None:
         return []
     served = entry.c.operation.not_in(request.unserved) & (entry.c.schema_version <= SCHEMA_VERSION)
-    return [or_(tables.queue.c.outcome.like(KNOWN_PATTERN), served)]
+    return [or_(tables.queue.c.outcome.like(CANCELLED_PATTERN), served)]
 
 
 def _holding(tables: Tables) -> Any:

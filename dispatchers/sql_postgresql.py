@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 
 from dispatchers.fairness import NOBODY, Rounds
-from dispatchers.lifecycle import KNOWN_PATTERN, Claimed, ClaimRequest, Ending, Settle, Want
+from dispatchers.lifecycle import CANCELLED_PATTERN, Claimed, ClaimRequest, Ending, Settle, Want
 from dispatchers.moves import Moving, moved
 from dispatchers.sql_callbacks import summary_sql
 from dispatchers.sql_fair import CLAIMABLE_OF, SERVED, read_fronts, read_scopes
@@ -115,7 +115,12 @@ def _unserved_parameters(request: ClaimRequest) -> dict[str, Any]:
     if request.unserved is None:
         return {}
     recent = [want.recent for want in request.wants]
-    return {"recent": recent, "unserved": list(request.unserved), "known": KNOWN_PATTERN, "readable": SCHEMA_VERSION}
+    return {
+        "recent": recent,
+        "unserved": list(request.unserved),
+        "cancelled": CANCELLED_PATTERN,
+        "readable": SCHEMA_VERSION,
+    }
 
 
 def settle(

@@ -12,6 +12,7 @@ from support import Database
 import outbox
 from dispatchers import Adapter, Delivered, Delivery, Dispatcher, Limits, Operations, Settlement
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
+from dispatchers.intake import CANCELLED_DELAY
 from outbox.errors import ConfigurationError
 
 MINUTES = timedelta(minutes=2)
@@ -82,6 +83,7 @@ def test_the_process_that_serves_it_settles_a_cancellation_with_its_callback(
 
     document("cancel", str(id), database=database)
     others(database, ob)
+    age(database, CANCELLED_DELAY)
     run_once(database, ob, include=[effects])
 
     assert (state(database, id), ended) == ("cancelled", ["cancelled"])

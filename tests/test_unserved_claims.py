@@ -12,6 +12,7 @@ from support import TABLES, Database
 import outbox
 from dispatchers import Delivered, Delivery, Operations
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.intake import CANCELLED_DELAY
 from dispatchers.lifecycle import Known, outcome_on_record
 from dispatchers.turns import LATE_SECONDS, UNSERVED_SECONDS, Turns
 from outbox.schema import SCHEMA_VERSION
@@ -91,15 +92,23 @@ def test_another_process_sends_what_this_one_passed_over(database: Database, ob:
     assert run_once(database, ob, include=[serving("crm.late")]) == 60
 
 
-def test_a_decision_about_a_passed_over_entry_is_carried_out(database: Database, ob: outbox.Outbox) -> None:
-    (id, *_) = put(database, ob, "crm.gone", count=3)
+def decide_to_cancel(database: Database, id: Any, at: datetime) -> None:
+    known = outcome_on_record("a slip", known=Known(state="cancelled", reason="a slip", decided_at=at))
+    database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id == id).values(outcome=known))
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["another operation", "a newer release's"])
+def test_a_decision_about_a_passed_over_entry_is_carried_out(
+    database: Database, ob: outbox.Outbox, newer: bool
+) -> None:
+    (id, *_) = put(database, ob, "crm.upsert" if newer else "crm.gone", count=3)
+    if newer:
+        database.execute(sa.update(TABLES.entry).values(schema_version=SCHEMA_VERSION + 1))
     working = dispatcher(database, ob, include=[serving("crm.upsert")])
 
     async def work() -> None:
         await working.run_once()
-        decided_at = datetime(2020, 1, 1, tzinfo=UTC)
-        known = outcome_on_record("a slip", known=Known(state="cancelled", reason="a slip", decided_at=decided_at))
-        database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id == id).values(outcome=known))
+        decide_to_cancel(database, id, datetime(2020, 1, 1, tzinfo=UTC))
         await working.run_once()
         await working.close()
 
@@ -107,6 +116,24 @@ def test_a_decision_about_a_passed_over_entry_is_carried_out(database: Database,
 
     assert states(database) == {"pending": 2, "cancelled": 1}
     assert queue_row(database, id) is None
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["another operation", "a newer release's"])
+def test_a_decision_that_others_are_to_carry_out_first_is_looked_at_seldom(
+    database: Database, ob: outbox.Outbox, newer: bool
+) -> None:
+    """Claims do not pass over it, and it is given back as it was: at once, it would be claimed again without a pause."""
+    id = put_one(database, ob, "crm.upsert" if newer else "crm.gone")
+    if newer:
+        database.execute(sa.update(TABLES.entry).values(schema_version=SCHEMA_VERSION + 1))
+    decided_at = datetime.now(UTC)
+    decide_to_cancel(database, id, decided_at)
+
+    assert run_once(database, ob, include=[serving("crm.upsert")]) == 0
+
+    row = queue_row(database, id)
+    assert (row.state, row.deliveries) == ("pending", 0)
+    assert row.due_at >= decided_at + CANCELLED_DELAY
 
 
 # --- when everything that is due is read again
@@ -134,3 +161,25 @@ def test_a_destination_that_serves_all_it_has_is_always_read_whole() -> None:
         (want,) = turns.take(now)
         turns.found([want], [])
         assert want.recent is None
+
+
+def test_a_claim_that_failed_is_no_read_of_all_that_is_due() -> None:
+    turns = Turns(["crm"], slots=10, slots_in_all=100)
+    (early,) = turns.take(100.0)  # before anything unserved was met
+    turns.pass_over("crm.gone", "crm")
+    turns.give_all_back([early])
+    (failed,) = turns.take(100.0)
+    turns.give_all_back([failed])
+
+    (want,) = turns.take(101.0)
+    assert want.recent is None
+
+
+def test_a_claim_that_began_before_anything_unserved_was_met_is_no_read_of_all_that_is_due() -> None:
+    turns = Turns(["crm"], slots=10, slots_in_all=100)
+    (early,) = turns.take(100.0)
+    turns.pass_over("crm.gone", "crm")
+    turns.found([early], [])
+
+    (want,) = turns.take(101.0)
+    assert want.recent is None

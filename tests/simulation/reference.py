@@ -134,13 +134,15 @@ class ReferenceStore(Tables):
                 yield id
 
     def _served(self, ids: Iterable[UUID], request: ClaimRequest) -> Iterator[UUID]:
-        """Without what the process that asks does not serve, unless an operator has decided about it."""
+        """Without what the process that asks does not serve, unless an operator has cancelled it."""
         for id in ids:
             entry = self.entries[id]
             passed_over = request.unserved is not None and (
                 entry.operation in request.unserved or entry.schema_version > SCHEMA_VERSION
             )
-            if not passed_over or known_of(self.queue[id].outcome) is not None:
+            known = known_of(self.queue[id].outcome)
+            is_cancelled = known is not None and known.state == "cancelled" and known.decided_at is not None
+            if is_cancelled or not passed_over:
                 yield id
 
     def _is_free(self, row: Row, now: datetime) -> bool:
