@@ -205,6 +205,10 @@ class Promises(Truth):
     def arrived(self, send: Send) -> None:
         send.has_arrived = True
         story, window = self.story(send.claimed.id), send.service.window
+        froze = send.process.frozen_seconds(send.began) > 0
+        if window is None:  # no look can rule out what a sender does that was frozen beyond lease and margin: docs/states.md
+            waited = self._now() - self.instant(send.claimed.leased_at)
+            send.too_late |= froze and waited >= (LEASE + QUIESCENCE).total_seconds()
         if not isinstance(window, timedelta):
             return
         first = min(
@@ -212,7 +216,6 @@ class Promises(Truth):
             default=self._now(),
         )
         forgets = first + window.total_seconds()
-        froze = send.process.frozen_seconds(send.began) > 0
         self.require(
             froze or self._now() < forgets, send.claimed.id, "it arrived when the service may have forgotten the key"
         )
