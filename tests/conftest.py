@@ -97,7 +97,9 @@ class Copies:
                 tables = ", ".join(name for metadata in (TABLES.metadata, Base.metadata) for name in metadata.tables)
                 connection.exec_driver_sql(f"TRUNCATE {tables} RESTART IDENTITY")
                 connection.exec_driver_sql("SELECT setval('outbox_position', 1, false), pg_stat_reset()")
-                connection.exec_driver_sql("DELETE FROM pg_statistic")  # an emptied table keeps what ANALYZE found in it
+                connection.exec_driver_sql(
+                    "DELETE FROM pg_statistic"
+                )  # an emptied table keeps what ANALYZE found in it
                 self._idle.append(database.owners_url)
 
     def drop(self) -> None:

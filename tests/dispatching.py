@@ -122,7 +122,10 @@ def _shift(database: Database, table: sa.Table, by: timedelta, *columns: str, wh
     delay: Any = by // MICROSECOND if database.name == "sqlite" else sa.literal(by, sa.Interval)
     kind: Any = sa.BigInteger if database.name == "sqlite" else sa.DateTime
     statement = sa.update(table).values({name: sa.type_coerce(table.c[name], kind) - delay for name in columns})
-    database.execute(statement if where is None else statement.where(where))
+    with database.owner() as connection:
+        if database.name == "postgresql":  # the server may still be at work for a process that was killed, row by row
+            connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
+        connection.execute(statement if where is None else statement.where(where))
 
 
 # --- claims

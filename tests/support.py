@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,12 @@ class Database:
 
     # --- making time pass
 
+    def owner(self) -> AbstractContextManager[sa.Connection]:
+        """A transaction with the rights of the tables' owner."""
+        return (self.engine if self.roles is None else self._observer).begin()
+
     def execute(self, statement: sa.Executable) -> None:
-        with (self.engine if self.roles is None else self._observer).begin() as connection:
+        with self.owner() as connection:
             connection.execute(statement)
 
     def age_records(self, by: timedelta) -> None:

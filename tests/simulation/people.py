@@ -6,7 +6,7 @@ from uuid import UUID
 
 from dispatchers.decisions import Verdict
 from simulation import reference_history, reference_people
-from simulation.database import ENV, Database
+from simulation.database import ENV, START, Database
 from simulation.promises import Promises
 from simulation.reference_rows import Refused
 from simulation.world import World
@@ -79,8 +79,10 @@ class People:
         self.world.at(self.chance.choice([1.0, 4.0, 12.0, 16.0]), self._resume_after_restore)
 
     def _resume_after_restore(self) -> None:
-        if reference_history.is_held(self.database.store):
-            reference_history.resume(self.database.store, ENV, "the disk was lost")
+        store = self.database.store
+        if reference_history.is_held(store):
+            since = START if store.meta.mark is None else None  # a backup older than the first mark names no time
+            reference_history.resume(store, ENV, "the disk was lost", since)
             self.promises.restore.resumed()
 
     # --- destinations

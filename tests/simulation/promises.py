@@ -206,7 +206,9 @@ class Promises(Truth):
         send.has_arrived = True
         story, window = self.story(send.claimed.id), send.service.window
         froze = send.process.frozen_seconds(send.began) > 0
-        if window is None:  # no look can rule out what a sender does that was frozen beyond lease and margin: docs/states.md
+        if (
+            window is None
+        ):  # no look can rule out what a sender does that was frozen beyond lease and margin: docs/states.md
             waited = self._now() - self.instant(send.claimed.leased_at)
             send.too_late |= froze and waited >= (LEASE + QUIESCENCE).total_seconds()
         if not isinstance(window, timedelta):
