@@ -1,6 +1,7 @@
 """The process: signals, drain, the timetable. The only part that knows about time as such."""
 
 import asyncio
+import atexit
 import gc
 import logging
 import os
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -32,14 +34,20 @@ CHECK_SECONDS = (0.2, 5.0)  # until a database that is away at the start is aske
 CLOSE_SECONDS = 2.0  # for connections, which a database that has vanished would never let go
 LATE_SECONDS = 5.0  # after the grace, a drain has ended unless the database does not answer
 STOPPED_AT_ONCE = 1  # the exit status then
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+Handler = Callable[[int, FrameType | None], None]
 
 
 def run(dispatcher: Dispatcher) -> None:
     """Work until SIGTERM or Ctrl-C, then drain. A second signal, or a database that has not answered by the end of the grace,
     ends the process at once with the exit status 1, and leaves leases to expire.
+
+    The two signals stay ours until the process has exited: one that comes after the drain also ends it with 1.
     """
+    atexit.register(_ignore_signals)
     with tuned_interpreter():
-        is_drained = asyncio.run(serve(dispatcher))
+        is_drained = asyncio.run(_serve(dispatcher, afterwards=_exit_at_once))
     if not is_drained:
         log.warning("stopped at once")
         logging.shutdown()
@@ -53,8 +61,12 @@ async def serve(dispatcher: Dispatcher) -> bool:
     While it works the two signals are its own. At its end their handlers of `signal.signal` are back (those of
     `loop.add_signal_handler` are yours to add again), and no task of its own is left.
     """
+    return await _serve(dispatcher)
+
+
+async def _serve(dispatcher: Dispatcher, afterwards: Handler | None = None) -> bool:
     signals = Signals(dispatcher)
-    signals.listen()
+    signals.listen(afterwards)
     timetable = _timetable(dispatcher, signals.stopping)
     try:
         await signals.guard(_work(dispatcher, timetable, signals.stopping))
@@ -63,6 +75,16 @@ async def serve(dispatcher: Dispatcher) -> bool:
     if not signals.cut_short:
         log.info("stopped")
     return not signals.cut_short
+
+
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
+    os._exit(STOPPED_AT_ONCE)
+
+
+def _ignore_signals() -> None:
+    """At its end Python replaces its own handlers by the default, which kills the process. An ignored signal stays ignored."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 async def _work(dispatcher: Dispatcher, timetable: AsyncIOScheduler, stopping: asyncio.Event) -> None:
@@ -136,21 +158,21 @@ class Signals:
         self._working: asyncio.Task[None] | None = None
         self._is_cancelled = False
         self._abandoning: set[asyncio.Task[None]] = set()
-        self._before: dict[signal.Signals, Any] = {}
+        self._afterwards: dict[signal.Signals, Any] = {}
 
-    def listen(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before = signal.getsignal(number)
-            with suppress(NotImplementedError):  # Windows has no such handlers: Ctrl-C then ends the process
-                self._loop.add_signal_handler(number, self._stop, number)
-                self._before[number] = before
+    def listen(self, afterwards: Handler | None = None) -> None:
+        """Take the two signals. `afterwards` is their handler once we are closed; None is the one that they have now."""
+        for number in SIGNALS:
+            self._afterwards[number] = afterwards or signal.getsignal(number)
+            self._loop.remove_signal_handler(number)  # the loop would call it beside ours
+            # Not `add_signal_handler`: to remove that is to have the system's default for a moment, which kills.
+            signal.signal(number, self._hear)
 
     def close(self) -> None:
         """Give the signals back, and end what was waiting to abandon the dispatcher."""
-        for number, before in self._before.items():
-            self._loop.remove_signal_handler(number)
-            if before is not None:  # None: it was set by something else than Python
-                signal.signal(number, before)
+        for number, handler in self._afterwards.items():
+            if handler is not None:  # None: it was set by something else than Python
+                signal.signal(number, handler)
         for task in self._abandoning:
             task.cancel()
 
@@ -162,6 +184,9 @@ class Signals:
         except asyncio.CancelledError:
             if not self._is_cancelled:  # by whoever runs us
                 raise
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._loop.call_soon_threadsafe(self._stop, signal.Signals(number))
 
     def _stop(self, number: signal.Signals) -> None:
         if self.stopping.is_set():

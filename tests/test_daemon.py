@@ -164,6 +164,43 @@ def test_an_idle_one_stops_when_told(postgresql: Database, tmp_path: Path) -> No
     assert told.endswith("; operations or prefixes: 1, callbacks: 0")
 
 
+WAITS_FOR_A_THREAD = """
+import threading
+
+def work():
+    threading.main_thread().join()  # not before the interpreter's own end begins
+    (here / "ending").touch()
+    time.sleep(20)
+"""
+
+WAITS_FOR_A_MODULE = """
+class Late:
+    def __del__(self, open=os.open, path=str(here / "ending"), flags=os.O_CREAT, sleep=time.sleep):
+        open(path, flags)
+        sleep(1)
+
+late = Late()
+"""
+
+
+@pytest.mark.parametrize(("slow_end", "status"), [(WAITS_FOR_A_THREAD, 1), (WAITS_FOR_A_MODULE, 0)])
+def test_a_signal_after_the_drain_never_kills_the_process(
+    postgresql: Database, tmp_path: Path, slow_end: str, status: int
+) -> None:
+    """At both stages of Python's own end: while it waits for threads, and when no handler can run any more."""
+    thread = "    threading.Thread(target=work).start()\n" if "work" in slow_end else ""
+    write_factory(tmp_path, slow_end + GATED.replace("def make():\n", "def make():\n" + thread))
+
+    with daemon(tmp_path, postgresql.url) as process:
+        wait_for(lambda: "sending: " in process.output, "its start", workers=[process])
+        process.terminate()
+        wait_for((tmp_path / "ending").exists, "its end", workers=[process])
+        assert "stopped" in process.output
+        process.terminate()
+
+        assert process.wait(seconds=10) == status, process.output
+
+
 def test_what_it_says_of_its_database_at_the_start_holds_no_password(ob: outbox.Outbox) -> None:
     url = "postgresql+psycopg://shop:hunter2@db.internal/orders?password=hunter2&host=elsewhere"
 
