@@ -28,6 +28,7 @@ _CAUSES = {
 }
 _PHRASES = {
     "password authentication failed": _CAUSES["28P01"],
+    "performing authentication": "the server's part in the authentication makes no sense to the driver",
     "no pg_hba.conf entry": _CAUSES["28000"],
     "starting up": _CAUSES["57P03"],
     "shutting down": _CAUSES["57P03"],
@@ -46,6 +47,7 @@ _PHRASES = {
     "timed out": "the server did not answer in time",
     "certificate": "TLS failed",
     "does not exist": "the user or the database does not exist",  # libpq tells no SQLSTATE of it
+    "no such file": "there is no socket where the server's should be",
     "closed": "the connection was closed",
     "reset": "the connection was closed",
     "terminat": "the connection was closed",
@@ -56,6 +58,7 @@ _PHRASES = {
 _CLASSES: dict[type[BaseException], str] = {
     ConnectionRefusedError: "the connection is refused",
     socket.gaierror: "the host's name cannot be resolved",
+    FileNotFoundError: "there is no socket where the server's should be",
     ConnectionError: "the connection was closed",
     builtins.TimeoutError: "the server did not answer in time",
 }
@@ -69,15 +72,38 @@ def cause_of(error: BaseException) -> str:
     if isinstance(error, OutboxError):
         return str(error)
     original = getattr(error, "orig", None) or error
-    code = sqlstate(original)
-    shown = " ".join(filter(None, (type(original).__name__, code)))
     if isinstance(error, TimeoutError):
-        return f"no connection of the pool became free in time ({shown})"
-    text = str(original).lower()
-    of_class = next((cause for kind, cause in _CLASSES.items() if isinstance(original, kind)), None)
-    of_text = next((cause for phrase, cause in _PHRASES.items() if phrase in text), None)
-    cause = _CAUSES.get(code or "") or of_class or of_text
-    return f"{cause} ({shown})" if cause else shown
+        return f"no connection of the pool became free in time ({_shown(original)})"
+    for found in _chain(original, contexts=False):  # asyncpg: a closed connection, and as its cause why it was closed
+        if (code := sqlstate(found) or "") in _CAUSES:
+            return f"{_CAUSES[code]} ({_shown(found)})"
+    chain = _chain(original, contexts=True)
+    for found in chain:
+        if (cause := _by_class_or_text(found)) is not None:
+            return f"{cause} ({_shown(found)})"
+    named = [original] if sqlstate(original) else chain
+    return " from ".join(dict.fromkeys(map(_shown, named)))  # SQLAlchemy gives the driver's error's name to its own
+
+
+def _chain(error: BaseException, *, contexts: bool) -> list[BaseException]:
+    """The error, its cause, the cause of that, and so on; with `contexts` what was being handled, too, where none is given."""
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in chain:
+        chain.append(following)
+        context = following.__context__ if contexts and not following.__suppress_context__ else None
+        following = following.__cause__ or context
+    return chain
+
+
+def _shown(error: BaseException) -> str:
+    return " ".join(filter(None, (type(error).__name__, sqlstate(error))))
+
+
+def _by_class_or_text(error: BaseException) -> str | None:
+    text = str(error).lower()
+    of_class = next((cause for kind, cause in _CLASSES.items() if isinstance(error, kind)), None)
+    return of_class or next((cause for phrase, cause in _PHRASES.items() if phrase in text), None)
 
 
 _AWAY = ("08", "25P03", "28", "3D", "53", "57P")  # PostgreSQL, appendix A
