@@ -85,7 +85,7 @@ def _require_owner(connection: Connection, tables: Tables, word: Word) -> None:
     recorded = recorded_environment(connection, tables)
     owner = word.env if recorded is None else recorded
     if word.adopt_from is None:
-        refuse_other_environment(owner, word.env)
+        refuse_other_environment(connection, owner, word.env)
     elif word.adopt_from != owner or owner == word.env:
         raise InvalidValue(
             "adopt_from",

@@ -58,9 +58,9 @@ def _require_environment(
     connection: Connection, tables: Tables, env: str, mark: Mark | None, known: Mark | None
 ) -> None:
     if known is not None and not is_outdated(known, mark):
-        refuse_other_environment(known.environment, env, witness="what this process remembers of the database is of")
+        refuse_other_environment(connection, known.environment, env, witness="as this process remembers, ")
     if mark is not None:
-        refuse_other_environment(mark.environment, env)
+        refuse_other_environment(connection, mark.environment, env)
     else:
         require_environment(connection, tables, env)
 

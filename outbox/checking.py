@@ -44,7 +44,7 @@ def _check(connection: Connection, configuration: Configuration) -> None:
     migrations.check(connection, schema=configuration.schema, prefix=configuration.prefix)
     recorded = recorded_environment(connection, configuration.tables)
     if recorded is not None:
-        refuse_other_environment(recorded, configuration.env)
+        refuse_other_environment(connection, recorded, configuration.env)
     require_secrets(connection, configuration.tables, configuration.keyring)
     if is_in_autocommit(connection):  # asked last: on SQLite an app's own BEGIN comes with the first statement
         raise ConfigurationError(

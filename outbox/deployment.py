@@ -11,6 +11,7 @@ from sqlalchemy import Column, Connection, Subquery, delete, select
 from outbox.databases import clock, insert_unless_present, read_by_index
 from outbox.errors import ConfigurationError
 from outbox.keys import Keyring, ParentKey, derive_tag, key_fields, secret_check
+from outbox.places import place_of
 from outbox.schema import Tables
 
 SAMPLE_MAX = 1000
@@ -33,18 +34,19 @@ def require_environment(connection: Connection, tables: Tables, env: str) -> Non
     """
     recorded = recorded_environment(connection, tables)
     if recorded is not None:
-        refuse_other_environment(recorded, env)
+        refuse_other_environment(connection, recorded, env)
     else:
         require_own_entries(connection, tables, env)
 
 
-def refuse_other_environment(recorded: str, env: str, *, witness: str = "the database belongs to") -> None:
+def refuse_other_environment(connection: Connection, recorded: str, env: str, *, witness: str = "") -> None:
     if recorded != env:
+        place = place_of(connection.engine)
         raise ConfigurationError(
-            f"{witness} env {recorded!r}, and this process is of env {env!r}: it refuses itself, and other"
-            f" processes are not affected; set OUTBOX_ENV to {recorded!r}; or, if this is a copy of {recorded!r}'s database"
-            f" or {recorded!r} has a new name, run `outbox resume --after-restore --adopt-from {recorded} --env {env}"
-            ' --reason "..."`'
+            f"{witness}the database {place} belongs to env {recorded!r}, and this process is of env {env!r}: it refuses"
+            f" itself, and other processes are not affected; set OUTBOX_ENV to {recorded!r}; or, if this is a copy"
+            f" of {recorded!r}'s database or {recorded!r} has a new name, run `outbox resume --after-restore"
+            f' --adopt-from {recorded} --env {env} --reason "..."`'
         )
 
 
@@ -56,9 +58,9 @@ def require_own_entries(connection: Connection, tables: Tables, env: str) -> Non
     foreign: str | None = connection.execute(found).scalar_one_or_none()
     if foreign is not None:
         raise ConfigurationError(
-            f"unsettled entries belong to env {foreign!r}, and this process is of env {env!r}: it would send what another"
-            f" deployment may send, too; set OUTBOX_ENV to {foreign!r} if that is this deployment's name; if this is a copy"
-            f" of {foreign!r}'s database, `outbox resume --after-restore` suspends them"
+            f"unsettled entries of the database {place_of(connection.engine)} belong to env {foreign!r}, and this process is of"
+            f" env {env!r}: it would send what another deployment may send, too; set OUTBOX_ENV to {foreign!r} if that is"
+            f" this deployment's name; if this is a copy of {foreign!r}'s database, `outbox resume --after-restore` suspends them"
         )
 
 

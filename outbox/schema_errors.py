@@ -10,6 +10,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import ExceptionContext
 
 from outbox.errors import SchemaError
+from outbox.places import place_of
 
 UNDEFINED = {"42P01": "table", "42883": "function"}
 """Source: PostgreSQL, appendix A: undefined_table, undefined_function."""
@@ -34,12 +35,10 @@ def _translate(context: ExceptionContext) -> SchemaError | None:
         kind = UNDEFINED.get(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "", "")
         words = re.findall(r"\w+", text) if kind else []
     missing = next((word for word in words if word in _names), None)
-    return None if missing is None else missing_error(kind, missing)
-
-
-def missing_error(kind: str, name: str) -> SchemaError:
-    """The error of a database without this table or function of the outbox."""
+    if missing is None:
+        return None
     return SchemaError(
-        f"the outbox's {kind} {name!r} does not exist in this database, as this connection sees it: run `outbox db upgrade`;"
-        " or the app's own Alembic, if that makes the outbox's tables; or set `schema` and `prefix` to where they are"
+        f"the outbox's {kind} {missing!r} does not exist in the database {place_of(context.engine)}, as this connection sees"
+        " it: run `outbox db upgrade`; or the app's own Alembic, if that makes the outbox's tables; or set `schema` and"
+        " `prefix` to where they are"
     )

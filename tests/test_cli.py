@@ -125,7 +125,8 @@ def test_tables_that_are_not_there_are_answered_with_the_command_that_makes_them
 
     assert status == 1
     assert text == (
-        "outbox: the table 'outbox_queue' does not exist: run `outbox db upgrade` (or the app's own Alembic, if it makes the"
+        f"outbox: the table 'outbox_queue' does not exist in the database '{tmp_path / 'empty.db'}': run `outbox db"
+        " upgrade` (or the app's own Alembic, if it makes the"
         " outbox's tables), or give --prefix or --schema\n"
     )
 

@@ -209,7 +209,7 @@ def test_config_tells_where_each_setting_comes_from(database: Database) -> None:
     assert settings["secret"] == {"value": "kids k0, k1; current k1", "from": "OUTBOX_SECRET"}
     assert SECRET not in json.dumps(told)
     assert told["versions"]["sqlalchemy"] == sa.__version__
-    assert {"stripe", "httpx", "aiosmtplib"} <= told["versions"].keys()
+    assert {"asyncpg", "stripe", "httpx", "aiosmtplib"} <= told["versions"].keys()
     assert told["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
 
 

@@ -145,7 +145,8 @@ def test_without_its_tables_it_names_the_command_that_makes_them(database: Datab
     result = invoke(database, "--prefix", "other_")
 
     assert result.exit_code == 1
-    assert "'other_queue' does not exist: run `outbox db upgrade`" in result.stderr
+    assert "'other_queue' does not exist" in result.stderr
+    assert "run `outbox db upgrade`" in result.stderr
 
 
 def test_the_tables_may_be_in_a_schema(postgresql: Database) -> None:

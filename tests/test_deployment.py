@@ -23,11 +23,12 @@ from support import TABLES, Database
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from outbox.errors import ConfigurationError, Held
+from outbox.places import place_of
 
 META = TABLES.meta
 ADOPT = ("resume", "--after-restore", "--nothing-lost", "--reason", "a copy for staging", "--actor", "ada")
 REFUSED = (
-    "the database belongs to env 'test', and this process is of env 'tets': it refuses itself, and other processes are not"
+    " belongs to env 'test', and this process is of env 'tets': it refuses itself, and other processes are not"
     " affected; set OUTBOX_ENV to 'test'; or, if this is a copy of 'test''s database or 'test' has a new name, run"
     ' `outbox resume --after-restore --adopt-from test --env tets --reason "..."`'
 )
@@ -60,7 +61,8 @@ def test_a_process_of_another_env_refuses_itself_and_writes_nothing(
     with pytest.raises(ConfigurationError) as checked:
         asyncio.run(dispatcher(database, typo, adapters={"crm": MemoryAdapter()}).check())
 
-    assert (str(once.value), str(checked.value)) == (REFUSED, REFUSED)
+    refused = f"the database {place_of(database.engine)}{REFUSED}"
+    assert (str(once.value), str(checked.value)) == (refused, refused)
     assert committed(database) == before
     assert serve(database, ob) == waiting
     assert all(state(database, id) == "delivered" for id in ids)
@@ -85,7 +87,10 @@ def test_the_first_process_does_not_take_over_entries_of_another_env(
 ) -> None:
     id = put_one(database, ob)
 
-    with pytest.raises(ConfigurationError, match="unsettled entries belong to env 'test', and this process is of env"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"unsettled entries of the database .* belong to env 'test', and",
+    ):
         serve(database, typo)
 
     assert database.rows(META) == []
@@ -135,7 +140,7 @@ def test_a_running_dispatcher_ends_when_its_database_is_adopted_by_another_env(
         await until_true(lambda: working._refusal is not None)
         service.released.set()  # what was in flight is finished all the same
         with pytest.raises(
-            ConfigurationError, match="the database belongs to env 'staging', and this process is of env 'test'"
+            ConfigurationError, match=r"the database .* belongs to env 'staging', and this process is of env 'test'"
         ):
             await pump
         await working.close()
@@ -152,7 +157,9 @@ def test_a_mark_file_of_another_env_refuses_the_process_alone(
     run_once(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
     database.execute(sa.delete(META))
 
-    with pytest.raises(ConfigurationError, match="what this process remembers of the database is of env 'test', and"):
+    with pytest.raises(
+        ConfigurationError, match=r"as this process remembers, the database .* belongs to env 'test', and"
+    ):
         run_once(database, typo, adapters={"crm": MemoryAdapter()}, mark=mark)
 
     assert database.rows(META) == []
@@ -167,7 +174,11 @@ def test_resume_in_the_wrong_environment_is_refused_and_changes_nothing(database
     database.execute(sa.update(META).values(held_reason="restored"))
     before = committed(database)
 
-    assert error_of(*ADOPT, database=database, OUTBOX_ENV="tets") == (1, "refused", REFUSED)
+    assert error_of(*ADOPT, database=database, OUTBOX_ENV="tets") == (
+        1,
+        "refused",
+        f"the database {place_of(database.engine)}{REFUSED}",
+    )
 
     assert committed(database) == before
     with pytest.raises(Held):
@@ -203,7 +214,7 @@ def test_an_adopted_database_suspends_what_it_was_adopted_with_and_sends_its_own
     asyncio.run(dispatcher(database, staging, adapters={"crm": MemoryAdapter()}).check())
     assert serve(database, staging) == 1
     assert (state(database, ours), queue_row(database, theirs).due_at.year) == ("delivered", 9999)
-    with pytest.raises(ConfigurationError, match="the database belongs to env 'staging'"):
+    with pytest.raises(ConfigurationError, match=r"the database .* belongs to env 'staging'"):
         serve(database, ob)
 
 

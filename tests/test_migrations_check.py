@@ -1,15 +1,22 @@
 """`check` says what a database lacks and what to do; `upgrade` leaves alone what is not its own."""
 
 import pytest
+import sqlalchemy as sa
 from migrating import ODD, create_all, everything, set_revision
 
 from outbox import migrations
 from outbox.errors import SchemaError
 from outbox.migrations import inspection
+from outbox.places import place_of
 
 CURE = ": run `outbox db upgrade`; or the app's own Alembic, `alembic upgrade head`, if it makes the outbox's tables"
 
 pytest_plugins = ["blank_databases"]
+
+
+def where(blank):
+    """Which database it is: the one that the caller took for another may be the mistake."""
+    return place_of(sa.create_engine(blank.url))
 
 
 def test_check_names_what_an_empty_database_lacks_and_the_command(blank):
@@ -17,7 +24,7 @@ def test_check_names_what_an_empty_database_lacks_and_the_command(blank):
         migrations.check(blank.url)
 
     assert str(raised.value).startswith(
-        "the outbox's database (prefix 'outbox_') lacks table outbox_entry, table outbox_queue,"
+        f"the outbox's database {where(blank)} (prefix 'outbox_') lacks table outbox_entry, table outbox_queue,"
     )
     assert str(raised.value).endswith(CURE)
     assert ("sequence outbox_position" in str(raised.value)) == blank.is_postgresql
@@ -28,7 +35,8 @@ def test_check_names_the_missing_schema(blank):
         migrations.check(blank.url, **ODD)
 
     assert str(raised.value) == (
-        f"the outbox's database (schema 'My Schema', prefix 'weird-prefix_') lacks schema 'My Schema' itself:{CURE[1:]}"
+        f"the outbox's database {where(blank)} (schema 'My Schema', prefix 'weird-prefix_') lacks schema"
+        f" 'My Schema' itself:{CURE[1:]}"
     )
 
 
@@ -112,7 +120,8 @@ def test_tables_that_the_app_made_are_to_be_brought_up_to_date_by_the_app(blank)
         " the app bring them up to date: with its own Alembic, `alembic revision --autogenerate` and `alembic upgrade head`;"
         " not with `outbox db upgrade`"
     )
-    assert "outbox_tombstone exist already, and no migration of the outbox made them" in str(upgraded.value)
+    there = f"outbox_tombstone exist already in the database {where(blank)}, and no migration of the outbox made them"
+    assert there in str(upgraded.value)
     assert "`alembic revision --autogenerate`" in str(upgraded.value)
     assert "drop" not in str(upgraded.value).lower()
 

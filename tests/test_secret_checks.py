@@ -15,6 +15,7 @@ import outbox
 from dispatchers.adapters import MemoryAdapter
 from outbox.errors import ConfigurationError
 from outbox.keys import Keyring, derive_tag, encode_hex, key_fields, secret_check
+from outbox.places import place_of
 
 OTHER = bytes(range(1, 33))
 OURS = bytes(range(32))
@@ -144,7 +145,7 @@ def test_the_app_finds_at_its_start_what_its_requests_would_fail_of(
     with pytest.raises(ConfigurationError, match=DIFFERS):
         check(database, with_ring({"k1": OTHER}))
     with pytest.raises(
-        ConfigurationError, match="the database belongs to env 'test', and this process is of env 'tets'"
+        ConfigurationError, match=r"the database .* belongs to env 'test', and this process is of env 'tets'"
     ):
         check(database, outbox.Outbox(ob.configuration.keyring, env="tets"))
     database.execute(sa.text("ALTER TABLE outbox_kid RENAME TO elsewhere"))
@@ -207,8 +208,9 @@ def test_a_request_without_the_tables_is_told_how_they_are_made(
         claim()
 
     assert str(caught.value) == (
-        "the outbox's table 'absent_entry' does not exist in this database, as this connection sees it: run `outbox db"
-        " upgrade`; or the app's own Alembic, if that makes the outbox's tables; or set `schema` and `prefix` to where they are"
+        "the outbox's table 'absent_entry' does not exist in the database"
+        f" {place_of(database.engine)}, as this connection sees it: run `outbox db upgrade`; or the app's own"
+        " Alembic, if that makes the outbox's tables; or set `schema` and `prefix` to where they are"
     )
     missing = "table 'absent_record'" if database.name == "sqlite" else "function 'absent_claim_key'"
     assert f"the outbox's {missing} does not exist" in str(claimed.value)

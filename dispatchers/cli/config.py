@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PACKAGES = (
-    *("sqlalchemy-outbox", "sqlalchemy", "psycopg", "alembic", "apscheduler", "click", "rich"),
+    *("sqlalchemy-outbox", "sqlalchemy", "psycopg", "asyncpg", "alembic", "apscheduler", "click", "rich"),
     *("stripe", "httpx", "aiosmtplib"),
 )
 MALFORMED = f"malformed: {SECRET_FORM}"

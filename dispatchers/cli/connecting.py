@@ -117,10 +117,11 @@ def _require(connection: "Connection", tables: "Tables") -> None:
     from sqlalchemy import inspect
 
     from outbox.errors import SchemaError
+    from outbox.places import place_of
 
     queue = tables.queue
     if not inspect(connection).has_table(queue.name, schema=queue.schema):
         raise SchemaError(
-            f"the table {queue.fullname!r} does not exist: run `outbox db upgrade` (or the app's own Alembic, if it makes the"
-            " outbox's tables), or give --prefix or --schema"
+            f"the table {queue.fullname!r} does not exist in the database {place_of(connection.engine)}: run `outbox db upgrade`"
+            " (or the app's own Alembic, if it makes the outbox's tables), or give --prefix or --schema"
         )

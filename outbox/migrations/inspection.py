@@ -6,6 +6,7 @@ from outbox.errors import SchemaError
 from outbox.functions import database_functions
 from outbox.migrations.scripts import head
 from outbox.migrations.targets import Target, connected
+from outbox.places import place_of
 from outbox.schema import define_tables
 
 
@@ -21,15 +22,16 @@ def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_")
         # the revision first: an upgrade that commits between the two must not confuse
         revision = revision_of(connection, schema, prefix)
         missing = _missing(connection, schema, prefix)
+        place = place_of(connection.engine)
         theirs = revision is None and bool(_existing_tables(connection, schema, prefix))
     outdated = revision is not None and revision < head()
     if not missing and not outdated:
         return
     found = [f"is at revision {revision}, this release needs {head()}"] if outdated else []
     found += [f"lacks {', '.join(missing)}"] if missing else []
-    where = f"prefix {prefix!r}" if schema is None else f"schema {schema!r}, prefix {prefix!r}"
     cure = _cure_of_theirs(prefix) if theirs else _cure(revision)
-    raise SchemaError(f"the outbox's database ({where}) {' and '.join(found)}: {cure}")
+    where = f"prefix {prefix!r}" if schema is None else f"schema {schema!r}, prefix {prefix!r}"
+    raise SchemaError(f"the outbox's database {place} ({where}) {' and '.join(found)}: {cure}")
 
 
 def _cure(revision: str | None) -> str:
@@ -104,10 +106,10 @@ def refuse_tables_of_others(connection: Connection, schema: str | None, prefix: 
     names = _existing_tables(connection, schema, prefix)
     if names:
         raise SchemaError(
-            f"{', '.join(sorted(names))} exist already, and no migration of the outbox made them ({prefix}version is missing);"
-            " nothing was changed. If the app's own Alembic makes the outbox's tables, it brings them up to date too:"
-            " `alembic revision --autogenerate` and `alembic upgrade head`. If these are not the outbox's tables, give the"
-            " outbox another prefix or schema"
+            f"{', '.join(sorted(names))} exist already in the database {place_of(connection.engine)}, and no migration"
+            f" of the outbox made them ({prefix}version is missing); nothing was changed. If the app's own Alembic"
+            " makes the outbox's tables, it brings them up to date too: `alembic revision --autogenerate` and `alembic upgrade"
+            " head`. If these are not the outbox's tables, give the outbox another prefix or schema"
         )
 
 

@@ -13,6 +13,7 @@ from outbox.migrations.inspection import refuse_tables_of_others, revision_of, v
 from outbox.migrations.locks import MIGRATION_LOCK, MIGRATION_WAIT_SECONDS, TABLE_LOCK_WAIT_SECONDS, exclusively
 from outbox.migrations.scripts import configured, head, open_scripts, run
 from outbox.migrations.targets import Target, connected, refuse_unknown_dialect
+from outbox.places import place_of
 
 SCHEMA_COMMENT = "Created by sqlalchemy-outbox, which drops it with its last table."
 
@@ -34,8 +35,8 @@ def upgrade(target: Target, *, schema: str | None = None, prefix: str = "outbox_
             refuse_tables_of_others(connection, schema, prefix)
         elif revision > head():
             raise SchemaError(
-                f"the outbox's tables are at revision {revision}, made by a newer release than this one, which knows"
-                f" {head()}: upgrade with the newer sqlalchemy-outbox"
+                f"the outbox's tables in the database {place_of(connection.engine)} are at revision {revision}, made by a newer"
+                f" release than this one, which knows {head()}: upgrade with the newer sqlalchemy-outbox"
             )
         context = configured(schema, prefix, connection=connection, fn=lambda at, _: scripts._upgrade_revs("head", at))
         run(context, schema, prefix)
