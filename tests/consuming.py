@@ -1,13 +1,18 @@
 """What the tests of the inbox share: a consumer that handles messages, and one elsewhere that is at it already."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import sqlalchemy as sa
+from relays import Relay, relay
 from sqlalchemy.orm import Session
 from support import CHARGE, PAYLOAD, Database, Order
 
 import outbox
 from outbox.inboxes import MessageIdentity
+
+ORDER = {"amount": 2000}
+"""What each message carries, as JSON."""
 
 
 class Poison(Exception):
@@ -23,38 +28,39 @@ class Billing:
 
     poison: the ids of the messages at which it fails, when its work is done and flushed.
     duplicates: the ids of those that it had handled before.
+    attempts: how often it was called.
+    dies_after_its_commit, dies_at_work: at the next message.
     """
 
     def __init__(self, database: Database, ob: outbox.Outbox) -> None:
         self.poison: set[str] = set()
         self.duplicates: list[str] = []
+        self.attempts = 0
+        self.dies_after_its_commit = self.dies_at_work = False
         self._database = database
         self._ob = ob
 
-    def handle(self, identity: MessageIdentity) -> None:
+    def handle(self, identity: MessageIdentity, order: Mapping[str, int] = ORDER) -> None:
         """What every recipe does between receiving a message and acknowledging it."""
+        self.attempts += 1
         with (
             self._database.begin() as session,
             self._ob.inbox(session, consumer="billing", **identity) as message,
         ):
             if message.duplicate:
                 self.duplicates.append(message.parent.key)
-                return
-            self.work(session, message)
+            else:
+                self.work(session, message, order)
+                self._die_if(self.dies_at_work)
+        self._die_if(self.dies_after_its_commit)
 
-    async def handle_async(self, identity: MessageIdentity) -> None:
-        async with (
-            self._database.async_session() as session,
-            session.begin(),
-            self._ob.inbox(session, consumer="billing", **identity) as message,
-        ):
-            if message.duplicate:
-                self.duplicates.append(message.parent.key)
-                return
-            await session.run_sync(self.work, message)
+    def _die_if(self, dies: bool) -> None:
+        if dies:
+            self.dies_at_work = self.dies_after_its_commit = False
+            raise Crash
 
-    def work(self, session: Session, message: outbox.InboxMessage) -> None:
-        session.add(Order(customer=message.parent.key, amount=2000))
+    def work(self, session: Session, message: outbox.InboxMessage, order: Mapping[str, int] = ORDER) -> None:
+        session.add(Order(customer=message.parent.key, amount=order["amount"]))
         self._ob.enqueue(session, CHARGE, PAYLOAD)
         session.flush()
         if message.parent.key in self.poison:
@@ -78,6 +84,17 @@ class Billing:
     @property
     def nothing_is_stored(self) -> bool:
         return not any(self._database.counts().values())
+
+
+@contextmanager
+def behind_a_relay(database: Database, ob: outbox.Outbox) -> Iterator[tuple[Billing, Relay]]:
+    """A Billing whose database is away while the relay refuses. A connection is in its pool already."""
+    with relay(database.url) as (between, url):
+        reached = Database(url)
+        with reached.begin() as session:
+            session.execute(sa.text("SELECT 1"))
+        yield Billing(reached, ob), between
+        reached.dispose()
 
 
 def until(done: Callable[[], object], step: Callable[[], object], steps_max: int = 100) -> None:

@@ -1,6 +1,6 @@
 """A consumer of an SQS queue that kills itself at the n-th moment: run by test_inbox_sqs.py as a process of its own.
 
-For each number n on stdin it forks a child, which receives, handles, commits and deletes one message, and ends by SIGKILL at that
+For each number n on stdin it forks a child, which runs the recipe of docs/inbox.md for one message, and ends by SIGKILL at that
 moment; it prints how the child ended: -9, or 0 if there are fewer moments than that. Nothing is open before the fork.
 """
 
@@ -13,12 +13,13 @@ from typing import Any
 import boto3
 import sqlalchemy as sa
 from consuming import Billing
+from recipes import recipe_of
 from sqlalchemy.orm import Session
 from support import Database
 
 import outbox
-from outbox import inboxes
 
+BROKER = "SQS, with boto3"
 SETTINGS = {"region_name": "eu-central-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
 
 
@@ -63,9 +64,7 @@ def _killer(number: int) -> Callable[..., None]:
 
 
 def consume(billing: Billing, client: Any, queue_url: str) -> None:
-    (message,) = client.receive_message(QueueUrl=queue_url, MessageAttributeNames=["event_id"])["Messages"]
-    billing.handle(inboxes.sqs.by_event_id(message, scope="shop", attribute="event_id"))
-    client.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
+    recipe_of(BROKER, billing.handle).run_once(client, queue_url)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,29 @@
-"""The inbox with confluent-kafka, on the mock cluster inside librdkafka, which speaks the protocol over loopback: the recipe of
-docs/inbox.md."""
+"""The inbox with confluent-kafka, on the mock cluster inside librdkafka, which speaks the protocol over loopback: executes the
+recipe of docs/inbox.md."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, Message, Producer, TopicPartition, Uuid
-from consuming import Billing, Crash, Poison, until
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+    Uuid,
+)
+from consuming import ORDER, Billing, Crash, behind_a_relay, until
+from recipes import Pauses, recipe_of
 from support import Database
 
 import outbox
 from outbox import inboxes
 
-ATTEMPTS_MAX = 3
 SECONDS = 0.2  # how long one poll waits; a step of `until`
 CLUSTER = {"bootstrap.servers": "ignored: the mock cluster puts its own here", "test.mock.num.brokers": 1}
 
@@ -35,15 +45,13 @@ class Topic:
         self.name = f"orders-{uuid4().hex[:8]}"
         self.dead = f"{self.name}-dead"
         self.servers = cluster.servers
-        self._producer = cluster.producer
+        self.producer = cluster.producer
         for name in (self.name, self.dead):
             self._create(name)
 
     def send(self, event_id: str | None = "evt_1") -> None:
-        self._put(self.name, b"{}", [("event-id", event_id.encode())] if event_id else [])
-
-    def bury(self, message: Message) -> None:
-        self._put(self.dead, message.value(), message.headers() or [])
+        headers = [("event-id", event_id.encode())] if event_id else []
+        self._put(self.name, json.dumps(ORDER).encode(), headers)
 
     def redrive(self) -> int:
         """Put back what the dead-letter topic holds: under new offsets, with the old headers. Returns how many."""
@@ -54,66 +62,41 @@ class Topic:
 
     def read(self, name: str) -> list[Message]:
         """All of a topic."""
-        consumer = self.new_consumer("reader")
-        consumer.assign([TopicPartition(name, 0, OFFSET_BEGINNING)])
-        _, end = consumer.get_watermark_offsets(TopicPartition(name, 0), timeout=10)
+        consumer = self.new_consumer({"group.id": "reader", "enable.auto.commit": False})
+        partitions = consumer.list_topics(name, timeout=10).topics[name].partitions
+        places = [TopicPartition(name, partition, OFFSET_BEGINNING) for partition in partitions]
+        consumer.assign(places)
+        end = sum(consumer.get_watermark_offsets(place, timeout=10)[1] for place in places)
         read: list[Message] = []
         until(lambda: len(read) == end, lambda: read.extend(consumer.consume(1, SECONDS)))
         consumer.close()
         return read
 
-    def new_consumer(self, group: str) -> Consumer:
-        settings = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    def new_consumer(self, settings: dict[str, Any]) -> Consumer:
         return Consumer({"bootstrap.servers": self.servers, **settings})
 
     def _create(self, name: str) -> None:
         """A producer that asks for a topic has it made: before a consumer can be told that there is none."""
-        until(lambda: self._producer.list_topics(name, timeout=10).topics[name].error is None, lambda: None)
+        until(lambda: self.producer.list_topics(name, timeout=10).topics[name].error is None, lambda: None)
 
     def _put(self, name: str, value: Any, headers: Any) -> None:
-        self._producer.produce(name, value, partition=0, headers=headers)
-        assert self._producer.flush(10) == 0
+        self.producer.produce(name, value, partition=0, headers=headers)
+        assert self.producer.flush(10) == 0
 
 
 class Process:
-    """The recipe: poll, handle, commit to the database, commit the offset. What fails is polled again, then buried.
-
-    A new one takes up at the group's committed offset, as after a crash or a rebalance.
-    """
+    """Runs the recipe. A new one takes up at the group's committed offset, as after a crash or a rebalance."""
 
     def __init__(self, topic: Topic, billing: Billing) -> None:
         self.topic = topic
-        self.billing = billing
-        self.consumer = topic.new_consumer("billing")
+        self.recipe = recipe_of("Kafka, with confluent-kafka", billing.handle)
+        self.pauses = self.recipe.time = Pauses(lambda: None)
+        self.consumer = topic.new_consumer(self.recipe.SETTINGS)
         self.consumer.assign([TopicPartition(topic.name, 0)])
-        self.attempts: dict[int | None, int] = {}
-        self.refused = 0
-        self.dies_before_it_acknowledges = False
+        self.producer = topic.producer
 
     def step(self) -> None:
-        message = self.consumer.poll(SECONDS)
-        if message is None:
-            return
-        assert message.error() is None
-        try:
-            self.billing.handle(identify(message))
-        except outbox.KeyInFlight:
-            self.refused += 1
-            self.go_back(message)
-            return
-        except Poison:
-            attempt = self.attempts[message.offset()] = self.attempts.get(message.offset(), 0) + 1
-            if attempt < ATTEMPTS_MAX:
-                self.go_back(message)
-                return
-            self.topic.bury(message)
-        if self.dies_before_it_acknowledges:
-            raise Crash
-        self.consumer.commit(message, asynchronous=False)
-
-    def go_back(self, message: Message) -> None:
-        """Have it polled again: going on would commit an offset beyond it."""
-        self.consumer.seek(TopicPartition(self.topic.name, message.partition(), message.offset()))
+        self.recipe.step(self.consumer, self.producer)
 
     @property
     def committed(self) -> int:
@@ -155,19 +138,20 @@ def test_a_message_is_handled_and_its_offset_committed(topic: Topic, process: Pr
     assert billing.orders == ["evt_1"]
 
 
-def test_what_was_handled_before_a_crash_is_a_duplicate_for_the_next_process(
-    topic: Topic, process: Process, billing: Billing
-) -> None:
+@pytest.mark.parametrize("died", ["at work", "after the commit"])
+def test_what_a_dead_process_left_is_handled_once(topic: Topic, process: Process, billing: Billing, died: str) -> None:
     topic.send()
-    process.dies_before_it_acknowledges = True
+    billing.dies_at_work, billing.dies_after_its_commit = died == "at work", died != "at work"
     with pytest.raises(Crash):
         until(lambda: False, process.step)
+    process.consumer.close()
     successor = Process(topic, billing)
 
     until(lambda: successor.committed == 1, successor.step)
 
     successor.consumer.close()
-    assert billing.orders == billing.duplicates == ["evt_1"]
+    assert billing.orders == ["evt_1"]
+    assert billing.duplicates == ([] if died == "at work" else ["evt_1"])
 
 
 def test_an_event_that_the_producer_sends_twice_is_handled_once(
@@ -181,14 +165,12 @@ def test_an_event_that_the_producer_sends_twice_is_handled_once(
     assert billing.orders == billing.duplicates == ["evt_1"]
 
 
-def test_a_message_in_flight_elsewhere_is_polled_again_and_not_passed_over(
-    topic: Topic, process: Process, billing: Billing
-) -> None:
+def test_a_message_in_flight_elsewhere_is_not_passed_over(topic: Topic, process: Process, billing: Billing) -> None:
     """After a rebalance: the partition's former owner has not committed yet."""
     topic.send("evt_1")
     topic.send("evt_2")
     with billing.elsewhere({"scope": "shop", "message_id": "evt_1"}):
-        until(lambda: process.refused == 2, process.step)
+        until(lambda: billing.attempts > process.recipe.ATTEMPTS_MAX, process.step)
         assert process.committed < 0  # none
         assert billing.nothing_is_stored
 
@@ -198,12 +180,49 @@ def test_a_message_in_flight_elsewhere_is_polled_again_and_not_passed_over(
     assert billing.duplicates == ["evt_1"]
 
 
-def test_a_poison_message_ends_in_the_dead_letter_topic_and_is_handled_once_when_redriven(
+def test_an_outage_of_the_database_counts_as_no_attempt(topic: Topic, postgresql: Database, ob: outbox.Outbox) -> None:
+    with behind_a_relay(postgresql, ob) as (billing, between):
+        process = Process(topic, billing)
+        between.refuse()
+        topic.send("evt_1")
+        topic.send("evt_2")
+        until(lambda: billing.attempts > 2 * process.recipe.ATTEMPTS_MAX, process.step)
+        assert process.pauses.count == billing.attempts
+        assert process.committed < 0  # none
+        between.accept()
+        outage = billing.attempts
+
+        until(lambda: process.committed == 2, process.step)
+
+        process.consumer.close()
+        assert billing.attempts == outage + 2
+        assert billing.orders == ["evt_1", "evt_2"]
+    assert topic.read(topic.dead) == []
+
+
+def test_a_message_that_fails_comes_again_and_its_work_is_done_once(
+    topic: Topic, process: Process, billing: Billing
+) -> None:
+    billing.poison = {"evt_1"}
+    topic.send("evt_1")
+    topic.send("evt_2")
+    until(lambda: billing.attempts == process.recipe.ATTEMPTS_MAX - 1, process.step)
+    assert billing.nothing_is_stored
+    billing.poison.clear()
+
+    until(lambda: process.committed == 2, process.step)
+
+    assert billing.orders == ["evt_1", "evt_2"]
+    assert topic.read(topic.dead) == []
+
+
+def test_a_poison_message_is_buried_and_handled_once_when_redriven(
     topic: Topic, process: Process, billing: Billing
 ) -> None:
     billing.poison = {"evt_1"}
     topic.send()
     until(lambda: process.committed == 1, process.step)
+    assert billing.attempts == process.recipe.ATTEMPTS_MAX
     assert billing.nothing_is_stored
 
     billing.poison.clear()
@@ -212,6 +231,17 @@ def test_a_poison_message_ends_in_the_dead_letter_topic_and_is_handled_once_when
     until(lambda: process.committed == 3, process.step)
 
     assert billing.orders == billing.duplicates == ["evt_1"]
+
+
+def test_a_message_that_cannot_be_buried_is_not_acknowledged(topic: Topic, process: Process, billing: Billing) -> None:
+    process.producer = Producer({"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 100, "log_level": 0})
+    billing.poison = {"evt_1"}
+    topic.send()
+
+    with pytest.raises(KafkaException, match="_MSG_TIMED_OUT"):
+        until(lambda: False, process.step)
+
+    assert process.committed < 0  # none
 
 
 def test_by_offset_a_redelivery_is_a_duplicate_and_the_same_event_elsewhere_is_not(

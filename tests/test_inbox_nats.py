@@ -1,132 +1,69 @@
-"""The inbox with nats-py, on a NATS server with JetStream at localhost: the recipe of docs/inbox.md.
+"""The inbox with nats-py, on a NATS server with JetStream at localhost: executes the recipe of docs/inbox.md.
 
 Skipped where none listens.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import nats
 import pytest
-from consuming import Billing, Poison
+from consuming import Billing, Crash, behind_a_relay
+from dispatching import until_true
 from nats.errors import NoServersError
 from nats.errors import TimeoutError as NoMessage
-from nats.js.api import ConsumerConfig, StreamConfig
+from nats.js.api import ConsumerConfig
+from recipes import recipe_of
+from streams import URL, Stream, connected
 from support import Database
 
 import outbox
 from outbox import inboxes
 
-URL = "nats://127.0.0.1:4222"
-DELIVERIES_MAX = 3
-SECONDS = 0.2  # how long one step waits for a message
-
-
-class Stream:
-    """A stream and the one that poison goes to, of one test's own. The event's id has a header of its own."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self.name = f"outbox-test-{uuid4().hex[:8]}"
-        self.dead = f"{self.name}-dead"
-        self.js = client.jetstream()
-
-    async def create(self) -> None:
-        for name in (self.name, self.dead):
-            await self.js.add_stream(StreamConfig(name=name, subjects=[f"{name}.orders"]))
-
-    async def delete(self) -> None:
-        for name in (self.name, self.dead):
-            await self.js.delete_stream(name)
-
-    async def send(self, **headers: str) -> Any:
-        return await self.js.publish(f"{self.name}.orders", b"{}", headers=headers or {"Event-Id": "evt_1"})
-
-    async def bury(self, message: Any) -> None:
-        await self.js.publish(f"{self.dead}.orders", message.data, headers=message.headers)
-
-    async def redrive(self) -> None:
-        buried = await self.js.get_last_msg(self.dead, f"{self.dead}.orders")
-        await self.js.publish(f"{self.name}.orders", buried.data, headers=buried.headers)
-
-    async def back_up(self) -> tuple[dict[str, Any], list[bytes]]:
-        """What `nats stream backup` does: the stream's configuration and state, and its data in chunks."""
-        deliveries = await self.client.subscribe(inbox := self.client.new_inbox())
-        about = await self._ask(f"STREAM.SNAPSHOT.{self.name}", {"deliver_subject": inbox, "no_consumers": True})
-        chunks: list[bytes] = []
-        while (delivery := await deliveries.next_msg(timeout=10)).data:
-            chunks.append(delivery.data)
-            await delivery.respond(b"")
-        await deliveries.unsubscribe()
-        return about, chunks
-
-    async def restore(self, backup: tuple[dict[str, Any], list[bytes]]) -> None:
-        """What `nats stream restore` does, in the place of the stream."""
-        about, chunks = backup
-        await self.js.delete_stream(self.name)
-        parts = {"config": about["config"], "state": about["state"]}
-        to = (await self._ask(f"STREAM.RESTORE.{self.name}", parts))["deliver_subject"]
-        for chunk in [*chunks, b""]:
-            await self.client.request(to, chunk, timeout=10)
-
-    async def _ask(self, what: str, parts: dict[str, Any]) -> dict[str, Any]:
-        reply = await self.client.request(f"$JS.API.{what}", json.dumps(parts).encode(), timeout=10)
-        answer: dict[str, Any] = json.loads(reply.data)
-        assert "error" not in answer, answer
-        return answer
-
-    async def messages(self, name: str) -> int:
-        state = (await self.js.stream_info(name)).state
-        return int(state.messages)
+SECONDS = 0.1  # how long the recipe waits before it tries again
 
 
 class Consumer:
-    """The recipe: fetch, handle, commit, acknowledge. What fails is asked for again, and buried the last time."""
+    """A process that runs the recipe. identify: another function than the recipe's, for the ids of places."""
 
-    def __init__(self, stream: Stream, billing: Billing, subscription: Any, config: ConsumerConfig) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        billing: Billing,
+        config: ConsumerConfig,
+        identify: Callable[[Any], inboxes.MessageIdentity] | None,
+    ) -> None:
         self.stream = stream
         self.config = config
-        self.identify: Callable[[Any], inboxes.MessageIdentity] = identify
-        self.billing = billing
-        self.subscription = subscription
-        self.refused = self.failed = self.acknowledged = 0
-        self.dies_before_it_acknowledges = False
+        self.recipe = recipe_of("NATS JetStream, with nats-py", billing.handle)
+        self.recipe.PAUSE_SECONDS = SECONDS
+        if identify is not None:
+            by_event_id = SimpleNamespace(by_event_id=lambda message, **named: identify(message))
+            self.recipe.inboxes = SimpleNamespace(nats=by_event_id)
+
+    async def subscribe(self) -> None:
+        self.subscription = await self.stream.js.pull_subscribe(self.stream.subject, "billing", config=self.config)
 
     async def step(self) -> None:
-        try:
-            (message,) = await self.subscription.fetch(1, timeout=SECONDS)
-        except NoMessage:
-            return
-        try:
-            await self.billing.handle_async(self.identify(message))
-        except outbox.KeyInFlight as error:
-            self.refused += 1
-            await message.nak(delay=error.retry_after.total_seconds())
-            return
-        except Poison:
-            self.failed += 1
-            if message.metadata.num_delivered < DELIVERIES_MAX:
-                await message.nak()
-                return
-            await self.stream.bury(message)
-            await message.term()
-            return
-        if self.dies_before_it_acknowledges:
-            return
-        await message.ack_sync()
-        self.acknowledged += 1
+        await self.recipe.step(self.stream.js, self.subscription)
 
     async def until(self, done: Callable[[], object]) -> None:
-        for _ in range(100):
-            if done():
-                return
-            await self.step()
-        raise AssertionError("not done after 100 steps")
+        async with asyncio.timeout(20):
+            while not done():
+                await self.step()
+
+    async def until_acknowledged(self, count: int) -> None:
+        async with asyncio.timeout(20):
+            while (await self.about()).ack_floor.stream_seq < count:
+                await self.step()
+
+    async def about(self) -> Any:
+        """What the server counts: delivered.consumer_seq is the number of deliveries."""
+        await self.stream.client.flush()
+        return await self.stream.js.consumer_info(self.stream.name, "billing")
 
 
 def identify(message: Any) -> inboxes.MessageIdentity:
@@ -134,23 +71,16 @@ def identify(message: Any) -> inboxes.MessageIdentity:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Stream]:
-    client = await nats.connect(URL, allow_reconnect=False, connect_timeout=5)
-    stream = Stream(client)
-    await stream.create()
-    try:
-        yield stream
-    finally:
-        await stream.delete()
-        await client.close()
-
-
-@asynccontextmanager
-async def consuming(billing: Billing, redelivery_seconds: float = 30) -> AsyncIterator[Consumer]:
+async def consuming(
+    billing: Billing,
+    redelivery_seconds: float = 30,
+    identify: Callable[[Any], inboxes.MessageIdentity] | None = None,
+) -> AsyncIterator[Consumer]:
     async with connected() as stream:
         config = ConsumerConfig(durable_name="billing", ack_wait=redelivery_seconds)
-        subscription = await stream.js.pull_subscribe(f"{stream.name}.orders", "billing", config=config)
-        yield Consumer(stream, billing, subscription, config)
+        consumer = Consumer(stream, billing, config, identify)
+        await consumer.subscribe()
+        yield consumer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -180,26 +110,28 @@ def test_a_message_is_handled_and_acknowledged(billing: Billing) -> None:
     async def run() -> None:
         async with consuming(billing) as consumer:
             await consumer.stream.send()
-            await consumer.until(lambda: consumer.acknowledged == 1)
+            await consumer.until_acknowledged(1)
 
     asyncio.run(run())
 
     assert billing.orders == ["evt_1"]
 
 
-def test_what_was_committed_and_not_acknowledged_comes_again_and_is_a_duplicate(billing: Billing) -> None:
+@pytest.mark.parametrize("died", ["at work", "after the commit"])
+def test_what_a_dead_consumer_left_is_handled_once(billing: Billing, died: str) -> None:
     async def run() -> None:
         async with consuming(billing, redelivery_seconds=0.5) as consumer:
             await consumer.stream.send()
-            consumer.dies_before_it_acknowledges = True
-            await consumer.until(lambda: billing.orders)
-            consumer.dies_before_it_acknowledges = False
-            await consumer.until(lambda: consumer.acknowledged == 1)
+            billing.dies_at_work, billing.dies_after_its_commit = died == "at work", died != "at work"
+            with pytest.raises(Crash):
+                await consumer.until(lambda: False)
+            await consumer.until_acknowledged(1)
 
     asyncio.run(run())
 
+    assert billing.attempts == 2
     assert billing.orders == ["evt_1"]
-    assert set(billing.duplicates) == {"evt_1"}
+    assert billing.duplicates == ([] if died == "at work" else ["evt_1"])
 
 
 def test_an_event_that_is_published_twice_is_handled_once(billing: Billing) -> None:
@@ -207,39 +139,82 @@ def test_an_event_that_is_published_twice_is_handled_once(billing: Billing) -> N
         async with consuming(billing) as consumer:
             await consumer.stream.send()
             await consumer.stream.send()
-            await consumer.until(lambda: consumer.acknowledged == 2)
+            await consumer.until_acknowledged(2)
 
     asyncio.run(run())
 
     assert billing.orders == billing.duplicates == ["evt_1"]
 
 
-def test_a_message_in_flight_elsewhere_is_handed_back_and_comes_again(billing: Billing) -> None:
-    async def run() -> None:
+def test_a_message_in_flight_elsewhere_is_kept_at_no_cost(billing: Billing) -> None:
+    async def run() -> Any:
         async with consuming(billing) as consumer:
             await consumer.stream.send()
             with billing.elsewhere({"scope": "shop", "message_id": "evt_1"}):
-                await consumer.until(lambda: consumer.refused == 1)
-            await consumer.until(lambda: consumer.acknowledged == 1)
+                working = asyncio.create_task(consumer.step())
+                await until_true(lambda: billing.attempts > 3)
+            await working
+            return await consumer.about()
 
-    asyncio.run(run())
+    about = asyncio.run(run())
 
+    assert (about.delivered.consumer_seq, about.ack_floor.stream_seq) == (1, 1)
     assert billing.orders == billing.duplicates == ["evt_1"]
 
 
-def test_a_poison_message_ends_in_the_dead_letter_stream_and_is_handled_once_when_redriven(billing: Billing) -> None:
+def test_an_outage_of_the_database_counts_as_no_delivery(postgresql: Database, ob: outbox.Outbox) -> None:
+    """It is longer than the server waits for an acknowledgement, and another process asks for messages meanwhile."""
+
+    async def run() -> Any:
+        async with consuming(billing, redelivery_seconds=1) as consumer:
+            await consumer.stream.send()
+            between.refuse()
+            working = asyncio.create_task(consumer.step())
+            await until_true(lambda: billing.attempts > 0)
+            with pytest.raises(NoMessage):
+                await consumer.subscription.fetch(1, timeout=2.5)
+            assert billing.attempts > consumer.recipe.DELIVERIES_MAX
+            between.accept()
+            await working
+            return await consumer.about()
+
+    with behind_a_relay(postgresql, ob) as (billing, between):
+        about = asyncio.run(run())
+        assert billing.orders == ["evt_1"]
+
+    assert (about.delivered.consumer_seq, about.ack_floor.stream_seq) == (1, 1)
+    assert billing.duplicates == []
+
+
+def test_a_message_that_fails_comes_again_and_its_work_is_done_once(billing: Billing) -> None:
+    async def run() -> Any:
+        async with consuming(billing) as consumer:
+            billing.poison = {"evt_1"}
+            await consumer.stream.send()
+            await consumer.until(lambda: billing.attempts == consumer.recipe.DELIVERIES_MAX - 1)
+            assert billing.nothing_is_stored
+            billing.poison.clear()
+            await consumer.until_acknowledged(1)
+            return await consumer.stream.messages(consumer.stream.dead)
+
+    assert asyncio.run(run()) == 0
+    assert billing.orders == ["evt_1"]
+
+
+def test_a_poison_message_is_buried_and_handled_once_when_redriven(billing: Billing) -> None:
     async def run() -> None:
         async with consuming(billing) as consumer:
             billing.poison = {"evt_1"}
             await consumer.stream.send()
-            await consumer.until(lambda: consumer.failed == DELIVERIES_MAX)
+            await consumer.until_acknowledged(1)
+            assert billing.attempts == consumer.recipe.DELIVERIES_MAX
             assert await consumer.stream.messages(consumer.stream.dead) == 1
             assert billing.nothing_is_stored
 
             billing.poison.clear()
             await consumer.stream.redrive()
             await consumer.stream.redrive()  # by an operator who presses twice
-            await consumer.until(lambda: consumer.acknowledged == 2)
+            await consumer.until_acknowledged(3)
 
     asyncio.run(run())
 
@@ -286,35 +261,33 @@ def test_two_headers_that_differ_in_case_alone_are_refused(billing: Billing) -> 
 
 def test_by_sequence_a_redelivery_is_a_duplicate_and_another_message_is_not(billing: Billing) -> None:
     async def run() -> None:
-        async with consuming(billing, redelivery_seconds=0.5) as consumer:
-            consumer.identify = inboxes.nats.by_sequence
+        async with consuming(billing, redelivery_seconds=0.5, identify=inboxes.nats.by_sequence) as consumer:
             await consumer.stream.send()
             await consumer.stream.send()
-            consumer.dies_before_it_acknowledges = True
-            await consumer.until(lambda: len(billing.orders) == 2)
-            consumer.dies_before_it_acknowledges = False
-            await consumer.until(lambda: consumer.acknowledged == 2)
+            billing.dies_after_its_commit = True
+            with pytest.raises(Crash):
+                await consumer.step()
+            await consumer.until_acknowledged(2)
 
     asyncio.run(run())
 
-    assert len(billing.orders) == 2
-    assert set(billing.duplicates) == set(billing.orders)
+    assert [id.split(":")[0] for id in billing.orders] == ["1", "2"]
+    assert [id.split(":")[0] for id in billing.duplicates] == ["1"]
 
 
 def test_a_running_consumer_handles_what_comes_after_its_stream_was_made_again(billing: Billing) -> None:
     """It does not notice: its subscription works on, and the sequences begin again at 1."""
 
     async def run() -> None:
-        async with consuming(billing) as consumer:
-            consumer.identify = inboxes.nats.by_sequence
+        async with consuming(billing, identify=inboxes.nats.by_sequence) as consumer:
             await consumer.stream.send()
-            await consumer.until(lambda: consumer.acknowledged == 1)
+            await consumer.until_acknowledged(1)
 
             await consumer.stream.delete()
             await consumer.stream.create()
             await consumer.stream.js.add_consumer(consumer.stream.name, consumer.config)
             await consumer.stream.send()
-            await consumer.until(lambda: consumer.acknowledged == 2)
+            await consumer.until_acknowledged(1)
 
     asyncio.run(run())
 
@@ -326,17 +299,16 @@ def test_a_running_consumer_handles_what_comes_after_its_stream_was_restored(bil
     """The stream keeps the time of its creation, and counts on from the last message of the backup."""
 
     async def run() -> None:
-        async with consuming(billing) as consumer:
-            consumer.identify = inboxes.nats.by_sequence
+        async with consuming(billing, identify=inboxes.nats.by_sequence) as consumer:
             await consumer.stream.send()
             backup = await consumer.stream.back_up()
             await consumer.stream.send()
-            await consumer.until(lambda: consumer.acknowledged == 2)
+            await consumer.until_acknowledged(2)
 
             await consumer.stream.restore(backup)
             await consumer.stream.js.add_consumer(consumer.stream.name, consumer.config)
             await consumer.stream.send()
-            await consumer.until(lambda: consumer.acknowledged == 4)
+            await consumer.until_acknowledged(2)
 
     asyncio.run(run())
 

@@ -1,13 +1,15 @@
-"""The inbox with pika, on a RabbitMQ at localhost: the recipe of docs/inbox.md. Skipped where none listens."""
+"""The inbox with pika, on a RabbitMQ at localhost: executes the recipe of docs/inbox.md. Skipped where none listens."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
 import pika
 import pytest
-from consuming import Billing, Poison, until
+from consuming import ORDER, Billing, Crash, behind_a_relay, until
 from pika.exceptions import AMQPConnectionError
+from recipes import recipe_of
 from support import Database
 
 import outbox
@@ -36,9 +38,9 @@ class Queue:
         }
         self.channel.queue_declare(self.name, durable=True, arguments=arguments)
 
-    def send(self, event_id: str | None = "evt_1", body: bytes = b"{}") -> None:
+    def send(self, event_id: str | None = "evt_1") -> None:
         properties = pika.BasicProperties(message_id=event_id, delivery_mode=2)
-        self.channel.basic_publish("", self.name, body, properties)
+        self.channel.basic_publish("", self.name, json.dumps(ORDER).encode(), properties)
 
     def redrive(self) -> None:
         """Put back what was dead-lettered, with its properties; a shovel does the same."""
@@ -50,42 +52,35 @@ class Queue:
     def count(self, name: str) -> int:
         return int(self.channel.queue_declare(name, passive=True).method.message_count)
 
+    def is_empty(self) -> bool:
+        """Nothing comes to another consumer, either: what was delivered before was acknowledged."""
+        self.connection.process_data_events(time_limit=SECONDS)
+        method, _, _ = self.channel.basic_get(self.name, auto_ack=True)
+        return method is None
+
     def delete(self) -> None:
         for name in (self.name, self.dead):
             self.channel.queue_delete(name)
 
 
 class Consumer:
-    """The recipe: handle, commit, acknowledge; hand back what fails, or is in flight elsewhere."""
+    """A process that runs the recipe.
+
+    delivery_counts: of each message that it saw, RabbitMQ's count of the deliveries before.
+    """
 
     def __init__(self, queue: Queue, billing: Billing) -> None:
-        self.billing = billing
-        self.refused = self.failed = self.acknowledged = 0
+        self.delivery_counts: list[int] = []
+        self.recipe = recipe_of("RabbitMQ, with pika", billing.handle)
+        self.recipe.PAUSE_SECONDS = SECONDS
+        self._on_message = self.recipe.on_message
+        self.recipe.on_message = self.on_message
         self.connection = pika.BlockingConnection(PARAMETERS)
-        self.channel = self.connection.channel()
-        self.channel.basic_qos(prefetch_count=1)
-        self.channel.basic_consume(queue.name, self.on_message)
-        self.dies_before_it_acknowledges = False
+        self.recipe.subscribe(self.connection, queue.name)
 
-    def on_message(self, channel: Any, method: Any, properties: pika.BasicProperties, body: bytes) -> None:
-        def hand_back() -> None:
-            channel.basic_nack(method.delivery_tag, requeue=True)
-
-        try:
-            self.billing.handle(identify(properties))
-        except outbox.KeyInFlight as error:
-            self.refused += 1
-            # Not at once: each return counts towards the delivery limit, and the message is no poison.
-            self.connection.call_later(error.retry_after.total_seconds(), hand_back)
-        except Poison:
-            self.failed += 1
-            hand_back()
-        else:
-            if self.dies_before_it_acknowledges:
-                self.connection.close()
-                return
-            channel.basic_ack(method.delivery_tag)
-            self.acknowledged += 1
+    def on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        self.delivery_counts.append((properties.headers or {}).get("x-delivery-count", 0))
+        self._on_message(channel, method, properties, body)
 
     def step(self) -> None:
         self.connection.process_data_events(time_limit=SECONDS)
@@ -131,50 +126,97 @@ def consumer(queue: Queue, billing: Billing) -> Iterator[Consumer]:
 def test_a_message_is_handled_and_acknowledged(queue: Queue, consumer: Consumer, billing: Billing) -> None:
     queue.send()
 
-    until(lambda: consumer.acknowledged == 1, consumer.step)
+    until(lambda: billing.orders == ["evt_1"], consumer.step)
 
+    consumer.close()
+    assert queue.is_empty()
+
+
+@pytest.mark.parametrize("died", ["at work", "after the commit"])
+def test_what_a_dead_consumer_left_is_handled_once(
+    queue: Queue, consumer: Consumer, billing: Billing, died: str
+) -> None:
+    queue.send()
+    billing.dies_at_work, billing.dies_after_its_commit = died == "at work", died != "at work"
+    with pytest.raises(Crash):
+        until(lambda: False, consumer.step)
+    consumer.close()
+    successor = Consumer(queue, billing)
+
+    until(lambda: billing.attempts == 2, successor.step)
+
+    successor.close()
+    assert billing.orders == ["evt_1"]
+    assert billing.duplicates == ([] if died == "at work" else ["evt_1"])
+    assert queue.is_empty()
+
+
+def test_an_event_that_is_published_twice_is_handled_once(queue: Queue, consumer: Consumer, billing: Billing) -> None:
+    queue.send()
+    queue.send()
+
+    until(lambda: billing.duplicates, consumer.step)
+
+    consumer.close()
+    assert billing.orders == billing.duplicates == ["evt_1"]
+    assert queue.is_empty()
+
+
+def test_a_message_in_flight_elsewhere_is_kept_at_no_cost(queue: Queue, consumer: Consumer, billing: Billing) -> None:
+    queue.send()
+    with billing.elsewhere({"scope": "shop", "message_id": "evt_1"}):
+        until(lambda: billing.attempts > 2 * DELIVERIES_MAX, consumer.step)
+
+    until(lambda: billing.duplicates, consumer.step)
+
+    assert set(consumer.delivery_counts) == {0}
+    assert billing.orders == billing.duplicates == ["evt_1"]
+
+
+def test_an_outage_of_the_database_counts_as_no_delivery(queue: Queue, postgresql: Database, ob: outbox.Outbox) -> None:
+    with behind_a_relay(postgresql, ob) as (billing, between):
+        consumer = Consumer(queue, billing)
+        between.refuse()
+        queue.send()
+        queue.send("evt_2")
+        until(lambda: billing.attempts > 2 * DELIVERIES_MAX, consumer.step)
+        between.accept()
+
+        until(lambda: billing.orders == ["evt_1", "evt_2"], consumer.step)
+
+        consumer.close()
+    assert set(consumer.delivery_counts) == {0}
+    assert queue.is_empty()
+    assert queue.count(queue.dead) == 0
+
+
+def test_a_message_that_fails_comes_again_and_its_work_is_done_once(
+    queue: Queue, consumer: Consumer, billing: Billing
+) -> None:
+    billing.poison = {"evt_1"}
+    queue.send()
+    until(lambda: billing.attempts == DELIVERIES_MAX - 1, consumer.step)
+    assert billing.nothing_is_stored
+    billing.poison.clear()
+
+    until(lambda: billing.orders, consumer.step)
+
+    assert consumer.delivery_counts == list(range(DELIVERIES_MAX))
     assert billing.orders == ["evt_1"]
 
 
-def test_what_was_committed_and_not_acknowledged_is_a_duplicate_for_the_next_consumer(
-    queue: Queue, consumer: Consumer, billing: Billing
-) -> None:
-    queue.send()
-    consumer.dies_before_it_acknowledges = True
-    until(lambda: consumer.connection.is_closed, consumer.step)
-    successor = Consumer(queue, billing)
-
-    until(lambda: successor.acknowledged == 1, successor.step)
-
-    successor.close()
-    assert billing.orders == billing.duplicates == ["evt_1"]
-
-
-def test_a_message_in_flight_elsewhere_is_handed_back_and_comes_again(
-    queue: Queue, consumer: Consumer, billing: Billing
-) -> None:
-    queue.send()
-    with billing.elsewhere({"scope": "shop", "message_id": "evt_1"}):
-        until(lambda: consumer.refused == 1, consumer.step)
-
-    until(lambda: consumer.acknowledged == 1, consumer.step)
-
-    assert queue.count(queue.dead) == 0
-    assert billing.orders == billing.duplicates == ["evt_1"]
-
-
-def test_a_poison_message_ends_in_the_dead_letter_queue_and_is_handled_once_when_redriven(
+def test_a_poison_message_is_dead_lettered_and_a_redrive_handled_once(
     queue: Queue, consumer: Consumer, billing: Billing
 ) -> None:
     billing.poison = {"evt_1"}
     queue.send()
     until(lambda: queue.count(queue.dead) == 1, consumer.step)
-    assert consumer.failed == DELIVERIES_MAX
+    assert billing.attempts == DELIVERIES_MAX
     assert billing.nothing_is_stored
 
     billing.poison.clear()
     queue.redrive()
-    until(lambda: consumer.acknowledged == 1, consumer.step)
+    until(lambda: billing.orders, consumer.step)
 
     assert billing.orders == ["evt_1"]
     assert billing.duplicates == []
@@ -189,10 +231,10 @@ def test_a_redrive_of_what_was_handled_already_is_a_duplicate(
     until(lambda: queue.count(queue.dead) == 1, consumer.step)
     billing.poison.clear()
     queue.send()
-    until(lambda: consumer.acknowledged == 1, consumer.step)
+    until(lambda: billing.orders, consumer.step)
 
     queue.redrive()
-    until(lambda: consumer.acknowledged == 2, consumer.step)
+    until(lambda: billing.duplicates, consumer.step)
 
     assert billing.orders == billing.duplicates == ["evt_1"]
 

@@ -1,21 +1,24 @@
-"""The inbox with boto3, over HTTP, against a server that speaks the API of SQS: the recipe of docs/inbox.md."""
+"""The inbox with boto3, over HTTP, against a server that speaks the API of SQS: executes the recipe of
+docs/inbox.md."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from consuming import Billing, Crash, Poison, until
-from crashing_consumer import SETTINGS
+from consuming import ORDER, Billing, Crash, behind_a_relay, until
+from crashing_consumer import BROKER, SETTINGS
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from recipes import Pauses, recipe_of
 from support import Database
 
 import outbox
@@ -40,11 +43,14 @@ class Queue:
 
     def send(self, event_id: str | None = "evt_1") -> None:
         attributes = {"event_id": {"DataType": "String", "StringValue": event_id}} if event_id else {}
-        self.client.send_message(QueueUrl=self.url, MessageBody="{}", MessageAttributes=attributes)
+        self.client.send_message(QueueUrl=self.url, MessageBody=json.dumps(ORDER), MessageAttributes=attributes)
 
     def receive(self, url: str | None = None) -> list[Any]:
         received = self.client.receive_message(
-            QueueUrl=url or self.url, MaxNumberOfMessages=10, MessageAttributeNames=["event_id"]
+            QueueUrl=url or self.url,
+            MaxNumberOfMessages=10,
+            MessageAttributeNames=["event_id"],
+            MessageSystemAttributeNames=["ApproximateReceiveCount"],
         )
         messages: list[Any] = received.get("Messages", [])
         return messages
@@ -73,26 +79,23 @@ class Queue:
 
 
 class Consumer:
-    """The recipe: receive, handle, commit, delete. What fails is left, and is visible again after its timeout."""
+    """A process that runs the recipe. It waits neither for messages nor in its pauses; those are the moments for `meanwhile`."""
 
-    def __init__(self, queue: Queue, billing: Billing) -> None:
+    def __init__(self, queue: Queue, billing: Billing, meanwhile: Callable[[], object] = lambda: None) -> None:
         self.queue = queue
-        self.billing = billing
-        self.dies_before_it_acknowledges = False
+        self.recipe = recipe_of(BROKER, billing.handle)
+        self.pauses = self.recipe.time = Pauses(meanwhile)
 
     def run_once(self) -> None:
-        for message in self.queue.receive():
-            try:
-                self.billing.handle(self.identify(message))
-            except (outbox.KeyInFlight, Poison):
-                continue
-            if self.dies_before_it_acknowledges:
-                raise Crash
-            self.queue.acknowledge(message)
+        self.recipe.run_once(self.queue.client, self.queue.url)
 
-    @staticmethod
-    def identify(message: Any) -> inboxes.MessageIdentity:
-        return inboxes.sqs.by_event_id(message, scope="shop", attribute="event_id")
+
+def identify(message: Any) -> inboxes.MessageIdentity:
+    return inboxes.sqs.by_event_id(message, scope="shop", attribute="event_id")
+
+
+def do_not_wait(params: dict[str, Any], **named: object) -> None:
+    params["WaitTimeSeconds"] = 0
 
 
 @contextmanager
@@ -128,6 +131,7 @@ def server() -> Iterator[str]:
 @pytest.fixture
 def queue(server: str) -> Iterator[Queue]:
     client = boto3.client("sqs", endpoint_url=server, **SETTINGS)
+    client.meta.events.register("before-parameter-build.sqs.ReceiveMessage", do_not_wait)
     queue = Queue(client)
     yield queue
     for url in (queue.url, queue.dead):
@@ -154,18 +158,19 @@ def test_a_message_is_handled_and_deleted(consumer: Consumer, queue: Queue, bill
     assert queue.left == 0
 
 
-def test_a_message_that_was_committed_and_not_deleted_is_a_duplicate(
-    consumer: Consumer, queue: Queue, billing: Billing
+@pytest.mark.parametrize("died", ["at work", "after the commit"])
+def test_what_a_dead_consumer_left_is_handled_once(
+    consumer: Consumer, queue: Queue, billing: Billing, died: str
 ) -> None:
     queue.send()
-    consumer.dies_before_it_acknowledges = True
+    billing.dies_at_work, billing.dies_after_its_commit = died == "at work", died != "at work"
     with pytest.raises(Crash):
         consumer.run_once()
-    consumer.dies_before_it_acknowledges = False
 
     consumer.run_once()
 
-    assert billing.orders == billing.duplicates == ["evt_1"]
+    assert billing.orders == ["evt_1"]
+    assert billing.duplicates == ([] if died == "at work" else ["evt_1"])
     assert queue.left == 0
 
 
@@ -180,22 +185,67 @@ def test_an_event_that_the_producer_sends_twice_is_handled_once(
     assert billing.orders == billing.duplicates == ["evt_1"]
 
 
-def test_a_message_in_flight_elsewhere_is_left_and_comes_again(
-    consumer: Consumer, queue: Queue, billing: Billing
-) -> None:
+def test_a_message_in_flight_elsewhere_is_kept_until_it_is_committed(queue: Queue, billing: Billing) -> None:
+    elsewhere = ExitStack()
+    consumer = Consumer(queue, billing, meanwhile=elsewhere.close)
     queue.send()
-    (copy,) = queue.receive()
-    with billing.elsewhere(consumer.identify(copy)):
-        consumer.run_once()
-        assert queue.left == 1
+    elsewhere.enter_context(billing.elsewhere({"scope": "shop", "message_id": "evt_1"}))
 
     consumer.run_once()
 
+    assert consumer.pauses.count == 1
     assert billing.orders == billing.duplicates == ["evt_1"]
     assert queue.left == 0
 
 
-def test_a_poison_message_ends_in_the_dead_letter_queue_and_is_handled_once_when_redriven(
+def test_an_outage_of_the_database_counts_as_no_delivery(queue: Queue, postgresql: Database, ob: outbox.Outbox) -> None:
+    """It is longer than the messages are kept at a time; and one of them fails once, after it, so that SQS tells its count."""
+    queue.send("evt_1")
+    queue.send("evt_2")
+    received: list[Any] = []
+    with behind_a_relay(postgresql, ob) as (billing, between):
+
+        def meanwhile() -> None:
+            time.sleep(0.4)
+            received.extend(queue.receive())
+            if consumer.pauses.count == 5:
+                between.accept()
+
+        consumer = Consumer(queue, billing, meanwhile)
+        consumer.recipe.VISIBILITY_SECONDS = 1
+        billing.poison = {"evt_2"}
+        between.refuse()
+        consumer.run_once()
+        orders = billing.orders
+
+    assert consumer.pauses.count == 5
+    assert received == []
+    assert orders == ["evt_1"]
+    until(lambda: received, lambda: (time.sleep(0.1), received.extend(queue.receive())))
+    (failed,) = received
+    assert identify(failed)["message_id"] == "evt_2"
+    assert failed["Attributes"]["ApproximateReceiveCount"] == "2"  # the consumer's, and this one
+
+
+def test_a_message_that_fails_comes_again_and_its_work_is_done_once(
+    consumer: Consumer, queue: Queue, billing: Billing
+) -> None:
+    """Those after it in the batch are handled meanwhile."""
+    billing.poison = {"evt_1"}
+    queue.send("evt_1")
+    queue.send("evt_2")
+    consumer.run_once()
+    assert billing.orders == ["evt_2"]
+    assert queue.left == 1
+    billing.poison.clear()
+
+    consumer.run_once()
+
+    assert billing.orders == ["evt_1", "evt_2"]
+    assert queue.left == 0
+
+
+def test_a_poison_message_is_dead_lettered_and_a_redrive_handled_once(
     consumer: Consumer, queue: Queue, billing: Billing
 ) -> None:
     billing.poison = {"evt_1"}
@@ -220,7 +270,7 @@ def test_a_redrive_of_what_was_handled_after_all_is_a_duplicate_by_its_event_id(
     queue.send()
     for _ in range(DELIVERIES_MAX):
         (message,) = queue.receive()
-        billing.handle(consumer.identify(message))
+        billing.handle(identify(message))
     assert queue.receive() == []
 
     queue.redrive()
@@ -266,12 +316,12 @@ def test_killed_at_any_moment_a_consumer_leaves_work_that_the_next_one_does_once
     assert len(postgresql.queue) == moment
 
 
-def test_a_message_without_the_attribute_is_refused(queue: Queue, consumer: Consumer) -> None:
+def test_a_message_without_the_attribute_is_refused(queue: Queue) -> None:
     queue.send(event_id=None)
     (message,) = queue.receive()
 
     with pytest.raises(outbox.InvalidValue) as caught:
-        consumer.identify(message)
+        identify(message)
 
     assert str(caught.value) == (
         "message attribute 'event_id' None: is missing or empty: the producer must send it, and receive_message ask for it"
