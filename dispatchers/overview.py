@@ -3,14 +3,17 @@
 Every function takes a Connection and reads with it, in whatever transaction it is in.
 """
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Table, case, func, or_, select
 
+from dispatchers.lifecycle import UNSERVED
 from outbox.databases import clock
 from outbox.instants import NEVER
 from outbox.lanes import is_blocked
@@ -18,6 +21,9 @@ from outbox.schema import Tables
 
 HALTED_LANES_MAX = 100
 OVERDUE_LEASES_MAX = 100
+UNSERVED_MAX = 1000
+"""How many of the entries that were released as unserved are looked at, and how many due ones of each of their destinations."""
+UNSERVED_OPERATIONS_MAX = 10
 
 LONG_OVER = timedelta(minutes=1)
 """After its end a lease is taken over within a second or two, if a dispatcher serves the entry and can lock its row."""
@@ -67,6 +73,21 @@ class OverdueLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unserved:
+    """An operation whose entries wait because no dispatcher that looked at them could send them.
+
+    entries: how many of them are due. has_more: whether there may be more of them, as no more than the first `UNSERVED_MAX` due
+    entries of a destination are counted. reason: why a dispatcher has released one of them.
+    """
+
+    operation: str
+    destination: str
+    entries: int
+    has_more: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LastResume:
     """Who let the dispatchers go on after a failover or a restore, and why."""
 
@@ -79,7 +100,8 @@ class LastResume:
 class Overview:
     """The outbox at one moment of the database's clock.
 
-    overdue: the leases that are long over, the oldest first. held_reason: why every dispatcher holds, if they do.
+    overdue: the leases that are long over, the oldest first. unserved: the operations that nobody has served for a
+    while. held_reason: why every dispatcher holds, if they do.
     """
 
     at: datetime
@@ -89,6 +111,7 @@ class Overview:
     blocked: int
     halted: list[HaltedLane]
     overdue: list[OverdueLease]
+    unserved: list[Unserved]
     held_reason: str | None
     resumed: LastResume | None
 
@@ -107,6 +130,7 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
         blocked=sum(destination.blocked for destination in destinations),
         halted=[HaltedLane(**row._mapping) for row in connection.execute(halted)],
         overdue=_overdue(connection, tables, now),
+        unserved=_unserved(connection, tables, now),
         held_reason=meta.held_reason if meta is not None else None,
         resumed=_last_resume(meta),
     )
@@ -120,6 +144,59 @@ def _overdue(connection: Connection, tables: Tables, now: datetime) -> list[Over
         OverdueLease(id=row.id, destination=row.destination, over_seconds=(now - row.lease_until).total_seconds())
         for row in connection.execute(oldest)
     ]
+
+
+def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Unserved]:
+    """Only some of an operation's entries are marked, by which each dispatcher learns that it does not serve it."""
+    marked = _marked(connection, tables, now)
+    kinds = _kinds(connection, tables, marked)
+    reasons = {(marked[id].destination, *kind): json.loads(marked[id].outcome)["reason"] for id, kind in kinds.items()}
+    waiting: Counter[tuple[Any, ...]] = Counter()
+    full = set()
+    for destination in {destination for destination, *_ in reasons}:
+        first = _first_due(connection, tables, destination, now)
+        waiting.update((destination, *kind) for kind in _kinds(connection, tables, first).values())
+        full |= {destination} if len(first) == UNSERVED_MAX else set()
+    waiting |= Counter((marked[id].destination, *kind) for id, kind in kinds.items())  # at least those
+    told = [
+        Unserved(
+            operation=kind[1],
+            destination=kind[0],
+            entries=waiting[kind],
+            has_more=kind[0] in full,
+            reason=reasons[kind],
+        )
+        for kind in reasons
+    ]
+    return sorted(told, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
+
+
+def _marked(connection: Connection, tables: Tables, now: datetime) -> dict[UUID, Any]:
+    """Entries that a dispatcher has released as unserved, and that no other has taken since, for a while."""
+    queue = tables.queue
+    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)
+    marked = queue.c.outcome.contains(f'"{UNSERVED}": true') & (since < now - LONG_OVER)
+    found = select(queue.c.id, queue.c.destination, queue.c.outcome).where(marked, _is_free(queue)).limit(UNSERVED_MAX)
+    return {row.id: row for row in connection.execute(found)}
+
+
+def _first_due(connection: Connection, tables: Tables, destination: str, now: datetime) -> Sequence[UUID]:
+    queue = tables.queue
+    due = select(queue.c.id).where(queue.c.destination == destination, queue.c.due_at <= now, _is_free(queue))
+    return connection.execute(due.order_by(queue.c.due_at).limit(UNSERVED_MAX)).scalars().all()
+
+
+def _is_free(queue: Table) -> ColumnElement[bool]:
+    return queue.c.lease_token.is_(None) & queue.c.hold.is_(None)
+
+
+def _kinds(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, tuple[Any, ...]]:
+    """On what it depends whether a dispatcher serves an entry: its operation, its env, the release that wrote it."""
+    if not ids:
+        return {}
+    entry = tables.entry
+    found = select(entry.c.id, entry.c.operation, entry.c.env, entry.c.schema_version).where(entry.c.id.in_(ids))
+    return {id: tuple(kind) for id, *kind in connection.execute(found)}
 
 
 def _last_resume(meta: Row[Any] | None) -> LastResume | None:

@@ -19,10 +19,12 @@ from commanding import (
     set_row,
     succeeded,
 )
-from dispatching import HOUR, LEASE, age, change, put, put_one
+from dispatching import HOUR, LEASE, age, change, put, put_one, run_once
 from support import TABLES, Database
 
 import outbox
+from dispatchers import overview
+from dispatchers.adapters import MemoryAdapter
 from outbox.databases import clock, clock_plus
 
 OUTBOX_ENV = "test"
@@ -74,6 +76,43 @@ def test_what_is_sent_waits_again_once_its_lease_has_run_out(
     (crm,) = document("status", database=database)["destinations"]
 
     assert (crm["oldest_due_seconds"] is not None) is waits
+
+
+def test_status_names_the_operations_that_nobody_serves(database: Database, ob: outbox.Outbox) -> None:
+    """All that wait, not only those by which a dispatcher has learned that it does not serve them."""
+    put(database, ob, "crm.gone", count=130)
+    put_one(database, ob, "sms.send", parent="order:sms", destination="crm")
+    run_once(database, ob, adapters={"crm.upsert": MemoryAdapter()})
+    assert document("status", database=database)["unserved"] == []  # another dispatcher may take them yet
+    age(database, HOUR)
+    put(database, ob, "crm.upsert", count=3)
+    put_one(database, ob, "crm.gone", parent="order:later", due=HOUR)
+
+    gone, sms = document("status", database=database)["unserved"]
+    shown = " ".join(succeeded("status", database=database).split())
+
+    assert (gone["operation"], gone["destination"], gone["entries"], gone["has_more"]) == (
+        "crm.gone",
+        "crm",
+        130,
+        False,
+    )
+    assert (sms["operation"], sms["entries"]) == ("sms.send", 1)
+    assert "130 of crm.gone served by no dispatcher: no adapter here serves it" in shown
+    assert "1 of sms.send served by no dispatcher: no adapter here serves it" in shown
+
+
+def test_status_counts_unserved_entries_only_so_far(
+    database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(database, ob, "crm.gone", count=30)
+    run_once(database, ob, adapters={"crm.upsert": MemoryAdapter()})
+    age(database, HOUR)
+    monkeypatch.setattr(overview, "UNSERVED_MAX", 20)
+
+    (gone,) = document("status", database=database)["unserved"]
+
+    assert (gone["entries"], gone["has_more"]) == (20, True)
 
 
 def test_status_names_entries_whose_lease_is_long_over(database: Database, ob: outbox.Outbox) -> None:

@@ -63,6 +63,9 @@ def overview(found: "Overview") -> "Iterator[RenderableType]":
             " serves them, or an open transaction has locked their rows (pg_stat_activity shows it)",
             "yellow",
         )
+    for unserved in found.unserved:
+        entries = f"{unserved.entries} or more" if unserved.has_more else str(unserved.entries)
+        yield prose(f"{entries} of {unserved.operation} served by no dispatcher: {unserved.reason}", "yellow")
     for lane in found.halted:
         since = span(found.at - lane.since)
         yield prose(f"lane {lane.ordering_key} halted {since} ago behind {lane.entry_id}: {lane.reason}", "yellow")
