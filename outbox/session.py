@@ -22,7 +22,8 @@ from outbox.keys import ParentKey
 from outbox.pending import PendingEntries, PendingEntry
 
 Result = TypeVar("Result")
-_KEY = "sqlalchemy-outbox"
+_KEY = "_sqlalchemy_outbox"
+"""The attribute of a session that holds its state. Not in `session.info`: that is the app's, and it may clear it."""
 
 
 class ClaimedParent(NamedTuple):
@@ -213,7 +214,7 @@ def _take_stored_tags(connection: Connection, configuration: Configuration, foun
 def flush_all(session: Session) -> None:
     """Flush, and write what is pending even if the session has nothing to flush."""
     session.flush()
-    state: SessionState | None = session.info.get(_KEY)
+    state: SessionState | None = session.__dict__.get(_KEY)
     if state is not None and state.pending:
         state.write(session)
 
@@ -229,9 +230,9 @@ def _duplicate(entry: NewEntry) -> DuplicateEntry:
 
 def state_of(session: Session) -> SessionState:
     """The session's state, made at its first use."""
-    state: SessionState | None = session.info.get(_KEY)
+    state: SessionState | None = session.__dict__.get(_KEY)
     if state is None:
-        state = session.info[_KEY] = SessionState()
+        state = session.__dict__[_KEY] = SessionState()
     return state
 
 
@@ -278,19 +279,19 @@ def in_session(session: Any, work: Callable[[Session], Result]) -> Result | Awai
     return awaitable
 
 
-# --- events, on every Session of the process; each costs one look into `session.info`
+# --- events, on every Session of the process; each costs one look at the session
 
 
 @event.listens_for(Session, "after_begin")
 def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-    state: SessionState | None = session.info.get(_KEY)
+    state: SessionState | None = session.__dict__.get(_KEY)
     if state is not None and state.claim is not None:
         state.claim.after_begin(connection)
 
 
 @event.listens_for(Session, "after_transaction_create")
 def _after_transaction_create(session: Session, transaction: SessionTransaction) -> None:
-    state: SessionState | None = session.info.get(_KEY)
+    state: SessionState | None = session.__dict__.get(_KEY)
     if state is None or transaction.parent is None:
         return
     if not transaction.nested:
@@ -301,7 +302,7 @@ def _after_transaction_create(session: Session, transaction: SessionTransaction)
 
 @event.listens_for(Session, "before_flush")
 def _before_flush(session: Session, flush_context: object, instances: object) -> None:
-    state: SessionState | None = session.info.get(_KEY)
+    state: SessionState | None = session.__dict__.get(_KEY)
     if state is None:
         return
     if state.doomed is not None:
@@ -315,7 +316,7 @@ def _before_flush(session: Session, flush_context: object, instances: object) ->
 @event.listens_for(Session, "after_flush_postexec")
 def _after_flush(session: Session, flush_context: object) -> None:
     # What other listeners enqueued during the flush itself: the commit may not flush again.
-    state: SessionState | None = session.info.get(_KEY)
+    state: SessionState | None = session.__dict__.get(_KEY)
     if state is None:
         return
     state.is_flushing = False
@@ -339,7 +340,7 @@ def _before_commit(session: Session) -> None:
 
 @event.listens_for(Session, "after_commit")
 def _after_commit(session: Session) -> None:
-    state: SessionState | None = session.info.get(_KEY)
+    state: SessionState | None = session.__dict__.get(_KEY)
     if state is None:
         return
     state.commits = max(0, state.commits - 1)
@@ -351,7 +352,7 @@ def _after_commit(session: Session) -> None:
 
 @event.listens_for(Session, "after_transaction_end")
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
-    state: SessionState | None = session.info.get(_KEY)
+    state: SessionState | None = session.__dict__.get(_KEY)
     if state is None:
         return
     if transaction.parent is None:

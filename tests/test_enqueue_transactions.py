@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from support import CHARGE, PAYLOAD, Order, colliding_order, statements_of
 
 import outbox
+from outbox.errors import ClaimError
 from outbox.session import flush_all
 
 
@@ -317,6 +318,33 @@ def test_a_savepoint_that_cannot_be_begun_leaves_the_session_as_it_was(database,
         enqueue(ob, session, "invoice:42")
 
     assert parents(database) == ["invoice:41", "invoice:42"]
+
+
+def test_an_entry_outlives_what_the_app_does_to_session_info(database, ob):
+    """That dictionary is the app's: frameworks clear it between requests, or when a session is handed on."""
+    with database.session() as session:
+        enqueue(ob, session, "before")
+        session.info.clear()
+        with session.begin_nested():
+            enqueue(ob, session, "inside")
+            session.info.clear()
+        session.info.clear()
+        session.commit()
+
+    assert parents(database) == ["before", "inside"]
+
+
+def test_clearing_session_info_does_not_let_a_claim_commit_halfway(database, ob):
+    def commit_halfway(session):
+        with ob.idempotent(session, "retry-1", scope="ada", request=b""):
+            session.add(Order(customer="ada", amount=2000))
+            session.info.clear()
+            session.commit()
+
+    with database.session() as session, pytest.raises(ClaimError):
+        commit_halfway(session)
+
+    assert database.counts()["orders"] == 0
 
 
 @pytest.mark.parametrize("forget", ["expunge_all", "expire_all"])
