@@ -20,9 +20,10 @@ from dispatchers.testing.postgres import PostgresUnavailable, Server, temporary_
 
 ROOT = Path(__file__).parents[1]
 CALLER = """
-import os, sys, time
+import os, signal, sys, time
 from dispatchers.testing.postgres import temporary_postgres
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 with temporary_postgres(durable=False) as server:
     forked = 0 if "fork" not in sys.argv else os.fork()
     if forked or "fork" not in sys.argv:
