@@ -14,7 +14,7 @@ def unmatched(routes: Routes, callbacks: Iterable[tuple[Kind, str]], limits: Ite
         if kind != "on_completed" and not routes.covers(name):
             yield (
                 f"{kind}({name!r}) fits no operation that is served here, so it is never called by this dispatcher"
-                f"{routes.suggestion(name)}"
+                f"{routes.suggestion(name) or '.'} It stays on record until `outbox callbacks forget '{kind} {name}'`"
             )
     for name in limits:
         if name not in routes.destinations and service_of(name) not in routes.destinations:

@@ -1,6 +1,8 @@
 """`outbox callbacks`: what is on record, put there before a deploy, and taken off when a callback is removed for good."""
 
 import asyncio
+import logging
+import shlex
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from dispatching import put, run_once, states
 from support import TABLES, Database
 
 import outbox
+from dispatchers import Operations
 from dispatchers.adapters import MemoryAdapter
 
 APP = """
@@ -67,3 +70,35 @@ def test_forget_lets_settle_what_waits_for_a_callback(database: Database, ob: ou
     assert (states(database), database.rows(TABLES.callback)) == ({"delivered": 2}, [])
     gone = refused("callbacks", "forget", "on_settled crm", database=database)
     assert gone == (3, "outbox: no callback 'on_settled crm' is on record: `outbox callbacks list` shows them\n")
+
+
+def test_a_mistyped_callback_is_forgotten_by_the_command_of_its_warning(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    effects = Operations()
+    effects.on_settled("crm.uspert")(lambda session, settlement: None)
+    with caplog.at_level(logging.WARNING, "outbox.dispatcher"):
+        run_once(database, ob, include=[effects], adapters={"crm.upsert": MemoryAdapter()})
+    run_once(database, ob, adapters={"crm.upsert": MemoryAdapter()})
+    assert [row.name for row in database.rows(TABLES.callback)] == ["on_settled crm.uspert"]
+
+    (warning,) = [message for message in caplog.messages if "on_settled" in message]
+    succeeded(*shlex.split(warning.split("`")[1])[1:], database=database)
+
+    assert "did you mean 'crm.upsert'?" in warning
+    assert database.rows(TABLES.callback) == []
+
+
+@pytest.mark.parametrize("name", ["crm.upsert", "on_setled crm.upsert"])
+def test_forgetting_what_is_not_on_record_names_what_was_meant(
+    database: Database, ob: outbox.Outbox, name: str
+) -> None:
+    effects = Operations()
+    effects.on_settled("crm.upsert")(lambda session, settlement: None)
+    run_once(database, ob, include=[effects], adapters={"crm": MemoryAdapter()})
+
+    status, text = refused("callbacks", "forget", name, database=database)
+
+    assert status == 3
+    assert text.endswith("; did you mean 'on_settled crm.upsert'?\n")
+    assert len(database.rows(TABLES.callback)) == 1

@@ -160,7 +160,8 @@ def test_a_callback_that_fits_no_operation_is_reported_at_the_start(
         getattr(effects, kind)(fitting)(lambda session, settlement: None)
 
     assert started(sqlite, ob, caplog, include=[effects]) == [
-        f"{kind}({name!r}) fits no operation that is served here, so it is never called by this dispatcher{meant}"
+        f"{kind}({name!r}) fits no operation that is served here, so it is never called by this dispatcher"
+        f"{meant or '.'} It stays on record until `outbox callbacks forget '{kind} {name}'`"
     ]
 
 

@@ -65,11 +65,18 @@ def forget(name: str, database: str, schema: str | None, prefix: str) -> None:
     NAME is as `outbox callbacks list` shows it: 'on_settled bank.charge'. What waits for it settles without it.
     """
     from dispatchers.sql_callbacks import forget as take_off
+    from dispatchers.sql_callbacks import read
+    from dispatchers.suggestions import did_you_mean
 
     with deciding(database, schema, prefix) as (connection, tables):
         waited = take_off(connection, tables, name)
+        on_record = read(connection, tables)
     if waited is None:
-        raise NothingFound(f"no callback {clean(name)!r} is on record: `outbox callbacks list` shows them")
+        without_kind = next((each for each in sorted(on_record) if each.endswith(f" {name}")), None)
+        meant = did_you_mean(name, sorted(on_record), without_kind)
+        raise NothingFound(
+            f"no callback {clean(name)!r} is on record: `outbox callbacks list` shows them{clean(meant)}"
+        )
     answer(
         {"callback": name, "waited": waited},
         f"{clean(name)} is forgotten; {waited} entries waited for it, and settle without it",
