@@ -18,6 +18,7 @@ from outbox.databases import clock
 from outbox.instants import NEVER
 from outbox.lanes import is_blocked
 from outbox.schema import Tables
+from outbox.table_names import quoted_table
 
 HALTED_LANES_MAX = 100
 OVERDUE_LEASES_MAX = 100
@@ -100,8 +101,8 @@ class LastResume:
 class Overview:
     """The outbox at one moment of the database's clock.
 
-    overdue: the leases that are long over, the oldest first. unserved: the operations that nobody has served for a
-    while. held_reason: why every dispatcher holds, if they do.
+    overdue: the leases that are long over, the oldest first. unserved: the operations that nobody has served for a while; None
+    for a role that may not read why entries wait. held_reason: why every dispatcher holds, if they do.
     """
 
     at: datetime
@@ -111,7 +112,7 @@ class Overview:
     blocked: int
     halted: list[HaltedLane]
     overdue: list[OverdueLease]
-    unserved: list[Unserved]
+    unserved: list[Unserved] | None
     held_reason: str | None
     resumed: LastResume | None
 
@@ -146,8 +147,10 @@ def _overdue(connection: Connection, tables: Tables, now: datetime) -> list[Over
     ]
 
 
-def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Unserved]:
+def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Unserved] | None:
     """Only some of an operation's entries are marked, by which each dispatcher learns that it does not serve it."""
+    if not _may_read_outcomes(connection, tables):
+        return None
     marked = _marked(connection, tables, now)
     kinds = _kinds(connection, tables, marked)
     reasons = {(marked[id].destination, *kind): json.loads(marked[id].outcome)["reason"] for id, kind in kinds.items()}
@@ -169,6 +172,15 @@ def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Uns
         for kind in reasons
     ]
     return sorted(told, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
+
+
+def _may_read_outcomes(connection: Connection, tables: Tables) -> bool:
+    """The dashboard's role may not: an outcome may hold what a service answered (`outbox db roles`)."""
+    if connection.dialect.name != "postgresql":
+        return True
+    column = tables.queue.c.outcome
+    may_read = func.has_column_privilege(quoted_table(column.table), column.name, "SELECT")
+    return bool(connection.scalar(select(may_read)))
 
 
 def _marked(connection: Connection, tables: Tables, now: datetime) -> dict[UUID, Any]:

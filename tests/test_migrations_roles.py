@@ -410,6 +410,7 @@ def test_the_dashboard_lists_and_shows_entries(as_role: As, ob: outbox.Outbox) -
         shown = read_entry(connection, TABLES, sent[0])
 
     assert overview.destinations[0].states == {"pending": 1}
+    assert overview.unserved is None  # unknown, and not none
     assert [(entry.id, entry.child_key) for entry in listed.entries] == [(waiting[0], None)]
     assert (shown.state, shown.child_key, shown.payload_bytes, shown.result) == ("delivered", None, None, None)
 

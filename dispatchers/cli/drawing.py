@@ -63,7 +63,7 @@ def overview(found: "Overview") -> "Iterator[RenderableType]":
             " serves them, or an open transaction has locked their rows (pg_stat_activity shows it)",
             "yellow",
         )
-    for unserved in found.unserved:
+    for unserved in found.unserved or ():
         entries = f"{unserved.entries} or more" if unserved.has_more else str(unserved.entries)
         yield prose(f"{entries} of {unserved.operation} served by no dispatcher: {unserved.reason}", "yellow")
     for lane in found.halted:
