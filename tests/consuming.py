@@ -1,5 +1,6 @@
 """What the tests of the inbox share: a consumer that handles messages, and one elsewhere that is at it already."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -97,10 +98,9 @@ def behind_a_relay(database: Database, ob: outbox.Outbox) -> Iterator[tuple[Bill
         reached.dispose()
 
 
-def until(done: Callable[[], object], step: Callable[[], object], steps_max: int = 100) -> None:
+def until(done: Callable[[], object], step: Callable[[], object], seconds_max: float = 20) -> None:
     """Take steps, each of which waits for the broker by itself, until it is done."""
-    for _ in range(steps_max):
-        if done():
-            return
+    deadline = time.monotonic() + seconds_max
+    while not done():
+        assert time.monotonic() < deadline, f"not done after {seconds_max} s"
         step()
-    raise AssertionError(f"not done after {steps_max} steps")

@@ -4,6 +4,7 @@ Skipped where none listens.
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -184,6 +185,26 @@ def test_an_outage_of_the_database_counts_as_no_delivery(postgresql: Database, o
 
     assert (about.delivered.consumer_seq, about.ack_floor.stream_seq) == (1, 1)
     assert billing.duplicates == []
+
+
+def test_the_event_loop_goes_on_while_a_message_is_handled(billing: Billing) -> None:
+    noticed = threading.Event()
+
+    def handle(*arguments: Any) -> None:
+        billing.handle(*arguments)
+        assert noticed.wait(10)
+
+    async def run() -> Any:
+        async with consuming(billing) as consumer:
+            consumer.recipe.handle = handle
+            await consumer.stream.send()
+            working = asyncio.create_task(consumer.step())
+            await until_true(lambda: billing.orders == ["evt_1"])
+            noticed.set()
+            await working
+            return await consumer.about()
+
+    assert asyncio.run(run()).ack_floor.stream_seq == 1
 
 
 def test_a_message_that_fails_comes_again_and_its_work_is_done_once(billing: Billing) -> None:

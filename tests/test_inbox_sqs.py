@@ -307,7 +307,7 @@ def test_killed_at_any_moment_a_consumer_leaves_work_that_the_next_one_does_once
             queue.send(f"evt_{moment}")
             ended = ended_at_moment(moment)
             left.append((billing.orders.count(f"evt_{moment}"), queue.left))
-            until(lambda: not queue.left, consumer.run_once, steps_max=900)
+            until(lambda: not queue.left, consumer.run_once, seconds_max=60)
             assert billing.orders.count(f"evt_{moment}") == 1
 
     # nothing done; done and not acknowledged; done and acknowledged: in this order, each of them at some moment
