@@ -14,12 +14,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, MetaData, create_engine, text
 
-from dispatchers.retention import KEEP, Retention
-from dispatchers.sql_bodies import drop_days
+from dispatchers.maintenance.body_partitions import drop_days
+from dispatchers.maintenance.jobs import Upkeep
+from dispatchers.maintenance.retention import KEEP, Retention
 from dispatchers.testing.postgres import temporary_postgres
-from dispatchers.upkeep import Upkeep
 from outbox import migrations
-from outbox.schema import define_tables
+from outbox.sql.schema import define_tables
 
 RECORDS = 50_000
 BODY_BYTES = 2000  # of bytes that do not compress

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
         Unknown,
     )
     from dispatchers.dispatcher import Dispatcher
+    from dispatchers.flow_control.state import Breaker, Limits
     from dispatchers.operations import Operations
-    from dispatchers.pressure import Breaker, Limits
 
 __all__ = [
     "FOREVER",
@@ -65,10 +65,10 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(__all__, "delivery") | {
-    "Breaker": "pressure",
+    "Breaker": "flow_control.state",
     "Completed": "callbacks",
     "Dispatcher": "dispatcher",
-    "Limits": "pressure",
+    "Limits": "flow_control.state",
     "Operations": "operations",
     "SettledEntry": "callbacks",
     "Settlement": "callbacks",

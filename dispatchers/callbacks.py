@@ -16,11 +16,11 @@ from sqlalchemy import Connection, Row, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from dispatchers.lifecycle import Claimed, End, Settle
+from dispatchers.transitions import Claimed, End, Settle
 from outbox.configuration import Configuration
 from outbox.errors import AlreadyAnswered, CallbackError, ConfigurationError, NotAnswered
 from outbox.keys import ParentKey, Tag, encode_native
-from outbox.responses import Response
+from outbox.requests.responses import Response
 from outbox.session import ClaimedParent, state_of
 from outbox.status import EntryStatus, entries_of_request
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-from dispatchers.claims import Claims
 from dispatchers.dispatcher import Dispatcher
-from dispatchers.outages import Outages, cause_of, ends_by_itself, is_outage
-from dispatchers.upkeep import Upkeep, keep_bodies, report_gauges, report_lag, retain
+from dispatchers.maintenance.jobs import Upkeep, keep_bodies, report_gauges, report_lag, retain
+from dispatchers.pipeline.outage_log import Outages, cause_of, ends_by_itself, is_outage
+from dispatchers.store.database import Claims
 
 log = logging.getLogger("outbox.daemon")
 

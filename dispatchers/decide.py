@@ -22,7 +22,7 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.lifecycle import (
+from dispatchers.transitions import (
     KEY_CONFLICT,
     SEND_AGAIN,
     Claimed,

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from outbox.errors import ConfigurationError
-from outbox.instants import EPOCH
 from outbox.keys import Tag, encode_hex, encode_native, encode_uuid
+from outbox.times import EPOCH
 
 
 class Forever(Enum):

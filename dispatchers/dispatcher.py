@@ -16,34 +16,36 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from dispatchers.callback_pace import CallbackPace
 from dispatchers.callbacks import Callbacks
-from dispatchers.claims import Claims
-from dispatchers.completing import Completing
 from dispatchers.decide import hand_over, without_halt
 from dispatchers.delivery import Adapter
-from dispatchers.endings import Endings
-from dispatchers.intake import Intake
-from dispatchers.leaving import Reports
-from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, HandBack, Keep, Park, Settle, Transition, Want
+from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.state import Limits, check_limits
+from dispatchers.maintenance.retention import KEEP, Retention
 from dispatchers.operations import Operations
-from dispatchers.outages import Outages
-from dispatchers.pressing import BUSY_SECONDS, PressureWatch
-from dispatchers.pressure import Limits, check_limits
-from dispatchers.retention import KEEP, Retention
-from dispatchers.routes import Routes, merge
-from dispatchers.sending import Sends
-from dispatchers.settling import STORE_RETRY_SECONDS, Settling
-from dispatchers.store import CallbacksChanged, Exchange, Store
-from dispatchers.turns import BATCH_ENTRIES_MAX, Turns
-from dispatchers.unmatched import unmatched
-from dispatchers.watching import MarkFile, Watch
+from dispatchers.pipeline.callback_pace import CallbackPace
+from dispatchers.pipeline.completion import Completing
+from dispatchers.pipeline.failover_guard import MarkFile, Watch
+from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, PressureWatch
+from dispatchers.pipeline.outage_log import Outages
+from dispatchers.pipeline.outcome_buffer import Endings
+from dispatchers.pipeline.routing import Routes, merge
+from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Turns
+from dispatchers.pipeline.sender import Sends
+from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS, Settling
+from dispatchers.pipeline.triage import Intake
+from dispatchers.pipeline.unmatched_names import unmatched
+from dispatchers.pipeline.unserved_log import Reports
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import CallbacksChanged, Exchange, Store
+from dispatchers.transitions import Claimed, Ending, HandBack, Keep, Park, Settle, Transition
 from outbox.default_outbox import default
 from outbox.errors import ConfigurationError
 from outbox.extras import missing
 from outbox.instance import Outbox
-from outbox.instants import NEVER
 from outbox.keys import Keyring
+from outbox.times import NEVER
 
 log = logging.getLogger("outbox.dispatcher")
 

@@ -17,9 +17,8 @@ The order, the record of the request and the entry commit together or not at all
 
 from typing import Any
 
-from outbox.databases import prepare_sqlite
 from outbox.default_outbox import default
-from outbox.entries import Entry
+from outbox.entry_rows import Entry
 from outbox.errors import (
     AlreadyAnswered,
     CallbackError,
@@ -52,13 +51,14 @@ from outbox.fingerprint import Fingerprint
 from outbox.idempotency import Claim
 from outbox.inbox import InboxMessage
 from outbox.instance import Outbox
-from outbox.key_sources import BodyKey
 from outbox.keys import Keyring, ParentKey
 from outbox.leases import AsyncLeasedClaim, LeasedClaim
-from outbox.observing import ObservedClaim
-from outbox.request_status import RequestStatus
-from outbox.responses import Response
-from outbox.schema import define_tables
+from outbox.observer import ObservedClaim
+from outbox.requests.body_key import BodyKey
+from outbox.requests.responses import Response
+from outbox.requests.status import RequestStatus
+from outbox.sql.dialect import prepare_sqlite
+from outbox.sql.schema import define_tables
 from outbox.status import EntryStatus
 
 configure = default.configure

@@ -11,16 +11,16 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox.databases import is_busy, is_timeout, wait_for_lock
+from outbox.durations import NOTHING, check_span
 from outbox.errors import ClaimError, ClaimLost, ClaimOpen, InvalidValue, RequestRefused
 from outbox.idempotency import Claim
-from outbox.key_sources import BodyRequest, choose_key
-from outbox.observing import ClaimWatch
-from outbox.records import LockWait, RecordKey, claim_key, key_in_flight
-from outbox.responses import Response
-from outbox.savepoints import Savepoint, nested_savepoint
+from outbox.observer import ClaimWatch
+from outbox.requests.body_key import BodyRequest, choose_key
+from outbox.requests.records import LockWait, RecordKey, claim_key, key_in_flight
+from outbox.requests.responses import Response
+from outbox.requests.savepoints import Savepoint, nested_savepoint
 from outbox.session import AnySession, flush_all, state_of, sync_session, unscoped
-from outbox.spans import NOTHING, check_span
+from outbox.sql.dialect import is_busy, is_timeout, wait_for_lock
 
 
 def check_in_flight(mode: object, wait: object) -> None:

@@ -8,12 +8,12 @@ from uuid import UUID
 
 from sqlalchemy import MetaData
 
+from outbox.durations import NOTHING, check_span
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, check_field
-from outbox.observing import GuardedObserver, Observer
-from outbox.schema import Tables, define_tables
-from outbox.spans import NOTHING, check_span
-from outbox.table_names import check_table_names
+from outbox.observer import GuardedObserver, Observer
+from outbox.sql.identifiers import check_table_names
+from outbox.sql.schema import Tables, define_tables
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 OPTIONS = frozenset({"account", "api_version"})

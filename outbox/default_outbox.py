@@ -7,7 +7,7 @@ from outbox.configuration import AUDIT_WINDOW, PAYLOAD_BYTES_MAX, Configuration
 from outbox.errors import ConfigurationError
 from outbox.instance import Outbox
 from outbox.keys import Keyring
-from outbox.observing import Observer
+from outbox.observer import Observer
 
 
 class DefaultOutbox(Outbox):

@@ -5,9 +5,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from outbox.configuration import Configuration
-from outbox.entries import Entry, NewEntry
+from outbox.entry_rows import Entry, NewEntry
 from outbox.errors import InvalidValue, ParentRequired
-from outbox.instants import EPOCH, NEVER
 from outbox.keys import (
     ChildKey,
     ParentKey,
@@ -19,6 +18,7 @@ from outbox.keys import (
 )
 from outbox.payload import encode_json
 from outbox.session import AnySession, ClaimedParent, state_of, sync_session
+from outbox.times import EPOCH, NEVER
 
 DUE_MAX = timedelta(days=36_525)  # a century: no calendar overflows
 

@@ -12,9 +12,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from outbox.accepted import accepted_response, require_open_entries
 from outbox.configuration import Configuration
-from outbox.entries import Companion
+from outbox.entry_rows import Companion
 from outbox.errors import (
     AlreadyAnswered,
     ClaimError,
@@ -23,10 +22,11 @@ from outbox.errors import (
     NotAnswered,
 )
 from outbox.keys import ParentKey, check_operation
-from outbox.records import RecordKey, insert_record, record_companion, require_written
-from outbox.replay_guard import ReplayGuard
-from outbox.responses import Response
-from outbox.savepoints import Savepoint, nested_savepoint, request_savepoint
+from outbox.requests.accepted import accepted_response, require_open_entries
+from outbox.requests.records import RecordKey, insert_record, record_companion, require_written
+from outbox.requests.replay_guard import ReplayGuard
+from outbox.requests.responses import Response
+from outbox.requests.savepoints import Savepoint, nested_savepoint, request_savepoint
 from outbox.session import ClaimedParent, state_of
 
 

@@ -13,14 +13,14 @@ from sqlalchemy.orm import Session
 
 from outbox.claim_block import IdempotentBlock
 from outbox.configuration import Configuration
+from outbox.durations import check_span
 from outbox.errors import ClaimLost, ClaimOpen, InvalidValue, KeyExpired, KeyInFlight
 from outbox.idempotency import Claim
 from outbox.keys import ParentKey, check_field, parent_id
-from outbox.observing import ClaimWatch
-from outbox.records import RecordKey, claim_key
-from outbox.responses import Response
+from outbox.observer import ClaimWatch
+from outbox.requests.records import RecordKey, claim_key
+from outbox.requests.responses import Response
 from outbox.session import AnySession
-from outbox.spans import check_span
 
 SOURCE = "inbox:"
 

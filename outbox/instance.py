@@ -8,24 +8,24 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.checking import AsyncEngineLike, check
 from outbox.claim_block import IdempotentBlock, check_in_flight, run, run_async
 from outbox.configuration import AUDIT_WINDOW, PAYLOAD_BYTES_MAX, Configuration, configuration_from_environment
+from outbox.durations import SECOND, check_span
 from outbox.enqueue import child_key, enqueue
-from outbox.entries import Entry
+from outbox.entry_rows import Entry
 from outbox.errors import InvalidValue, KeyMalformed, KeyMissing
 from outbox.fingerprint import fingerprint
 from outbox.idempotency import Claim
 from outbox.inbox import INBOX_KEEP, InboxBlock, message_key
-from outbox.key_sources import BodyKey, BodyRequest
 from outbox.keys import Keyring, ParentKey, parent_id
 from outbox.leases import LeasedBlock, Source
-from outbox.observing import Observer
-from outbox.records import RecordKey
-from outbox.request_status import RequestStatus, read_request
-from outbox.responses import Response
+from outbox.observer import Observer
+from outbox.requests.body_key import BodyKey, BodyRequest
+from outbox.requests.records import RecordKey
+from outbox.requests.responses import Response
+from outbox.requests.status import RequestStatus, read_request
 from outbox.session import AnySession, AsyncSessionLike, in_session, unscoped
-from outbox.spans import SECOND, check_span
+from outbox.startup_checks import AsyncEngineLike, check
 from outbox.status import EntryStatus, cancel_entry, read_status
 
 DAY = timedelta(hours=24)

@@ -25,21 +25,21 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox import leased_records
 from outbox.claim_block import IdempotentBlock
 from outbox.configuration import Configuration
-from outbox.databases import is_busy, is_timeout, sqlstate
 from outbox.errors import AlreadyAnswered, ClaimError, KeyInFlight, LeaseLost, NotAnswered
 from outbox.idempotency import Claim
-from outbox.key_sources import BodyRequest
 from outbox.keys import ChildKey, ParentKey, derive_tag, encode_native, key_fields
-from outbox.leased_records import Lease, Taken
-from outbox.observing import ClaimWatch, watched
-from outbox.records import RecordKey, key_in_flight
-from outbox.renewal import TaskRenewal, ThreadRenewal
-from outbox.responses import Response
-from outbox.savepoints import nested_savepoint
+from outbox.observer import ClaimWatch, watched
+from outbox.requests import lease_records
+from outbox.requests.body_key import BodyRequest
+from outbox.requests.lease_records import Lease, Taken
+from outbox.requests.lease_renewal import TaskRenewal, ThreadRenewal
+from outbox.requests.records import RecordKey, key_in_flight
+from outbox.requests.responses import Response
+from outbox.requests.savepoints import nested_savepoint
 from outbox.session import AnySession, AsyncSessionLike, ClaimedParent, state_of
+from outbox.sql.dialect import is_busy, is_timeout, sqlstate
 
 log = logging.getLogger("outbox.leases")
 
@@ -150,7 +150,7 @@ class LeasedClaim(LeasedAttempt):
         """Begin the lease anew, in a short transaction. Raises `LeaseLost`."""
         lease = self._held("renew")
         try:
-            run(self._source, lambda connection: leased_records.renew(connection, lease))
+            run(self._source, lambda connection: lease_records.renew(connection, lease))
         except LeaseLost:
             self._held("renew")  # an answer of our own, given meanwhile, is no loss
             raise
@@ -161,7 +161,7 @@ class LeasedClaim(LeasedAttempt):
         See `Claim.respond` for the body. With rows, or entries: `fence(session)`. Raises `LeaseLost`.
         """
         lease, response = self._held("respond"), self._response(status, body, headers)
-        run(self._source, lambda connection: leased_records.answer(connection, lease, response))
+        run(self._source, lambda connection: lease_records.answer(connection, lease, response))
         self._keep(response)
         return response
 
@@ -177,7 +177,7 @@ class AsyncLeasedClaim(LeasedAttempt):
         """See `LeasedClaim.renew`."""
         lease = self._held("renew")
         try:
-            await run_async(self._source, lambda connection: leased_records.renew(connection, lease))
+            await run_async(self._source, lambda connection: lease_records.renew(connection, lease))
         except LeaseLost:
             self._held("renew")
             raise
@@ -185,7 +185,7 @@ class AsyncLeasedClaim(LeasedAttempt):
     async def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         """See `LeasedClaim.respond`."""
         lease, response = self._held("respond"), self._response(status, body, headers)
-        await run_async(self._source, lambda connection: leased_records.answer(connection, lease, response))
+        await run_async(self._source, lambda connection: lease_records.answer(connection, lease, response))
         self._keep(response)
         return response
 
@@ -215,7 +215,7 @@ class Fence(Claim):
     def close(self) -> None:
         self._require_savepoint().release()
         if self.response is not None:
-            leased_records.answer(self._session.connection(), self._lease, self.response)
+            lease_records.answer(self._session.connection(), self._lease, self.response)
             self._attempt.response = self.response
             state_of(self._session).at_end.append(self._attempt._fence_ended)
 
@@ -234,7 +234,7 @@ class FencedBlock(IdempotentBlock):
     def _take(self, session: Session, watch: ClaimWatch | None) -> Claim:
         connection = self._begin(session)
         try:
-            leased_records.require_held(connection, self._lease, lock=True)
+            lease_records.require_held(connection, self._lease, lock=True)
         except LeaseLost as error:
             state_of(session).doom(session, error)
             # An answer of our own is another error; one whose commit failed may be given again.
@@ -293,7 +293,7 @@ class LeasedBlock:
         lease = self._lease_to_end(error)
         if lease is not None:
             with logged(lease):
-                run(self._source, lambda connection: leased_records.end(connection, lease))
+                run(self._source, lambda connection: lease_records.end(connection, lease))
         self._require_answer(error)
 
     async def __aenter__(self) -> AsyncLeasedClaim:
@@ -324,14 +324,14 @@ class LeasedBlock:
         lease = self._lease_to_end(error)
         if lease is not None:
             with logged(lease):
-                await run_async(self._source, lambda connection: leased_records.end(connection, lease))
+                await run_async(self._source, lambda connection: lease_records.end(connection, lease))
         self._require_answer(error)
 
     def _watched(self) -> AbstractContextManager[ClaimWatch]:
         return watched(self._request.configuration.observer, self._request.source)
 
     def _take(self, connection: Connection) -> Taken:
-        return leased_records.take(connection, self._request, self._length)
+        return lease_records.take(connection, self._request, self._length)
 
     def _lease_to_end(self, error: BaseException | None) -> Lease | None:
         """The lease, if the handler has come to its end without an answer that is stored for certain.

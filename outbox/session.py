@@ -15,11 +15,11 @@ from sqlalchemy.exc import InvalidRequestError, MissingGreenlet
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox.configuration import Configuration
-from outbox.databases import require_transaction
-from outbox.entries import Companion, Entry, NewEntry, insert_entries, stored_tags
+from outbox.entry_rows import Companion, Entry, NewEntry, insert_entries, stored_tags
 from outbox.errors import ClaimError, DuplicateEntry, NoTransaction, OutboxError
 from outbox.keys import ParentKey
-from outbox.pending import PendingEntries, PendingEntry
+from outbox.pending_entries import PendingEntries, PendingEntry
+from outbox.sql.dialect import require_transaction
 
 Result = TypeVar("Result")
 _KEY = "_sqlalchemy_outbox"

@@ -10,13 +10,13 @@ from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, 
 from sqlalchemy.orm import Session
 
 from outbox.configuration import Configuration
-from outbox.connections import require_connection
-from outbox.databases import clock, require_transaction
-from outbox.functions import function_name
 from outbox.keys import ParentKey, Tag, check_id, encode_native, parent_id
-from outbox.lanes import Place, advance
-from outbox.schema import Tables
 from outbox.session import flush_all
+from outbox.sql.connections import require_connection
+from outbox.sql.dialect import clock, require_transaction
+from outbox.sql.functions import function_name
+from outbox.sql.ordering import Place, advance
+from outbox.sql.schema import Tables
 
 State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed", "cancelled"]
 

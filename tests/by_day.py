@@ -7,9 +7,9 @@ import sqlalchemy as sa
 from retaining import DAY, elapse
 from support import TABLES, Database
 
-from dispatchers.sql_bodies import Drops, add_days, drop_days
+from dispatchers.maintenance.body_partitions import Drops, add_days, drop_days
 from outbox import migrations
-from outbox.bodies import Layout, body_partition, read_layout
+from outbox.sql.body_partitions import Layout, body_partition, read_layout
 
 
 def switch_on(database: Database) -> None:

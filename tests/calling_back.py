@@ -14,8 +14,8 @@ from support import Database, Order
 import outbox
 from dispatchers import Dispatcher, Operations
 from dispatchers.callbacks import Calls, Settlement
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Claimed, End
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, End
 
 Work = Callable[[Session, Settlement], object]
 

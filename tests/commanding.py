@@ -19,7 +19,7 @@ import outbox
 from dispatchers import Delivered, Delivery, Outcome, Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.cli import main
-from outbox.instants import NEVER
+from outbox.times import NEVER
 
 SECRET_TEXT = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="  # bytes 00 01 02 ... 1f
 PRIVATE = {"card": "4242424242424242"}
@@ -118,7 +118,7 @@ def set_row(database: Database, table: sa.Table, **values: Any) -> None:
 
 def halt(database: Database, id: UUID, ordering_key: str) -> None:
     """As a dispatcher halts a lane behind an entry that failed."""
-    from outbox.databases import clock_plus
+    from outbox.sql.dialect import clock_plus
 
     since = clock_plus(-timedelta(hours=1))
     set_row(database, TABLES.halted, ordering_key=ordering_key, entry_id=id, reason="it failed", since=since)

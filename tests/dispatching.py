@@ -23,12 +23,14 @@ from support import IMPORT_PATH, TABLES, Database
 import outbox
 from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
 from dispatchers.delivery import Window
-from dispatchers.lifecycle import Claimed, ClaimRequest, Ending, Transition, Want, known_of, looks_of
-from dispatchers.slots import as_record, on_record
-from dispatchers.store import Exchange
-from outbox.instants import EPOCH, MICROSECOND, NEVER
+from dispatchers.flow_control.permits import as_record, on_record
+from dispatchers.flow_control.quota import Want
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import Exchange
+from dispatchers.transitions import Claimed, Ending, Transition, known_of, looks_of
+from outbox.times import EPOCH, MICROSECOND, NEVER
 
 LEASE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)

@@ -27,12 +27,13 @@ from dispatching import HOUR, FileService, age
 from support import TABLES, Base, Database, Order
 
 import outbox
-from dispatchers import Adapter, Delivery, Dispatcher, Limits, Operations, Outcome, Unknown, decisions
-from dispatchers.claims import Claims
-from dispatchers.retention import Retention
+from dispatchers import Adapter, Delivery, Dispatcher, Limits, Operations, Outcome, Unknown
+from dispatchers.admin import decisions
+from dispatchers.maintenance.jobs import Upkeep
+from dispatchers.maintenance.retention import Retention
+from dispatchers.store.database import Claims
 from dispatchers.testing.failpoints import POINTS, failpoint
 from dispatchers.testing.postgres import temporary_postgres
-from dispatchers.upkeep import Upkeep
 from outbox.keys import Tag, encode_native
 
 ROUNDS = 20

@@ -14,9 +14,9 @@ from support import TABLES, Database
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.lanes import MOMENT
-from outbox.databases import clock_plus
-from outbox.lanes import is_blocked
+from dispatchers.store.ordering import MOMENT
+from outbox.sql.dialect import clock_plus
+from outbox.sql.ordering import is_blocked
 
 
 def put_in_lane(database: Database, ob: outbox.Outbox, *names: str, lane: str = "ada", **settings: Any) -> list[UUID]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dispatchers import decide as rules
-from dispatchers import dispatcher, moves, sending
+from dispatchers import dispatcher
 from dispatchers.delivery import (
     FOREVER,
     Deferred,
@@ -20,7 +20,9 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.lifecycle import Claimed, Keep, Known, Requeue, Settle, Transition, Wait
+from dispatchers.pipeline import sender
+from dispatchers.store import queue_update
+from dispatchers.transitions import Claimed, Keep, Known, Requeue, Settle, Transition, Wait
 
 admit, decide, last_safe_send, backoff = rules.admit, rules.decide, rules.last_safe_send, rules.backoff
 NO_DOUBT = {"maybe_sent": False, "in_doubt_since": None}
@@ -31,7 +33,7 @@ def rule(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, replacement in changed.items():
-            for module in (rules, sending, dispatcher):
+            for module in (rules, sender, dispatcher):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, replacement)
 
@@ -81,13 +83,13 @@ def waiting_as_asked(entry: Claimed, outcome: Outcome, memory: Memory, now: date
 
 def moving(of: type[Transition], **changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
     """The row's new values as they are, but for transitions of one kind with others."""
-    moved = moves.moved
+    moved = queue_update.moved
 
-    def mutant(entry: Claimed, change: Any) -> moves.Moved:
+    def mutant(entry: Claimed, change: Any) -> queue_update.Moved:
         values = moved(entry, change)
         return values._replace(**changed) if isinstance(change, of) else values
 
-    return lambda monkeypatch: monkeypatch.setattr(moves, "moved", mutant)
+    return lambda monkeypatch: monkeypatch.setattr(queue_update, "moved", mutant)
 
 
 def sending_again_without_doubt(entry: Claimed, known: Known, memory: Memory, quiescence: timedelta) -> Requeue:

@@ -12,10 +12,10 @@ from support import TABLES, Database
 
 import outbox
 from dispatchers.delivery import Window
-from dispatchers.retention import KEEP, Retention
-from dispatchers.upkeep import Upkeep
-from outbox.databases import clock
-from outbox.instants import MICROSECOND
+from dispatchers.maintenance.jobs import Upkeep
+from dispatchers.maintenance.retention import KEEP, Retention
+from outbox.sql.dialect import clock
+from outbox.times import MICROSECOND
 
 DAY = timedelta(days=1)
 A_MOMENT = timedelta(minutes=1)

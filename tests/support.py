@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
 from outbox.claim_block import IdempotentBlock
-from outbox.instants import MICROSECOND
+from outbox.times import MICROSECOND
 
 IMPORT_PATH = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
 """PYTHONPATH of the processes that tests start: they import this checkout, whatever version is installed."""

@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 from support import CHARGE, NOTHING, TABLES, Client, Database, Order
 
 import outbox
-from dispatchers.sql_accepted import next_accepted
-from outbox.accepted import POLL_FIRST, POLL_LAST, poll_after
+from dispatchers.store.accepted_requests import next_accepted
 from outbox.keys import Keyring
 from outbox.metrics.gauges import read_open_records
+from outbox.requests.accepted import POLL_FIRST, POLL_LAST, poll_after
 
 DAY = timedelta(days=1)
 

@@ -16,9 +16,9 @@ from support import CHARGE, PAYLOAD, REQUEST, Database, Order
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Operations, Outcome, Rejected, Settlement, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.retention import KEEP, Retention
-from dispatchers.upkeep import Upkeep
+from dispatchers.maintenance.jobs import Upkeep
+from dispatchers.maintenance.retention import KEEP, Retention
+from dispatchers.store.database import Claims
 from outbox.errors import DuplicateEntry, KeyInFlight, RequestMismatch
 
 

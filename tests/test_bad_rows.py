@@ -28,9 +28,9 @@ from support import TABLES, Database
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Claimed, Settle, Transition, Wait
-from outbox.instants import NEVER
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, Settle, Transition, Wait
+from outbox.times import NEVER
 
 INSTANTS = ["-infinity", "infinity", "4000-01-01 BC", "0001-01-01 00:00:00+15", "20000-01-01"]
 MALFORMED = [

@@ -12,8 +12,8 @@ from support import REQUEST, TABLES, Client, Database, statements_of
 
 import outbox
 from outbox import migrations
-from outbox.bodies import DAYS_AHEAD, read_layout
 from outbox.errors import KeyExpired, KeyInFlight, RequestMismatch, SchemaError
+from outbox.sql.body_partitions import DAYS_AHEAD, read_layout
 
 
 @pytest.fixture

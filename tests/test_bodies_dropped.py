@@ -18,12 +18,12 @@ from sqlalchemy.orm import Session
 from support import TABLES, Client, Database
 
 import outbox
-from dispatchers import sql_bodies
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.sql_bodies import DROPPING_LOCK, Drops
-from dispatchers.upkeep import keep_bodies
-from outbox.bodies import DAYS_AHEAD, body_partition
+from dispatchers.maintenance import body_partitions
+from dispatchers.maintenance.body_partitions import DROPPING_LOCK, Drops
+from dispatchers.maintenance.jobs import keep_bodies
+from dispatchers.store.database import Claims
+from outbox.sql.body_partitions import DAYS_AHEAD, body_partition
 
 Result = TypeVar("Result")
 MONTH = 32  # days: a record's audit window, and the two that a partition is kept at least
@@ -126,7 +126,7 @@ def test_after_the_layout_was_switched_off_what_is_carried_over_goes_into_its_re
 def test_a_day_with_too_many_records_that_cannot_be_deleted_stays(
     shop: Client, by_day: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql_bodies, "CARRIED_MAX", 2)
+    monkeypatch.setattr(body_partitions, "CARRIED_MAX", 2)
     for number in range(3):
         shop.request(key=f"stuck-{number}")
     days_pass(by_day, MONTH)

@@ -23,13 +23,13 @@ from support import REQUEST, TABLES, Base, Client, Database
 from test_migrations_alembic import AMONG, LEFT_OUT, Project, call_ours
 
 import outbox
-from dispatchers.claims import Claims
 from dispatchers.cli import main
-from dispatchers.sql_bodies import Drops, drop_days
-from dispatchers.upkeep import keep_bodies
+from dispatchers.maintenance.body_partitions import Drops, drop_days
+from dispatchers.maintenance.jobs import keep_bodies
+from dispatchers.store.database import Claims
 from outbox import migrations
 from outbox.metrics import gauges, opentelemetry, prometheus
-from outbox.table_names import quoted
+from outbox.sql.identifiers import quoted
 
 pytest_plugins = ["blank_databases"]
 MONTH = 32  # days

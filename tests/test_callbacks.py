@@ -29,10 +29,10 @@ from support import CHARGE, TABLES, Client, Database
 import outbox
 from dispatchers import Delivered, KeyConflict, Operations, Outcome, Rejected
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import cancel, resolve
 from dispatchers.callbacks import Calls, Settlement
-from dispatchers.claims import Claims
-from dispatchers.decisions import cancel, resolve
-from dispatchers.lifecycle import Settle
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Settle
 from outbox.keys import Tag, encode_native
 
 SECRET = bytes(range(32))

@@ -27,12 +27,12 @@ from support import TABLES, Database
 import outbox
 from dispatchers import Dispatcher, KeyConflict, Operations, Rejected
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import cancel, resolve
 from dispatchers.callbacks import Calls, Settlement
-from dispatchers.claims import Claims
-from dispatchers.decisions import cancel, resolve
-from dispatchers.lifecycle import Settle, known_of
-from dispatchers.sql_callbacks import forget
-from dispatchers.store import CallbacksChanged
+from dispatchers.store.callback_registry import forget
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import CallbacksChanged
+from dispatchers.transitions import Settle, known_of
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -34,11 +34,11 @@ from support import Database, Order, colliding_order
 import outbox
 from dispatchers import KeyConflict, Operations, Outcome, Rejected, Unknown, decide
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import cancel
 from dispatchers.callbacks import CallbackFailed, Calls, Settlement
-from dispatchers.claims import Claims
-from dispatchers.decisions import cancel
-from dispatchers.lifecycle import Keep, Park, Settle, known_of
-from outbox.databases import is_passing
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Keep, Park, Settle, known_of
+from outbox.sql.dialect import is_passing
 
 CARD = "4242424242424242"
 

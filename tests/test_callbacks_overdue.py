@@ -21,7 +21,7 @@ import outbox
 from dispatchers import Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Settlement
-from dispatchers.lifecycle import known_of
+from dispatchers.transitions import known_of
 
 SHORT = timedelta(seconds=0.3)
 

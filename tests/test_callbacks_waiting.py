@@ -18,11 +18,11 @@ from support import TABLES, Database
 import outbox
 from dispatchers import Operations
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.callback_pace import UNLIMITED, CallbackPace
 from dispatchers.callbacks import Callbacks, Calls, Settlement
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Claimed, Keep, Settle, Transition, known_of
-from dispatchers.settling import Settling
+from dispatchers.pipeline.callback_pace import UNLIMITED, CallbackPace
+from dispatchers.pipeline.settlement import Settling
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, Keep, Settle, Transition, known_of
 
 
 @given(

@@ -20,7 +20,7 @@ import outbox
 from dispatchers import Delivered
 from dispatchers.adapters import MemoryAdapter
 from outbox.session import flush_all
-from outbox.statement_errors import HIDDEN
+from outbox.sql.statement_errors import HIDDEN
 
 DRIVERS = ["psycopg", "psycopg_async", "asyncpg"]
 

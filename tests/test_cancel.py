@@ -11,8 +11,8 @@ from support import Database, Order
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from outbox.instants import EPOCH
+from dispatchers.store.database import Claims
+from outbox.times import EPOCH
 
 
 def cancel(database: Database, ob: outbox.Outbox, id: UUID) -> bool:

@@ -13,11 +13,11 @@ from dispatching import claim, claim_request, dispatcher, put, settle, wait_for,
 from support import TABLES, Database, statements_of
 
 import outbox
-from dispatchers import sql_postgresql
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Claimed, Park, Settle, Transition, Wait
-from outbox.instants import EPOCH
+from dispatchers.store import claims_postgresql
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, Park, Settle, Transition, Wait
+from outbox.times import EPOCH
 
 WAL_BYTES_MAX = 700  # per drained entry; 480 were measured
 HOT_MIN = 0.9
@@ -246,7 +246,7 @@ def test_a_claim_locks_no_row_that_it_does_not_take(
     wants = [want(name, each) for name, each in zip(names, slots, strict=True)]
 
     with postgresql.engine.connect() as connection:
-        claimed = sql_postgresql.claim(connection, TABLES, claim_request(*wants, entries_max=300))
+        claimed = claims_postgresql.claim(connection, TABLES, claim_request(*wants, entries_max=300))
         xid = connection.scalar(sa.text("SELECT CAST(pg_current_xact_id() AS text)"))
         locked = number(postgresql, f"SELECT count(*) FROM outbox_queue WHERE CAST(xmax AS text) = '{xid}'")
 

@@ -31,12 +31,13 @@ from dispatching import (
 from support import TABLES, Database
 
 import outbox
-from dispatchers import sql_gauges, sql_portable, sql_postgresql
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait, outcome_on_record
-from dispatchers.sql_gauges import Gauge
-from outbox.databases import is_passing
-from outbox.instants import EPOCH, NEVER
+from dispatchers.store import claims_postgresql, claims_sqlite
+from dispatchers.store import gauges as store_gauges
+from dispatchers.store.database import Claims
+from dispatchers.store.gauges import Gauge
+from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition, Wait, outcome_on_record
+from outbox.sql.dialect import is_passing
+from outbox.times import EPOCH, NEVER
 
 MINUTE = timedelta(minutes=1)
 TOKEN = UUID(int=7)
@@ -62,7 +63,7 @@ def bench(request: pytest.FixtureRequest, ob: outbox.Outbox) -> Bench:
     database = request.getfixturevalue(request.param.rpartition(" ")[2])
     store = Claims(database.engine, ob.configuration)
     if request.param.startswith("portable"):
-        store._exchanges._sql = sql_portable
+        store._exchanges._sql = claims_sqlite
     return Bench(database, store, ob)
 
 
@@ -259,7 +260,7 @@ def test_a_process_that_falls_silent_in_the_middle_of_its_claim_does_not_keep_th
 
     with postgresql.engine.connect() as silent:
         silent.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '300ms'")
-        assert len(sql_postgresql.claim(silent, TABLES, claim_request())) == 1
+        assert len(claims_postgresql.claim(silent, TABLES, claim_request())) == 1
         assert claim(others) == []
         wait_for(lambda: claim(others), "the server to end the silent one")
         with pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction timeout") as ended:
@@ -277,7 +278,7 @@ def test_a_claim_may_be_silent_for_a_minute_or_less_if_the_session_says(
         connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = '{own}'")
         connection.exec_driver_sql("SET synchronous_commit = off")
         connection.commit()
-        assert len(sql_postgresql.claim(connection, TABLES, claim_request())) == 1
+        assert len(claims_postgresql.claim(connection, TABLES, claim_request())) == 1
         assert connection.exec_driver_sql(asked).one() == (then, "on")
         connection.commit()
         assert connection.exec_driver_sql(asked).one() == (own, "off")
@@ -562,8 +563,8 @@ def test_gauges_of_a_long_queue_say_that_there_is_more(bench: Bench, monkeypatch
     put(bench.database, bench.ob, "mail.send")
     (entry,) = claim(bench.store, want(slots=1))
     settle(bench.store, (entry, moves(entry)["uncertain"]))
-    monkeypatch.setattr(sql_gauges, "ROWS_OF_ONE_MAX", 3)
-    monkeypatch.setattr(sql_gauges, "ROWS_OF_ONE_MIN", 3)
+    monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MAX", 3)
+    monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MIN", 3)
 
     gauges = asyncio.run(bench.store.gauges())
 

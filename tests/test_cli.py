@@ -16,7 +16,7 @@ from support import Database
 
 import outbox
 from dispatchers import cli
-from dispatchers.cli import COMMANDS, exits, main
+from dispatchers.cli import COMMANDS, exit_codes, main
 
 NAMES = [name for section in COMMANDS.values() for name in section]
 GROUPED = [*NAMES, "db upgrade", "db check", "db sql", "db roles", "keys generate", "keys derive", "docs idempotency"]
@@ -162,11 +162,11 @@ def test_a_database_that_does_not_answer_is_no_trace() -> None:
 def test_an_error_of_the_database_shows_no_parameters() -> None:
     error = sa.exc.IntegrityError("INSERT", {"payload": "4242"}, Exception("duplicate key\nDETAIL: (4242) exists"))
 
-    assert exits.failure_of(error) == exits.Failure(1, "database", "the database says: duplicate key")
+    assert exit_codes.failure_of(error) == exit_codes.Failure(1, "database", "the database says: duplicate key")
 
 
 def test_an_error_that_nobody_foresaw_keeps_its_trace() -> None:
-    assert exits.failure_of(RuntimeError("a bug")) is None
+    assert exit_codes.failure_of(RuntimeError("a bug")) is None
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_the_exit_codes_are_those_of_the_page() -> None:
     printed = [int(code) for code in re.findall(r"^\| (\d) \| ", PAGE, re.M)]
 
     codes = (
-        exits.DONE,
-        exits.REFUSED,
-        exits.USAGE,
-        exits.NOT_FOUND,
-        exits.WRONG_STATE,
-        exits.UNCERTAIN,
-        exits.VIOLATED,
+        exit_codes.DONE,
+        exit_codes.REFUSED,
+        exit_codes.USAGE,
+        exit_codes.NOT_FOUND,
+        exit_codes.WRONG_STATE,
+        exit_codes.UNCERTAIN,
+        exit_codes.VIOLATED,
     )
     assert printed == list(codes) == [0, 1, 2, 3, 4, 5, 6]
 

@@ -22,7 +22,7 @@ from support import TABLES, Database
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from outbox.databases import clock, clock_plus
+from outbox.sql.dialect import clock, clock_plus
 
 LOOKED = ("--reason", "seen in their log")
 

@@ -11,8 +11,8 @@ from support import TABLES, Database
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.slots import Taken, as_record
-from outbox.databases import clock, clock_plus
+from dispatchers.flow_control.permits import Taken, as_record
+from outbox.sql.dialect import clock, clock_plus
 
 CALM = {"paused": False, "breaker": "closed", "breaker_failures": 0}
 

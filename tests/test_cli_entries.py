@@ -23,9 +23,9 @@ from dispatching import HOUR, LEASE, age, change, put, put_one, run_once
 from support import TABLES, Database
 
 import outbox
-from dispatchers import overview
 from dispatchers.adapters import MemoryAdapter
-from outbox.databases import clock, clock_plus
+from dispatchers.admin import overview
+from outbox.sql.dialect import clock, clock_plus
 
 OUTBOX_ENV = "test"
 

@@ -12,12 +12,12 @@ from dispatching import change, claim_one, put, put_one, queue_row, reasons, run
 from support import TABLES, Database
 
 import outbox
-from dispatchers import restoring
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Settle
-from dispatchers.marks import Mark
-from outbox.instants import NEVER
+from dispatchers.admin import resume as admin_resume
+from dispatchers.database_identity import Mark
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Settle
+from outbox.times import NEVER
 
 META = TABLES.meta
 GIVEN = ("resume", "--after-restore", "--reason", "the disk was lost", "--actor", "ada")
@@ -148,22 +148,22 @@ def test_since_says_when_the_backup_was_taken_where_nobody_noticed(database: Dat
 def test_a_resume_that_was_cut_short_is_gone_on_with(
     database: Database, ob: outbox.Outbox, marked: Mark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restoring, "ROWS_MAX", 2)
+    monkeypatch.setattr(admin_resume, "ROWS_MAX", 2)
     ids = put(database, ob, count=5)
-    real, batches = restoring._doubt, iter((True, True, False))
-    word = restoring.Word(env="test", actor="ada", reason="the disk was lost")
+    real, batches = admin_resume._doubt, iter((True, True, False))
+    word = admin_resume.Word(env="test", actor="ada", reason="the disk was lost")
 
     def failing(*given: Any) -> int:
         if not next(batches):
             raise ConnectionError("the server is away")
         return real(*given)
 
-    monkeypatch.setattr(restoring, "_doubt", failing)
+    monkeypatch.setattr(admin_resume, "_doubt", failing)
     with pytest.raises(ConnectionError):
-        restoring.resume(database.engine, TABLES, word)
-    monkeypatch.setattr(restoring, "_doubt", real)
+        admin_resume.resume(database.engine, TABLES, word)
+    monkeypatch.setattr(admin_resume, "_doubt", real)
     cut_short = database.rows(META)[0].held_reason
-    resumed = restoring.resume(database.engine, TABLES, word)
+    resumed = admin_resume.resume(database.engine, TABLES, word)
 
     assert cut_short is not None
     assert resumed.doubted == 1
@@ -177,14 +177,14 @@ def test_a_resume_where_nothing_held_keeps_the_dispatchers_out_meanwhile(
     asyncio.run(Claims(database.engine, ob.configuration).watch("test", None))
     put_one(database, ob)
     seen: list[str | None] = []
-    real = restoring._doubt
+    real = admin_resume._doubt
 
     def looking(*given: Any) -> int:
         seen.append(database.rows(META)[0].held_reason)
         return real(*given)
 
-    monkeypatch.setattr(restoring, "_doubt", looking)
-    restoring.resume(database.engine, TABLES, restoring.Word(env="test", actor="ada", reason="restored"))
+    monkeypatch.setattr(admin_resume, "_doubt", looking)
+    admin_resume.resume(database.engine, TABLES, admin_resume.Word(env="test", actor="ada", reason="restored"))
 
     assert seen == [
         "a person is resuming after a restore: run `outbox resume --after-restore` again if that was cut short"

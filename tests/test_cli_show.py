@@ -22,7 +22,7 @@ from support import TABLES, Database
 import outbox
 from dispatchers import CannotTell, Unknown
 from dispatchers.adapters import MemoryAdapter
-from outbox.databases import clock
+from outbox.sql.dialect import clock
 
 # --- show
 

@@ -17,7 +17,7 @@ from support import Database
 
 import outbox
 from dispatchers.cli import main
-from dispatchers.cli.upkeep import upkeep as command
+from dispatchers.cli.maintenance import upkeep as command
 
 
 def invoke(database: Database, *arguments: str, window: str = "24h") -> Result:

@@ -13,9 +13,9 @@ from support import CHARGE, TABLES, Database, Order
 import outbox
 from dispatchers import Completed, Delivered, KeyConflict, Rejected, Settlement
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.decisions import resolve
-from dispatchers.retention import Retention
-from dispatchers.sql_retention import Look, bury_records, delete_entries
+from dispatchers.admin.decisions import resolve
+from dispatchers.maintenance.retention import Retention
+from dispatchers.maintenance.retention_sql import Look, bury_records, delete_entries
 
 DAY = timedelta(days=1)
 CARD = "4242424242424242"
@@ -202,8 +202,8 @@ def test_a_request_that_another_release_settled_is_completed_by_one_that_knows_h
 def test_more_open_requests_than_a_page_holds_do_not_hide_one_behind_them(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.sql_accepted.ACCEPTED_MAX", 2)
-    monkeypatch.setattr("dispatchers.completing.ACCEPTED_MAX", 2)
+    monkeypatch.setattr("dispatchers.store.accepted_requests.ACCEPTED_MAX", 2)
+    monkeypatch.setattr("dispatchers.pipeline.completion.ACCEPTED_MAX", 2)
     checkout = Checkout(database, ob)
     checkout.on_completed()
     for number in range(5):

@@ -16,9 +16,9 @@ import outbox
 from dispatchers import Settlement
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import CallbackFailed, Calls, Completed
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Claimed, Settle
-from outbox.databases import is_passing
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, Settle
+from outbox.sql.dialect import is_passing
 
 
 def settle_both_at_once(stores: list[Claims], claimed: list[Claimed], calls: Calls) -> list[Any]:

@@ -24,7 +24,7 @@ from test_decide import (
 
 from dispatchers.decide import BACKOFF_FIRST, conclude, keep
 from dispatchers.delivery import Delivered, KeyConflict, Memory, Rejected, Unknown
-from dispatchers.lifecycle import Claimed, Keep, Known, Park, Requeue, Settle
+from dispatchers.transitions import Claimed, Keep, Known, Park, Requeue, Settle
 
 QUIESCENCE = timedelta(seconds=65)
 

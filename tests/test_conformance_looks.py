@@ -13,7 +13,7 @@ from dispatchers import Absent, Adapter, CannotTell, Delivered, Delivery, Found,
 from dispatchers.adapters import StripeAdapter
 from dispatchers.testing.conformance import ENTRY, Scene
 from dispatchers.testing.conformance_http import HttpLookSuite
-from dispatchers.testing.conformance_looks import LookSuite
+from dispatchers.testing.conformance_lookups import LookSuite
 from dispatchers.testing.hostile_http import answer
 
 SECRET = "sk_test_4eC39HqLyjWDarjtT1zdp7dc"

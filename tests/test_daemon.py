@@ -39,11 +39,11 @@ from support import TABLES, Database
 import outbox
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
 from dispatchers.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS, serve
-from dispatchers.sql_gauges import Gauge
-from dispatchers.upkeep import report_gauges
-from outbox.instants import NEVER
+from dispatchers.maintenance.jobs import report_gauges
+from dispatchers.store.database import Claims
+from dispatchers.store.gauges import Gauge
+from outbox.times import NEVER
 
 GATED = """
 from dispatching import GatedService

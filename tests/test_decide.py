@@ -20,7 +20,7 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.lifecycle import Claimed, Park, Settle, Transition, Wait, outcome_on_record
+from dispatchers.transitions import Claimed, Park, Settle, Transition, Wait, outcome_on_record
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)

@@ -29,7 +29,6 @@ from hypothesis import strategies as st
 from planted_rules import PLANTED_RULES
 
 from dispatchers import decide as rules
-from dispatchers import moves
 from dispatchers.delivery import (
     FOREVER,
     Deferred,
@@ -42,7 +41,8 @@ from dispatchers.delivery import (
     Unknown,
     Window,
 )
-from dispatchers.lifecycle import (
+from dispatchers.store import queue_update
+from dispatchers.transitions import (
     SEND_AGAIN,
     Claimed,
     HandBack,
@@ -397,7 +397,7 @@ class World:
         if isinstance(change, Settle):
             self.state, self.attempts = change.state, change.attempts
             return
-        row = moves.moved(entry, change)
+        row = queue_update.moved(entry, change)
         self.state, self.attempts = row.state, row.attempts
         self.maybe_sent, self.in_doubt_since, self.key_epoch = row.maybe_sent, row.in_doubt_since, row.key_epoch
         self.deliveries -= row.uncounted

@@ -27,14 +27,15 @@ from dispatching import (
 from support import TABLES, Database
 
 import outbox
-from dispatchers import FOREVER, Deferred, Delivered, KeyConflict, Outcome, Rejected, Unknown, decisions
+from dispatchers import FOREVER, Deferred, Delivered, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
+from dispatchers.admin import decisions
 from dispatchers.delivery import Window
-from dispatchers.lifecycle import Park, known_of
-from outbox.databases import clock
-from outbox.instants import NEVER
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Park, known_of
 from outbox.keys import derive_tag, encode_native, key_fields
+from outbox.sql.dialect import clock
+from outbox.times import NEVER
 
 DAY = 24 * HOUR
 KNOWN = "it is known to be delivered, and only its callback is due"

@@ -26,8 +26,8 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.lifecycle import Claimed, Park, Settle, Wait
-from dispatchers.outcomes import OUTCOMES
+from dispatchers.sanitize import OUTCOMES
+from dispatchers.transitions import Claimed, Park, Settle, Wait
 from outbox.keys import Tag
 
 TAG = Tag(bytes(range(32)))

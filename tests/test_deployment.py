@@ -23,7 +23,7 @@ from support import TABLES, Database
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from outbox.errors import ConfigurationError, Held
-from outbox.places import place_of
+from outbox.sql.places import place_of
 
 META = TABLES.meta
 ADOPT = ("resume", "--after-restore", "--nothing-lost", "--reason", "a copy for staging", "--actor", "ada")

@@ -16,7 +16,7 @@ from support import Client, Database, statements_of
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
+from dispatchers.store.database import Claims
 
 ONE_CONNECTION: dict[str, Any] = {"pool_size": 1, "max_overflow": 0}
 

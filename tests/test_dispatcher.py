@@ -29,10 +29,10 @@ from support import CHARGE, TABLES, Database
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Dispatcher, KeyConflict, Operations, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
-from dispatchers.claims import Claims
+from dispatchers.store.database import Claims
 from dispatchers.testing.stripe_core import API_KEY
 from dispatchers.testing.stripe_service import running_stripe
-from outbox.schema import SCHEMA_VERSION
+from outbox.sql.schema import SCHEMA_VERSION
 
 DAY = 24 * HOUR
 SECRET = bytes(range(32))

@@ -35,13 +35,14 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, Dispatcher, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Callback
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Claimed, ClaimRequest, End, Ending, HandBack, Park, Settle, Wait
-from dispatchers.marks import Mark, Watched
-from dispatchers.pressure import Pressures
-from dispatchers.sql_gauges import Gauge
-from dispatchers.sql_looks import Wanted
-from dispatchers.store import Exchange
+from dispatchers.database_identity import Mark, Watched
+from dispatchers.flow_control.state import Pressures
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.database import Claims
+from dispatchers.store.gauges import Gauge
+from dispatchers.store.protocol import Exchange
+from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.transitions import Claimed, End, Ending, HandBack, Park, Settle, Wait
 from outbox.keys import KeyFields, Keyring, ParentKey, derive_tag, key_fields
 
 # --- pressure

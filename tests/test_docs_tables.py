@@ -18,7 +18,7 @@ from test_model import RUNS as MODEL_RUNS
 
 from dispatchers import Adapter, Breaker, Dispatcher, Limits, Operations
 from dispatchers.adapters import HttpAdapter, ImapSearch, SmtpAdapter, StripeAdapter
-from dispatchers.adapters.http_outcomes import MEANINGS, meaning_of, remembered
+from dispatchers.adapters.http.outcomes import MEANINGS, meaning_of, remembered
 from dispatchers.delivery import KeyFormat
 from dispatchers.testing.failpoints import POINTS
 from outbox import Keyring, Outbox, ParentKey, configure, keys

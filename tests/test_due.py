@@ -11,8 +11,8 @@ from support import CHARGE, PAYLOAD, TABLES, Database
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.inspection import WAITING_STATES, Filter, list_entries, read_entry
-from dispatchers.overview import read_overview
+from dispatchers.admin.entries import WAITING_STATES, Filter, list_entries, read_entry
+from dispatchers.admin.overview import read_overview
 
 ODD_OFFSET = timezone(timedelta(hours=23, minutes=59, seconds=59, microseconds=999_999))
 ZONES = ("UTC", "America/Los_Angeles", "Pacific/Kiritimati", "Asia/Kathmandu", "Africa/Monrovia")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dispatchers.adapters.email_message import Address, Message, Unsendable, compose, parse_address
+from dispatchers.adapters.email.message import Address, Message, Unsendable, compose, parse_address
 
 DATE = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 KEY = "ck1_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX"

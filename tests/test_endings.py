@@ -3,8 +3,8 @@
 from datetime import timedelta
 from uuid import uuid4
 
-from dispatchers.endings import Endings
-from dispatchers.lifecycle import Claimed, Keep, Settle
+from dispatchers.pipeline.outcome_buffer import Endings
+from dispatchers.transitions import Claimed, Keep, Settle
 
 PATIENCE = timedelta(seconds=10)
 DELIVERED = Settle("delivered", 1)

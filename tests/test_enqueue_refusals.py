@@ -222,4 +222,4 @@ def test_another_database_is_refused_by_name(ob):
     connection = type("Connection", (), {"dialect": engine.dialect})()
 
     with pytest.raises(outbox.ConfigurationError, match="the outbox runs on postgresql and sqlite, not on 'mysql'"):
-        outbox.databases.require_transaction(connection, None)
+        outbox.sql.dialect.require_transaction(connection, None)

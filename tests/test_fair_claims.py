@@ -29,22 +29,15 @@ from lanes import LaneService, put_in_lane, send_all
 from support import TABLES, Database
 
 import outbox
-from dispatchers import (
-    Delivered,
-    Delivery,
-    Limits,
-    Operations,
-    Outcome,
-    fairness,
-    sql_fair,
-    sql_portable,
-    sql_postgresql,
-)
+from dispatchers import Delivered, Delivery, Limits, Operations, Outcome
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.decisions import pause
-from dispatchers.lifecycle import Claimed, Settle, Wait
-from outbox.instants import NEVER
+from dispatchers.admin.decisions import pause
+from dispatchers.flow_control import fair_share
+from dispatchers.store import claims_postgresql, claims_sqlite
+from dispatchers.store import fair_share as store_fair_share
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, Settle, Wait
+from outbox.times import NEVER
 
 MOMENT = timedelta(microseconds=1)
 RING = outbox.Keyring({"k1": bytes(range(32))}, current="k1")
@@ -161,7 +154,7 @@ def test_a_tenant_with_three_entries_does_not_wait_for_one_with_ten_thousand(ben
 
 def test_the_portable_sql_shares_out_on_postgresql_too(postgresql: Database, ob: outbox.Outbox) -> None:
     bench = Bench(postgresql, ob)
-    bench.store._exchanges._sql = sql_portable
+    bench.store._exchanges._sql = claims_sqlite
     bench.flood("big", 30)
     bench.put("small")
 
@@ -214,7 +207,7 @@ def test_one_slot_at_a_time_goes_round(bench: Bench) -> None:
 def test_tenants_behind_very_many_that_have_nothing_due_are_found_within_a_round(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (fairness, sql_fair):
+    for module in (fair_share, store_fair_share):
         monkeypatch.setattr(module, "SCOPES_MAX", 10)
     bench.flood("big", 300)
     for number in range(60):
@@ -399,7 +392,7 @@ def test_a_claim_that_is_not_committed_yet_keeps_nothing_from_others_but_what_it
         bench.flood(scope, 2)
 
     with postgresql.engine.begin() as connection:
-        first = sql_postgresql.claim(connection, TABLES, claim_request(want(slots=2)), fairness.Rounds({"crm"}))
+        first = claims_postgresql.claim(connection, TABLES, claim_request(want(slots=2)), fair_share.Rounds({"crm"}))
         assert bench.told(first) == {"ada": 1, "ben": 1}
         assert bench.claim(2) == {"ada": 1, "ben": 1}
 

@@ -11,9 +11,9 @@ from support import TABLES, Database, statements_of
 from test_claim_plans import HOT_MIN, drained, fill, nodes, number, run, updates_of_queue
 
 import outbox
-from dispatchers.claims import Claims
-from dispatchers.sql_fair import read_scopes
-from outbox.instants import NEVER
+from dispatchers.store.database import Claims
+from dispatchers.store.fair_share import read_scopes
+from outbox.times import NEVER
 
 FILL = """
     WITH written AS (

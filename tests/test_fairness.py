@@ -7,10 +7,10 @@ from dispatching import want
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers import fairness
-from dispatchers.fairness import Backlog, Rounds, Waiting, counted_max, deal, share_out
-from dispatchers.lifecycle import HINT_SLACK
-from outbox.instants import EPOCH, NEVER
+from dispatchers.flow_control import fair_share
+from dispatchers.flow_control.fair_share import Backlog, Rounds, Waiting, counted_max, deal, share_out
+from dispatchers.transitions import HINT_SLACK
+from outbox.times import EPOCH, NEVER
 
 MANY = 1_000_000
 rings = st.lists(st.integers(0, 40), min_size=1, max_size=30)
@@ -66,7 +66,7 @@ def test_entries_without_a_scope_are_as_one_scope_more_at_the_rings_end() -> Non
 
 
 def test_a_walk_that_was_cut_short_is_gone_on_with_behind_all_that_it_saw() -> None:
-    seen = [Waiting("a", 3), *(Waiting(f"b{number:03}", 0) for number in range(fairness.SCOPES_MAX - 1))]
+    seen = [Waiting("a", 3), *(Waiting(f"b{number:03}", 0) for number in range(fair_share.SCOPES_MAX - 1))]
 
     cut = share_out(50, Backlog(EPOCH, 51, 0, seen), None)
 

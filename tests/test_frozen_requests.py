@@ -11,13 +11,13 @@ from dispatching import HOUR, age, put_one, run_once, state
 from support import CHARGE, TABLES, Database
 
 import outbox
-from dispatchers import intake
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
 from dispatchers.delivery import Delivery
+from dispatchers.pipeline import triage
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
 from dispatchers.testing.stripe_faults import Fault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
-from outbox.schema import SCHEMA_VERSION
+from outbox.sql.schema import SCHEMA_VERSION
 
 OLD, NEW = "2025-10-29.clover", "2026-10-28.endive"
 PAYLOAD = {
@@ -168,7 +168,7 @@ def test_an_entry_of_a_newer_release_waits_is_listed_and_goes_on_with_a_newer_di
     (listed,) = document("list", database=database)["entries"]
     assert (listed["state"], listed["attempts"], listed["reason"]) == ("pending", 0, "a newer release wrote it")
     age(database, HOUR)
-    monkeypatch.setattr(intake, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    monkeypatch.setattr(triage, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     run_once(database, ob, adapters={"crm": service})
     (delivery,) = service.deliveries
     assert (state(database, id), delivery.body) == ("delivered", b'{"amount":1}')
@@ -176,7 +176,7 @@ def test_an_entry_of_a_newer_release_waits_is_listed_and_goes_on_with_a_newer_di
 
 
 def test_a_decision_on_record_is_kept_while_nobody_here_serves_the_entry(database: Database, ob: outbox.Outbox) -> None:
-    from dispatchers import decisions
+    from dispatchers.admin import decisions
 
     id = put_one(database, ob, "crm.tenants.merge")
     with database.engine.begin() as connection:

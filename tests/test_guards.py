@@ -13,9 +13,9 @@ from support import TABLES, Database
 import outbox
 from dispatchers import Deferred, Limits
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.sql_guards import Guards, guard, guards_for
-from dispatchers.upkeep import report_lag
+from dispatchers.maintenance.jobs import report_lag
+from dispatchers.store.database import Claims
+from dispatchers.store.guards import Guards, guard, guards_for
 
 LIMITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
 ASKED = sa.text("SELECT " + ", ".join(f"current_setting('{name}')" for name in (*LIMITS, "synchronous_commit")))

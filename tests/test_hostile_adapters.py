@@ -15,11 +15,12 @@ from dispatching import HOUR, age, dispatcher, put, queue_row, reasons, run_once
 from support import TABLES, Database
 
 import outbox
-from dispatchers import FOREVER, Deferred, Delivered, Delivery, Outcome, claims
+from dispatchers import FOREVER, Deferred, Delivered, Delivery, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.delivery import Window
 from dispatchers.dispatcher import steady_clock
-from dispatchers.transactions import Transactions
+from dispatchers.store import database as store_database
+from dispatchers.store.transactions import Transactions
 
 
 class Misbehaving(MemoryAdapter):
@@ -164,7 +165,7 @@ class Stepwise(MemoryAdapter):
 def test_a_task_cancelled_at_whichever_await_leaves_what_the_next_one_finishes(
     sqlite: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, window: Window, others: set[str]
 ) -> None:
-    monkeypatch.setattr(claims, "Transactions", StepwiseTransactions)
+    monkeypatch.setattr(store_database, "Transactions", StepwiseTransactions)
     adapter = Stepwise(window=window)
     ends: set[str] = set()
     steps, finished = 0, False
@@ -188,7 +189,7 @@ def test_a_task_cancelled_at_whichever_await_leaves_what_the_next_one_finishes(
 
 async def cancelled_after(steps: int, database: Database, ob: outbox.Outbox, adapter: MemoryAdapter) -> bool:
     """Cancel a `run_once()` after so many steps of the event loop; returns whether it had come to its end before."""
-    store = claims.Claims(database.engine, ob.configuration)
+    store = store_database.Claims(database.engine, ob.configuration)
     task = asyncio.create_task(dispatcher(None, ob, adapters={"crm": adapter}, store=store).run_once())
     for _ in range(steps):
         await asyncio.sleep(0)

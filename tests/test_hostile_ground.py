@@ -30,7 +30,7 @@ from support import ALL, NOTHING, TABLES, Client, Database
 import outbox
 from dispatchers import Deferred, Delivered, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
+from dispatchers.store.database import Claims
 from outbox.session import flush_all
 
 YEAR = timedelta(days=365)

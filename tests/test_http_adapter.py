@@ -14,7 +14,8 @@ import pytest
 
 from dispatchers.adapters import HttpAdapter
 from dispatchers.adapters.credentials import HIDDEN
-from dispatchers.adapters.http_outcomes import EXCEPTIONS, MEANINGS, STATUSES, Meaning, outcome_of_error
+from dispatchers.adapters.http.outcomes import EXCEPTIONS, MEANINGS, STATUSES, Meaning, outcome_of_error
+from dispatchers.adapters.transport import NEVER_SENT, Answer
 from dispatchers.delivery import (
     FOREVER,
     Deferred,
@@ -26,7 +27,6 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.transport import NEVER_SENT, Answer
 from outbox.errors import ConfigurationError
 
 KEY = "ck1_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX"

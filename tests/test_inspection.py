@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 from support import TABLES, Database
 
-from dispatchers import inspection
-from dispatchers.inspection import Filter, ParentWanted, list_entries
-from dispatchers.overview import read_overview
+from dispatchers.admin import entries as admin_entries
+from dispatchers.admin.entries import Filter, ParentWanted, list_entries
+from dispatchers.admin.overview import read_overview
 from outbox.keys import ParentKey, parent_id
 
 ROWS = 20_000  # for each of three destinations: enough for a scan to be the cheaper plan if no index served
@@ -105,7 +105,7 @@ def test_a_page_of_what_waits_reads_pages_of_an_index_only(postgresql: Database)
 def test_what_ended_is_found_by_when_it_did(postgresql: Database) -> None:
     filled(postgresql, FILL, SETTLED)
 
-    wanted = Filter(states=inspection.ENDED_STATES, since=timedelta(minutes=10))
+    wanted = Filter(states=admin_entries.ENDED_STATES, since=timedelta(minutes=10))
     with postgresql.engine.connect() as connection, read_of(postgresql.engine) as read:
         page = list_entries(connection, TABLES, wanted, entries_max=50)
 
@@ -119,10 +119,10 @@ def test_one_entry_and_the_entries_of_a_parent_are_found_by_index(postgresql: Da
         id = connection.execute(sa.select(TABLES.entry.c.id).limit(1)).scalar_one()
 
     with postgresql.engine.connect() as connection, read_of(postgresql.engine) as read:
-        (found,) = inspection.find_ids(connection, TABLES, id.hex[:8])
-        details = inspection.read_entry(connection, TABLES, found)
-        inspection.read_payload(connection, TABLES, found)
-        inspection.read_entries_of_parent(connection, TABLES, ParentWanted("order:1", "test", "", "app"))
+        (found,) = admin_entries.find_ids(connection, TABLES, id.hex[:8])
+        details = admin_entries.read_entry(connection, TABLES, found)
+        admin_entries.read_payload(connection, TABLES, found)
+        admin_entries.read_entries_of_parent(connection, TABLES, ParentWanted("order:1", "test", "", "app"))
 
     assert details.id == id
     assert whole(read) == []
@@ -141,7 +141,7 @@ def test_the_overview_reads_the_queue_and_nothing_that_ended(postgresql: Databas
 
 
 def test_reading_is_of_one_moment_and_cannot_write(postgresql: Database) -> None:
-    from dispatchers.cli.connecting import reading
+    from dispatchers.cli.connections import reading
 
     url = postgresql.url.render_as_string(hide_password=False)
 

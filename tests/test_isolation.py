@@ -18,9 +18,9 @@ from support import ALL, CHARGE, NOTHING, PAYLOAD, Order
 import outbox
 from dispatchers import Delivered, Operations
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from outbox import databases
+from dispatchers.store.database import Claims
 from outbox.session import flush_all
+from outbox.sql import dialect
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 STRICT = LEVELS[1:]
@@ -49,7 +49,7 @@ class FromPostgres(Exception):
 
 @pytest.mark.parametrize(("code", "conflict"), [("40001", True), ("40P01", True), ("40003", False), (None, False)])
 def test_a_transaction_ended_in_favour_of_another_is_told_by_its_code(code, conflict):
-    assert databases.is_conflict(sa.exc.DBAPIError("", {}, FromPostgres(code))) == conflict
+    assert dialect.is_conflict(sa.exc.DBAPIError("", {}, FromPostgres(code))) == conflict
 
 
 # --- idempotent

@@ -19,9 +19,9 @@ from support import ALL, CHARGE, NOTHING, PAYLOAD, REQUEST
 
 import outbox
 from outbox import BodyKey, Fingerprint
-from outbox.instants import EPOCH
-from outbox.key_sources import BodyRequest, body_key
 from outbox.keys import pae
+from outbox.requests.body_key import BodyRequest, body_key
+from outbox.times import EPOCH
 
 WINDOW = timedelta(minutes=10)
 SECOND = timedelta(seconds=1)

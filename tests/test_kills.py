@@ -34,8 +34,8 @@ from verifying import broken_rules
 import outbox
 from dispatchers import FOREVER
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
 from dispatchers.delivery import Window
+from dispatchers.store.database import Claims
 from dispatchers.testing.stripe_ledger import StripeLedger
 from outbox.keys import Tag, encode_native
 

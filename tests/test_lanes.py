@@ -26,13 +26,14 @@ from sqlalchemy.orm import Session
 from support import TABLES, Database
 
 import outbox
-from dispatchers import Absent, CannotTell, Delivered, Delivery, KeyConflict, Outcome, Rejected, decisions
+from dispatchers import Absent, CannotTell, Delivered, Delivery, KeyConflict, Outcome, Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Claimed, Park, Settle
-from outbox.databases import clock
-from outbox.instants import NEVER
+from dispatchers.admin import decisions
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, Park, Settle
 from outbox.session import flush_all
+from outbox.sql.dialect import clock
+from outbox.times import NEVER
 
 REFUSED = Rejected("status 422: no such customer")
 CONFLICT = KeyConflict("another request")
@@ -443,7 +444,7 @@ def test_a_blocked_entry_that_somebody_makes_due_is_blocked_again(database: Data
     ids = put_in_lane(database, ob, "first", "second")
     send_all(database, ob, service)
 
-    change(database, ids[1], due_at=outbox.databases.clock())
+    change(database, ids[1], due_at=outbox.sql.dialect.clock())
     send_all(database, ob, service)
 
     assert states_of(database, ids) == ["retry", "blocked"]

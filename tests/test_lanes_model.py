@@ -24,12 +24,12 @@ from lanes import halted
 from support import TABLES, Database
 
 import outbox
-from dispatchers import decisions
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition, Wait
-from dispatchers.store import Exchange
-from outbox.databases import clock
+from dispatchers.admin import decisions
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import Exchange
+from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition, Wait
 from outbox.session import flush_all
+from outbox.sql.dialect import clock
 
 LANES = ["a", "b"]
 OUTCOMES = st.sampled_from(["delivered", "failed", "uncertain", "retry", "handed back"])

@@ -9,11 +9,12 @@ from support import TABLES, Database, statements_of
 from test_claim_plans import nodes, run
 
 import outbox
-from dispatchers import Unknown, sql_postgresql
-from dispatchers.claims import Claims
-from dispatchers.lanes import sort_out
-from dispatchers.lifecycle import Settle
-from outbox.lanes import Place, advance
+from dispatchers import Unknown
+from dispatchers.store import claims_postgresql
+from dispatchers.store.database import Claims
+from dispatchers.store.ordering import sort_out
+from dispatchers.transitions import Settle
+from outbox.sql.ordering import Place, advance
 
 FILL = """
     WITH written AS (
@@ -76,7 +77,7 @@ def test_the_dead_rows_before_a_head_are_walked_over_once_a_lane(postgresql: Dat
         looks.extend(node["Actual Loops"] for node in nodes(plan["Plan"]) if node.get("Alias") == "first")
 
     with engine.begin() as connection:
-        claimed = sql_postgresql.claim(connection, TABLES, claim_request(want(slots=50)))
+        claimed = claims_postgresql.claim(connection, TABLES, claim_request(want(slots=50)))
         sa.event.listen(engine, "before_cursor_execute", explain)
         sort_out(connection, TABLES, claimed)
 

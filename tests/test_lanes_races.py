@@ -31,14 +31,15 @@ from sqlalchemy.orm import Session
 from support import TABLES, Database
 
 import outbox
-from dispatchers import decisions, sql_postgresql
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.lanes import leave, sort_out
-from dispatchers.lifecycle import Claimed, Settle, known_of
-from outbox.databases import clock_plus
-from outbox.instants import NEVER
+from dispatchers.admin import decisions
+from dispatchers.store import claims_postgresql
+from dispatchers.store.database import Claims
+from dispatchers.store.ordering import leave, sort_out
+from dispatchers.transitions import Claimed, Settle, known_of
 from outbox.session import flush_all
+from outbox.sql.dialect import clock_plus
+from outbox.times import NEVER
 
 
 @pytest.fixture
@@ -62,14 +63,14 @@ def waits_for_a_lock(database: Database, work: Future[object]) -> None:
 
 def claim_and_sort(connection: sa.Connection) -> tuple[list[UUID], list[UUID]]:
     """One exchange's claim, not committed: who may go, and who must wait."""
-    claimed = sql_postgresql.claim(connection, TABLES, claim_request())
+    claimed = claims_postgresql.claim(connection, TABLES, claim_request())
     may_go, must_wait = sort_out(connection, TABLES, claimed)
-    sql_postgresql.settle(connection, TABLES, must_wait)
+    claims_postgresql.settle(connection, TABLES, must_wait)
     return [entry.id for entry in may_go], [entry.id for entry, _ in must_wait]
 
 
 def settle_in(connection: sa.Connection, entry: Claimed, end: Settle) -> None:
-    assert sql_postgresql.settle(connection, TABLES, [(entry, end)])
+    assert claims_postgresql.settle(connection, TABLES, [(entry, end)])
     leave(connection, TABLES, [(entry, end)])
 
 

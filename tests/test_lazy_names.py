@@ -9,8 +9,8 @@ import dispatchers
 import dispatchers.callbacks
 import dispatchers.delivery
 import dispatchers.dispatcher
+import dispatchers.flow_control.state
 import dispatchers.operations
-import dispatchers.pressure
 
 
 def test_importing_the_package_loads_neither_sqlalchemy_nor_the_outbox() -> None:
@@ -28,7 +28,7 @@ def test_every_public_name_is_that_of_its_module() -> None:
         dispatchers.delivery,
         dispatchers.dispatcher,
         dispatchers.operations,
-        dispatchers.pressure,
+        dispatchers.flow_control.state,
     )
 
     for name in dispatchers.__all__:

@@ -208,7 +208,7 @@ def test_an_error_of_the_database_does_not_hide_the_handlers_own(shop, database,
     def break_down(connection, lease):
         raise OSError
 
-    monkeypatch.setattr("outbox.leased_records.end", break_down)
+    monkeypatch.setattr("outbox.requests.lease_records.end", break_down)
 
     with pytest.raises(ZeroDivisionError):
         shop.request(fail)

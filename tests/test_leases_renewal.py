@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from support import TABLES
 
 import outbox
-from outbox.renewal import TaskRenewal, ThreadRenewal, goes_on
+from outbox.requests.lease_renewal import TaskRenewal, ThreadRenewal, goes_on
 
 RECORD = UUID(int=1)
 HOUR = timedelta(hours=1)

@@ -8,7 +8,7 @@ from retaining import DAY, KEEP, clean, elapse, kept, settle_all
 from support import PAYLOAD, REQUEST, Database, Order
 
 import outbox
-from dispatchers.retention import BEHIND
+from dispatchers.maintenance.retention import BEHIND
 
 AUDIT = timedelta(days=30)
 

@@ -9,7 +9,7 @@ from retaining import shift
 from support import REQUEST, TABLES, Order
 
 import outbox
-from outbox import leased_records
+from outbox.requests import lease_records
 
 LEASED = {"orders": 0, "records": 1, "entries": 0, "queue": 0}
 LOST = (
@@ -191,7 +191,7 @@ def test_renewing_begins_the_lease_anew(database, ob):
 def test_a_lease_that_is_renewed_while_another_attempt_stalls_is_kept(postgresql, ob, monkeypatch):
     """The other attempt has read that the lease ran out; before it writes, the lease is renewed."""
     shop = Shop(postgresql, ob)
-    read = leased_records._standing_lease
+    read = lease_records._standing_lease
     with shop.block(postgresql.engine) as claim:
         shop.run_out()
 
@@ -200,7 +200,7 @@ def test_a_lease_that_is_renewed_while_another_attempt_stalls_is_kept(postgresql
             claim.renew()
             return standing
 
-        monkeypatch.setattr(leased_records, "_standing_lease", stall)
+        monkeypatch.setattr(lease_records, "_standing_lease", stall)
         with pytest.raises(outbox.KeyInFlight):
             shop.request()
         claim.respond(201)

@@ -12,10 +12,10 @@ from test_turns import claimed
 import outbox
 from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.leaving import OPERATIONS_MAX, REPORT_SECONDS, Reports
-from dispatchers.lifecycle import Claimed
-from dispatchers.upkeep import report_lag
+from dispatchers.maintenance.jobs import report_lag
+from dispatchers.pipeline.unserved_log import OPERATIONS_MAX, REPORT_SECONDS, Reports
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed
 
 
 def unserved(operation: str = "crm.upsert") -> Claimed:

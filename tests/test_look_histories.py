@@ -30,9 +30,9 @@ from test_decide_histories import (
     search,
 )
 
-from dispatchers import decide, looking
+from dispatchers import decide, decide_lookup
 from dispatchers.delivery import Absent, CannotTell, Finding, Found, Outcome
-from dispatchers.lifecycle import Claimed, Looks, Requeue, Seek, Settle, Transition, looks_of
+from dispatchers.transitions import Claimed, Looks, Requeue, Seek, Settle, Transition, looks_of
 
 CLAIMS_MAX = 200  # with these limits no history needs as many
 
@@ -53,7 +53,7 @@ class LookedWorld(World):
         if looks is None:
             super()._try(entry, turn)
             return
-        refused = looking.admit_look(entry, looks, self.memory, entry.leased_at, "")
+        refused = decide_lookup.admit_look(entry, looks, self.memory, entry.leased_at, "")
         if refused is not None:
             self.settle(entry, refused, turn)
         elif turn.fate not in ("vanishes before sending", "vanishes after sending"):
@@ -67,7 +67,7 @@ class LookedWorld(World):
         return Found() if self.effects_of[entry.key_epoch] else Absent()
 
     def _found(self, entry: Claimed, looks: Looks, finding: Finding, turn: Turn) -> None:
-        self.settle(entry, looking.judge(entry, looks, finding, self.memory, self.now, turn.jitter), turn)
+        self.settle(entry, decide_lookup.judge(entry, looks, finding, self.memory, self.now, turn.jitter), turn)
 
     def settle(self, entry: Claimed, change: Transition, turn: Turn) -> None:
         by_absence = (isinstance(change, Requeue) and change.absent) or (
@@ -205,13 +205,13 @@ def test_the_simulation_can_tell_what_really_happened(
 
 # --- without a guard, a promise breaks: the search above can fail
 
-judge = looking.judge
+judge = decide_lookup.judge
 
 
 def judging(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, replacement in changed.items():
-            monkeypatch.setattr(looking, name, replacement)
+            monkeypatch.setattr(decide_lookup, name, replacement)
 
     return patch
 

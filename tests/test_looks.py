@@ -23,20 +23,11 @@ from looking import DAY, QUIET, Losing, decide_on, events, keyless, look, sent_a
 from support import Database
 
 import outbox
-from dispatchers import (
-    Absent,
-    CannotTell,
-    Delivery,
-    Found,
-    KeyConflict,
-    Operations,
-    Rejected,
-    Unknown,
-    decisions,
-)
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import looks_of
-from outbox.instants import NEVER
+from dispatchers import Absent, CannotTell, Delivery, Found, KeyConflict, Operations, Rejected, Unknown
+from dispatchers.admin import decisions
+from dispatchers.store.database import Claims
+from dispatchers.transitions import looks_of
+from outbox.times import NEVER
 
 
 @pytest.fixture

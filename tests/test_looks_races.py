@@ -24,18 +24,13 @@ from looking import QUIET, decide_on, keyless, look, looked_for
 from support import Database
 
 import outbox
-from dispatchers import (
-    Absent,
-    CannotTell,
-    Delivery,
-    Found,
-    decisions,
-)
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Settle
-from dispatchers.looking import VANISHED_MAX
+from dispatchers import Absent, CannotTell, Delivery, Found
+from dispatchers.admin import decisions
+from dispatchers.decide_lookup import VANISHED_MAX
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Settle
 from outbox.errors import DecisionRefused
-from outbox.instants import NEVER
+from outbox.times import NEVER
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from support import Database
 
 import outbox
 from dispatchers import Dispatcher
-from dispatchers.marks import MARK_EVERY, Mark, bounds, is_due, is_promotion, position, suspicion
+from dispatchers.database_identity import MARK_EVERY, Mark, bounds, is_due, is_promotion, position, suspicion
 from outbox.errors import ConfigurationError
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -19,10 +19,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from support import TABLES, Client
 
 import outbox
-from outbox.databases import clock, clock_plus
 from outbox.errors import ConfigurationError
 from outbox.metrics import gauges, opentelemetry, prometheus
-from outbox.observing import ClaimOutcome, ObservedClaim
+from outbox.observer import ClaimOutcome, ObservedClaim
+from outbox.sql.dialect import clock, clock_plus
 
 KEYRING = outbox.Keyring({"k1": bytes(range(32))})
 CLAIM = ObservedClaim(outcome="hit", source="http", waited=None)

@@ -16,13 +16,13 @@ from support import PAYLOAD, REQUEST, TABLES, Database
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.inspection import Filter, list_entries, read_entry
-from dispatchers.overview import read_overview
-from dispatchers.retention import Retention
-from dispatchers.sql_retention import STEPS, Look
+from dispatchers.admin.entries import Filter, list_entries, read_entry
+from dispatchers.admin.overview import read_overview
+from dispatchers.maintenance.retention import Retention
+from dispatchers.maintenance.retention_sql import STEPS, Look
 from outbox import migrations
-from outbox.databases import sqlstate
-from outbox.table_names import quoted
+from outbox.sql.dialect import sqlstate
+from outbox.sql.identifiers import quoted
 
 pytest_plugins = ["blank_databases"]
 

@@ -10,8 +10,9 @@ from dispatching import HOUR, claim_one, put_one, queue_row, settle, want
 from support import TABLES, Database
 
 import outbox
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import (
+from dispatchers.store.database import Claims
+from dispatchers.store.queue_update import Moving, moved
+from dispatchers.transitions import (
     Claimed,
     End,
     HandBack,
@@ -24,7 +25,6 @@ from dispatchers.lifecycle import (
     known_of,
     outcome_on_record,
 )
-from dispatchers.moves import Moving, moved
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 LATER = NOW + HOUR

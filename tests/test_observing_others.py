@@ -14,7 +14,7 @@ from test_key_sources import BODY, EDGE, SECOND, at
 
 import outbox
 from outbox import ObservedClaim
-from outbox.observing import ClaimWatch, GuardedObserver
+from outbox.observer import ClaimWatch, GuardedObserver
 
 KEYRING = outbox.Keyring({"k1": bytes(range(32))})
 PATIENCE = timedelta(seconds=30)  # until a test that hangs fails; nothing takes that long

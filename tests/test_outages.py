@@ -15,8 +15,8 @@ from support import Database
 import outbox
 from dispatchers import Delivered, Delivery
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.outages import Outages, cause_of, ends_by_itself, is_outage
-from outbox.databases import is_passing
+from dispatchers.pipeline.outage_log import Outages, cause_of, ends_by_itself, is_outage
+from outbox.sql.dialect import is_passing
 
 SECRETS = {"username": "nobody-here", "password": "hunter2"}
 

@@ -13,7 +13,7 @@ from support import ALL, CHARGE, NOTHING, PAYLOAD
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
+from dispatchers.store.database import Claims
 from outbox import migrations
 from outbox.session import flush_all
 

@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 from support import TABLES, Database
 
 import outbox
-from outbox import positions, records
-from outbox.connections import LockBudget
+from outbox.requests import records
 from outbox.session import flush_all
+from outbox.sql import positions
+from outbox.sql.connections import LockBudget
 
 ADVISORY = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()")
 

@@ -12,17 +12,8 @@ from hypothesis import strategies as st
 import outbox
 from dispatchers import Breaker, Dispatcher, Limits
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.pressure import (
-    COOL_MAX,
-    News,
-    Pressure,
-    admitted,
-    claimed,
-    closed_until,
-    heard,
-    opens_at,
-)
-from outbox.instants import NEVER
+from dispatchers.flow_control.state import COOL_MAX, News, Pressure, admitted, claimed, closed_until, heard, opens_at
+from outbox.times import NEVER
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -35,13 +35,13 @@ from support import TABLES, Database, statements_of
 import outbox
 from dispatchers import Absent, Breaker, CannotTell, Deferred, Delivered, Delivery, Limits, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.decisions import pause, resume
+from dispatchers.admin.decisions import pause, resume
 from dispatchers.delivery import Finding
-from dispatchers.pressure import News, Pressing, Pressures
-from dispatchers.store import Exchange
-from outbox.databases import clock_plus
-from outbox.instants import NEVER
+from dispatchers.flow_control.state import News, Pressing, Pressures
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import Exchange
+from outbox.sql.dialect import clock_plus
+from outbox.times import NEVER
 
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)

@@ -11,7 +11,7 @@ from support import CHARGE, PAYLOAD, Database, Order, colliding_order, statement
 import outbox
 from outbox.http import Policy, RequestTransaction
 from outbox.http.answers import Answer, plain_answer
-from outbox.savepoints import request_savepoint
+from outbox.requests.savepoints import request_savepoint
 
 BODY = b'{"amount": 2000}'
 CREATED = Answer(201, b'{"order": 1}', (("Content-Type", "application/json"),))

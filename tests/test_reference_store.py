@@ -20,31 +20,22 @@ from simulation.reference_rows import Entry, Halt, Refused, Row
 from support import TABLES, Database
 
 import outbox
-from dispatchers import (
-    Breaker,
-    Deferred,
-    Delivered,
-    InProgress,
-    KeyConflict,
-    Limits,
-    Outcome,
-    Rejected,
-    Unknown,
-    decisions,
-    restoring,
-    sql_looks,
-    sql_marks,
-)
-from dispatchers.claims import Claims
+from dispatchers import Breaker, Deferred, Delivered, InProgress, KeyConflict, Limits, Outcome, Rejected, Unknown
+from dispatchers.admin import decisions
+from dispatchers.admin import resume as admin_resume
 from dispatchers.decide import conclude, decide, keep, without_halt
+from dispatchers.decide_lookup import admit_look, judge
 from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
-from dispatchers.lifecycle import Claimed, ClaimRequest, HandBack, Park, Settle, Transition, known_of, looks_of
-from dispatchers.looking import admit_look, judge
-from dispatchers.pressure import News, Pressing
-from dispatchers.slots import Taken, on_record
-from outbox.databases import clock
+from dispatchers.flow_control.permits import Taken, on_record
+from dispatchers.flow_control.state import News, Pressing
+from dispatchers.store import database_identity as store_identity
+from dispatchers.store import uncertain_entries
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition, known_of, looks_of
 from outbox.errors import DecisionRefused, EntryNotFound
-from outbox.instants import MICROSECOND, NEVER
+from outbox.sql.dialect import clock
+from outbox.times import MICROSECOND, NEVER
 
 HOUR = timedelta(hours=1)
 LEASE = 1.5 * HOUR  # time passes by whole hours, and waits take no seconds: nothing ever happens on the stroke of one
@@ -242,7 +233,7 @@ class Agreement(RuleBasedStateMachine):
             return sent_as == form
 
         with self.database.engine.begin() as connection:
-            sql_looks.seek(connection, TABLES, wanted, QUIESCENCE, None)
+            uncertain_entries.seek(connection, TABLES, wanted, QUIESCENCE, None)
         self.reference.seek(wanted, QUIESCENCE)
 
     @precondition(lambda self: self.ids)
@@ -338,12 +329,12 @@ class Agreement(RuleBasedStateMachine):
 
     def hold(self) -> None:
         with self.database.engine.begin() as connection:
-            sql_marks.hold(connection, TABLES, sql_marks.read_mark(connection, TABLES)[0], "set back")
+            store_identity.hold(connection, TABLES, store_identity.read_mark(connection, TABLES)[0], "set back")
         self.reference.meta = replace(self.reference.meta, held="set back")
 
     def resume_after_restore(self, hours: int) -> None:
-        word = restoring.Word(env=self.ob.configuration.env, actor="ada", reason="looked", since=hours * HOUR)
-        restoring.resume(self.database.engine, TABLES, word)
+        word = admin_resume.Word(env=self.ob.configuration.env, actor="ada", reason="looked", since=hours * HOUR)
+        admin_resume.resume(self.database.engine, TABLES, word)
         reference_history.resume(self.reference, word.env, word.reason, self.now - hours * HOUR)
 
     @invariant()

@@ -16,12 +16,12 @@ from restoring import Address, Cluster, cluster, eventually, following, make_tem
 from support import CHARGE, TABLES, Database
 
 import outbox
-from dispatchers import marks
+from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
-from dispatchers.restoring import FOREIGN
+from dispatchers.admin.resume import FOREIGN
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 from outbox.errors import ConfigurationError, Held
-from outbox.instants import NEVER
+from outbox.times import NEVER
 
 CARD = {"amount": 2000, "currency": "eur", "payment_method": "pm_card_visa", "confirm": True}
 
@@ -40,7 +40,7 @@ def primary(template: Path, tmp_path: Path) -> Iterator[Cluster]:
 @pytest.fixture
 def marked_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were always a minute between two looks."""
-    monkeypatch.setattr(marks, "MARK_EVERY", timedelta(0))
+    monkeypatch.setattr(database_identity, "MARK_EVERY", timedelta(0))
 
 
 @pytest.fixture

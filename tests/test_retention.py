@@ -11,9 +11,9 @@ from support import TABLES, Database
 import outbox
 from dispatchers import FOREVER
 from dispatchers.delivery import Window
-from dispatchers.retention import BEHIND, REMEMBERED, Retention
+from dispatchers.maintenance.retention import BEHIND, REMEMBERED, Retention
 from outbox.configuration import AUDIT_WINDOW
-from outbox.instants import NEVER
+from outbox.times import NEVER
 
 STATES = ["pending", "sending", "retry", "uncertain"]
 ENTRY = {"entry": 1, "settlement": 1, "event": 1}

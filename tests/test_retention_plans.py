@@ -10,9 +10,9 @@ from retaining import KEEP, WINDOW, elapse, request, settle_all, upkeep
 from support import TABLES, Database, statements_of
 
 import outbox
-from dispatchers.retention import Retention
-from dispatchers.sql_accepted import next_accepted
-from dispatchers.sql_retention import STEPS, Look
+from dispatchers.maintenance.retention import Retention
+from dispatchers.maintenance.retention_sql import STEPS, Look
+from dispatchers.store.accepted_requests import next_accepted
 
 ROWS = 60_000
 IN_BATCHES = "generate_series(1, :rows) AS n"

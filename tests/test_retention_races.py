@@ -18,10 +18,10 @@ from support import IMPORT_PATH, TABLES, Database
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import Settle
-from dispatchers.retention import Retention
-from dispatchers.sql_retention import STEPS, Batch, Look
+from dispatchers.maintenance.retention import Retention
+from dispatchers.maintenance.retention_sql import STEPS, Batch, Look
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Settle
 from outbox.configuration import AUDIT_WINDOW
 
 PATIENCE = 30

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from retaining import DAY, KEEP, clean
 from support import TABLES, Database
 
-from dispatchers.retention import BEHIND
-from outbox.instants import NEVER
+from dispatchers.maintenance.retention import BEHIND
+from outbox.times import NEVER
 
 KEYS = [UUID(int=number) for number in range(1, 5)]
 A_WHILE = timedelta(hours=1)

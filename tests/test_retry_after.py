@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers.retry_after import retry_after
+from dispatchers.adapters.retry_after import retry_after
 
 DATE = "Wed, 21 Oct 2026 07:28:00 GMT"
 

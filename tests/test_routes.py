@@ -13,7 +13,7 @@ import pytest
 
 from dispatchers.delivery import FOREVER, NATIVE, Adapter, Delivered, Delivery, KeyFormat, Outcome
 from dispatchers.operations import Operations
-from dispatchers.routes import Routes, check_adapter, merge
+from dispatchers.pipeline.routing import Routes, check_adapter, merge
 from outbox.errors import ConfigurationError, InvalidValue
 
 SECOND = timedelta(seconds=1)

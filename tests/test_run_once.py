@@ -9,9 +9,10 @@ from support import Database
 import outbox
 from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import ClaimRequest, Ending
-from dispatchers.store import Exchange
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import Exchange
+from dispatchers.transitions import Ending
 
 
 class LateClaims(Claims):

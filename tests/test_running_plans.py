@@ -8,8 +8,8 @@ from test_claim_plans import fill, run
 from test_retention_plans import nodes, plans_of
 
 import outbox
-from dispatchers.claims import Claims
-from dispatchers.upkeep import report_lag
+from dispatchers.maintenance.jobs import report_lag
+from dispatchers.store.database import Claims
 
 ROWS = 30_000
 SMALL = {"outbox_meta", "outbox_kid", "outbox_destination", "outbox_halted"}

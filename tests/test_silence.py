@@ -14,7 +14,7 @@ from support import Database
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.silence import Patience
+from dispatchers.store.watchdog import Patience
 
 LEASE = timedelta(seconds=8)
 

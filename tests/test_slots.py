@@ -33,12 +33,12 @@ from support import TABLES, Database
 import outbox
 from dispatchers import Breaker, Delivery, Limits, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.decisions import pause, resume
-from dispatchers.lifecycle import Claimed
-from dispatchers.pressure import SLOTS_WAIT, News, Pressing, Pressure, admitted, claimed, heard, opens_at
-from dispatchers.slots import Taken, as_record, on_record
-from dispatchers.store import Exchange
+from dispatchers.admin.decisions import pause, resume
+from dispatchers.flow_control.permits import Taken, as_record, on_record
+from dispatchers.flow_control.state import SLOTS_WAIT, News, Pressing, Pressure, admitted, claimed, heard, opens_at
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import Exchange
+from dispatchers.transitions import Claimed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -291,7 +291,7 @@ def test_what_is_given_up_at_once_keeps_its_slots(database: Database, ob: outbox
 def test_a_dispatcher_uses_its_own_slots_again_at_once(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.pressure.SLOTS_WAIT", HOUR)
+    monkeypatch.setattr("dispatchers.flow_control.state.SLOTS_WAIT", HOUR)
     put(database, ob, count=10)
     crm = MemoryAdapter()
     working = dispatcher(database, ob, adapters={"crm": crm}, limits={"crm": Limits(concurrency_in_all=2)}, poll=HOUR)

@@ -43,7 +43,7 @@ def test_a_kept_connection_that_went_stale_is_replaced_within_the_send(breaking:
 
 
 def test_a_connection_that_idled_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dispatchers.adapters.email.IDLE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("dispatchers.adapters.email.adapter.IDLE_SECONDS_MAX", 0.0)
     hostile = Hostile(at={"RSET": HANG})
 
     assert all(isinstance(outcome, Delivered) for outcome in against(hostile, twice))
@@ -99,7 +99,7 @@ def test_a_mail_that_gets_no_connection_in_time_is_deferred() -> None:
 
 @pytest.mark.parametrize("breaking", [HANG, CLOSE, "500 what?"])
 def test_closing_does_not_depend_on_the_server(breaking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dispatchers.adapters.email.QUIT_SECONDS", 0.1)
+    monkeypatch.setattr("dispatchers.adapters.email.adapter.QUIT_SECONDS", 0.1)
     hostile = Hostile(at={"QUIT": breaking})
 
     async def work(adapter: SmtpAdapter) -> float:

@@ -27,9 +27,9 @@ from support import Database
 
 import outbox
 from dispatchers.adapters import SmtpAdapter
-from dispatchers.adapters.email_connection import Connection
-from dispatchers.adapters.email_message import compose, parse_address
-from dispatchers.adapters.email_outcomes import ROWS, Exchange, outcome_of
+from dispatchers.adapters.email.connection import Connection
+from dispatchers.adapters.email.message import compose, parse_address
+from dispatchers.adapters.email.outcomes import ROWS, Exchange, outcome_of
 from dispatchers.delivery import Deferred, Delivered, Outcome, Rejected, Unknown
 
 pytestmark = pytest.mark.filterwarnings("error::ResourceWarning")  # a connection left to the garbage collector

@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session
 from support import Database
 
 import outbox
-from outbox import statement_errors
-from outbox.functions import function_name
 from outbox.session import flush_all
-from outbox.table_names import quoted_table
+from outbox.sql import statement_errors
+from outbox.sql.functions import function_name
+from outbox.sql.identifiers import quoted_table
 
 
 class TimeLimit(Exception):

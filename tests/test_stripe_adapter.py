@@ -19,8 +19,8 @@ import stripe
 import stripe.oauth_error
 
 from dispatchers.adapters import StripeAdapter
-from dispatchers.adapters.stripe import _param_names
-from dispatchers.adapters.stripe_outcomes import ROWS, Exchange, outcome_of
+from dispatchers.adapters.stripe.adapter import _param_names
+from dispatchers.adapters.stripe.outcomes import ROWS, Exchange, outcome_of
 from dispatchers.delivery import (
     Deferred,
     Delivered,

@@ -19,9 +19,10 @@ from support import TABLES, Database
 
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found, Operations
-from dispatchers.adapters import StripeAdapter, stripe_looks
-from dispatchers.adapters.stripe import _param_names
-from dispatchers.adapters.stripe_looks import LISTED
+from dispatchers.adapters import StripeAdapter
+from dispatchers.adapters.stripe import lookup as stripe_lookup
+from dispatchers.adapters.stripe.adapter import _param_names
+from dispatchers.adapters.stripe.lookup import LISTED
 from dispatchers.testing.stripe_core import API_KEY
 from dispatchers.testing.stripe_faults import Fault
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
@@ -212,8 +213,8 @@ def test_nobody_there_proves_nothing() -> None:
 
 
 def test_more_than_can_be_read_proves_nothing(service: RunningStripe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripe_looks, "PAGES_MAX", 2)
-    monkeypatch.setattr(stripe_looks, "PAGE_OBJECTS_MAX", 3)
+    monkeypatch.setattr(stripe_lookup, "PAGES_MAX", 2)
+    monkeypatch.setattr(stripe_lookup, "PAGE_OBJECTS_MAX", 3)
     adapter = adapter_for(service)
     sent(adapter, *(delivery(id=UUID(int=number)) for number in range(7)))
 

@@ -12,7 +12,7 @@ import outbox
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
 from outbox import migrations
-from outbox.table_names import FORBIDDEN, check_table_names
+from outbox.sql.identifiers import FORBIDDEN, check_table_names
 
 pytest_plugins = ["blank_databases"]
 

@@ -14,8 +14,8 @@ import pytest
 from loopback import Answer as Server
 from loopback import answering, listening, say, say_without_end, whole_request
 
-import dispatchers.transport
-from dispatchers.transport import NEVER_SENT, Answer, Transport
+import dispatchers.adapters.transport
+from dispatchers.adapters.transport import NEVER_SENT, Answer, Transport
 from outbox.errors import ConfigurationError
 
 SECOND = timedelta(seconds=1)
@@ -71,7 +71,7 @@ def test_requests_that_follow_each_other_share_a_connection() -> None:
 
 def test_a_connection_that_has_waited_too_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may be closing it; what meets that is in doubt."""
-    monkeypatch.setattr(dispatchers.transport, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(dispatchers.adapters.transport, "KEEP_SECONDS", 0.0)
     connections, server = counting(answering())
 
     send(server, requests=3)

@@ -6,9 +6,9 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers.lifecycle import HINT_SLACK, Claimed
-from dispatchers.turns import Turns
-from outbox.instants import EPOCH
+from dispatchers.pipeline.scheduler import Turns
+from dispatchers.transitions import HINT_SLACK, Claimed
+from outbox.times import EPOCH
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -12,7 +12,7 @@ from support import Database
 import outbox
 from dispatchers import Adapter, Delivered, Delivery, Dispatcher, Limits, Operations, Settlement
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
-from dispatchers.intake import CANCELLED_DELAY
+from dispatchers.pipeline.triage import CANCELLED_DELAY
 from outbox.errors import ConfigurationError
 
 MINUTES = timedelta(minutes=2)

@@ -12,10 +12,10 @@ from support import TABLES, Database
 import outbox
 from dispatchers import Delivered, Delivery, Operations
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.intake import CANCELLED_DELAY
-from dispatchers.lifecycle import Known, outcome_on_record
-from dispatchers.turns import LATE_SECONDS, UNSERVED_SECONDS, Turns
-from outbox.schema import SCHEMA_VERSION
+from dispatchers.pipeline.scheduler import LATE_SECONDS, UNSERVED_SECONDS, Turns
+from dispatchers.pipeline.triage import CANCELLED_DELAY
+from dispatchers.transitions import Known, outcome_on_record
+from outbox.sql.schema import SCHEMA_VERSION
 
 
 def serving(operation: str) -> Operations:

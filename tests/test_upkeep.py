@@ -17,10 +17,10 @@ from support import TABLES, Database
 import outbox
 from dispatchers import daemon as daemon_module
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.retention import Retention
-from dispatchers.upkeep import Upkeep, report_lag, retain
-from outbox.instants import NEVER
+from dispatchers.maintenance.jobs import Upkeep, report_lag, retain
+from dispatchers.maintenance.retention import Retention
+from dispatchers.store.database import Claims
+from outbox.times import NEVER
 
 OFTEN = """
 import dispatchers.daemon
@@ -35,7 +35,7 @@ def make():
 SMALL = """
 import dispatchers.upkeep
 
-class Small(dispatchers.upkeep.Upkeep):
+class Small(dispatchers.maintenance.jobs.Upkeep):
     def __init__(self, *given, **settings):
         super().__init__(*given, rows_max=5, **settings)
 

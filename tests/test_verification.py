@@ -12,7 +12,7 @@ from dispatching import put, put_one
 from support import TABLES, Database
 
 import outbox
-from outbox.schema import Tables
+from outbox.sql.schema import Tables
 
 Harm = Callable[[sa.Connection, UUID], object]
 

@@ -27,11 +27,11 @@ from verifying import Harm, broken_rules, setting, taking
 import outbox
 from dispatchers import CannotTell, Deferred, Delivered, Operations, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import cancel, resolve
 from dispatchers.callbacks import Settlement
-from dispatchers.claims import Claims
-from dispatchers.decisions import cancel, resolve
-from dispatchers.lifecycle import Settle
-from outbox.instants import NEVER
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Settle
+from outbox.times import NEVER
 
 History = Callable[[Database, outbox.Outbox], UUID]
 """Writes one as the library does; returns the entry that it is about."""

@@ -20,7 +20,7 @@ from outbox import migrations
 from outbox.errors import SchemaError
 from outbox.keys import ParentKey
 from outbox.migrations import locks
-from outbox.schema import SCHEMA_VERSION
+from outbox.sql.schema import SCHEMA_VERSION
 
 pytest_plugins = ["blank_databases"]
 

@@ -28,11 +28,13 @@ from dispatching import (
 from support import TABLES, Database
 
 import outbox
-from dispatchers import decisions, marks, sql_marks
+from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.claims import Claims
-from dispatchers.lifecycle import HandBack, Settle, Wait
-from dispatchers.marks import Mark, Watched
+from dispatchers.admin import decisions
+from dispatchers.database_identity import Mark, Watched
+from dispatchers.store import database_identity as store_identity
+from dispatchers.store.database import Claims
+from dispatchers.transitions import HandBack, Settle, Wait
 from outbox.errors import ConfigurationError, DecisionRefused, Held
 
 META = TABLES.meta
@@ -72,7 +74,7 @@ def test_the_first_look_writes_a_mark_and_the_next_ones_leave_it_for_a_while(sto
 
 def test_a_mark_is_renewed_when_it_is_old_and_never_goes_back(store: Claims, monkeypatch: pytest.MonkeyPatch) -> None:
     first = mark_of(watch(store))
-    monkeypatch.setattr(marks, "MARK_EVERY", timedelta(0))
+    monkeypatch.setattr(database_identity, "MARK_EVERY", timedelta(0))
 
     second = mark_of(watch(store, first))
 
@@ -86,8 +88,8 @@ def test_of_two_that_renew_a_mark_at_once_the_second_leaves_the_firsts(store: Cl
     first, second = (replace(old, checked_at=old.checked_at + LATER * count) for count in (2, 1))
 
     with database.engine.begin() as connection:
-        sql_marks.renew(connection, TABLES, old, first)
-        sql_marks.renew(connection, TABLES, old, second)
+        store_identity.renew(connection, TABLES, old, first)
+        store_identity.renew(connection, TABLES, old, second)
 
     assert [(row.number, row.checked_at) for row in database.rows(META)] == [(2, first.checked_at)]
 
@@ -97,17 +99,17 @@ def test_a_mark_that_another_writes_during_a_look_is_not_one_of_a_longer_log(
 ) -> None:
     store = Claims(postgresql.engine, ob.configuration)
     mark = mark_of(watch(store))
-    read_server = sql_marks.read_server
+    read_server = store_identity.read_server
 
     def overtaken(*given: Any, **settings: Any) -> Mark:
         now = read_server(*given, **settings)
         with postgresql.engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE longer_log AS SELECT generate_series(1, 10000)")
         with postgresql.engine.begin() as connection:
-            sql_marks.renew(connection, TABLES, mark, read_server(connection, TABLES, "test", tells=True))
+            store_identity.renew(connection, TABLES, mark, read_server(connection, TABLES, "test", tells=True))
         return now
 
-    monkeypatch.setattr(sql_marks, "read_server", overtaken)
+    monkeypatch.setattr(store_identity, "read_server", overtaken)
 
     assert watch(store, mark).held is None
 
@@ -142,7 +144,7 @@ def test_a_hold_that_a_person_has_ended_meanwhile_is_not_put_on_record_again(sto
     database.execute(sa.update(META).values(resumed_at=mark.checked_at))
 
     with database.engine.begin() as connection:
-        sql_marks.hold(connection, TABLES, mark, "restored")
+        store_identity.hold(connection, TABLES, mark, "restored")
 
     assert database.rows(META)[0].held_reason is None
 

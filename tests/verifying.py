@@ -7,7 +7,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from support import TABLES, Database
 
-from dispatchers.verification import verify
+from dispatchers.admin.verify import verify
 from outbox.keys import Keyring
 
 RING = Keyring({"k1": bytes(range(32))}, current="k1")

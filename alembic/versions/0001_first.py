@@ -1,7 +1,7 @@
 """Every table, index and function of the first release.
 
-From the first release on this file is frozen: it holds what the revision made, whatever `outbox/schema.py` holds later.
-`outbox/schema.py` and `outbox/functions.py` say what each of them is for.
+From the first release on this file is frozen: it holds what the revision made, whatever `outbox/sql/schema.py` holds later.
+`outbox/sql/schema.py` and `outbox/sql/functions.py` say what each of them is for.
 """
 
 from functools import partial

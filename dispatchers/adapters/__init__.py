@@ -1,4 +1,4 @@
-"""The adapters that come with the library, one service a file; none knows another.
+"""The adapters that come with the library, one service a folder; none knows another.
 
     from dispatchers.adapters import StripeAdapter
 
@@ -9,22 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dispatchers.adapters.email import SmtpAdapter
-    from dispatchers.adapters.email_looks import ImapSearch
-    from dispatchers.adapters.http import HttpAdapter
+    from dispatchers.adapters.email.adapter import SmtpAdapter
+    from dispatchers.adapters.email.lookup import ImapSearch
+    from dispatchers.adapters.http.adapter import HttpAdapter
     from dispatchers.adapters.memory import MemoryAdapter
-    from dispatchers.adapters.stripe import StripeAdapter
+    from dispatchers.adapters.stripe.adapter import StripeAdapter
 
 __all__ = ["HttpAdapter", "ImapSearch", "MemoryAdapter", "SmtpAdapter", "StripeAdapter"]
 
 _HOMES = {
-    "HttpAdapter": "http",
-    "ImapSearch": "email_looks",
+    "HttpAdapter": "http.adapter",
+    "ImapSearch": "email.lookup",
     "MemoryAdapter": "memory",
-    "SmtpAdapter": "email",
-    "StripeAdapter": "stripe",
+    "SmtpAdapter": "email.adapter",
+    "StripeAdapter": "stripe.adapter",
 }
-"""In which module each adapter lives; where it needs an SDK, the extra that installs it has the module's name."""
+"""In which module each adapter lives; where it needs an SDK, the extra that installs it has its folder's name."""
 
 
 def __getattr__(name: str) -> Any:
@@ -37,7 +37,8 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").partition(".")[0] in {"dispatchers", "outbox"}:
             raise
         raise ImportError(
-            f"{name} needs the package {error.name!r}: pip install 'sqlalchemy-outbox[{home}]'", name=error.name
+            f"{name} needs the package {error.name!r}: pip install 'sqlalchemy-outbox[{home.partition('.')[0]}]'",
+            name=error.name,
         ) from error
     return getattr(module, name)
 

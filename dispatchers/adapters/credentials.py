@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote, unquote_plus
 
-from dispatchers.outcomes import RESULT_BYTES_MAX
+from dispatchers.sanitize import RESULT_BYTES_MAX
 
 Told = TypeVar("Told")
 

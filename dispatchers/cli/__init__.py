@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dispatchers.cli import exits
+from dispatchers.cli import exit_codes
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -100,7 +100,7 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # From the words themselves: who asks for JSON is answered in JSON, also when the rest cannot be understood.
-        ctx.meta[exits.JSON] = "--json" in args
+        ctx.meta[exit_codes.JSON] = "--json" in args
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -109,10 +109,10 @@ class Commands(click.Group):
         except (click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            failure = exits.failure_of(error)
-            if failure is None or (isinstance(error, click.UsageError) and not ctx.meta[exits.JSON]):
+            failure = exit_codes.failure_of(error)
+            if failure is None or (isinstance(error, click.UsageError) and not ctx.meta[exit_codes.JSON]):
                 raise  # click shows it with the command's usage
-            click.echo(failure.text(as_json=ctx.meta[exits.JSON]), err=True)
+            click.echo(failure.text(as_json=ctx.meta[exit_codes.JSON]), err=True)
             ctx.exit(failure.status)
 
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 import click
 
 from dispatchers.cli import options
-from dispatchers.cli.connecting import deciding, reading
-from dispatchers.cli.exits import NothingFound
+from dispatchers.cli.connections import deciding, reading
+from dispatchers.cli.exit_codes import NothingFound
 from dispatchers.cli.output import answer, clean, instant, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dispatchers.sql_callbacks import CallbackOnRecord
+    from dispatchers.store.callback_registry import CallbackOnRecord
 
 
 @click.group()
@@ -29,7 +29,7 @@ def callbacks() -> None:
 @options.database_options
 def list_callbacks(database: str, schema: str | None, prefix: str) -> None:
     """List them, with how many entries wait for each."""
-    from dispatchers.sql_callbacks import list_all
+    from dispatchers.store.callback_registry import list_all
 
     with reading(database, schema, prefix) as (connection, tables):
         found = list_all(connection, tables)
@@ -46,7 +46,7 @@ def record(factory: str, database: str, schema: str | None, prefix: str) -> None
     whichever of app and dispatcher is deployed first.
     """
     from dispatchers.cli.run import make_dispatcher
-    from dispatchers.sql_callbacks import register
+    from dispatchers.store.callback_registry import register
 
     names = sorted(make_dispatcher(factory).callbacks)
     with deciding(database, schema, prefix) as (connection, tables):
@@ -64,8 +64,8 @@ def forget(name: str, database: str, schema: str | None, prefix: str) -> None:
 
     NAME is as `outbox callbacks list` shows it: 'on_settled bank.charge'. What waits for it settles without it.
     """
-    from dispatchers.sql_callbacks import forget as take_off
-    from dispatchers.sql_callbacks import read
+    from dispatchers.store.callback_registry import forget as take_off
+    from dispatchers.store.callback_registry import read
     from dispatchers.suggestions import did_you_mean
 
     with deciding(database, schema, prefix) as (connection, tables):

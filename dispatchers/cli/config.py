@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from dispatchers.cli import options
-from dispatchers.cli.exits import failure_of
+from dispatchers.cli.exit_codes import failure_of
 from dispatchers.cli.keys import SECRET_FORM
 from dispatchers.cli.output import answer, cell, pairs
 
@@ -106,7 +106,7 @@ def _ring(secret: str | None) -> dict[str, Any]:
 
 def _revision(database: str | None, schema: str | None, prefix: str) -> dict[str, str | None]:
     """The database's and this release's; why the database's cannot be told, if so."""
-    from dispatchers.cli.connecting import existing
+    from dispatchers.cli.connections import existing
     from outbox import migrations
 
     told: dict[str, str | None] = {"database": None, "needed": migrations.head(), "problem": None}

@@ -3,7 +3,7 @@
 import click
 
 from dispatchers.cli import options
-from dispatchers.cli.connecting import existing, parsed
+from dispatchers.cli.connections import existing, parsed
 from dispatchers.cli.output import answer
 
 

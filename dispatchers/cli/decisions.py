@@ -9,7 +9,7 @@ from uuid import UUID
 import click
 
 from dispatchers.cli import options
-from dispatchers.cli.connecting import deciding, reading
+from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.entries import find
 from dispatchers.cli.output import answer, clean
 
@@ -52,7 +52,7 @@ def retry(id: str, actor: str, reason: str | None, database: str, schema: str | 
 
     Its attempts still count. A failed entry is not retried but asked for anew, by the app, with another discriminator.
     """
-    from dispatchers import decisions
+    from dispatchers.admin import decisions
 
     with deciding(database, schema, prefix) as (connection, tables):
         entry_id = find(connection, tables, id)
@@ -66,7 +66,7 @@ def retry(id: str, actor: str, reason: str | None, database: str, schema: str | 
 @decision_options()
 def cancel(id: str, actor: str, reason: str | None, database: str, schema: str | None, prefix: str) -> None:
     """Withdraw an entry that was never possibly sent."""
-    from dispatchers import decisions
+    from dispatchers.admin import decisions
 
     with deciding(database, schema, prefix) as (connection, tables):
         entry_id = find(connection, tables, id)
@@ -98,7 +98,7 @@ def resolve(
 
     After a look at the service: it stays on record, with the reason. On a terminal it asks before it writes.
     """
-    from dispatchers import decisions
+    from dispatchers.admin import decisions
 
     verdict = _one_of(verdicts)
     answered = _parsed_result(result, verdict)
@@ -131,10 +131,10 @@ def _parsed_result(result: str | None, verdict: str) -> Any:
 
 def _confirm(id: str, verdict: str, database: str, schema: str | None, prefix: str) -> None:
     """Ask outside of any transaction that decides: a person takes their time."""
-    from dispatchers import inspection
+    from dispatchers.admin import entries as admin_entries
 
     with reading(database, schema, prefix) as (connection, tables):
-        entry = inspection.read_entry(connection, tables, find(connection, tables, id))
+        entry = admin_entries.read_entry(connection, tables, find(connection, tables, id))
     if entry.state != "uncertain":
         return  # it will be refused, which needs no thought
     click.echo(
@@ -162,7 +162,7 @@ def release(
 
     A lane, the entries of one ordering key, halts behind one of them that failed or is uncertain.
     """
-    from dispatchers import decisions
+    from dispatchers.admin import decisions
     from outbox.keys import check_field
 
     if (id is None) == (ordering_key is None):

@@ -2,8 +2,8 @@
 
 import click
 
-from dispatchers.cli import drawing, options
-from dispatchers.cli.connecting import deciding, reading
+from dispatchers.cli import options, rendering
+from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.decisions import decision_options
 from dispatchers.cli.output import answer, clean
 
@@ -15,11 +15,11 @@ def destinations(database: str, schema: str | None, prefix: str) -> None:
 
     What is due, and whether it is paused, cools, or its circuit breaker is open.
     """
-    from dispatchers.destination_report import read_destinations
+    from dispatchers.admin.destinations import read_destinations
 
     with reading(database, schema, prefix) as (connection, tables):
         found = read_destinations(connection, tables)
-    answer(found, lambda: drawing.destinations(found))
+    answer(found, lambda: rendering.destinations(found))
 
 
 @click.command()
@@ -31,7 +31,7 @@ def pause(destination: str, actor: str, reason: str | None, database: str, schem
     Until it is resumed. Every running dispatcher obeys at its next claim; what is being sent comes to its end. What waits does
     not age meanwhile.
     """
-    from dispatchers import decisions
+    from dispatchers.admin import decisions
 
     with deciding(database, schema, prefix) as (connection, tables):
         waits = decisions.pause(connection, tables, destination, actor=actor, reason=reason)

@@ -6,16 +6,16 @@ from uuid import UUID
 
 import click
 
-from dispatchers.cli import drawing, options
-from dispatchers.cli.connecting import reading
-from dispatchers.cli.exits import UNCERTAIN, NothingFound
+from dispatchers.cli import options, rendering
+from dispatchers.cli.connections import reading
+from dispatchers.cli.exit_codes import UNCERTAIN, NothingFound
 from dispatchers.cli.output import answer, instant, plain
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from dispatchers.inspection import ParentWanted
-    from outbox.schema import Tables
+    from dispatchers.admin.entries import ParentWanted
+    from outbox.sql.schema import Tables
 
 WAITING = ("pending", "sending", "retry", "uncertain")
 ENDED = ("delivered", "failed", "cancelled")
@@ -54,28 +54,28 @@ def status(
     For each destination, how much waits in which state, and how long the oldest has waited that could be sent. With
     PARENT, the key of a business request, e.g. an Idempotency-Key: every entry under it, ended ones included, oldest first.
     """
-    from dispatchers import inspection
-    from dispatchers.overview import read_overview
+    from dispatchers.admin import entries as admin_entries
+    from dispatchers.admin.overview import read_overview
 
     if parent is None:
         with reading(database, schema, prefix) as (connection, tables):
             overview = read_overview(connection, tables)
-        answer(overview, lambda: drawing.overview(overview))
+        answer(overview, lambda: rendering.overview(overview))
         needs_a_look = overview.uncertain > 0 or overview.held_reason is not None
     else:
         wanted = _parent_wanted(env, parent, scope, source)
         with reading(database, schema, prefix) as (connection, tables):
-            entries = inspection.read_entries_of_parent(connection, tables, wanted)
+            entries = admin_entries.read_entries_of_parent(connection, tables, wanted)
         if not entries:
             raise _nothing_under(wanted)
-        answer({"entries": entries}, lambda: [drawing.entries_of_parent(entries)])
+        answer({"entries": entries}, lambda: [rendering.entries_of_parent(entries)])
         needs_a_look = any(entry.state == "uncertain" for entry in entries)
     if exit_code and needs_a_look:
         click.get_current_context().exit(UNCERTAIN)
 
 
 def _parent_wanted(env: str | None, parent: str | None, scope: str | None, source: str | None) -> "ParentWanted":
-    from dispatchers.inspection import ParentWanted
+    from dispatchers.admin.entries import ParentWanted
     from outbox.keys import ParentKey, check_field
 
     for name, value in (("env", env), ("parent", parent), ("scope", scope), ("source", source)):
@@ -138,7 +138,7 @@ def list_entries(
 
     What waits, the longest due first; or with --state delivered, failed or cancelled what ended, the newest first.
     """
-    from dispatchers import inspection
+    from dispatchers.admin import entries as admin_entries
     from outbox.keys import check_field
 
     for field in ("operation", "destination"):
@@ -151,17 +151,17 @@ def list_entries(
     if parent is None and not _was_given("env"):
         env = None  # the variable names the env of a parent; what waits under another is to be seen
     narrowed = (parent, env, scope, source) != (None, None, None, None)
-    wanted = inspection.Filter(
+    wanted = admin_entries.Filter(
         states=states or WAITING,
         parent=_parent_wanted(env, parent, scope, source) if narrowed else None,
         since=since,
         **given,
     )
     with reading(database, schema, prefix) as (connection, tables):
-        page = inspection.list_entries(connection, tables, wanted, entries_max=limit, after=after)
+        page = admin_entries.list_entries(connection, tables, wanted, entries_max=limit, after=after)
     following = page.next and f"{instant(page.next[0])},{page.next[1]}"
     document = {"at": page.at, "since": page.since, "entries": page.entries, "next": following}
-    answer(document, lambda: drawing.page(page, following, ended=ended, env=own_env))
+    answer(document, lambda: rendering.page(page, following, ended=ended, env=own_env))
 
 
 def _was_given(option: str) -> bool:
@@ -192,27 +192,27 @@ def show(id: str, payload: bool, database: str, schema: str | None, prefix: str)
 
     ID is the entry's id, or the first 8 digits of it or more.
     """
-    from dispatchers import inspection
+    from dispatchers.admin import entries as admin_entries
 
     with reading(database, schema, prefix) as (connection, tables):
-        entry = inspection.read_entry(connection, tables, find(connection, tables, id))
-        content = inspection.read_payload(connection, tables, entry.id) if payload else None
+        entry = admin_entries.read_entry(connection, tables, find(connection, tables, id))
+        content = admin_entries.read_payload(connection, tables, entry.id) if payload else None
     document = plain(entry) | ({"payload": content} if payload else {})
-    answer(document, lambda: drawing.details(entry, content, with_payload=payload))
+    answer(document, lambda: rendering.details(entry, content, with_payload=payload))
 
 
 def find(connection: "Connection", tables: "Tables", given: str) -> UUID:
     """The one entry that `given` names. Raises EntryNotFound, and UsageError where it names none or several."""
-    from dispatchers import inspection
+    from dispatchers.admin import entries as admin_entries
 
     digits = given.replace("-", "").lower()
     if not ID_DIGITS_MIN <= len(digits) <= 32 or digits.strip("0123456789abcdef"):
         raise click.UsageError(f"{given!r} is no entry's id: give its {ID_DIGITS_MIN} to 32 hexadecimal digits")
-    found = inspection.find_ids(connection, tables, digits)
+    found = admin_entries.find_ids(connection, tables, digits)
     if not found:
-        raise inspection.no_entry(given)
+        raise admin_entries.no_entry(given)
     if len(found) > 1:
-        listed = [str(id) for id in found[: inspection.CANDIDATES_MAX]]
+        listed = [str(id) for id in found[: admin_entries.CANDIDATES_MAX]]
         more = ["and more"] if len(found) > len(listed) else []
         raise click.UsageError(f"{given!r} begins several ids, give more of it: {', '.join([*listed, *more])}")
     return found[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dispatchers.cli import options
-from dispatchers.cli.exits import NothingFound
+from dispatchers.cli.exit_codes import NothingFound
 from dispatchers.cli.output import answer
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def forget(kid: str, database: str, schema: str | None, prefix: str) -> None:
     The database has a check value of each kid's secret, and a process with another secret refuses itself. For a secret that was
     recorded wrongly: a new secret has a new kid.
     """
-    from dispatchers.cli.connecting import deciding
-    from outbox.deployment import forget_secret
+    from dispatchers.cli.connections import deciding
+    from outbox.sql.deployment import forget_secret
 
     with deciding(database, schema, prefix) as (connection, tables):
         if not forget_secret(connection, tables, kid):

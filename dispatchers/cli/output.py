@@ -11,7 +11,7 @@ from uuid import UUID
 
 import click
 
-from dispatchers.cli.exits import JSON
+from dispatchers.cli.exit_codes import JSON
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dispatchers.cli import options
-from dispatchers.cli.connecting import deciding
+from dispatchers.cli.connections import deciding
 from dispatchers.cli.decisions import decision_options
 from dispatchers.cli.output import answer, clean
 
 if TYPE_CHECKING:
-    from dispatchers.restoring import Resumed, Word
+    from dispatchers.admin.resume import Resumed, Word
 
 
 @click.command()
@@ -75,7 +75,7 @@ def resume(
 def _resume_destination(
     destination: str, actor: str, reason: str | None, database: str, schema: str | None, prefix: str
 ) -> None:
-    from dispatchers import decisions
+    from dispatchers.admin import decisions
 
     with deciding(database, schema, prefix) as (connection, tables):
         decisions.resume(connection, tables, destination, actor=actor, reason=reason)
@@ -83,7 +83,7 @@ def _resume_destination(
 
 
 def _word(*, env: str | None, **said: Any) -> "Word":
-    from dispatchers.restoring import Word
+    from dispatchers.admin.resume import Word
 
     if said["nothing_lost"] and said["since"] is not None:
         raise click.UsageError("--since says since when commits may be missing, and --nothing-lost that none is")
@@ -93,11 +93,11 @@ def _word(*, env: str | None, **said: Any) -> "Word":
 
 
 def _resume_all(word: "Word", database: str, schema: str | None, prefix: str) -> None:
-    from dispatchers import restoring
+    from dispatchers.admin import resume as admin_resume
 
     with deciding(database, schema, prefix) as (connection, tables):
         engine = connection.engine
-    resumed = restoring.resume(engine, tables, word)
+    resumed = admin_resume.resume(engine, tables, word)
     answer(resumed, "\n".join(_told(resumed)))
 
 

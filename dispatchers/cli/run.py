@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dispatchers.cli.exits import JSON, REFUSED
+from dispatchers.cli.exit_codes import JSON, REFUSED
 from dispatchers.cli.references import load_function
 
 if TYPE_CHECKING:

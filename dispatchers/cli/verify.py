@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dispatchers.cli import options
-from dispatchers.cli.connecting import reading
-from dispatchers.cli.exits import VIOLATED
+from dispatchers.cli.connections import reading
+from dispatchers.cli.exit_codes import VIOLATED
 from dispatchers.cli.keys import ring_of
 from dispatchers.cli.output import answer, cell, prose, table
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from dispatchers.verification import Verification
+    from dispatchers.admin.verify import Verification
 
 
 @click.command()
@@ -29,12 +29,12 @@ def verify(ctx: click.Context, database: str, schema: str | None, prefix: str) -
     OUTBOX_SECRET set, each key is derived anew. It only reads, at one moment of the database; a row that breaks a rule was
     changed by something else than this library, or is a bug in it. Ends with 6 if there is one.
     """
-    from dispatchers import verification
+    from dispatchers.admin import verify as admin_verify
 
     secret = os.environ.get("OUTBOX_SECRET")
     keyring = ring_of(secret) if secret else None
     with reading(database, schema, prefix) as (connection, tables):
-        found = verification.verify(connection, tables, keyring)
+        found = admin_verify.verify(connection, tables, keyring)
     answer({"is_clean": found.is_clean, **_fields(found)}, lambda: _drawn(found))
     if not found.is_clean:
         ctx.exit(VIOLATED)

@@ -11,8 +11,8 @@ from threading import Thread
 from typing import Any, Protocol, SupportsBytes, TypeVar
 
 from dispatchers.delivery import Adapter, Delivery, Unknown
-from dispatchers.routes import as_async, finder_of
-from dispatchers.sending import ABANDON_SECONDS
+from dispatchers.pipeline.routing import as_async, finder_of
+from dispatchers.pipeline.sender import ABANDON_SECONDS
 
 T = TypeVar("T")
 

@@ -29,8 +29,8 @@ from uuid import UUID
 import pytest
 
 from dispatchers.delivery import Adapter, Deferred, Delivered, Delivery
-from dispatchers.outcomes import OUTCOMES
-from dispatchers.routes import Routes
+from dispatchers.pipeline.routing import Routes
+from dispatchers.sanitize import OUTCOMES
 from dispatchers.testing.attempts import NeverBack, Observation, attempt, close, in_a_loop, sent
 from dispatchers.testing.verdicts import descendants, flaw_of, leaks, made_of
 from outbox.keys import Tag

@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from dispatchers.delivery import Adapter, CannotTell, Deferred, Delivered, Found, Outcome, Unknown
-from dispatchers.sending import ABANDON_SECONDS
+from dispatchers.pipeline.sender import ABANDON_SECONDS
 from dispatchers.testing import hostile_http
 from dispatchers.testing.attempts import close, in_a_loop, sent
 from dispatchers.testing.conformance import TAGS, UNHURRIED, AdapterSuite, Expected, Scene
-from dispatchers.testing.conformance_looks import LookSuite
+from dispatchers.testing.conformance_lookups import LookSuite
 from dispatchers.testing.hostile_http import HostileHttp
 
 REDIRECTS = (301, 302, 303, 307, 308)

@@ -12,13 +12,13 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import BigInteger, Connection, Interval, Table, and_, literal, or_, select, type_coerce, update
 
-from dispatchers.claims import Claims
 from dispatchers.dispatcher import Dispatcher
-from dispatchers.lifecycle import looks_of
-from outbox.databases import clock
+from dispatchers.store.database import Claims
+from dispatchers.transitions import looks_of
 from outbox.errors import ConfigurationError
-from outbox.instants import MICROSECOND, NEVER
-from outbox.schema import Tables
+from outbox.sql.dialect import clock
+from outbox.sql.schema import Tables
+from outbox.times import MICROSECOND, NEVER
 
 ROUNDS_MAX = 100
 

@@ -16,8 +16,12 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import outbox.session
-from dispatchers import callback_transactions, claims, decisions, sending, sql_portable, sql_postgresql, upkeep
-from dispatchers.intake import Intake
+from dispatchers.admin import decisions
+from dispatchers.maintenance import jobs as maintenance_jobs
+from dispatchers.pipeline import sender
+from dispatchers.pipeline.triage import Intake
+from dispatchers.store import callback_transactions, claims_postgresql, claims_sqlite
+from dispatchers.store import database as store_database
 from outbox.errors import InvalidValue
 
 
@@ -30,7 +34,7 @@ class Seam(NamedTuple):
     when: Callable[[tuple[Any, ...], Any], bool] = lambda arguments, answer: True
 
 
-_STORES = (sql_postgresql, sql_portable)
+_STORES = (claims_postgresql, claims_sqlite)
 
 POINTS: Mapping[str, Seam] = {
     # the app's transaction
@@ -39,24 +43,26 @@ POINTS: Mapping[str, Seam] = {
     # claim, send, settle
     "claim.before_commit": Seam(_STORES, "claim", "after", lambda arguments, claimed: bool(claimed)),
     "claim.after_commit": Seam(
-        (claims.Claims,), "exchange", "after", lambda arguments, exchange: bool(exchange.claimed)
+        (store_database.Claims,), "exchange", "after", lambda arguments, exchange: bool(exchange.claimed)
     ),
-    "send.before": Seam((sending.Sends,), "_outcome", "before"),
-    "send.after": Seam((sending.Sends,), "_outcome", "after"),
-    "settle.before": Seam((claims.Claims,), "exchange", "before", lambda arguments, _: bool(arguments[1])),
+    "send.before": Seam((sender.Sends,), "_outcome", "before"),
+    "send.after": Seam((sender.Sends,), "_outcome", "after"),
+    "settle.before": Seam((store_database.Claims,), "exchange", "before", lambda arguments, _: bool(arguments[1])),
     "settle.before_commit": Seam(_STORES, "settle", "after", lambda arguments, settled: bool(settled)),
     "settle.after_commit": Seam(
-        (claims.Claims,), "exchange", "after", lambda arguments, exchange: bool(exchange.settled)
+        (store_database.Claims,), "exchange", "after", lambda arguments, exchange: bool(exchange.settled)
     ),
     # a callback, in the transaction that settles its entry
     "callback.before": Seam((callback_transactions,), "call_at_once", "before"),
     "callback.before_commit": Seam((callback_transactions,), "call_at_once", "after"),
-    "callback.after_commit": Seam((claims.Claims,), "settle_with", "after", lambda arguments, settled: bool(settled)),
+    "callback.after_commit": Seam(
+        (store_database.Claims,), "settle_with", "after", lambda arguments, settled: bool(settled)
+    ),
     # a person's decision, and the dispatcher that carries it out
     "decision.before_commit": Seam((decisions,), "_record", "after"),
     "decision.before_it_is_carried_out": Seam((Intake,), "_conclude", "before"),
     # retention
-    "upkeep.before_commit": Seam((upkeep,), "_work", "after"),
+    "upkeep.before_commit": Seam((maintenance_jobs,), "_work", "after"),
 }
 """Every point, by name."""
 

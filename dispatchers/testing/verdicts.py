@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from dispatchers.outcomes import OUTCOMES, storable
+from dispatchers.sanitize import OUTCOMES, storable
 
 
 def flaw_of(outcome: Any) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from outbox.errors import ClaimError
-from outbox.responses import WITHOUT_CONTENT, Response
+from outbox.requests.responses import WITHOUT_CONTENT, Response
 
 REPLAYED = "Idempotent-Replayed"  # Stripe's name for it: docs.stripe.com/api/idempotent_requests
 

@@ -37,7 +37,6 @@ try:
 except ModuleNotFoundError as error:
     raise missing("outbox.http.django", "django", error) from error
 
-from outbox.databases import sqlstate
 from outbox.errors import ConfigurationError, RequestRefused
 from outbox.fingerprint import canonical_json
 from outbox.http.answers import Answer, plain_answer
@@ -53,8 +52,9 @@ from outbox.http.policy import (
 )
 from outbox.http.transaction import RequestTransaction, undone_by, undone_by_conflict
 from outbox.idempotency import Claim
-from outbox.responses import Response as KeptResponse
+from outbox.requests.responses import Response as KeptResponse
 from outbox.session import flush_all
+from outbox.sql.dialect import sqlstate
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from outbox.http.policy import (
 )
 from outbox.http.transaction import RequestTransaction, undone_by_conflict
 from outbox.idempotency import Claim
-from outbox.responses import Response as KeptResponse
+from outbox.requests.responses import Response as KeptResponse
 from outbox.session import sync_session
 
 

@@ -39,7 +39,7 @@ from outbox.http.policy import BODY_BYTES_MAX, Policy, request_content, require_
 from outbox.http.starlette_exchange import Exchange, RequestBody, in_session
 from outbox.http.transaction import undone_by_conflict
 from outbox.idempotency import Claim
-from outbox.responses import Response as KeptResponse
+from outbox.requests.responses import Response as KeptResponse
 
 SessionT = TypeVar("SessionT")
 _EXCHANGE = "outbox.http.exchange"

@@ -23,8 +23,8 @@ from outbox.default_outbox import default
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.instance import Outbox
 from outbox.keys import check_field
-from outbox.request_status import RequestStatus, check_sources
-from outbox.responses import Response
+from outbox.requests.responses import Response
+from outbox.requests.status import RequestStatus, check_sources
 from outbox.status import EntryStatus
 
 log = logging.getLogger("outbox.http.status_route")

@@ -10,13 +10,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from outbox.claim_block import IdempotentBlock
-from outbox.databases import CONFLICTS, TIMEOUTS, sqlstate
 from outbox.errors import ClaimLost, RequestRefused, RequestUndone
 from outbox.http.answers import Answer, Verdict, as_it_travels, first_answer, judge, kept_headers, replay
 from outbox.http.policy import Policy
 from outbox.idempotency import Claim
-from outbox.records import RETRY_AFTER
-from outbox.savepoints import request_savepoint
+from outbox.requests.records import RETRY_AFTER
+from outbox.requests.savepoints import request_savepoint
+from outbox.sql.dialect import CONFLICTS, TIMEOUTS, sqlstate
 
 log = logging.getLogger("outbox.http.transaction")
 

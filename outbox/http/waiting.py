@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Pool
 
-from outbox.databases import wait_for_lock
+from outbox.sql.dialect import wait_for_lock
 
 WAITING_MAX = 2
 """By default. A server of four threads still has one for others, beside these and the request that they wait for."""

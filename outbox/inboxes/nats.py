@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from outbox.errors import InvalidValue
 from outbox.inboxes.identity import MessageIdentity, event_id
-from outbox.instants import EPOCH, MICROSECOND
+from outbox.times import EPOCH, MICROSECOND
 
 
 class JetStreamMessage(Protocol):

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, Table, func, or_, select, text
 
-from outbox.bodies import body_table, read_layout
-from outbox.databases import clock
 from outbox.errors import ConfigurationError
-from outbox.schema import Tables, is_open
-from outbox.table_names import quoted
+from outbox.sql.body_partitions import body_table, read_layout
+from outbox.sql.dialect import clock
+from outbox.sql.identifiers import quoted
+from outbox.sql.schema import Tables, is_open
 
 Result = TypeVar("Result")
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import Engine
 
-from outbox.checking import AsyncEngineLike
 from outbox.default_outbox import default
 from outbox.extras import missing
 from outbox.instance import Outbox
@@ -18,7 +17,8 @@ from outbox.metrics.gauges import (
     read_table_sizes,
     read_through,
 )
-from outbox.observing import ObservedClaim, Observer
+from outbox.observer import ObservedClaim, Observer
+from outbox.startup_checks import AsyncEngineLike
 
 try:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection, Engine
 
-from outbox.checking import AsyncEngineLike
 from outbox.default_outbox import default
 from outbox.extras import missing
 from outbox.instance import Outbox
@@ -19,7 +18,8 @@ from outbox.metrics.gauges import (
     read_table_sizes,
     read_through,
 )
-from outbox.observing import ObservedClaim, Observer
+from outbox.observer import ObservedClaim, Observer
+from outbox.startup_checks import AsyncEngineLike
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram

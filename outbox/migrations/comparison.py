@@ -13,10 +13,10 @@ from sqlalchemy import Connection, MetaData, Sequence, func, inspect, select, te
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateSchema, CreateSequence, DropSchema, DropSequence, ExecutableDDLElement
 
-from outbox.bodies import body_tables
-from outbox.functions import closing, database_functions
-from outbox.schema import define_tables, storage_parameters
-from outbox.table_names import quoted
+from outbox.sql.body_partitions import body_tables
+from outbox.sql.functions import closing, database_functions
+from outbox.sql.identifiers import quoted
+from outbox.sql.schema import define_tables, storage_parameters
 
 NAMES = "sqlalchemy-outbox"
 """The key of `MetaData.info` under which an outbox's schema and prefix stand."""

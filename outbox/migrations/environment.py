@@ -5,10 +5,10 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import BigInteger, DateTime, MetaData
 
-from outbox.bodies import body_tables
-from outbox.instants import Instant
 from outbox.migrations.scripts import without_alembic
-from outbox.schema import define_tables
+from outbox.sql.body_partitions import body_tables
+from outbox.sql.schema import define_tables
+from outbox.times import Instant
 
 NameFilter: TypeAlias = Callable[[str | None, Any, Any], bool]
 

@@ -3,11 +3,11 @@
 from sqlalchemy import Column, Connection, MetaData, String, Table, func, inspect, select
 
 from outbox.errors import SchemaError
-from outbox.functions import database_functions
 from outbox.migrations.scripts import head
 from outbox.migrations.targets import Target, connected
-from outbox.places import place_of
-from outbox.schema import define_tables
+from outbox.sql.functions import database_functions
+from outbox.sql.places import place_of
+from outbox.sql.schema import define_tables
 
 
 def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from outbox.databases import LOCK_NOT_AVAILABLE, sqlstate
 from outbox.errors import NoTransaction, SchemaError
+from outbox.sql.dialect import LOCK_NOT_AVAILABLE, sqlstate
 
 MIGRATION_LOCK = int.from_bytes(b"outbox")
 """The advisory lock of PostgreSQL under which a database is migrated; of a transaction, so PgBouncer may stand between."""

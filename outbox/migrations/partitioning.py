@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, MetaData, text
 
-from outbox.bodies import DAYS_AHEAD, prefix_of, read_layout
 from outbox.errors import SchemaError
 from outbox.migrations.inspection import check
 from outbox.migrations.locks import exclusively
 from outbox.migrations.targets import Target, connected
-from outbox.schema import Tables, define_tables
-from outbox.table_names import quoted
+from outbox.sql.body_partitions import DAYS_AHEAD, prefix_of, read_layout
+from outbox.sql.identifiers import quoted
+from outbox.sql.schema import Tables, define_tables
 
 ADDING_LOCK = int.from_bytes(b"body")
 """The advisory lock, of a transaction, under which partitions are made: two dispatchers at once make each of them once."""

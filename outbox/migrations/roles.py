@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sqlalchemy import MetaData, Table
 
-from outbox.functions import database_functions
-from outbox.instants import NEVER
-from outbox.schema import define_tables
-from outbox.table_names import quoted
+from outbox.sql.functions import database_functions
+from outbox.sql.identifiers import quoted
+from outbox.sql.schema import define_tables
+from outbox.times import NEVER
 
 # What a claim under a lease renews, ends and answers.
 OPEN_CLAIM = "lease_token, lease_until, state, status, body, headers, answered_at, replay_until, keep_until"

@@ -7,13 +7,13 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
-from outbox.databases import sqlstate
 from outbox.errors import SchemaError
 from outbox.migrations.inspection import refuse_tables_of_others, revision_of, version_table
 from outbox.migrations.locks import MIGRATION_LOCK, MIGRATION_WAIT_SECONDS, TABLE_LOCK_WAIT_SECONDS, exclusively
 from outbox.migrations.scripts import configured, head, open_scripts, run
 from outbox.migrations.targets import Target, connected, refuse_unknown_dialect
-from outbox.places import place_of
+from outbox.sql.dialect import sqlstate
+from outbox.sql.places import place_of
 
 SCHEMA_COMMENT = "Created by sqlalchemy-outbox, which drops it with its last table."
 

@@ -9,10 +9,10 @@ from sqlalchemy.engine import URL
 from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.pool import NullPool
 
-from outbox.connections import require_utf8
-from outbox.databases import SUPPORTED
-from outbox.engines import engine_of
 from outbox.errors import ConfigurationError, SchemaError
+from outbox.sql.connections import require_utf8
+from outbox.sql.dialect import SUPPORTED
+from outbox.sql.engines import engine_of
 
 if TYPE_CHECKING:  # imported at run time, it would ask for greenlet, which only an extra brings
     from sqlalchemy.ext.asyncio import AsyncEngine

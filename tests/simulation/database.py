@@ -9,16 +9,17 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from dispatchers.callbacks import CallbackFailed, Calls, OnCompleted, SettledEntry, Settlement
-from dispatchers.lanes import NextIsLocked
-from dispatchers.lifecycle import Claimed, ClaimRequest, End, Ending, Settle
-from dispatchers.marks import Mark, Watched
-from dispatchers.pressure import Pressures
-from dispatchers.sql_accepted import Accepted
-from dispatchers.sql_gauges import Gauge
-from dispatchers.sql_looks import Wanted
-from dispatchers.store import CallbacksChanged, Exchange
-from outbox.instants import NEVER
+from dispatchers.database_identity import Mark, Watched
+from dispatchers.flow_control.state import Pressures
+from dispatchers.store.accepted_requests import Accepted
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.gauges import Gauge
+from dispatchers.store.ordering import NextIsLocked
+from dispatchers.store.protocol import CallbacksChanged, Exchange
+from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.transitions import Claimed, End, Ending, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
+from outbox.times import NEVER
 from simulation.promises import Promises
 from simulation.reference import ReferenceStore
 from simulation.reference_history import backup, restore, watch

@@ -9,12 +9,12 @@ import pytest
 from planted_rules import PLANTED_RULES, moving
 
 from dispatchers import decide as rules
-from dispatchers import intake, sending
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Absent, Found
 from dispatchers.dispatcher import Dispatcher
-from dispatchers.intake import Intake
-from dispatchers.lifecycle import Claimed, HandBack, Settle, Transition
+from dispatchers.pipeline import sender, triage
+from dispatchers.pipeline.triage import Intake
+from dispatchers.transitions import Claimed, HandBack, Settle, Transition
 from simulation.database import AppSession, Database, RemoteStore, Transaction
 from simulation.guards_lanes import LANE_GUARDS
 from simulation.guards_pressure import PRESSURE_GUARDS
@@ -73,13 +73,13 @@ def same_token(original: Any, working: Dispatcher, *rest: Any) -> Any:
 
 
 async def without_a_deadline(
-    self: sending.Sends, worker: Any, entry: Claimed, route: Any, delivery: Any, started: float, looks: Any
+    self: sender.Sends, worker: Any, entry: Claimed, route: Any, delivery: Any, started: float, looks: Any
 ) -> Transition:
     outcome = await self._outcome(worker, entry, route, delivery)
     return rules.decide(entry, outcome, route.memory, self._database_now(entry, started), self._chance.random())
 
 
-def started_late(original: Any, self: sending.Sends, claims: Any) -> None:
+def started_late(original: Any, self: sender.Sends, claims: Any) -> None:
     """The lease is taken to begin when the claim's answer comes, not before it is asked for."""
     original(self, [(entry, route, self._clock()) for entry, route, _ in claims])
 
@@ -97,7 +97,7 @@ def absent_for_want_of_a_hit(original: Any, entry: Claimed, looks: Any, finding:
 
 
 def without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (intake, sending):
+    for module in (triage, sender):
         monkeypatch.setattr(module, "looks_of", lambda outcome: None)
 
 
@@ -156,13 +156,13 @@ GUARDS: dict[str, Patch] = {
     "a delivery is not counted at the claim": around(ReferenceStore, "_lease", uncounted),
     "what may have been sent is pinned anew": around(ReferenceStore, "_lease", pinned_anew),
     "every claim bears the same token": around(Dispatcher, "_request", same_token),
-    "the lease is not checked before the call": without(sending.Sends, "_ask_in_time", without_a_deadline),
-    "the lease is measured from the claim's answer": around(sending.Sends, "start", started_late),
-    "what is on record is not heeded": without(intake, "known_of", lambda outcome: None),
-    "an entry of a newer release is sent": without(intake, "SCHEMA_VERSION", 10**6),
+    "the lease is not checked before the call": without(sender.Sends, "_ask_in_time", without_a_deadline),
+    "the lease is measured from the claim's answer": around(sender.Sends, "start", started_late),
+    "what is on record is not heeded": without(triage, "known_of", lambda outcome: None),
+    "an entry of a newer release is sent": without(triage, "SCHEMA_VERSION", 10**6),
     "what nobody serves is failed": without(Intake, "_leave_unserved", failed_for_want_of_an_adapter),
     "what is to be looked for is sent": without_a_look,
-    "a look that cannot tell counts as absence": around(sending, "judge", absent_for_want_of_a_hit),
+    "a look that cannot tell counts as absence": around(sender, "judge", absent_for_want_of_a_hit),
     "the fence is gone": without(ReferenceStore, "_holds_lease", lambda store, row, entry: True),
     "a late failure is taken": without(ReferenceStore, "_is_proof", any_end_is_proof),
     "what is handed back is counted": moving(HandBack, uncounted=0),
@@ -172,7 +172,7 @@ GUARDS: dict[str, Patch] = {
     "a callback that only another process has is skipped": without(Callbacks, "missing", lambda *_: None),
     "the record of callbacks is read at the start only": without(Database, "is_changed", lambda *_: False),
     "an entry settles before its callback": without(Transaction, "__init__", unlocked),
-    "send again does not wait for earlier senders": without(intake, "conclude", conclude_at_once),
+    "send again does not wait for earlier senders": without(triage, "conclude", conclude_at_once),
     "what may have been sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_doubt),
     "what is being sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_a_lease),
     **LANE_GUARDS,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dispatchers import looking
+from dispatchers import decide_lookup
 from dispatchers.dispatcher import Dispatcher
-from dispatchers.lifecycle import Claimed, HandBack, Park, Settle, Transition
+from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition
 from simulation import reference, reference_lanes, reference_people
 from simulation.planting import Patch, around, without
 from simulation.reference import ReferenceStore
@@ -61,6 +61,8 @@ LANE_GUARDS: dict[str, Patch] = {
     "what is delivered after all leaves its lane halted": around(reference, "leave", never_lifted),
     "a head that is being taken out is waited for like any other": around(reference_lanes, "_wait", blocked_for_good),
     "what is uncertain is waited for even after a release": without(reference_lanes, "_head", first_of_all),
-    "what is absent does not wait for those that were let by": without(looking, "_may_be_overtaken", lambda *_: False),
+    "what is absent does not wait for those that were let by": without(
+        decide_lookup, "_may_be_overtaken", lambda *_: False
+    ),
     "an adapter's word that lanes go on is not heeded": without(Dispatcher, "_halting", halting_in_spite),
 }

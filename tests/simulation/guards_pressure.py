@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from dispatchers import pressure
-from dispatchers.pressing import PressureWatch
+from dispatchers.flow_control import state as flow_state
+from dispatchers.pipeline.flow_monitor import PressureWatch
 from simulation.planting import Patch, around, without
 from simulation.reference import ReferenceStore
 from simulation.stories import LEASE
@@ -38,12 +38,12 @@ def free_before_the_lease_ends(original: Any, taken: Any, now: Any, *rest: Any) 
 
 
 PRESSURE_GUARDS: dict[str, Patch] = {
-    "a pause is not heeded": around(pressure, "closed_until", unpaused),
+    "a pause is not heeded": around(flow_state, "closed_until", unpaused),
     "a pause is heeded only by who has heard of it": around(ReferenceStore, "_is_shut", pauses_are_for_the_sweep),
     "what is paused grows older": without(PressureWatch, "memory", lambda self, entry, memory: memory),
-    "what a claim takes does not use the rate up": around(pressure, "claimed", without_a_rate),
-    "a claim takes more than the rate leaves": around(pressure, "admitted", without_a_rate),
-    "the slots that others have taken are not counted": around(pressure, "admitted", alone),
-    "a claim does not take its slots": around(pressure, "claimed", none_taken),
-    "slots are free before their lease ends": around(pressure, "still_taken", free_before_the_lease_ends),
+    "what a claim takes does not use the rate up": around(flow_state, "claimed", without_a_rate),
+    "a claim takes more than the rate leaves": around(flow_state, "admitted", without_a_rate),
+    "the slots that others have taken are not counted": around(flow_state, "admitted", alone),
+    "a claim does not take its slots": around(flow_state, "claimed", none_taken),
+    "slots are free before their lease ends": around(flow_state, "still_taken", free_before_the_lease_ends),
 }

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from uuid import UUID
 
-from dispatchers.lifecycle import Claimed, Keep, Park, Settle, known_of, looks_of
+from dispatchers.transitions import Claimed, Keep, Park, Settle, known_of, looks_of
 from simulation.reference_rows import Entry
 from simulation.stories import Send, Truth
 

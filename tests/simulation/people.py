@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from uuid import UUID
 
-from dispatchers.decisions import Verdict
+from dispatchers.admin.decisions import Verdict
 from simulation import reference_history, reference_people
 from simulation.database import ENV, START, Database
 from simulation.promises import Promises

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dispatchers.lifecycle import Claimed
-from dispatchers.pressure import Limits
+from dispatchers.flow_control.state import Limits
+from dispatchers.transitions import Claimed
 from simulation.stories import LEASE, Send, Truth
 
 ROUNDING = 1e-4  # of an entry: instants are rounded

@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dispatchers import moves
 from dispatchers.delivery import Delivery, Finding
-from dispatchers.lifecycle import Claimed, Keep, Park, Requeue, Settle, Wait, known_of, looks_of
-from outbox.instants import NEVER
+from dispatchers.store import queue_update
+from dispatchers.transitions import Claimed, Keep, Park, Requeue, Settle, Wait, known_of, looks_of
+from outbox.times import NEVER
 from simulation.lane_promises import LanePromises
 from simulation.pressure_promises import PressurePromises
 from simulation.reference_rows import Row
@@ -62,7 +62,7 @@ class Promises(Truth):
         story = self.story(entry.id)
         story.lease = None
         if not isinstance(change, Settle):
-            story.deliveries -= moves.moved(entry, change).uncounted
+            story.deliveries -= queue_update.moved(entry, change).uncounted
         if isinstance(change, Requeue) and not change.absent:
             story.sends_before = len(story.sends)
         if getattr(change, "absent", False) or (

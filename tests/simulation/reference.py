@@ -11,25 +11,26 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from dispatchers import moves, pressure
-from dispatchers.lanes import MOMENT
-from dispatchers.lifecycle import (
+from dispatchers.flow_control import state as flow_state
+from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.state import Limits, Pressing, Pressure, Pressures
+from dispatchers.store import queue_update
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.ordering import MOMENT
+from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.transitions import (
     Claimed,
-    ClaimRequest,
     Ending,
     HandBack,
     Looks,
     Settle,
     Transition,
-    Want,
     known_of,
     looks_of,
     outcome_on_record,
 )
-from dispatchers.pressure import Limits, Pressing, Pressure, Pressures
-from dispatchers.sql_looks import Wanted
-from outbox.instants import NEVER
-from outbox.schema import SCHEMA_VERSION
+from outbox.sql.schema import SCHEMA_VERSION
+from outbox.times import NEVER
 from simulation.reference_history import is_held
 from simulation.reference_lanes import advance, leave, next_is_locked, sort_out
 from simulation.reference_rows import WAITING, Entry, Event, Row, Settlement, Tables
@@ -237,7 +238,7 @@ class ReferenceStore(Tables):
         return row.lease_token == entry.lease_token and not is_held(self)
 
     def _is_proof(self, change: Transition, entry: Claimed) -> bool:
-        return change.state == "delivered" if isinstance(change, Settle) else moves.moved(entry, change).proof
+        return change.state == "delivered" if isinstance(change, Settle) else queue_update.moved(entry, change).proof
 
     def _takes_proof(self, row: Row, entry: Claimed) -> bool:
         return row.key_epoch == entry.key_epoch and row.state in OPEN_TO_PROOF
@@ -249,7 +250,7 @@ class ReferenceStore(Tables):
         if isinstance(change, Settle):
             self.end(entry.id, row, change)
         else:
-            self._move(entry.id, row, moves.moved(entry, change))
+            self._move(entry.id, row, queue_update.moved(entry, change))
         return True
 
     def end(self, id: UUID, row: Row, change: Settle) -> None:
@@ -265,7 +266,7 @@ class ReferenceStore(Tables):
         if change.note is not None:
             self._note(id, change.reason, looked=change.looked)
 
-    def _move(self, id: UUID, row: Row, values: moves.Moved) -> None:
+    def _move(self, id: UUID, row: Row, values: queue_update.Moved) -> None:
         row.state = values.state
         row.waiting_since = (row.waiting_since or row.due_at) if values.uncounted else None
         row.due_at = NEVER if values.delay is None else self.clock() + values.delay
@@ -309,12 +310,12 @@ class ReferenceStore(Tables):
         limits = {name: pressing.limits.get(name, Limits()) for name in names}
         for name in names:
             row, news = self._pressure(name), pressing.news.get(name)
-            self.pressure[name] = row if news is None else pressure.heard(row, news, limits[name], now)
+            self.pressure[name] = row if news is None else flow_state.heard(row, news, limits[name], now)
         wants = [self._admitted(want, limits, now) for want in request.wants]
         taken = self.claim(replace(request, wants=[want for want in wants if want.slots]))
         for name in names:
             count = sum(entry.destination == name for entry in taken.claimed)
-            self.pressure[name] = pressure.claimed(
+            self.pressure[name] = flow_state.claimed(
                 self.pressure[name], limits[name], now, count, request.token, request.lease
             )
         return taken, Pressures(now, {name: self.pressure[name] for name in names})
@@ -322,7 +323,7 @@ class ReferenceStore(Tables):
     def _admitted(self, want: Want, limits: Mapping[str, Limits], now: datetime) -> Want:
         if want.destination not in limits:
             return want
-        slots = pressure.admitted(self.pressure[want.destination], limits[want.destination], now, want.slots)
+        slots = flow_state.admitted(self.pressure[want.destination], limits[want.destination], now, want.slots)
         return want._replace(slots=slots, admitted=True)
 
     def _pressure(self, destination: str) -> Pressure:
@@ -330,7 +331,7 @@ class ReferenceStore(Tables):
 
     def _is_shut(self, want: Want, now: datetime) -> bool:
         row = None if want.admitted else self.pressure.get(want.destination)
-        return row is not None and (row.breaker != "closed" or pressure.closed_until(row, now) is not None)
+        return row is not None and (row.breaker != "closed" or flow_state.closed_until(row, now) is not None)
 
     # --- questions
 

@@ -4,9 +4,9 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from datetime import datetime
 
-from dispatchers.marks import Mark, Watched, bounds, is_due, suspicion
-from dispatchers.restoring import RESUMING
-from outbox.instants import MICROSECOND
+from dispatchers.admin.resume import RESUMING
+from dispatchers.database_identity import Mark, Watched, bounds, is_due, suspicion
+from outbox.times import MICROSECOND
 from simulation.reference_rows import Event, Meta, Refused, Row, Tables
 
 KEPT_OUTSIDE = ("clock", "locked", "timeline")  # of the tables, what no backup holds

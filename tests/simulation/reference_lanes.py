@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from dispatchers import moves
-from dispatchers.lanes import MOMENT
-from dispatchers.lifecycle import Claimed, Ending, HandBack, Keep, Park, Settle, Transition, known_of
-from outbox.instants import NEVER
+from dispatchers.store import queue_update
+from dispatchers.store.ordering import MOMENT
+from dispatchers.transitions import Claimed, Ending, HandBack, Keep, Park, Settle, Transition, known_of
+from outbox.times import NEVER
 from simulation.reference_rows import WAITING, Halt, Row, Tables
 
 
@@ -94,7 +94,7 @@ def _halts(change: Transition) -> bool:
 
 
 def _leaves(entry: Claimed, change: Transition) -> bool:
-    return isinstance(change, Settle) or moves.moved(entry, change).state == "uncertain"
+    return isinstance(change, Settle) or queue_update.moved(entry, change).state == "uncertain"
 
 
 def advance(

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from dispatchers.admin.decisions import Verdict
 from dispatchers.decide import CANCEL_UNSERVED_AFTER
-from dispatchers.decisions import Verdict
-from dispatchers.lifecycle import SEND_AGAIN, Known, Settle, is_unserved, known_of, outcome_on_record
-from dispatchers.pressure import Pressure, closed_until
+from dispatchers.flow_control.state import Pressure, closed_until
+from dispatchers.transitions import SEND_AGAIN, Known, Settle, is_unserved, known_of, outcome_on_record
 from simulation.reference import ReferenceStore
 from simulation.reference_lanes import advance
 from simulation.reference_rows import WAITING, Event, Refused, Row

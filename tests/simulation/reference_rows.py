@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dispatchers.marks import Mark
-from dispatchers.pressure import Pressure
-from outbox.instants import NEVER
-from outbox.schema import SCHEMA_VERSION
+from dispatchers.database_identity import Mark
+from dispatchers.flow_control.state import Pressure
+from outbox.sql.schema import SCHEMA_VERSION
+from outbox.times import NEVER
 
 WAITING = ("pending", "retry")
 

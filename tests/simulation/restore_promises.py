@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from uuid import UUID
 
-from dispatchers.lifecycle import Claimed
+from dispatchers.transitions import Claimed
 from simulation.stories import Story, Truth
 
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import sqlalchemy as sa
 
-from dispatchers import looking, marks
+from dispatchers import database_identity, decide_lookup
 from simulation.scene import Scene
 
 
@@ -84,9 +84,9 @@ def _uncollected() -> Iterator[None]:
 def _shortened() -> Iterator[None]:
     """The dispatcher's own minutes are seconds here, as its lease is."""
     with (
-        patch.object(looking, "LOOK_FIRST", timedelta(seconds=2)),
-        patch.object(looking, "LOOK_MAX", timedelta(minutes=6)),
-        patch.object(marks, "MARK_EVERY", timedelta(seconds=4)),
+        patch.object(decide_lookup, "LOOK_FIRST", timedelta(seconds=2)),
+        patch.object(decide_lookup, "LOOK_MAX", timedelta(minutes=6)),
+        patch.object(database_identity, "MARK_EVERY", timedelta(seconds=4)),
     ):
         yield
 

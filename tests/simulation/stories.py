@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from dispatchers.delivery import Window
-from dispatchers.lifecycle import Claimed
+from dispatchers.transitions import Claimed
 from simulation.reference import ReferenceStore
 from simulation.reference_rows import Entry
 from simulation.world import Process, World

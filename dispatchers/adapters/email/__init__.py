@@ -1,0 +1,1 @@
+"""The adapter for SMTP, and its status lookup over IMAP."""

@@ -1,0 +1,298 @@
+"""E-mail over SMTP: one message a send, its Message-ID made of the entry's child key.
+
+    Dispatcher(..., adapters={"email": SmtpAdapter(host="smtp.example.com", sender="Shop <shop@example.com>",
+                                                   username="shop", password=os.environ["SMTP_PASSWORD"])})
+
+    outbox.enqueue(session, "email.send", {"to": "ada@example.com", "subject": "Your invoice", "text": "..."}, ...)
+
+The payload's fields are in `email_message`. Up to the final dot of its text a mail is certainly not sent; after it, only the
+server's reply tells. SMTP remembers no keys: a mail whose reply was lost is `uncertain`, unless `at_least_once`.
+"""
+
+import asyncio
+import inspect
+import ipaddress
+import re
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import aiosmtplib
+
+from dispatchers.adapters.credentials import Credentials
+from dispatchers.adapters.email.connection import Connection, Server, Tls
+from dispatchers.adapters.email.message import (
+    HEADER_NAME,
+    Message,
+    Unsendable,
+    ascii_domain,
+    compose,
+    is_own_header,
+    parse_address,
+)
+from dispatchers.adapters.email.outcomes import Exchange, answered, is_in_step, outcome_of
+from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejected, Unknown, Window
+from dispatchers.threads import on_own_thread
+from outbox.errors import ConfigurationError
+
+Parsed = TypeVar("Parsed")
+
+PORTS: Final[dict[Tls, int]] = {
+    "starttls": 587,  # RFC 6409, 3.1
+    "tls": 465,  # RFC 8314, 3.3
+    "none": 25,  # RFC 5321, 4.5.4.2
+}
+NAME: Final = re.compile(r"[\w.:\[\]-]+", re.ASCII)
+IDLE_SECONDS_MAX: Final = 60.0  # servers wait 5 minutes (RFC 5321, 4.5.3.2.7); what is between forgets sooner
+QUIT_SECONDS: Final = 2.0  # ours: a courtesy
+
+
+class SmtpAdapter(Adapter):
+    """Hands mail to one server. A mail refused for some recipients goes to the others, and the result names those.
+
+    host, port: by default port 587, 465 or 25, as `tls` is "starttls", "tls" or "none". Encryption is never given up:
+        a server without STARTTLS, or with a certificate that does not hold, gets nothing.
+    username, password: never shown, logged or stored. password_in_clear: allow them without TLS on another host.
+    sender: `Name <shop@example.com>`, for payloads without a `from`. Who is in `from` also gets what bounces.
+    message_id_domain: by default the sender's. local_hostname: said in EHLO, by default this machine's full name.
+    key_header: a header with the child key; None for none. window: for a server that remembers the keys of that header
+        (Resend: key_header="Resend-Idempotency-Key", window=timedelta(hours=24)). Every attempt has the same bytes: a
+        payload without a `date` is dated when it became due.
+    timeout: how long one send may take in all. The final dot leaves within half of it or not at all, so that the other half
+        is left for the reply (RFC 5321, 4.5.3.2.6 would wait 10 minutes): servers that scan mail may need more.
+    connections_max: at once, kept for the next mails.
+    find: looks for a mail that may have been sent: a function, async or sync, of the delivery and the mail's Message-ID, such
+        as an `ImapSearch`. SMTP itself cannot be asked.
+
+    Any temporary refusal of a recipient defers the whole mail. An entry's headers are not sent, and it takes no options.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int | None = None,
+        tls: Tls = "starttls",
+        username: str | None = None,
+        password: str | None = None,
+        password_in_clear: bool = False,
+        sender: str | None = None,
+        message_id_domain: str | None = None,
+        local_hostname: str | None = None,
+        key_header: str | None = "X-Idempotency-Key",
+        window: Window = None,
+        at_least_once: bool = False,
+        timeout: timedelta = timedelta(seconds=30),
+        attempts_max: int = 20,
+        age_max: timedelta = timedelta(days=3),
+        tls_context: ssl.SSLContext | None = None,
+        connections_max: int = 10,
+        find: Callable[[Delivery, str], Any] | None = None,
+    ) -> None:
+        _check_server(host, port, tls, local_hostname, connections_max)
+        _check_credentials(username, password, in_clear=tls == "none" and not (password_in_clear or _is_loopback(host)))
+        _check_key_header(key_header, window)
+        if find is not None and not callable(find):
+            raise ConfigurationError(f"find={find!r} must be a function of the delivery and the Message-ID, or None")
+        self.window = window
+        self.timeout = timeout
+        self.at_least_once = at_least_once
+        self.attempts_max = attempts_max
+        self.age_max = age_max
+        self.find = None if find is None else self._finding_by(find)
+        self._sender = None if sender is None else _configured(parse_address, "sender", sender)
+        domain = message_id_domain
+        self._message_id_domain = None if domain is None else _configured(ascii_domain, "message_id_domain", domain)
+        self._key_header = key_header
+        self._server = Server(
+            host=host,
+            port=PORTS[tls] if port is None else port,
+            tls=tls,
+            context=tls_context or ssl.create_default_context(),
+            username=username,
+            password=password,
+            local_hostname=local_hostname,
+        )
+        self._connections = _Connections(self._server, connections_max)
+        self._credentials = Credentials([password or ""])
+        if window is not None:  # who remembers the keys, under which name, and what the mail's bytes are made of
+            self.pinned = f"smtp {host}:{self._server.port} {key_header} from={sender} id={message_id_domain}"
+
+    def __repr__(self) -> str:
+        return f"SmtpAdapter(host={self._server.host!r}, port={self._server.port}, tls={self._server.tls!r})"
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        if delivery.options:
+            return Rejected(f"unknown options {sorted(delivery.options)}: a mail takes none")
+        try:
+            message = self._compose(delivery)
+        except Unsendable as error:
+            return Rejected(str(error))
+        return self._credentials.removed_from(await self._hand_in(message, delivery.deadline))
+
+    async def aclose(self) -> None:
+        """Close the connections. The adapter may be used again afterwards."""
+        await self._connections.close()
+
+    def _finding_by(self, find: Callable[[Delivery, str], Any]) -> Callable[[Delivery], Awaitable[Any]]:
+        is_async = inspect.iscoroutinefunction(find) or inspect.iscoroutinefunction(type(find).__call__)
+
+        async def found(delivery: Delivery) -> Any:
+            try:
+                message_id = self._compose(delivery).id
+            except Unsendable as error:
+                return CannotTell(str(error))
+            if is_async:
+                return await find(delivery, message_id)
+            return await on_own_thread("outbox-find", find, delivery, message_id)
+
+        return found
+
+    def _compose(self, delivery: Delivery) -> Message:
+        return compose(
+            delivery.payload,
+            sender=self._sender,
+            key=delivery.key,
+            domain=self._message_id_domain,
+            key_header=self._key_header,
+            date=delivery.due_at,
+        )
+
+    async def _hand_in(self, message: Message, deadline: float) -> Outcome:
+        """One transaction on one connection, which is closed at once unless both sides agree where they are."""
+        seconds = self.timeout.total_seconds()
+        dot_latest, reply_latest = deadline - seconds / 2, deadline - seconds / 20
+        exchange = Exchange()
+        connection = None
+        in_step = False
+        try:
+            async with asyncio.timeout_at(dot_latest):
+                connection = await self._connections.take(exchange)
+                await connection.offer(message, exchange)
+            async with asyncio.timeout_at(reply_latest):
+                reply = await connection.end(exchange, dot_latest)
+            outcome = answered(reply, exchange, message.id)
+            in_step = not isinstance(outcome, Unknown)
+            return outcome
+        except Exception as error:
+            in_step = is_in_step(error)
+            return outcome_of(error, exchange)
+        finally:
+            if connection is not None:
+                self._connections.give_back(connection, in_step=in_step)
+
+
+class _Connections:
+    """Those to one server: at most `most` in use at once, the idle ones kept for the next mails."""
+
+    def __init__(self, server: Server, most: int) -> None:
+        self._server = server
+        self._most = most
+        self._idle: list[Connection] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._free = asyncio.Semaphore(most)
+
+    async def take(self, exchange: Exchange) -> Connection:
+        """One that the server has just answered on. Raises what the client raises."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            # Connections die with the loop they were opened on, and `asyncio.run(run_once())` brings a new one.
+            self._loop, self._idle, self._free = loop, [], asyncio.Semaphore(self._most)
+        exchange.phase = "waiting for a connection"
+        await self._free.acquire()
+        try:
+            return await self._reused(exchange) or await Connection.open(self._server, exchange)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def give_back(self, connection: Connection, *, in_step: bool) -> None:
+        self._free.release()
+        if in_step and connection.is_open:
+            connection.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    async def close(self) -> None:
+        idle, self._idle = self._idle, []
+        if self._loop is asyncio.get_running_loop():
+            await asyncio.gather(*map(_take_leave, idle))
+
+    async def _reused(self, exchange: Exchange) -> Connection | None:
+        """The one used last, if it still works: the server may have closed it long since."""
+        if not self._idle:
+            return None
+        exchange.phase = "RSET"
+        connection = self._idle.pop()
+        works = False
+        try:
+            if asyncio.get_running_loop().time() - connection.idle_since < IDLE_SECONDS_MAX:
+                await connection.reset()
+                works = True
+        except (aiosmtplib.SMTPException, OSError):
+            pass
+        finally:
+            if not works:
+                connection.abort()
+        return connection if works else None
+
+
+async def _take_leave(connection: Connection) -> None:
+    try:
+        with suppress(aiosmtplib.SMTPException, OSError):
+            async with asyncio.timeout(QUIT_SECONDS):
+                await connection.quit()
+    finally:
+        connection.abort()
+
+
+# --- what is checked at start
+
+
+def _check_server(host: object, port: object, tls: object, local_hostname: object, connections_max: object) -> None:
+    if not isinstance(host, str) or not NAME.fullmatch(host):
+        raise ConfigurationError(f"host={host!r} must be the mail server's name or address")
+    if port is not None and (not isinstance(port, int) or not 0 < port < 65536):
+        raise ConfigurationError(f"port={port!r} must be a number from 1 to 65535")
+    if tls not in PORTS:
+        raise ConfigurationError(f"tls={tls!r} must be one of {', '.join(map(repr, PORTS))}")
+    if local_hostname is not None and (not isinstance(local_hostname, str) or not NAME.fullmatch(local_hostname)):
+        raise ConfigurationError(f"local_hostname={local_hostname!r} must be this machine's name, or [its address]")
+    if not isinstance(connections_max, int) or connections_max < 1:
+        raise ConfigurationError(f"connections_max={connections_max!r} must be an int of at least 1")
+
+
+def _check_credentials(username: object, password: object, *, in_clear: bool) -> None:
+    given = [value for value in (username, password) if value is not None]
+    if len(given) == 1 or not all(isinstance(value, str) and value for value in given):
+        raise ConfigurationError("username and password must both be text, or both be left out (they are not shown)")
+    if given and in_clear:
+        raise ConfigurationError(
+            "tls='none' would show the password to the network: use tls='starttls' or 'tls', or say password_in_clear=True"
+        )
+
+
+def _check_key_header(key_header: str | None, window: Window) -> None:
+    if key_header is None:
+        if window is not None:
+            raise ConfigurationError(
+                f"window={window!r} needs a key_header: without one no server can remember the key"
+            )
+    elif not HEADER_NAME.fullmatch(key_header) or is_own_header(key_header):
+        raise ConfigurationError(f"key_header={key_header!r} cannot be the name of a header of its own")
+
+
+def _configured(parse: Callable[[str, Any], Parsed], name: str, value: object) -> Parsed:
+    try:
+        return parse(name, value)
+    except Unsendable as error:
+        raise ConfigurationError(f"{error} (it was {value!r})") from error
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

@@ -1,0 +1,210 @@
+"""Any service over HTTP: the payload says what to send, the entry's child key goes into a header.
+
+    crm = HttpAdapter(
+        base_url="https://crm.example.com/v2",
+        headers={"Authorization": f"Bearer {os.environ['CRM_TOKEN']}"},
+        window=timedelta(days=7),                      # where the service's documentation says so
+        statuses={409: "in_progress", 422: "key_conflict"},
+    )
+    Dispatcher(..., adapters={"crm": crm})
+
+    outbox.enqueue(session, "crm.contacts.create", {"url": "/contacts", "json": {"email": "ada@example.com"}}, ...)
+    outbox.enqueue(session, "crm.contacts.delete", {"method": "DELETE", "url": "/contacts/7"}, ...)
+    outbox.enqueue(session, "crm.notes.add", {"url": "/notes", "text": "<note/>", "content_type": "application/xml"}, ...)
+
+A payload's fields, all optional:
+
+    method        POST, PUT, PATCH or DELETE; POST if left out
+    url           a path below `base_url`, with its query, percent-encoded; or absolute, to one of `origins`
+    json, text, base64    the body, in one of these forms
+    content_type  the body's; left out: application/json, text/plain in UTF-8, application/octet-stream
+    headers       this request's own, as names and texts
+
+A payload that is anything else is rejected, by the name of its field, before anything is sent.
+"""
+
+import asyncio
+import inspect
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+import httpx
+
+from dispatchers.adapters.credentials import credentials_of
+from dispatchers.adapters.http.outcomes import (
+    FOREIGN,
+    MEANINGS,
+    Reading,
+    is_replayed,
+    meaning_of,
+    outcome_of,
+    outcome_of_error,
+    remembered,
+)
+from dispatchers.adapters.http.request import Malformed, Service
+from dispatchers.adapters.transport import Answer, Transport
+from dispatchers.delivery import NATIVE, Adapter, CannotTell, Delivery, KeyFormat, Outcome, Rejected, Window
+from dispatchers.threads import on_own_thread
+from outbox.errors import ConfigurationError
+
+log = logging.getLogger("outbox.dispatcher")
+
+
+class HttpAdapter(Adapter):
+    """One request a send, never repeated or redirected by itself.
+
+    base_url: what every payload's url continues. Without it their urls are absolute, and `origins` lists where they may
+        lead ("https://crm.example.com", the port if it is not the scheme's own): no row sends our credentials elsewhere.
+    headers: sent with each request, credentials for example; never shown, and no payload may set them too.
+    key_header: where the child key goes; None for a service without keys.
+    window: how long the service surely remembers a key; FOREVER also for what overwrites, as an upsert or a PUT. None, the
+        default: of this service nothing is known, so what may have been executed is never sent again.
+    statuses: what a status means where the service's documentation differs from `http_outcomes.STATUSES`: "delivered",
+        "rejected", "conclusive", "key_conflict", "deferred", "in_progress", "unknown" or "final"; or a function of the
+        `Answer` that returns an outcome, where the body must tell.
+    remember: what of a success is stored as the entry's result; by default the status, and the body if it is JSON of at
+        most 8 KiB. Give your own where answers hold secrets.
+    pinned: what else must not change between two attempts, such as the account to which the credentials belong.
+    answer_bytes_max: how much of an answer's body is read.
+    find: looks for what may have been executed: an async function of the delivery and of `get`, which reads a URL of the service
+        as an `Answer` (`await get("/contacts?made_by=7")`), with the adapter's credentials; it answers with a `Finding`. In a
+        sync one, `get` is not awaited.
+    proxy: the URL of one, http:// or https://; those of the environment are ignored. tls: whom to trust, or who we are.
+    transport: carries everything instead of real connections, for tests.
+
+    timeout, key_format, replays_errors, at_least_once, attempts_max, age_max: as `Adapter` says. Connecting and TLS get up to
+    a third of the timeout each. An entry's headers (its trace) are sent, and yield to all others. It takes no options.
+    Retry-After is honoured; `Idempotent-Replayed: true` marks a repeated answer, and `replays` counts them.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_url: str | None = None,
+        origins: Iterable[str] = (),
+        headers: Mapping[str, str] | None = None,
+        key_header: str | None = "Idempotency-Key",
+        window: Window = None,
+        timeout: timedelta = Adapter.timeout,
+        key_format: KeyFormat = NATIVE,
+        replays_errors: Literal["all", "2xx", "none"] = "none",
+        at_least_once: bool = False,
+        attempts_max: int = Adapter.attempts_max,
+        age_max: timedelta = Adapter.age_max,
+        pinned: str = "",
+        statuses: Mapping[int, Reading] | None = None,
+        remember: Callable[[Answer], Any] = remembered,
+        answer_bytes_max: int = 1024 * 1024,
+        find: Callable[[Delivery, Any], Any] | None = None,
+        proxy: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        if isinstance(window, timedelta) and key_header is None:
+            raise ConfigurationError(f"window={window!r} needs a key_header: without one the service remembers no key")
+        if find is not None and not callable(find):
+            raise ConfigurationError(f"find={find!r} must be a function of the delivery and of `get`, or None")
+        self._service = Service.configured(
+            base_url=base_url, origins=origins, headers=headers or {}, key_header=key_header
+        )
+        self._readings = _checked_readings(statuses or {})
+        self._remember = remember
+        self._credentials = credentials_of(headers or {}, [base_url])
+        self._transport = Transport(
+            timeout=timeout, answer_bytes_max=answer_bytes_max, tls=tls, proxy=proxy, transport=transport
+        )
+        self.window = window
+        self.timeout = timeout
+        self.key_format = key_format
+        self.replays_errors = replays_errors
+        self.at_least_once = at_least_once
+        self.attempts_max = attempts_max
+        self.age_max = age_max
+        self.pinned = pinned if window is None else f"{self._service.place} {pinned}".rstrip()
+        self.find = None if find is None else self._finding_by(find)
+        self.replays = 0
+
+    def __repr__(self) -> str:
+        return f"HttpAdapter({self._service.place}, window={self.window!r})"
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        try:
+            request = self._request(delivery)
+        except Malformed as refusal:
+            return Rejected(str(refusal))
+        try:
+            answer = await self._transport.send(request)
+        except FOREIGN as error:
+            return outcome_of_error(error)
+        self.replays += is_replayed(answer)
+        return self._credentials.removed_from(self._outcome(answer, delivery))
+
+    async def aclose(self) -> None:
+        """Close the connections. The adapter may be used again afterwards."""
+        await self._transport.aclose()
+
+    def _finding_by(self, find: Callable[[Delivery, Any], Any]) -> Callable[[Delivery], Awaitable[Any]]:
+        """The user's function. What it could not read, it could not tell."""
+        is_async = inspect.iscoroutinefunction(find) or inspect.iscoroutinefunction(type(find).__call__)
+
+        async def finding(delivery: Delivery) -> Any:
+            loop = asyncio.get_running_loop()
+
+            def get_blocking(url: str) -> Answer:
+                return asyncio.run_coroutine_threadsafe(self._get(url), loop).result()
+
+            try:
+                if is_async:
+                    found = await find(delivery, self._get)
+                else:
+                    found = await on_own_thread("outbox-find", find, delivery, get_blocking)
+                return self._credentials.removed_from(found)
+            except Malformed as error:
+                return CannotTell(str(error))
+            except FOREIGN as error:
+                return CannotTell(f"no answer: {type(error).__name__}")
+
+        return finding
+
+    async def _get(self, url: str) -> Answer:
+        return await self._transport.send(self._service.reading(url))
+
+    def _request(self, delivery: Delivery) -> httpx.Request:
+        if delivery.options:
+            raise Malformed("an HTTP entry takes no options: what a request needs stands in its payload")
+        try:
+            payload = delivery.payload
+        except (ValueError, RecursionError):
+            raise Malformed("the payload cannot be read as JSON") from None
+        return self._service.request(payload, key=delivery.key, passed_on=delivery.headers)
+
+    def _outcome(self, answer: Answer, delivery: Delivery) -> Outcome:
+        reading = self._readings.get(answer.status) or meaning_of(answer.status)
+        if callable(reading):
+            return reading(answer)
+        result = self._result(answer, delivery) if reading == "delivered" else None
+        return outcome_of(answer, reading, result=result, errors_are_stored=self.replays_errors == "all")
+
+    def _result(self, answer: Answer, delivery: Delivery) -> Any:
+        """What is to be remembered; it happened, whatever `remember` makes of it."""
+        try:
+            return self._remember(answer)
+        except Exception as error:  # its text may quote the answer
+            log.warning("entry %s was delivered, but `remember` raised %s", delivery.id, type(error).__name__)
+            return {"status": answer.status, "unparsed": True}
+
+
+def _checked_readings(statuses: Mapping[int, Reading]) -> dict[int, Reading]:
+    for status, reading in statuses.items():
+        if not isinstance(status, int) or not 200 <= status <= 599:
+            raise ConfigurationError(f"statuses: {status!r} is no HTTP status from 200 to 599")
+        known = reading in MEANINGS if isinstance(reading, str) else callable(reading)
+        if not known or inspect.iscoroutinefunction(reading):
+            raise ConfigurationError(
+                f"statuses: {status} must be one of {', '.join(sorted(MEANINGS))}, or a plain function of the answer,"
+                f" not {reading!r}"
+            )
+    return dict(statuses)

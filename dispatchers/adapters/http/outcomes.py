@@ -1,0 +1,134 @@
+"""What an HTTP answer means, or its absence: one row for each status, one for each exception of httpx."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias, assert_never, get_args
+
+import httpx
+
+from dispatchers.adapters.retry_after import retry_after
+from dispatchers.adapters.transport import NEVER_SENT, Answer
+from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
+
+Meaning: TypeAlias = Literal[
+    "delivered", "rejected", "conclusive", "key_conflict", "deferred", "in_progress", "unknown", "final"
+]
+"""The outcomes by name; "conclusive" is a rejection, and "final" an unknown, that the service stores under the key."""
+
+Reading: TypeAlias = Meaning | Callable[[Answer], Outcome]
+
+MEANINGS: Final = frozenset(get_args(Meaning))
+REMEMBERED_BYTES_MAX: Final = 8 * 1024  # of an answer: written anew as JSON, it may grow, and 64 KiB can be stored
+
+STATUSES: Final[Mapping[int, Meaning]] = {
+    # Refused for what was asked, as RFC 9110 (15.5) and RFC 6585 define them: nothing was executed.
+    **dict.fromkeys((400, 402, 404, 405, 410, 411, 412, 413, 414, 415, 422, 428, 431), "rejected"),
+    # Refused for who asked, or how often: the effect is still wanted.
+    **dict.fromkeys((401, 403, 407, 429), "deferred"),
+}
+"""What a status means unless the service documents otherwise. 2xx is delivered, all else unknown: 406 may come after the
+work, a proxy's 503 too, and a 409 can be anything. Source: docs/adapters.md, "When Deferred, when Unknown"."""
+
+OF_ALL: Final = frozenset((401, 403, 407, 429, 503))
+"""The statuses that speak of us or of the service, not of one request: the whole destination waits. Of 503 only with a
+Retry-After: without one it may be any failure. Source: RFC 9110, 15.5 and 15.6.4; RFC 6585, 4."""
+
+EXCEPTIONS: Final[Mapping[type[Exception], Literal["deferred", "unknown"]]] = {
+    **dict.fromkeys(
+        (
+            httpx.HTTPError,
+            httpx.RequestError,
+            httpx.HTTPStatusError,
+            httpx.TransportError,
+            httpx.TimeoutException,
+            httpx.ReadTimeout,
+            httpx.WriteTimeout,
+            httpx.NetworkError,
+            httpx.ReadError,
+            httpx.WriteError,
+            httpx.CloseError,
+            httpx.ProtocolError,
+            httpx.LocalProtocolError,
+            httpx.RemoteProtocolError,
+            httpx.DecodingError,
+            httpx.TooManyRedirects,
+            httpx.InvalidURL,
+            httpx.CookieConflict,
+            httpx.StreamError,
+            httpx.StreamConsumed,
+            httpx.StreamClosed,
+            httpx.ResponseNotRead,
+            httpx.RequestNotRead,
+        ),
+        "unknown",
+    ),
+    **dict.fromkeys(NEVER_SENT, "deferred"),
+}
+"""One row for each exception of httpx; a test holds it complete."""
+
+FOREIGN: Final = tuple(EXCEPTIONS)
+
+
+def outcome_of_error(error: Exception) -> Outcome:
+    """What a send without an answer means: an exception without a row of its own has that of its nearest ancestor."""
+    reason = type(error).__name__
+    meaning = next((EXCEPTIONS[cls] for cls in type(error).__mro__ if cls in EXCEPTIONS), "unknown")
+    return Deferred(f"nothing was sent: {reason}") if meaning == "deferred" else Unknown(f"no answer: {reason}")
+
+
+def meaning_of(status: int) -> Meaning:
+    return "delivered" if 200 <= status < 300 else STATUSES.get(status, "unknown")
+
+
+def outcome_of(answer: Answer, meaning: Meaning, *, result: Any, errors_are_stored: bool) -> Outcome:
+    """The outcome that `meaning` names. result: what is remembered of a success.
+
+    errors_are_stored: the service repeats errors under a key; then a repeated one says that no earlier attempt succeeded.
+    """
+    repeated = is_replayed(answer)
+    stored = errors_are_stored and repeated
+    reason, after = _reason(answer), retry_after(answer.headers)
+    match meaning:
+        case "delivered":
+            return Delivered(result, replayed=repeated)
+        case "rejected" | "conclusive":
+            return Rejected(reason, conclusive=stored or meaning == "conclusive", result={"status": answer.status})
+        case "key_conflict":
+            return KeyConflict(reason)
+        case "deferred":
+            return Deferred(reason, after, cools=answer.status in OF_ALL)
+        case "in_progress":
+            return InProgress(after)
+        case "unknown" | "final":
+            cools = answer.status in OF_ALL and after is not None
+            return Unknown(reason, after, final=stored or meaning == "final", cools=cools)
+        case _:
+            assert_never(meaning)
+
+
+def is_replayed(answer: Answer) -> bool:
+    """Whether the service says that it only repeats an earlier answer."""
+    return answer.headers.get("idempotent-replayed", "").strip().lower() == "true"
+
+
+def remembered(answer: Answer) -> dict[str, Any]:
+    """The status, and the body if it is JSON that is worth keeping; `unparsed` for any other body, or half of one."""
+    told: dict[str, Any] = {"status": answer.status}
+    if answer.whole and not answer.body:
+        return told
+    try:
+        if answer.whole and len(answer.body) <= REMEMBERED_BYTES_MAX:
+            return told | {"body": json.loads(answer.body, parse_constant=_no_number)}
+    except (ValueError, RecursionError):
+        pass
+    return told | {"unparsed": True}
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _reason(answer: Answer) -> str:
+    """The status alone: a body may quote the request."""
+    redirected = 300 <= answer.status < 400
+    return f"HTTP {answer.status}: redirects are not followed" if redirected else f"HTTP {answer.status}"

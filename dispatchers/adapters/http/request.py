@@ -1,0 +1,268 @@
+"""The request that an entry's payload describes, and where it may go. Pure: every attempt makes the same bytes."""
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import httpx
+
+from dispatchers.adapters.transport import HEADER_VALUE
+from outbox.errors import ConfigurationError
+
+METHODS: Final = ("POST", "PUT", "PATCH", "DELETE")
+FIELDS: Final = ("method", "url", "headers", "json", "text", "base64", "content_type")
+URL_TEXT: Final = re.compile(r"(?:[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*")  # RFC 3986, without fragments
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
+FRAMING: Final = ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade")
+OURS: Final = frozenset((*FRAMING, "expect", "accept-encoding", "content-type"))
+"""What is made anew for each request, or would change how it travels."""
+DECODINGS_MAX: Final = 5  # no honest path is percent-encoded so often
+OVERLONG: Final = re.compile(r"%(c0%(ae|af|dc)|c1%9c|e0%80%a[ef])", re.I)  # of `.`, `/` and a backslash: RFC 3629, 10
+CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
+
+
+class Malformed(Exception):
+    """No request can be made of this payload. The text names the field, and never shows what stands in it."""
+
+
+class Origin(NamedTuple):
+    """port: None for the scheme's own."""
+
+    scheme: str
+    host: str
+    port: int | None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}{'' if self.port is None else f':{self.port}'}"
+
+    @classmethod
+    def of(cls, url: httpx.URL) -> "Origin":
+        usual = {"http": 80, "https": 443}.get(url.scheme)
+        return cls(url.scheme, url.host, None if url.port == usual else url.port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """Where requests may go, and what each of them carries.
+
+    base_url: what every payload's url continues, without a slash at its end; empty where they are absolute. It may be a
+        secret, as a webhook's is.
+    taken: names, in lower case, of the headers that no entry may set.
+    """
+
+    base_url: str = field(repr=False)
+    origins: frozenset[Origin]
+    headers: httpx.Headers = field(repr=False)
+    key_header: str | None
+    taken: frozenset[str]
+
+    @classmethod
+    def configured(
+        cls, *, base_url: str | None, origins: Iterable[str], headers: Mapping[str, str], key_header: str | None
+    ) -> "Service":
+        """Raises `ConfigurationError` for what no request could be made with."""
+        if key_header is not None:
+            check_header("key_header", key_header, "key", OURS | CREDENTIALS, ConfigurationError)
+        taken = OURS if key_header is None else OURS | {key_header.lower()}
+        for name, value in headers.items():
+            check_header("headers", name, value, taken, ConfigurationError)
+        listed = tuple(origins)
+        if bool(listed) == (base_url is not None):
+            raise ConfigurationError(
+                "HttpAdapter needs base_url='https://...', below which its payloads' urls are paths,"
+                " or origins=['https://...'], the list of those to which their absolute urls may lead; not both"
+            )
+        allowed = map(_origin, listed) if base_url is None else [_base(base_url)]
+        return cls(
+            origins=frozenset(allowed),
+            base_url=(base_url or "").rstrip("/"),
+            headers=httpx.Headers(headers),
+            key_header=key_header,
+            taken=taken | CREDENTIALS | frozenset(name.lower() for name in headers),
+        )
+
+    def request(self, payload: Any, *, key: str, passed_on: Mapping[str, str]) -> httpx.Request:
+        """What goes out. passed_on: the entry's headers, which yield to all others.
+
+        Raises `Malformed`.
+        """
+        fields = _fields(payload)
+        method, url, own = _method(fields), self._url(fields.get("url", "")), self._own_headers(fields)
+        content, content_type = _body(fields)
+        headers = httpx.Headers({"User-Agent": "sqlalchemy-outbox"})
+        headers.update({name: value for name, value in passed_on.items() if self._may_pass(name, value)})
+        headers.update(own)
+        headers.update(self.headers)
+        if content_type is not None:
+            headers["Content-Type"] = content_type
+        if self.key_header is not None:
+            headers[self.key_header] = key
+        return httpx.Request(method, url, headers=headers, content=content)
+
+    def reading(self, url: str) -> httpx.Request:
+        """A GET of what lies below base_url, or at one of the origins, with our credentials and no key.
+
+        Raises `Malformed`.
+        """
+        headers = httpx.Headers({"User-Agent": "sqlalchemy-outbox"})
+        headers.update(self.headers)
+        return httpx.Request("GET", self._url(url, "the url of a look"), headers=headers)
+
+    @property
+    def place(self) -> str:
+        """What identifies the far side, without what may be secret."""
+        return f"{' '.join(sorted(map(str, self.origins)))} key in {self.key_header or 'no header'}"
+
+    def _may_pass(self, name: object, value: object) -> bool:
+        try:
+            check_header("headers", name, value, self.taken, Malformed)
+        except Malformed:
+            return False
+        return True
+
+    def _own_headers(self, fields: Mapping[str, Any]) -> dict[str, str]:
+        headers = fields.get("headers", {})
+        if not isinstance(headers, dict):
+            raise Malformed("payload field 'headers' must be an object of names and texts")
+        for name, value in headers.items():
+            check_header("payload field 'headers'", name, value, self.taken, Malformed)
+        return headers
+
+    def _url(self, text: object, named: str = "payload field 'url'") -> httpx.URL:
+        if not isinstance(text, str) or not URL_TEXT.fullmatch(text):
+            raise Malformed(f"{named} must be text, percent-encoded, without a fragment")
+        if self.base_url and text[:1] not in {"", "/", "?"}:
+            raise Malformed(f"{named} must be a path below the adapter's base_url, such as '/contacts/7'")
+        if leads_upwards(text.partition("?")[0]):
+            raise Malformed(f"{named} must not contain '.' or '..' between its slashes, in whatever encoding")
+        try:
+            url = httpx.URL(self.base_url + text)
+        except httpx.InvalidURL:
+            raise Malformed(f"{named} is not a URL") from None
+        if url.userinfo or Origin.of(url) not in self.origins:
+            raise Malformed(f"{named} must lead to {' or '.join(sorted(map(str, self.origins)))}")
+        return url
+
+
+def check_header(where: str, name: object, value: object, taken: frozenset[str], error: type[Exception]) -> None:
+    """Raise `error` for a header that cannot be sent, or that is not this one's to set. Values are never shown."""
+    if not isinstance(name, str) or not HEADER_NAME.fullmatch(name):
+        raise error(f"{where}: a header's name must be of letters, digits and -, without spaces")
+    if name.lower() in taken:
+        raise error(f"{where} must not set {name!r}, which is the adapter's to set")
+    if not isinstance(value, str) or not HEADER_VALUE.fullmatch(value):
+        raise error(f"{where}: the value of {name!r} must be printable ASCII, without a space at its ends")
+
+
+# --- where it may go
+
+
+def leads_upwards(path: str) -> bool:
+    """Whether a server may read a segment of the path as `.` or `..`.
+
+    Some decode twice, or more often; Tomcat, and what is built on it, drops what follows a `;` in a segment before it looks for
+    dots; others take a backslash for a slash, or bytes for a dot that are none in UTF-8.
+    """
+    for _ in range(DECODINGS_MAX):
+        segments = re.split(r"[/\\]", path)
+        if any(segment.partition(";")[0].strip() in {".", ".."} for segment in segments) or OVERLONG.search(path):
+            return True
+        decoded = unquote(path)
+        if decoded == path:
+            return False
+        path = decoded
+    return True
+
+
+def _origin(text: str) -> Origin:
+    url = _checked_url("origins", text)
+    if url.path != "/" or url.query:
+        raise ConfigurationError(
+            "origins: each is a scheme and a host, such as 'https://crm.example.com', without a path"
+        )
+    return Origin.of(url)
+
+
+def _base(text: str) -> Origin:
+    url = _checked_url("base_url", text)
+    if "?" in text or leads_upwards(text.partition("://")[2]):
+        raise ConfigurationError("base_url must have no query, and no '.' or '..' between its slashes")
+    return Origin.of(url)
+
+
+def _checked_url(name: str, text: str) -> httpx.URL:
+    """`text` as a URL. It is never shown: a webhook's is a secret, and others hold passwords by mistake."""
+    if not isinstance(text, str) or not URL_TEXT.fullmatch(text) or not _leads_somewhere(text):
+        raise ConfigurationError(f"{name} must be http:// or https:// and a host, percent-encoded (it is not shown)")
+    url = httpx.URL(text)
+    if url.userinfo:
+        raise ConfigurationError(f"{name} must hold no credentials: give them as headers={{'Authorization': ...}}")
+    return url
+
+
+def _leads_somewhere(text: str) -> bool:
+    try:
+        url = httpx.URL(text)
+        return url.scheme in {"http", "https"} and url.host.encode("idna") != b"" and 0 < (url.port or 1) < 65536
+    except (httpx.InvalidURL, UnicodeError):
+        return False
+
+
+# --- what is sent
+
+
+def _fields(payload: Any) -> dict[str, Any]:
+    if not isinstance(payload, dict):
+        raise Malformed("an HTTP payload must be an object such as {'url': '/contacts', 'json': {...}}")
+    if unknown := payload.keys() - set(FIELDS):
+        named = sorted(name for name in unknown if re.fullmatch(r"\w{1,40}", name))
+        raise Malformed(
+            f"an HTTP payload has the fields {', '.join(FIELDS)}; unknown: {', '.join(named) or '(not shown)'}"
+        )
+    return payload
+
+
+def _method(fields: Mapping[str, Any]) -> str:
+    method = fields.get("method", "POST")
+    if method not in METHODS:
+        raise Malformed(f"payload field 'method' must be one of {', '.join(METHODS)}: an outbox is for effects")
+    return str(method)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _base64(value: Any) -> bytes:
+    return base64.b64decode(value, validate=True)
+
+
+BODIES: Final[Mapping[str, tuple[Callable[[Any], bytes], str, str]]] = {
+    "json": (_json, "application/json", "JSON that UTF-8 can carry"),
+    "text": (str.encode, "text/plain; charset=utf-8", "text that UTF-8 can carry"),
+    "base64": (_base64, "application/octet-stream", "text in the standard base64 alphabet, with padding"),
+}
+
+
+def _body(fields: Mapping[str, Any]) -> tuple[bytes | None, str | None]:
+    """The body's bytes and their content type, or two Nones."""
+    given = [name for name in BODIES if name in fields]
+    if len(given) > 1:
+        raise Malformed(f"payload fields {' and '.join(map(repr, given))} exclude each other: a request has one body")
+    content_type = fields.get("content_type")
+    if "content_type" in fields and not (
+        given and isinstance(content_type, str) and HEADER_VALUE.fullmatch(content_type)
+    ):
+        raise Malformed("payload field 'content_type' must be printable ASCII, and comes with a body")
+    if not given:
+        return None, None
+    encode, usual_type, wanted = BODIES[given[0]]
+    try:
+        return encode(fields[given[0]]), content_type or usual_type
+    except (TypeError, ValueError, RecursionError):
+        raise Malformed(f"payload field {given[0]!r} must be {wanted}") from None

@@ -1,0 +1,332 @@
+"""Stripe: every write of its v1 API, under the entry's child key.
+
+    Dispatcher(..., adapters={"stripe": StripeAdapter(api_key=os.environ["STRIPE_API_KEY"])})
+
+    outbox.enqueue(session, "stripe.payment_intents.create", {"amount": 2000, "currency": "eur"}, parent="invoice:42")
+    outbox.enqueue(session, "stripe.payment_intents.capture", {"intent": "pi_1", "amount_to_capture": 500}, ...)
+    outbox.enqueue(session, "stripe.checkout.sessions.create", {...}, options={"account": "acct_1"}, ...)
+
+What follows the first dot is the SDK's own name of the operation: `StripeClient.v1.<name>_async`.
+The payload is its parameters. An id that belongs in the URL stands among them, under the SDK's name for it (`intent`
+above, `customer` for `stripe.customers.update`); no operation has a parameter and a URL id of one name.
+"""
+
+import inspect
+import logging
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from itertools import takewhile
+from typing import Any, Final
+
+import httpx
+import stripe
+
+from dispatchers.adapters.credentials import Credentials
+from dispatchers.adapters.stripe.lookup import MARK, METADATA_KEYS_MAX, Unlistable, Wanted, look
+from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, warn_of_api_version
+from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
+from dispatchers.adapters.transport import HEADER_VALUE, Transport
+from dispatchers.delivery import (
+    Adapter,
+    CannotTell,
+    Deferred,
+    Delivered,
+    Delivery,
+    Finding,
+    Outcome,
+    Rejected,
+)
+from outbox.errors import ConfigurationError
+
+WINDOW: Final = timedelta(hours=24)  # docs.stripe.com/api/idempotent_requests: "at least 24 hours old"
+OPTIONS: Final = frozenset({"account", "api_version"})
+
+
+class StripeAdapter(Adapter):
+    """Serves `stripe.*`: one request a send, with the child key as its idempotency key; the SDK's own retries are off.
+
+    api_key: secret or restricted; never shown, logged or stored.
+    api_version: sent with every request; left out, the one that the installed SDK was built for. Name it, so that an
+        upgrade of the SDK does not change it between two attempts.
+    account: the connected account on whose behalf it calls (`Stripe-Account`). An entry's options {"account": ...,
+        "api_version": ...} go before both; {"account": None} is the platform itself.
+    base_url: where Stripe's hosts are imitated, for tests and demos; all of the SDK's hosts are replaced.
+    timeout: how long one send may take in all; connecting and TLS get up to a third of it each, so that an
+        unreachable Stripe is known as such.
+    window: how long Stripe surely remembers a key.
+
+    `metadata.outbox_id` is set to the entry's id on what a `.create` makes, where Stripe takes metadata and the payload
+    does not set it: by that mark, what may have been executed is looked for in Stripe's lists (`stripe_looks.LISTED` names
+    them). An entry's headers are not sent. `replays` counts the answers that Stripe only repeated.
+    """
+
+    replays_errors = "all"
+
+    def __init__(
+        self,
+        *,
+        api_key: str,
+        api_version: str | None = None,
+        account: str | None = None,
+        base_url: str | None = None,
+        timeout: timedelta = timedelta(seconds=30),
+        window: timedelta = WINDOW,
+    ) -> None:
+        check_api_key(api_key)
+        self.api_version = api_version or stripe.api_version
+        self.account = account
+        self.timeout = timeout
+        self.window = window
+        for name, value in (("api_version", self.api_version), ("account", account)):
+            if value is not None and not HEADER_VALUE.fullmatch(value):
+                raise ConfigurationError(f"{name}={value!r} cannot be sent as a header")
+        warn_of_api_version(api_version)
+        # Live and test mode remember keys apart: a swap is as bad as a change of account. The key itself may be rolled.
+        self.mode = next((mode for mode in ("live", "test") if f"_{mode}_" in api_key), "?")
+        self.pinned = f"stripe version={self.api_version} account={account or '-'} mode={self.mode}"
+        self.replays = 0
+        self._credentials = Credentials([api_key])
+        self._transport = Transport(timeout=timeout, tls=ssl.create_default_context(cafile=stripe.ca_bundle_path))
+        self._client = stripe.StripeClient(
+            api_key,
+            stripe_version=self.api_version,
+            base_addresses=_everywhere(base_url),
+            max_network_retries=0,
+            http_client=_Client(self._transport),
+        )
+        self._operations: dict[str, _Operation] = {}
+
+    def __repr__(self) -> str:
+        return f"StripeAdapter(api_version={self.api_version!r}, account={self.account!r}, mode={self.mode!r})"
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        account = delivery.options.get("account")
+        exchange = Exchange(account=account if isinstance(account, str) else None)
+        _current.set(exchange)
+        try:
+            call = self._call(delivery)
+            answer = await call
+        except _Refused as refused:
+            return refused.outcome
+        except Exception as error:
+            # Not just stripe.StripeError: the SDK also trips over odd answers, and a 2xx is delivered all the same.
+            outcome = outcome_of(error, exchange)
+        else:
+            outcome = Delivered(remembered(answer, exchange), replayed=exchange.replayed)
+        self.replays += exchange.replayed
+        return self._credentials.removed_from(outcome)
+
+    async def find(self, delivery: Delivery) -> Finding:
+        exchange = Exchange(reads=True)
+        _current.set(exchange)
+        try:
+            wanted = Wanted.of(delivery)
+            found = await look(wanted, self._list(wanted.kind, delivery), exchange, delivery.age + self.timeout)
+            return self._credentials.removed_from(found)
+        except Unlistable as why:
+            return CannotTell(str(why))
+        except _Refused as refused:
+            return CannotTell(getattr(refused.outcome, "reason", "refused"))
+        except Exception as error:
+            return CannotTell(Failure.of(error, exchange).reason)
+
+    def serves(self, operation: str) -> bool:
+        """Whether this version of the SDK has it; a newer deploy may have enqueued it for one that does."""
+        return operation in self._operations or _Operation.found(self._client, operation) is not None
+
+    def nearest(self, operation: str) -> str | None:
+        return nearest_operation(self._client.v1, operation)
+
+    def sends_alike(self, pinned: str, options: Mapping[str, Any]) -> bool:
+        """What the entry's own options name is none of the adapters' defaults."""
+        given = {"version": "api_version" in options, "account": "account" in options, "mode": False}
+        then, now = _settings(pinned), _settings(self.pinned)
+        return all(given[name] or then.get(name) == now[name] for name in now)
+
+    async def aclose(self) -> None:
+        """Close the connections. The adapter may be used again afterwards."""
+        await self._transport.aclose()
+
+    def _call(self, delivery: Delivery) -> Awaitable[Any]:
+        """The SDK's call, not yet begun. Raises `_Refused` for what must not be sent."""
+        operation = self._operation(delivery.operation)
+        params = delivery.payload
+        if not isinstance(params, dict):
+            raise _Refused(Rejected(f"{delivery.operation} takes an object as its payload, not a {_json_kind(params)}"))
+        ids = [_taken_id(params, name, delivery.operation) for name in operation.ids]
+        if operation.takes_metadata:
+            _mark(params, str(delivery.id))
+        return operation.method(*ids, params, self._options(delivery))
+
+    def _list(self, kind: str, delivery: Delivery) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+        """The SDK's list of what the entry makes, read as it was sent: on behalf of the same account."""
+        service: Any = self._client.v1
+        for word in kind.split("."):
+            service = getattr(service, word)
+        options = self._options(delivery)
+        del options["idempotency_key"]
+        return lambda params: service.list_async(params, options)
+
+    def _operation(self, name: str) -> "_Operation":
+        operation = self._operations.get(name) or _Operation.found(self._client, name)
+        if operation is None:
+            # A newer deploy may have enqueued it, so it waits for one that knows it.
+            raise _Refused(Deferred(f"{name} is not in this version of the SDK (stripe {stripe.VERSION})"))
+        self._operations[name] = operation
+        return operation
+
+    def _options(self, delivery: Delivery) -> dict[str, Any]:
+        options = {"account": self.account, "api_version": self.api_version, **delivery.options}
+        if unknown := sorted(options.keys() - OPTIONS):
+            raise _Refused(Rejected(f"unknown options {unknown}: Stripe's are {sorted(OPTIONS)}"))
+        for name, value in options.items():
+            optional = name == "account" and value is None
+            if not optional and not (isinstance(value, str) and HEADER_VALUE.fullmatch(value)):
+                raise _Refused(Rejected(f"option {name!r} cannot be sent as a header"))
+        return {
+            "idempotency_key": delivery.key,
+            "max_network_retries": 0,
+            "stripe_account": options["account"],
+            "stripe_version": options["api_version"],
+        }
+
+
+# --- what is sent
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """One operation of the SDK. ids: the names of its URL's ids, in order."""
+
+    method: Callable[..., Awaitable[Any]]
+    ids: tuple[str, ...]
+    takes_metadata: bool
+
+    @classmethod
+    def found(cls, client: stripe.StripeClient, name: str) -> "_Operation | None":
+        *services, action = name.split(".")[1:] or [""]
+        if any(word.startswith("_") for word in (*services, action)):
+            return None
+        service: Any = client.v1
+        for word in services:
+            service = getattr(service, word, None)
+        method = getattr(service, f"{action}_async", None)
+        if not inspect.iscoroutinefunction(method):
+            return None
+        # Every method takes the ids of its URL, then `params`, then `options`.
+        ids = tuple(takewhile(lambda argument: argument != "params", inspect.signature(method).parameters))
+        # Only for what is made: on a later update, the mark would replace that of the entry which made the object.
+        return cls(method, ids, action == "create" and "metadata" in _param_names(method))
+
+
+def _settings(pinned: str) -> dict[str, str]:
+    """What `StripeAdapter.pinned` says, by name."""
+    return dict(word.split("=", 1) for word in pinned.split() if "=" in word)
+
+
+def _param_names(method: Callable[..., Any]) -> frozenset[str]:
+    """The parameters that an operation takes in its body: the keys of the TypedDict that the SDK names."""
+    named = re.search(r"\w+Params", str(inspect.signature(method).parameters["params"].annotation))
+    # stripe.checkout._session_service has its params in stripe.params.checkout
+    package = import_module(".".join(["stripe.params", *method.__module__.split(".")[1:-1]]))
+    return frozenset(getattr(getattr(package, named[0], None), "__annotations__", {}) if named else ())
+
+
+def _mark(params: dict[str, Any], entry_id: str) -> None:
+    """Put the entry's id into the metadata. Every attempt must do it alike, because Stripe compares the parameters."""
+    metadata = params.get("metadata")
+    if metadata is None:
+        metadata = {}
+    if isinstance(metadata, dict) and len(metadata) < METADATA_KEYS_MAX:
+        params["metadata"] = {**metadata, MARK: metadata.get(MARK, entry_id)}
+
+
+def _taken_id(params: dict[str, Any], name: str, operation: str) -> str:
+    """Take the URL's id `name` out of the params. An empty one would name the collection, and create."""
+    value = params.pop(name, None)
+    if not isinstance(value, str) or value.strip() in {"", ".", ".."}:
+        raise _Refused(Rejected(f"{operation} needs {name!r} in its payload: the id that belongs in the URL, as text"))
+    return value
+
+
+def _json_kind(value: object) -> str:
+    return {list: "list", str: "string", bool: "boolean", type(None): "null"}.get(type(value), "number")
+
+
+def _everywhere(base_url: str | None) -> Any:
+    """Every host of the SDK replaced, so that nothing meant for a fake reaches Stripe."""
+    if base_url is None:
+        return None
+    if not re.match(r"https?://[^/]", base_url):
+        raise ConfigurationError(f"base_url={base_url!r} must start with http:// or https://")
+    return dict.fromkeys(("api", "connect", "files", "meter_events"), base_url.rstrip("/"))
+
+
+class _Refused(Exception):
+    """Nothing was sent, and `outcome` says why."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+# --- how it is sent
+
+
+_current: ContextVar[Exchange] = ContextVar("exchange")
+
+
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    """The SDK logs at INFO what Stripe says of a failure, and that quotes the request."""
+    return _current.get(None) is None
+
+
+logging.getLogger("stripe").addFilter(_is_not_ours)
+
+
+class _Client(stripe.HTTPClient):
+    """Carries the SDK's requests over our transport: the SDK's own `HTTPXClient` has one connection pool for all, obeys
+    proxies of the environment, and asks for compression.
+    """
+
+    name = "httpx"
+
+    def __init__(self, transport: Transport) -> None:
+        super().__init__()
+        self._transport = transport
+
+    async def request_async(
+        self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
+    ) -> tuple[bytes, int, Mapping[str, str]]:
+        exchange = _current.get()
+        if (method == "get") != exchange.reads:
+            raise _Refused(Rejected("this operation only reads: an outbox is for effects"))
+        request = httpx.Request(method.upper(), url, headers=_without_telemetry(headers), content=post_data)
+        exchange.started = True
+        try:
+            answer = await self._transport.send(request)
+        except httpx.HTTPError as error:
+            raise stripe.APIConnectionError(type(error).__name__) from error  # type: ignore[no-untyped-call]
+        exchange.status, exchange.headers = answer.status, answer.headers
+        return answer.body, answer.status, answer.headers
+
+    async def request_stream_async(
+        self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
+    ) -> tuple[Any, int, Any]:
+        raise _Refused(Rejected("this operation downloads: an outbox is for effects"))
+
+    async def close_async(self) -> None:
+        await self._transport.aclose()
+
+    def close(self) -> None:
+        """Nothing: connections are closed where their event loop runs."""
+
+
+def _without_telemetry(headers: Mapping[str, str]) -> dict[str, str]:
+    """Without how long the last request took, which is nobody's business."""
+    return {name: value for name, value in headers.items() if name.lower() != "x-stripe-client-telemetry"}

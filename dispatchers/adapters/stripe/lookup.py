@@ -1,0 +1,117 @@
+"""How an entry's effect is looked for at Stripe: by lists, which are up to date, never by search, which lags.
+
+What a `.create` makes bears the entry's id in its metadata. Lists come newest first, so that reading back to before the entry
+was enqueued is reading all that could be its effect. Source: docs.stripe.com/api/pagination; docs.stripe.com/search, "Data
+freshness": search is "eventually consistent", and so proves nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import stripe
+
+from dispatchers.adapters.stripe.outcomes import Exchange, remembered
+from dispatchers.delivery import Absent, CannotTell, Delivery, Finding, Found
+
+MARK: Final = "outbox_id"
+METADATA_KEYS_MAX: Final = 50  # docs.stripe.com/metadata
+PAGE_OBJECTS_MAX: Final = 100  # docs.stripe.com/api/pagination, "limit"
+PAGES_MAX: Final = 50  # 5,000 objects: some 20 s, and more than that is not read within a send's timeout
+SLACK: Final = timedelta(minutes=5)  # between the clocks of Stripe's own machines
+RATES_APART: Final = 0.01  # how differently two clocks may run
+
+LISTED: Final[Mapping[str, tuple[str, ...]]] = {
+    "payment_intents": ("customer",),
+    "setup_intents": ("customer",),
+    "charges": ("customer",),
+    "refunds": ("payment_intent", "charge"),
+    "transfers": ("destination",),
+    "payouts": (),
+    "topups": (),
+    "customers": (),
+    "checkout.sessions": ("customer",),
+}
+"""What can be looked for, and which parameters narrow the list. Not in it: what leaves its list again (a draft invoice that was
+deleted, a subscription that was cancelled), and what has no list by time. Source: docs.stripe.com/api, "List all ..."."""
+
+ListPage = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+class Unlistable(Exception):
+    """No list could prove anything about this entry. The text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is looked for: an object that bears `mark`, in the list of `kind` with these filters."""
+
+    kind: str
+    mark: str
+    filters: Mapping[str, str]
+    confirmed: bool
+
+    @classmethod
+    def of(cls, delivery: Delivery) -> "Wanted":
+        """Raises `Unlistable`."""
+        kind, _, action = delivery.operation.partition(".")[2].rpartition(".")
+        if action != "create" or kind not in LISTED:
+            raise Unlistable(f"Stripe has no list that could prove what became of {delivery.operation}")
+        payload = delivery.payload
+        if not isinstance(payload, dict) or not bears_mark(payload):
+            raise Unlistable(f"its payload left no room for metadata.{MARK}, or sets it itself")
+        filters = {name: payload[name] for name in LISTED[kind] if isinstance(payload.get(name), str)}
+        return cls(kind, str(delivery.id), filters, payload.get("confirm") in (True, "true"))
+
+    def finding(self, found: Any) -> Finding:
+        """What it says of the entry that `found` bears its mark."""
+        result = remembered(found, Exchange())
+        status = result.get("status")
+        refused = (
+            status == "failed" if self.kind == "charges" else self.confirmed and status == "requires_payment_method"
+        )
+        if refused:  # made, and then declined: Stripe keeps it all the same
+            return CannotTell(f"found {result.get('id')}, but declined: its status is {status}")
+        return Found(result)
+
+
+def bears_mark(payload: Mapping[str, Any]) -> bool:
+    """Whether what is made of `payload` bears the entry's id."""
+    metadata = payload.get("metadata") or {}
+    return isinstance(metadata, dict) and len(metadata) < METADATA_KEYS_MAX and MARK not in metadata
+
+
+async def look(wanted: Wanted, list_page: ListPage, exchange: Exchange, age: timedelta) -> Finding:
+    """Read the list, the newest first, until it is found or all that is not older than `age` was read.
+
+    Stripe's own clock says how old an object is: ours, and the database's, may be wrong by years.
+    """
+    params: dict[str, Any] = {"limit": PAGE_OBJECTS_MAX, **wanted.filters}
+    since: datetime | None = None
+    for _ in range(PAGES_MAX):
+        page = await list_page(params)
+        since = since or _stripes_now(exchange) - age * (1 + RATES_APART) - SLACK
+        for each in page.data:
+            if _mark_of(each) == wanted.mark:
+                return wanted.finding(each)
+        if not page.has_more or not page.data or page.data[-1].created < since.timestamp():
+            return Absent()
+        params |= {"starting_after": page.data[-1].id, "created": {"gte": int(since.timestamp())}}
+    return CannotTell(f"Stripe lists more than {PAGES_MAX * PAGE_OBJECTS_MAX} {wanted.kind} since then")
+
+
+def _stripes_now(exchange: Exchange) -> datetime:
+    try:
+        return parsedate_to_datetime(exchange.headers["date"]).replace(tzinfo=UTC)  # RFC 9110, 5.6.7: always
+    except (KeyError, ValueError):
+        raise Unlistable("Stripe's answer does not say what time it is there") from None
+
+
+def _mark_of(found: stripe.StripeObject) -> str | None:
+    metadata = getattr(found, "metadata", None)
+    if not isinstance(metadata, stripe.StripeObject):
+        raise Unlistable("Stripe lists something without metadata")
+    mark: str | None = metadata.to_dict().get(MARK)
+    return mark

@@ -1,0 +1,249 @@
+"""What Stripe's answers mean: one row for each exception of its SDK, and what is remembered of an answer."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+import httpx
+import stripe
+from stripe import oauth_error
+
+from dispatchers.adapters.retry_after import retry_after
+from dispatchers.adapters.transport import NEVER_SENT
+from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, Outcome, Rejected, Unknown
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What the transport saw of one send: more than the SDK's exceptions tell.
+
+    account: the connected account that the entry itself names. reads: it is a look, which only reads; a send never does.
+    started: the request was handed to a connection. status: None until an answer's head was read.
+    """
+
+    account: str | None = None
+    reads: bool = False
+    started: bool = False
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=httpx.Headers)
+
+    @property
+    def replayed(self) -> bool:
+        return self.headers.get("idempotent-replayed") == "true"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A failed send in the words that the rows below need; no message of Stripe's, because those quote the request."""
+
+    kind: str
+    status: int | None
+    type: str | None
+    code: str | None
+    decline_code: str | None
+    param: str | None
+    request_id: str | None
+    made: Mapping[str, str]
+    replayed: bool
+    should_retry: str | None
+    after: timedelta | None
+    unsent: bool
+    account: str | None
+
+    @classmethod
+    def of(cls, error: Exception, exchange: Exchange) -> "Failure":
+        status, headers, body = exchange.status, exchange.headers, None
+        if isinstance(error, stripe.StripeError):
+            status, headers, body = (
+                status or error.http_status,
+                headers or httpx.Headers(error.headers),
+                error.json_body,
+            )
+        told = body.get("error") if isinstance(body, Mapping) else None
+        details = told if isinstance(told, Mapping) else {}
+        return cls(
+            kind=type(error.__cause__ or error).__name__,  # ReadTimeout rather than APIConnectionError
+            status=status,
+            type=_word(details.get("type")),
+            code=_word(details.get("code")),
+            decline_code=_word(details.get("decline_code")),
+            param=_word(details.get("param")),
+            request_id=_word(headers.get("request-id")),
+            made=_ids_in(details),
+            replayed=headers.get("idempotent-replayed") == "true",
+            should_retry=headers.get("stripe-should-retry"),
+            after=retry_after(headers),
+            unsent=_surely_unsent(error),
+            account=exchange.account,
+        )
+
+    @property
+    def reason(self) -> str:
+        codes = "/".join(code for code in (self.code, self.decline_code) if code)
+        about = f"param {self.param}" if self.param else ""
+        status = f"HTTP {self.status}" if self.status else ""
+        details = [part for part in (codes, about, status, self.request_id) if part]
+        return f"{self.type or self.kind}: {', '.join(details)}" if details else self.type or self.kind
+
+    @property
+    def result(self) -> dict[str, Any]:
+        told = {
+            "type": self.type,
+            "code": self.code,
+            "decline_code": self.decline_code,
+            "param": self.param,
+            "http_status": self.status,
+            "request_id": self.request_id,
+        }
+        return {name: value for name, value in told.items() if value is not None} | dict(self.made)
+
+
+def outcome_of(error: Exception, exchange: Exchange) -> Outcome:
+    """What a failed send means. Total: an exception without a row of its own has that of its nearest ancestor."""
+    failure = Failure.of(error, exchange)
+    if not exchange.started and not isinstance(error, stripe.StripeError):
+        return Rejected(f"the SDK cannot make a request of this payload: {failure.kind}")
+    # By code and type first: the status that comes with them has varied, and the SDK's class follows the status.
+    if failure.code == "idempotency_key_in_use":
+        return InProgress(failure.after)
+    if failure.type == "idempotency_error":
+        return KeyConflict(failure.reason)
+    if failure.code == "lock_timeout":  # docs.stripe.com/rate-limits, "Object lock timeouts": retry the request
+        return Deferred(failure.reason, failure.after)
+    row = next(ROWS[cls] for cls in type(error).__mro__ if cls in ROWS)
+    return row(failure)
+
+
+def declined(failure: Failure) -> Outcome:
+    """402: executed up to the decline, and stored under the key."""
+    return Rejected(failure.reason, conclusive=True, result=failure.result)
+
+
+def refused(failure: Failure) -> Outcome:
+    """Not executed. Validation comes before the key is looked at, unless the answer says that it was stored."""
+    return Rejected(failure.reason, conclusive=failure.replayed, result=failure.result)
+
+
+def barred(failure: Failure) -> Outcome:
+    """The API key or its rights: mended outside, and then sent under the same key; unless Stripe stored the answer.
+
+    Of an entry that names an account it says only that this account lets us do nothing.
+    """
+    if failure.replayed:
+        return refused(failure)
+    return Deferred(failure.reason, failure.after, cools=True, account=failure.account)
+
+
+def throttled(failure: Failure) -> Outcome:
+    """The limiter comes before everything else."""
+    return Deferred(failure.reason, failure.after, cools=True)
+
+
+def conflicting(failure: Failure) -> Outcome:
+    return KeyConflict(failure.reason)
+
+
+def unanswered(failure: Failure) -> Outcome:
+    return Deferred(failure.reason) if failure.unsent else Unknown(failure.reason)
+
+
+def by_status(failure: Failure) -> Outcome:
+    """What the SDK's class does not tell: 5xx, 409, redirects, answers of something in between, broken answers."""
+    match failure.status:
+        case int(status) if 200 <= status < 300:
+            return Delivered({"unparsed": True, **failure.result}, replayed=failure.replayed)
+        case int(status) if status >= 500:
+            # A stored 500 is repeated for as long as the key is remembered.
+            final = failure.replayed or failure.should_retry == "false"
+            cools = status == 503 and failure.after is not None
+            return Unknown(failure.reason, failure.after, final=final, cools=cools)
+        case 401 | 403:
+            return barred(failure)
+        case 429:
+            return throttled(failure)
+        case int(status) if status >= 400 and status != 409 and failure.type == "invalid_request_error":
+            return refused(failure)
+        case _:
+            return Unknown(failure.reason, failure.after)
+
+
+Row: TypeAlias = Callable[[Failure], Outcome]
+
+ROWS: Final[dict[type[BaseException], Row]] = {
+    stripe.CardError: declined,
+    stripe.InvalidRequestError: refused,
+    stripe.IdempotencyError: conflicting,
+    stripe.AuthenticationError: barred,
+    stripe.PermissionError: barred,
+    stripe.RateLimitError: throttled,
+    stripe.APIConnectionError: unanswered,
+    stripe.APIError: by_status,
+    # Never raised by themselves.
+    stripe.StripeError: by_status,
+    stripe.StripeErrorWithParamCode: by_status,
+    # Of webhooks: from a call, it would tell nothing.
+    stripe.SignatureVerificationError: by_status,
+    # The SDK's reading of any answer whose `error` is a text, which v1 never sends: something in between spoke.
+    oauth_error.OAuthError: by_status,
+    oauth_error.InvalidClientError: by_status,
+    oauth_error.InvalidGrantError: by_status,
+    oauth_error.InvalidRequestError: by_status,
+    oauth_error.InvalidScopeError: by_status,
+    oauth_error.UnsupportedGrantTypeError: by_status,
+    oauth_error.UnsupportedResponseTypeError: by_status,
+    # What else the SDK raises while it reads an answer (a warning made an error, an answer of no known shape).
+    Exception: by_status,
+}
+"""One row for each exception of the SDK; a test holds it complete."""
+
+# v2 only, and by name, because older versions of the SDK lack most. v2 does not keep failures under the key.
+_V2_ROWS: Final[dict[Row, tuple[str, ...]]] = {
+    throttled: ("QuotaExceededError", "TemporarySessionExpiredError"),
+    refused: (
+        "AlreadyCanceledError",
+        "BlockedByStripeError",
+        "CannotProceedError",
+        "CapabilityNotEnabledError",
+        "ControlledByAlternateResourceError",
+        "FeatureNotEnabledError",
+        "FinancialAccountNotOpenError",
+        "FxQuoteNeedsRefreshError",
+        "InsufficientFundsError",
+        "InvalidPaymentMethodError",
+        "InvalidPayoutMethodError",
+        "InvalidVaultedCredentialError",
+        "NotCancelableError",
+        "RecipientNotNotifiableError",
+        "VerificationAttemptFailedError",
+        "VerificationExpiredError",
+        "VerificationNotInitiatedError",
+    ),
+}
+ROWS.update({getattr(stripe, n): row for row, names in _V2_ROWS.items() for n in names if hasattr(stripe, n)})
+
+
+def remembered(answer: object, exchange: Exchange) -> dict[str, Any]:
+    request_id = {"request_id": value} if (value := _word(exchange.headers.get("request-id"))) else {}
+    if not isinstance(answer, stripe.StripeObject):
+        return {"unparsed": True, "http_status": exchange.status, **request_id}
+    told = {name: _word(getattr(answer, name, None)) for name in ("id", "object", "status")}
+    return {name: word for name, word in told.items() if word} | request_id
+
+
+def _ids_in(details: Mapping[str, Any]) -> dict[str, str]:
+    """What a declined request left behind: creating with `confirm` makes a PaymentIntent even so."""
+    made = {name: details.get(name) for name in ("payment_intent", "setup_intent", "charge")}
+    ids = {name: value.get("id") if isinstance(value, Mapping) else value for name, value in made.items()}
+    return {name: word for name, value in ids.items() if (word := _word(value))}
+
+
+def _word(value: object) -> str | None:
+    """`value` if it is a name (of a code, a parameter, an id), as nothing else may be quoted."""
+    return value if isinstance(value, str) and re.fullmatch(r"[\w.\[\]-]{1,120}", value, re.ASCII) else None
+
+
+def _surely_unsent(error: Exception) -> bool:
+    """Only the cause counts: the context may be an error of another send, during whose handling this one began."""
+    return isinstance(error.__cause__, NEVER_SENT)

@@ -1,0 +1,1 @@
+"""What an operator reads and decides, as functions: the command line and the tests call them."""

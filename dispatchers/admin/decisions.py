@@ -1,0 +1,330 @@
+"""What a person decides about an entry or a destination, each on record with a name and a reason.
+
+A decision changes one row under its condition, in the caller's transaction, and sends nothing: what it brings about, a running
+dispatcher carries out, callbacks included. Behind the commands `outbox retry|cancel|resolve|release|pause|resume`.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, delete, insert, select, update
+
+from dispatchers.decide import CANCEL_UNSERVED_AFTER
+from dispatchers.store import callback_registry
+from dispatchers.store import flow_control as store_flow_control
+from dispatchers.store.database_identity import is_held
+from dispatchers.transitions import SEND_AGAIN, UNSERVED, Known, is_unserved, known_of, looks_of, outcome_on_record
+from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
+from outbox.keys import check_field
+from outbox.payload import encode_json
+from outbox.sql.deployment import recorded_environment
+from outbox.sql.dialect import clock
+from outbox.sql.ordering import Place, advance
+from outbox.sql.schema import Tables
+from outbox.times import NEVER
+
+Verdict: TypeAlias = Literal["happened", "did_not_happen", "send_again"]
+
+REASON_CHARS_MAX = 1000
+RESULT_BYTES_MAX = 64 * 1024
+ACTOR_CHARS_MAX = 255
+_STATES: Mapping[Verdict, Any] = {"happened": "delivered", "did_not_happen": "failed", "send_again": SEND_AGAIN}
+
+
+def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
+    """Make a waiting entry due now. It counts as no attempt, and no limit is lifted.
+
+    Returns whether it is to be sent; of one whose outcome is known only the callback is called.
+
+    Raises `EntryNotFound`, `InvalidValue` for an actor or reason outside its limits, and `DecisionRefused` unless the entry is
+    `pending` or `retry` and not held, or while it waits out an earlier sender after a "send again".
+    """
+    check_word(actor, reason)
+    row = _row(connection, tables, entry_id)
+    known = known_of(row.outcome)
+    if known is not None and known.attempts is None:
+        raise _refused(row, f"an operator has decided that it is {known.state}; a running dispatcher carries that out")
+    if row.state == "uncertain":
+        raise _refused(row, "it may have happened: `resolve` it, once you have looked at the service")
+    _require(row, {"pending", "retry"}, "only a waiting one can be tried now")
+    if row.state == "pending" and row.maybe_sent:
+        raise _refused(row, "it is to be sent again, as soon as no earlier sender can be at work any more")
+    if row.position is not None and row.due_at == NEVER:
+        raise _refused(row, "it waits behind another entry of its lane, as `show` tells")
+    _write(connection, tables, row, due_at=clock())
+    _record(connection, tables, entry_id, actor, reason or "to be tried now")
+    return known is None
+
+
+def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
+    """Have an entry cancelled that was certainly never sent; its callback runs with state `cancelled`.
+
+    Returns whether it is settled with this transaction already: at once where no callback for it is on record and either it is
+    of another env than the database, so that no dispatcher here sends it, or none has served it although it has been due for a
+    minute. Else a dispatcher settles it, with its callbacks; one that does not serve it, after a minute.
+    Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if it is being sent, may have been sent, or has ended.
+    """
+    check_word(actor, reason)
+    row = _row(connection, tables, entry_id)
+    known = known_of(row.outcome)
+    if known is not None and known.attempts is not None:
+        raise _refused(row, f"it is known to be {known.state}, and only its callback is due")
+    _require(row, {"pending", "retry"}, "only a waiting one can be cancelled")
+    if row.maybe_sent:
+        raise _refused(row, "it may have been sent, so it cannot be cancelled any more")
+    if is_held(connection, tables):
+        raise _refused(row, "the database may have forgotten that it was sent: `outbox resume --after-restore` first")
+    told = reason or "cancelled by a person"
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    is_nobodys = _is_foreign(connection, tables, row) or _is_unserved_for_long(connection, tables, row, now)
+    at_once = is_nobodys and not _has_callback(connection, tables, entry_id)
+    if at_once:
+        _settle_cancelled(connection, tables, row, told)
+    else:
+        decided_at = now if known is None or known.decided_at is None else known.decided_at
+        _know(connection, tables, row, Known(state="cancelled", reason=told, decided_at=decided_at))
+    _record(connection, tables, entry_id, actor, told)
+    return at_once
+
+
+def resolve(
+    connection: Connection,
+    tables: Tables,
+    entry_id: UUID,
+    verdict: Verdict,
+    *,
+    actor: str,
+    reason: str,
+    result: Any = None,
+) -> None:
+    """Say what became of an uncertain entry, after a look at the service, or have it sent again.
+
+    happened: it is settled as delivered, with `result` (JSON, 64 KiB). did_not_happen: as failed. send_again: it waits out any
+    sender that may still be at work (lease and margin), then goes out: under the same key while the service surely
+    remembers it and has stored nothing under it, else under the key's next epoch, so that IT MAY HAPPEN TWICE. Until a
+    dispatcher carries it out, a later word takes the place of an earlier one; both are on record.
+    Raises `EntryNotFound`, `InvalidValue` for an empty reason, `NotSerializable`, and `DecisionRefused` unless the entry is
+    uncertain.
+    """
+    if verdict not in _STATES:
+        raise InvalidValue("verdict", verdict, f"must be one of {sorted(_STATES)}")
+    if not reason.strip():
+        raise InvalidValue("reason", reason, "must say how you know: it stays on record")
+    check_word(actor, reason)
+    if result is not None:
+        encode_json("result", result, RESULT_BYTES_MAX)
+    row = _row(connection, tables, entry_id)
+    _require(row, {"uncertain"}, "only an uncertain one can be resolved")
+    _know(connection, tables, row, Known(state=_STATES[verdict], result=result, reason=reason))
+    _record(connection, tables, entry_id, actor, f"{verdict}: {reason}")
+
+
+def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> None:
+    """Let a held entry go on: it is due now, but for an uncertain one, which still waits for somebody's word, or for a look.
+
+    Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if it is not held.
+    """
+    check_word(actor, reason)
+    row = _row(connection, tables, entry_id)
+    if row.hold is None:
+        raise _refused(row, "it is not held")
+    undecided = row.state == "uncertain" and known_of(row.outcome) is None and looks_of(row.outcome) is None
+    _write(connection, tables, row, hold=None, due_at=NEVER if undecided else clock())
+    _record(connection, tables, entry_id, actor, reason or f"released from: {row.hold}")
+
+
+def release_lane(
+    connection: Connection, tables: Tables, ordering_key: str, *, actor: str, reason: str | None = None
+) -> None:
+    """Let a lane go on that halted behind an entry.
+
+    Raises `InvalidValue`, and `EntryNotFound` if no lane of this key is halted.
+    """
+    check_word(actor, reason)
+    halted = tables.halted
+    gone = delete(halted).where(halted.c.ordering_key == ordering_key).returning(halted.c.entry_id, halted.c.reason)
+    row = connection.execute(gone).one_or_none()
+    if row is None:
+        raise EntryNotFound(f"no lane with the ordering key {ordering_key!r} is halted")
+    advance(connection, tables, [Place(ordering_key, 0)])  # the first that waits, whoever that is
+    _record(connection, tables, row.entry_id, actor, reason or f"its lane was released from: {row.reason}")
+
+
+# --- destinations
+
+
+def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str | None = None) -> bool:
+    """Have nothing more sent to a destination; returns whether anything waits for it. A second pause takes the first's place.
+
+    Raises `InvalidValue`.
+    """
+    check_field("destination", name)
+    check_word(actor, reason)
+    store_flow_control.make_rows(connection, tables, [name])
+    _write_destination(connection, tables, name, actor, paused=True, paused_reason=reason)
+    return _has_entries(connection, tables, name)
+
+
+def resume(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str | None = None) -> None:
+    """Let a destination go on at once: its pause ends, its cool-down, and its breaker is closed.
+
+    Raises `InvalidValue`, and `DecisionRefused` if nothing keeps it from going on.
+    """
+    check_field("destination", name)
+    check_word(actor, reason)
+    destination = tables.destination
+    pressed = destination.c.name == name, store_flow_control.is_pressed(tables, clock())
+    if connection.execute(select(destination.c.name).where(*pressed).with_for_update()).one_or_none() is None:
+        raise DecisionRefused(
+            f"nothing keeps destination {name!r} from going on: `outbox destinations` lists them", "closed"
+        )
+    _write_destination(
+        connection,
+        tables,
+        name,
+        actor,
+        paused=False,
+        paused_reason=reason,
+        cool_until=None,
+        breaker="closed",
+        breaker_until=None,
+        breaker_failures=0,
+        breaker_token=None,
+    )
+
+
+def _write_destination(connection: Connection, tables: Tables, name: str, actor: str, **values: Any) -> None:
+    decided = {"decided_by": actor, "decided_at": clock(), "changed_at": clock()}
+    connection.execute(update(tables.destination).where(tables.destination.c.name == name).values(values | decided))
+
+
+def _has_entries(connection: Connection, tables: Tables, name: str) -> bool:
+    found = select(tables.queue.c.id).where(tables.queue.c.destination == name).limit(1)
+    return connection.execute(found).one_or_none() is not None
+
+
+# --- who says so, and why
+
+
+def check_word(actor: str, reason: str | None) -> None:
+    """Raise `InvalidValue` for an actor or a reason that cannot stay on record."""
+    if not actor.strip():
+        raise InvalidValue("actor", actor, "must name who decides: it stays on record")
+    _check_text("actor", actor, ACTOR_CHARS_MAX)
+    _check_text("reason", reason or "", REASON_CHARS_MAX)
+
+
+def _check_text(name: str, text: str, chars_max: int) -> None:
+    if len(text) > chars_max:
+        raise InvalidValue(name, text, f"has {len(text)} characters; at most {chars_max} are kept")
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise InvalidValue(name, text, "holds a NUL character or a lone surrogate, which no database keeps")
+
+
+# --- the row, under lock, and what is written to it
+
+
+def _row(connection: Connection, tables: Tables, entry_id: UUID) -> Row[Any]:
+    """The entry's row of the queue, locked; a settled entry's has its state and nothing to decide."""
+    queue, settlement = tables.queue, tables.settlement
+    row = connection.execute(select(queue).where(queue.c.id == entry_id).with_for_update()).one_or_none()
+    if row is not None:
+        return row
+    settled = connection.execute(select(settlement).where(settlement.c.id == entry_id)).one_or_none()
+    if settled is None:
+        raise EntryNotFound(f"no entry has the id {entry_id}")
+    raise _refused(settled, "it has ended, and that is final")
+
+
+def _require(row: Row[Any], states: set[str], otherwise: str) -> None:
+    if row.state == "sending":
+        raise _refused(row, "it is being sent, or looked for, now; ask again when that has ended")
+    if row.state not in states:
+        raise _refused(row, otherwise)
+    if row.hold is not None:
+        raise _refused(row, f"it is held ({row.hold}): `release` it first")
+
+
+def _refused(row: Row[Any], why: str) -> DecisionRefused:
+    return DecisionRefused(f"entry {row.id} is {row.state}: {why}", row.state)
+
+
+def _know(connection: Connection, tables: Tables, row: Row[Any], known: Known) -> None:
+    """Put on record what becomes of the entry; whichever dispatcher claims it next carries that out."""
+    on_record = json.loads(row.outcome) if row.outcome else {}
+    outcome = outcome_on_record(known.reason or "", stored=on_record.get("stored", False), known=known)
+    _write(connection, tables, row, outcome=outcome, due_at=clock())
+
+
+def _is_foreign(connection: Connection, tables: Tables, row: Row[Any]) -> bool:
+    recorded = recorded_environment(connection, tables)
+    return recorded is not None and recorded != _env(connection, tables, row)
+
+
+def _env(connection: Connection, tables: Tables, row: Row[Any]) -> str:
+    env: str = connection.execute(select(tables.entry.c.env).where(tables.entry.c.id == row.id)).scalar_one()
+    return env
+
+
+def _is_unserved_for_long(connection: Connection, tables: Tables, row: Row[Any], now: datetime) -> bool:
+    """Whether no dispatcher has served its operation although it has been due: it, or another one of them, has only been
+    released since, and it has never been tried.
+    """
+    queue, entry, due_before = tables.queue, tables.entry, now - CANCEL_UNSERVED_AFTER
+    since = row.waiting_since or row.due_at
+    if row.first_leased_at is not None or row.attempts or since > due_before:
+        return False
+    if is_unserved(row.outcome):
+        return True
+    operation = select(entry.c.operation).where(entry.c.id == row.id).scalar_subquery()
+    others = (
+        select(queue.c.outcome)
+        .join(entry, entry.c.id == queue.c.id)
+        .where(
+            queue.c.destination == row.destination,
+            entry.c.operation == operation,
+            entry.c.env == _env(connection, tables, row),
+            queue.c.waiting_since <= due_before,
+            queue.c.outcome.contains(UNSERVED),
+        )
+        .limit(1)
+    )
+    return is_unserved(connection.execute(others).scalar_one_or_none())
+
+
+def _has_callback(connection: Connection, tables: Tables, entry_id: UUID) -> bool:
+    operation: str = connection.execute(
+        select(tables.entry.c.operation).where(tables.entry.c.id == entry_id)
+    ).scalar_one()
+    return callback_registry.is_due(connection, tables, "on_settled", operation)
+
+
+def _settle_cancelled(connection: Connection, tables: Tables, row: Row[Any], reason: str) -> None:
+    queue, settlement = tables.queue, tables.settlement
+    unchanged = (queue.c.state == row.state) & (queue.c.deliveries == row.deliveries)
+    if not connection.execute(delete(queue).where(queue.c.id == row.id, unchanged)).rowcount:
+        raise _changed(row)
+    kept = {name: row._mapping[name] for name in ("id", "deliveries", "attempts", "key_epoch")}
+    connection.execute(insert(settlement).values(**kept, state="cancelled", reason=reason, settled_at=clock()))
+    if row.position is not None:
+        advance(connection, tables, [Place(row.ordering_key, row.position)])
+
+
+def _write(connection: Connection, tables: Tables, row: Row[Any], **values: Any) -> None:
+    """Change the row, if it still is as it was read: SQLite has no lock on a row that was only read."""
+    queue = tables.queue
+    unchanged = (queue.c.state == row.state) & (queue.c.deliveries == row.deliveries)
+    if not connection.execute(update(queue).where(queue.c.id == row.id, unchanged).values(values)).rowcount:
+        raise _changed(row)
+
+
+def _changed(row: Row[Any]) -> DecisionRefused:
+    return _refused(row, "or was a moment ago; it has just changed: look again")
+
+
+def _record(connection: Connection, tables: Tables, entry_id: UUID, actor: str, reason: str) -> None:
+    decision = insert(tables.event).values(entry_id=entry_id, at=clock(), kind="decision", actor=actor, reason=reason)
+    connection.execute(decision)

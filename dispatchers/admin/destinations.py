@@ -1,0 +1,143 @@
+"""How each destination is: what is due for it, what weighs on it, and who decided so."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, func, or_, select
+
+from dispatchers.flow_control.permits import on_record, still_taken
+from dispatchers.flow_control.state import service_of
+from dispatchers.store.destinations import destination_names
+from outbox.sql.dialect import clock, read_by_index
+from outbox.sql.schema import Tables
+
+LOOKED_AT = 100  # of each destination's first entries: behind one that was handed back there may be an older one
+HANDED_BACK = timedelta(seconds=5)  # what nobody serves is due again within
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationState:
+    """One destination.
+
+    due: entries that could be claimed now, if nothing weighed on it. oldest_due_seconds: for how long the oldest has waited; None
+    if none is due. paused: by a person. cool_until: the service asked for quiet until then. breaker: `open` lets nothing through
+    until `breaker_until`, then `half_open` one entry as a probe. breaker_failures: in a row. rate_per_second: what the
+    dispatchers keep to. slots_max: how many sends at once they keep to, all together; slots_taken: how many of these are under
+    way. decided_by, decided_at: who paused it or let it go on last.
+    """
+
+    name: str
+    due: int
+    oldest_due_seconds: float | None
+    paused: bool
+    paused_reason: str | None
+    cool_until: datetime | None
+    breaker: str
+    breaker_until: datetime | None
+    breaker_failures: int
+    rate_per_second: float | None
+    slots_max: int | None
+    slots_taken: int
+    decided_by: str | None
+    decided_at: datetime | None
+
+
+UNPRESSED: Mapping[str, Any] = {
+    "paused": False,
+    "paused_reason": None,
+    "cool_until": None,
+    "breaker": "closed",
+    "breaker_until": None,
+    "breaker_failures": 0,
+    "rate_per_second": None,
+    "slots_max": None,
+    "decided_by": None,
+    "decided_at": None,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationStates:
+    """All of them, at one moment of the database's clock."""
+
+    at: datetime
+    destinations: list[DestinationState]
+
+
+def read_destinations(connection: Connection, tables: Tables) -> DestinationStates:
+    """Every destination that has unsettled entries, or on which something weighed once. Counts what is due."""
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    queue, names = tables.queue, destination_names(tables)
+    due = select(func.count()).where(
+        queue.c.destination == names.c.name, queue.c.due_at <= now, _is_claimable(tables, now)
+    )
+    counted = select(names.c.name, due.scalar_subquery().label("due")).where(names.c.name.is_not(None))
+    counts = {row.name: row.due for row in connection.execute(counted)}
+    rows = {row.name: row for row in connection.execute(select(tables.destination))}
+    lags = read_lags(connection, tables, now)
+    return DestinationStates(
+        at=now,
+        destinations=[
+            _state(name, counts, lags, rows.get(name), now, paused=_is_paused(rows, name))
+            for name in sorted({*counts, *rows})
+        ],
+    )
+
+
+def _is_paused(rows: Mapping[str, Row[Any]], name: str) -> bool:
+    """By itself, or with its service: `outbox pause stripe` pauses `stripe:acct_1` too."""
+    return any(rows[each].paused for each in (name, service_of(name)) if each in rows)
+
+
+def _state(
+    name: str,
+    counts: Mapping[str, int],
+    lags: Mapping[str, timedelta],
+    row: Row[Any] | None,
+    now: datetime,
+    *,
+    paused: bool,
+) -> DestinationState:
+    shared: dict[str, Any] = dict(UNPRESSED) if row is None else {column: getattr(row, column) for column in UNPRESSED}
+    if shared["cool_until"] is not None and shared["cool_until"] <= now:
+        shared["cool_until"] = None
+    shared["paused"] = paused
+    lag = lags.get(name)
+    return DestinationState(
+        name=name,
+        due=counts.get(name, 0),
+        oldest_due_seconds=None if lag is None else lag.total_seconds(),
+        slots_taken=0 if row is None else sum(each.slots for each in still_taken(on_record(row.slots_taken), now)),
+        **shared,
+    )
+
+
+def read_lags(connection: Connection, tables: Tables, now: datetime) -> dict[str, timedelta]:
+    """How long the oldest due entry of each destination has waited; not of those where nothing waits.
+
+    What a dispatcher claimed and handed back, because it does not serve it, has waited all the same. One probe of the index for
+    each destination.
+    """
+    read_by_index(connection)
+    names = destination_names(tables)
+    rows = connection.execute(select(names.c.name, _oldest(tables, names, now)).where(names.c.name.is_not(None)))
+    return {name: now - since for name, since in rows if since is not None and since <= now}
+
+
+def _oldest(tables: Tables, names: CTE, now: datetime) -> ScalarSelect[Any]:
+    queue = tables.queue
+    first = (
+        select(func.coalesce(queue.c.waiting_since, queue.c.due_at).label("since"))
+        .where(queue.c.destination == names.c.name, queue.c.due_at <= now + HANDED_BACK, _is_claimable(tables, now))
+        .order_by(queue.c.due_at)
+        .limit(LOOKED_AT)
+        .correlate(names)
+        .subquery()
+    )
+    return select(func.min(first.c.since)).scalar_subquery()
+
+
+def _is_claimable(tables: Tables, now: datetime) -> ColumnElement[bool]:
+    return or_(tables.queue.c.lease_until.is_(None), tables.queue.c.lease_until < now)

@@ -1,0 +1,251 @@
+"""The read side for operators: how the outbox is, destination by destination, and what stands still in it.
+
+Every function takes a Connection and reads with it, in whatever transaction it is in.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Connection, Row, Table, case, func, or_, select
+
+from dispatchers.transitions import UNSERVED
+from outbox.sql.dialect import clock
+from outbox.sql.identifiers import quoted_table
+from outbox.sql.ordering import is_blocked
+from outbox.sql.schema import Tables
+from outbox.times import NEVER
+
+HALTED_LANES_MAX = 100
+OVERDUE_LEASES_MAX = 100
+UNSERVED_MAX = 1000
+"""How many of the entries that were released as unserved are looked at, and how many due ones of each of their destinations."""
+UNSERVED_OPERATIONS_MAX = 10
+
+LONG_OVER = timedelta(minutes=1)
+"""After its end a lease is taken over within a second or two, if a dispatcher serves the entry and can lock its row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationOverview:
+    """What waits for one destination.
+
+    states: how many entries are in each state. held: how many of them are held back by a person or a check. blocked: how many
+        wait behind another of their lane.
+    oldest_due_seconds: for how long the oldest one has waited that could be claimed now; None if there is none.
+    """
+
+    name: str
+    states: dict[str, int]
+    held: int
+    blocked: int
+    oldest_due_seconds: float | None
+    paused: bool
+    paused_reason: str | None
+    cool_until: datetime | None
+    breaker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltedLane:
+    """An ordering key whose entries wait until a person lets them go on."""
+
+    ordering_key: str
+    entry_id: UUID
+    reason: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverdueLease:
+    """An entry that is being sent by nobody any more, and that nobody takes over.
+
+    No dispatcher serves it, or none is running; or a transaction that does not end has locked its row. over_seconds: for how
+    long its lease has been over.
+    """
+
+    id: UUID
+    destination: str
+    over_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unserved:
+    """An operation whose entries wait because no dispatcher that looked at them could send them.
+
+    entries: how many of them are due. has_more: whether there may be more of them, as no more than the first `UNSERVED_MAX` due
+    entries of a destination are counted. reason: why a dispatcher has released one of them.
+    """
+
+    operation: str
+    destination: str
+    entries: int
+    has_more: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastResume:
+    """Who let the dispatchers go on after a failover or a restore, and why."""
+
+    at: datetime
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The outbox at one moment of the database's clock.
+
+    overdue: the leases that are long over, the oldest first. unserved: the operations that nobody has served for a while; None
+    for a role that may not read why entries wait. held_reason: why every dispatcher holds, if they do.
+    """
+
+    at: datetime
+    destinations: list[DestinationOverview]
+    uncertain: int
+    held: int
+    blocked: int
+    halted: list[HaltedLane]
+    overdue: list[OverdueLease]
+    unserved: list[Unserved] | None
+    held_reason: str | None
+    resumed: LastResume | None
+
+
+def read_overview(connection: Connection, tables: Tables) -> Overview:
+    """Count what has not ended, for each destination. Reads the queue from end to end."""
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    destinations = _destinations(connection, tables, now)
+    halted = select(tables.halted).order_by(tables.halted.c.since).limit(HALTED_LANES_MAX)
+    meta = connection.execute(select(tables.meta)).one_or_none()
+    return Overview(
+        at=now,
+        destinations=destinations,
+        uncertain=sum(destination.states.get("uncertain", 0) for destination in destinations),
+        held=sum(destination.held for destination in destinations),
+        blocked=sum(destination.blocked for destination in destinations),
+        halted=[HaltedLane(**row._mapping) for row in connection.execute(halted)],
+        overdue=_overdue(connection, tables, now),
+        unserved=_unserved(connection, tables, now),
+        held_reason=meta.held_reason if meta is not None else None,
+        resumed=_last_resume(meta),
+    )
+
+
+def _overdue(connection: Connection, tables: Tables, now: datetime) -> list[OverdueLease]:
+    queue = tables.queue
+    over = select(queue.c.id, queue.c.destination, queue.c.lease_until).where(queue.c.lease_until < now - LONG_OVER)
+    oldest = over.order_by(queue.c.lease_until).limit(OVERDUE_LEASES_MAX)
+    return [
+        OverdueLease(id=row.id, destination=row.destination, over_seconds=(now - row.lease_until).total_seconds())
+        for row in connection.execute(oldest)
+    ]
+
+
+def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Unserved] | None:
+    """Only some of an operation's entries are marked, by which each dispatcher learns that it does not serve it."""
+    if not _may_read_outcomes(connection, tables):
+        return None
+    marked = _marked(connection, tables, now)
+    kinds = _kinds(connection, tables, marked)
+    reasons = {(marked[id].destination, *kind): json.loads(marked[id].outcome)["reason"] for id, kind in kinds.items()}
+    waiting: Counter[tuple[Any, ...]] = Counter()
+    full = set()
+    for destination in {destination for destination, *_ in reasons}:
+        first = _first_due(connection, tables, destination, now)
+        waiting.update((destination, *kind) for kind in _kinds(connection, tables, first).values())
+        full |= {destination} if len(first) == UNSERVED_MAX else set()
+    waiting |= Counter((marked[id].destination, *kind) for id, kind in kinds.items())  # at least those
+    told = [
+        Unserved(
+            operation=kind[1],
+            destination=kind[0],
+            entries=waiting[kind],
+            has_more=kind[0] in full,
+            reason=reasons[kind],
+        )
+        for kind in reasons
+    ]
+    return sorted(told, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
+
+
+def _may_read_outcomes(connection: Connection, tables: Tables) -> bool:
+    """The dashboard's role may not: an outcome may hold what a service answered (`outbox db roles`)."""
+    if connection.dialect.name != "postgresql":
+        return True
+    column = tables.queue.c.outcome
+    may_read = func.has_column_privilege(quoted_table(column.table), column.name, "SELECT")
+    return bool(connection.scalar(select(may_read)))
+
+
+def _marked(connection: Connection, tables: Tables, now: datetime) -> dict[UUID, Any]:
+    """Entries that a dispatcher has released as unserved, and that no other has taken since, for a while."""
+    queue = tables.queue
+    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)
+    marked = queue.c.outcome.contains(f'"{UNSERVED}": true') & (since < now - LONG_OVER)
+    found = select(queue.c.id, queue.c.destination, queue.c.outcome).where(marked, _is_free(queue)).limit(UNSERVED_MAX)
+    return {row.id: row for row in connection.execute(found)}
+
+
+def _first_due(connection: Connection, tables: Tables, destination: str, now: datetime) -> Sequence[UUID]:
+    queue = tables.queue
+    due = select(queue.c.id).where(queue.c.destination == destination, queue.c.due_at <= now, _is_free(queue))
+    return connection.execute(due.order_by(queue.c.due_at).limit(UNSERVED_MAX)).scalars().all()
+
+
+def _is_free(queue: Table) -> ColumnElement[bool]:
+    return queue.c.lease_token.is_(None) & queue.c.hold.is_(None)
+
+
+def _kinds(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, tuple[Any, ...]]:
+    """On what it depends whether a dispatcher serves an entry: its operation, its env, the release that wrote it."""
+    if not ids:
+        return {}
+    entry = tables.entry
+    found = select(entry.c.id, entry.c.operation, entry.c.env, entry.c.schema_version).where(entry.c.id.in_(ids))
+    return {id: tuple(kind) for id, *kind in connection.execute(found)}
+
+
+def _last_resume(meta: Row[Any] | None) -> LastResume | None:
+    if meta is None or meta.resumed_at is None:
+        return None
+    return LastResume(at=meta.resumed_at, by=meta.resumed_by, reason=meta.resumed_reason)
+
+
+def _destinations(connection: Connection, tables: Tables, now: datetime) -> list[DestinationOverview]:
+    queue = tables.queue
+    claimable = or_(queue.c.lease_until.is_(None), queue.c.lease_until < now)
+    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)  # what was handed back has waited all the same
+    counted = select(
+        queue.c.destination,
+        queue.c.state,
+        func.count().label("entries"),
+        func.count(queue.c.hold).label("held"),
+        func.count(case((is_blocked(queue), 1))).label("blocked"),
+        func.min(case((claimable & (queue.c.due_at < NEVER), since))).label("oldest_due"),
+    ).group_by(queue.c.destination, queue.c.state)
+    rows: dict[str, list[Any]] = {}
+    for row in connection.execute(counted):
+        rows.setdefault(row.destination, []).append(row)
+    controls = {row.name: row for row in connection.execute(select(tables.destination))}
+    return [_destination(name, rows.get(name, []), controls.get(name), now) for name in sorted({*rows, *controls})]
+
+
+def _destination(name: str, rows: Sequence[Any], control: Any, now: datetime) -> DestinationOverview:
+    due = [row.oldest_due for row in rows if row.oldest_due is not None and row.oldest_due <= now]
+    return DestinationOverview(
+        name=name,
+        states={row.state: row.entries for row in rows},
+        held=sum(row.held for row in rows),
+        blocked=sum(row.blocked for row in rows),
+        oldest_due_seconds=(now - min(due)).total_seconds() if due else None,
+        paused=control is not None and control.paused,
+        paused_reason=control.paused_reason if control is not None else None,
+        cool_until=control.cool_until if control is not None and (control.cool_until or now) > now else None,
+        breaker=control.breaker if control is not None else "closed",
+    )

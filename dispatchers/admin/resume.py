@@ -1,0 +1,179 @@
+"""Going on after a failover, a restore or a copy, by a person's word: what is unsettled counts as maybe sent.
+
+Every send that the database forgot was claimed after its last mark that survived. So doubt begins there, and the window in
+which an entry may be sent again counts from there; whatever its row says, nothing of it is known to have failed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine, and_, case, insert, literal, or_, select, update
+
+from dispatchers.admin.decisions import check_word
+from dispatchers.store.database_identity import hold, read_mark, read_server, server_tells, values_of
+from dispatchers.store.guards import guard
+from outbox.errors import InvalidValue
+from outbox.sql.deployment import recorded_environment, refuse_other_environment
+from outbox.sql.dialect import clock
+from outbox.sql.schema import Tables
+from outbox.times import MICROSECOND, NEVER, Instant
+
+ROWS_MAX = 1000  # a batch holds its locks for some 50 ms
+RESUMING = "a person is resuming after a restore: run `outbox resume --after-restore` again if that was cut short"
+FOREIGN = "it is of another env: the deployment that this database was copied from may send it, too"
+NO_ID = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What a person says of the database. env: the deployment that it belongs to from now on.
+
+    adopt_from: the deployment that it belonged to until now, if that is another one.
+    since: from when on commits may be missing; None for the last mark. nothing_lost: every commit is there.
+    """
+
+    env: str
+    actor: str
+    reason: str
+    since: datetime | timedelta | None = None
+    nothing_lost: bool = False
+    adopt_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """since: from when on they may have been sent; None if nothing was lost. doubted: how many entries count as maybe sent now.
+
+    held_back: how many are of another deployment, and held for good.
+    """
+
+    since: datetime | None
+    doubted: int
+    held_back: int
+
+
+def resume(engine: Engine, tables: Tables, word: Word) -> Resumed:
+    """Let the dispatchers go on. In short transactions, and to be called again where it was cut short: it goes on then.
+
+    Also where nothing holds: a person may know of a restore that nothing shows. Raises, with nothing written, `InvalidValue`,
+    and `ConfigurationError` if the database belongs to another env than the one that is named to be adopted from.
+    """
+    check_word(word.actor, word.reason)
+    if not word.reason.strip():
+        raise InvalidValue("reason", word.reason, "must say what happened to the database: it stays on record")
+    if engine.dialect.name == "postgresql":
+        engine = engine.execution_options(isolation_level="READ COMMITTED")
+    with engine.begin() as connection:
+        _require_owner(connection, tables, word)
+        since = _since(connection, tables, word)
+        mark, _ = read_mark(connection, tables)
+        hold(connection, tables, mark, RESUMING)
+    doubted = held_back = 0
+    for ids in _batches(engine, tables):
+        with engine.begin() as connection:
+            foreign = _foreign(connection, tables, ids, word.env)
+            doubted += _doubt(connection, tables, foreign if word.nothing_lost else ids, since, word)
+            held_back += _hold_back(connection, tables, foreign)
+    _go_on(engine, tables, word)
+    return Resumed(since=None if word.nothing_lost else since, doubted=doubted, held_back=held_back)
+
+
+def _require_owner(connection: Connection, tables: Tables, word: Word) -> None:
+    recorded = recorded_environment(connection, tables)
+    owner = word.env if recorded is None else recorded
+    if word.adopt_from is None:
+        refuse_other_environment(connection, owner, word.env)
+    elif word.adopt_from != owner or owner == word.env:
+        raise InvalidValue(
+            "adopt_from",
+            word.adopt_from,
+            f"the database belongs to env {owner!r}: name that env to adopt its database, and another one with --env",
+        )
+
+
+def _since(connection: Connection, tables: Tables, word: Word) -> datetime:
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    mark, _ = read_mark(connection, tables)
+    if word.since is None and mark is None and not word.nothing_lost:
+        raise InvalidValue("since", None, "must say when the backup was taken: the database has no mark that tells")
+    if word.since is None:
+        return now if mark is None else mark.checked_at
+    since = now - word.since if isinstance(word.since, timedelta) else word.since
+    if since > now:
+        raise InvalidValue(
+            "since", since.isoformat(), f"lies in the future: the database's clock says {now.isoformat()}"
+        )
+    return since
+
+
+def _batches(engine: Engine, tables: Tables) -> Iterator[Sequence[UUID]]:
+    """What is in the queue, in the order of its primary key."""
+    after, id = NO_ID, tables.queue.c.id
+    while True:
+        with engine.begin() as connection:
+            ids = connection.execute(select(id).where(id > after).order_by(id).limit(ROWS_MAX)).scalars().all()
+        if not ids:
+            return
+        yield ids
+        after = ids[-1]
+
+
+def _doubt(connection: Connection, tables: Tables, ids: Sequence[UUID], since: datetime, word: Word) -> int:
+    """Count them as maybe sent since `since`, and take their leases from senders whose failures are no longer believed."""
+    queue = tables.queue
+    leased = queue.c.lease_token.is_not(None)
+    doubtless = or_(~queue.c.maybe_sent, queue.c.in_doubt_since.is_(None), queue.c.in_doubt_since > since)
+    began = case(
+        (queue.c.in_doubt_since < since, queue.c.in_doubt_since),
+        (queue.c.leased_at < since, queue.c.leased_at),
+        else_=literal(since, Instant),
+    )
+    again = or_(queue.c.state == "uncertain", and_(queue.c.state == "pending", queue.c.maybe_sent))
+    values: dict[str, Any] = {
+        "state": case((again, queue.c.state), else_="retry"),
+        "due_at": case((leased, queue.c.lease_until), else_=queue.c.due_at),
+        "attempts": queue.c.attempts + case((leased, 1), else_=0),
+        "maybe_sent": True,
+        "in_doubt_since": began,
+        "lease_token": None,
+        "lease_until": None,
+        "leased_at": None,
+    }
+    changed = update(queue).where(queue.c.id.in_(ids), or_(doubtless, leased)).values(values).returning(queue.c.id)
+    doubted = connection.execute(changed).scalars().all()
+    told = f"may have been sent after {since:%Y-%m-%d %H:%M:%S UTC}: {word.reason}"
+    decided = select(queue.c.id, clock(), literal("decision"), literal(word.actor), literal(told))
+    columns = ["entry_id", "at", "kind", "actor", "reason"]
+    connection.execute(insert(tables.event).from_select(columns, decided.where(queue.c.id.in_(doubted))))
+    return len(doubted)
+
+
+def _foreign(connection: Connection, tables: Tables, ids: Sequence[UUID], env: str) -> Sequence[UUID]:
+    entry = tables.entry
+    return connection.execute(select(entry.c.id).where(entry.c.id.in_(ids), entry.c.env != env)).scalars().all()
+
+
+def _hold_back(connection: Connection, tables: Tables, foreign: Sequence[UUID]) -> int:
+    """Those of the deployment that this database was copied from: it is that one which sends them."""
+    queue = tables.queue
+    unheld = queue.c.id.in_(foreign) & queue.c.hold.is_(None)
+    return connection.execute(update(queue).where(unheld).values(hold=FOREIGN, due_at=NEVER)).rowcount
+
+
+def _go_on(engine: Engine, tables: Tables, word: Word) -> None:
+    """Write the mark anew, and who resumed and why: with this commit the dispatchers go on."""
+    with engine.begin() as connection:
+        tells = server_tells(connection, tables)
+    with engine.begin() as connection:
+        guard(connection)
+        now = read_server(connection, tables, word.env, tells=tells)
+        row = connection.execute(select(tables.meta)).one()
+        resumed_at = now.checked_at
+        if row.resumed_at is not None:
+            resumed_at = max(resumed_at, row.resumed_at + MICROSECOND)  # whatever the clock did: later than before
+        mark = replace(now, resumed_at=resumed_at, number=(row.number or 0) + 1)
+        said = {"held_reason": None, "resumed_by": word.actor, "resumed_reason": word.reason}
+        connection.execute(update(tables.meta).values(values_of(mark) | said))

@@ -1,0 +1,163 @@
+"""Does the stored history keep the promises? What `outbox verify` asks of every row that is still kept.
+
+It reads, and changes nothing. A rule is a question with no answer as long as all is well: whatever it finds was changed by
+something else than this library, or is a bug in it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, Select, exists, func, select
+
+from dispatchers.admin.verify_rules import QUESTIONS, Question
+from dispatchers.transitions import Known, known_of
+from outbox.errors import InvalidValue
+from outbox.keys import Keyring, ParentKey, derive_tag, entry_id, key_fields, parent_id
+from outbox.sql.schema import Tables
+
+FOUND_MAX = 100
+"""How many violations of one rule are told; that there are more is told, too."""
+
+ROWS_AT_ONCE = 1000
+
+Finding: TypeAlias = tuple[UUID | None, str]
+"""The entry, if it is about one, and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One row that breaks a rule."""
+
+    entry_id: UUID | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of one rule. has_more: there are further violations than those told."""
+
+    rule: str
+    promise: str
+    violations: list[Violation]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What was looked at, and what was found. entries: how many are kept. without_secret: of how many the key was not checked."""
+
+    entries: int
+    without_secret: int
+    verdicts: list[Verdict]
+
+    @property
+    def is_clean(self) -> bool:
+        return not any(verdict.violations for verdict in self.verdicts)
+
+
+def verify(connection: Connection, tables: Tables, keyring: Keyring | None = None) -> Verification:
+    """Ask every rule. Reads all entries, in whatever transaction the connection is in: one that keeps its snapshot, please.
+
+    keyring: with it, the key of each entry is derived anew where its secret is in the ring.
+    """
+    keys = _Keys(keyring)
+    rules: dict[str, tuple[str, Iterator[Finding]]] = {
+        name: (promise, _found(connection, tables, questions)) for name, (promise, questions) in QUESTIONS.items()
+    }
+    rules |= {
+        "decided": (DECIDED, _undecided(connection, tables)),
+        "derived": (DERIVED, keys.check(connection, tables)),
+    }
+    verdicts = [_verdict(name, promise, findings) for name, (promise, findings) in rules.items()]
+    entries: int = connection.execute(select(func.count()).select_from(tables.entry)).scalar_one()
+    return Verification(entries=entries, without_secret=keys.without_secret, verdicts=verdicts)
+
+
+def _verdict(rule: str, promise: str, findings: Iterator[Finding]) -> Verdict:
+    told = [Violation(entry_id=id, text=text) for id, text in islice(findings, FOUND_MAX)]
+    return Verdict(rule=rule, promise=promise, violations=told, has_more=next(findings, None) is not None)
+
+
+def _found(connection: Connection, tables: Tables, questions: Iterable[Question]) -> Iterator[Finding]:
+    for question in questions:
+        for row in connection.execute(question(tables).limit(FOUND_MAX + 1)):
+            yield row.id, row.text
+
+
+def _pages(connection: Connection, page: Select[*tuple[Any, ...]], id: Any) -> Iterator[Row[Any]]:
+    """All rows of `page`, a page at a time, in the order of `id`."""
+    page = page.order_by(id).limit(ROWS_AT_ONCE)
+    rows = connection.execute(page).all()
+    while rows:
+        yield from rows
+        rows = connection.execute(page.where(id > rows[-1].id)).all()
+
+
+# --- what is on record of a waiting entry's end, which the next dispatcher that claims it carries out
+
+DECIDED = "what is to become of an entry was decided by a person, or told by an adapter"
+_AS_DECIDED: Mapping[str, str] = {"delivered": "happened: ", "failed": "did_not_happen: ", "send_again": "send_again: "}
+"""How a decision for such an end begins in the history; one to cancel has the bare reason."""
+
+
+def _undecided(connection: Connection, tables: Tables) -> Iterator[Finding]:
+    queue = tables.queue.c
+    for row in _pages(connection, select(queue.id, queue.outcome).where(queue.outcome.is_not(None)), queue.id):
+        try:
+            known = known_of(row.outcome)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            yield row.id, "what is on record of it cannot be read"
+            continue
+        if known is not None and not _is_on_record(connection, tables, row.id, known):
+            yield row.id, f"is to become {known.state}, and its history does not say so"
+
+
+def _is_on_record(connection: Connection, tables: Tables, id: UUID, known: Known) -> bool:
+    event = tables.event.c
+    if known.attempts is None:
+        said = event.kind == "decision", event.reason == _AS_DECIDED.get(known.state, "") + (known.reason or "")
+    else:
+        said = event.kind == "attempt", event.reason.startswith(f"{known.state}, but ")
+    return bool(connection.execute(select(exists().where(event.entry_id == id, *said))).scalar_one())
+
+
+# --- ids and keys: what only the library can derive
+
+DERIVED = "an entry's id and key are those of its fields"
+
+
+class _Keys:
+    """Derives each entry's id, its parent's and its key anew. without_secret: how many keys it could not."""
+
+    def __init__(self, keyring: Keyring | None) -> None:
+        self._keyring = keyring
+        self.without_secret = 0
+
+    def check(self, connection: Connection, tables: Tables) -> Iterator[Finding]:
+        return chain.from_iterable(map(self._wrong, _entries(connection, tables)))
+
+    def _wrong(self, row: Row[Any]) -> Iterator[Finding]:
+        try:
+            parent = ParentKey(row.parent, scope=row.scope, source=row.source)
+            fields = key_fields(row.env, parent, row.operation, row.discriminator)
+        except InvalidValue as error:
+            yield row.id, str(error)
+            return
+        if row.id != entry_id(fields):
+            yield row.id, f"its id is not that of its fields, {entry_id(fields)}"
+        if row.parent_id != parent_id(row.env, parent):
+            yield row.id, "its parent's id is not that of its parent"
+        if self._keyring is None or row.kid not in self._keyring:
+            self.without_secret += 1
+        elif row.tag != derive_tag(self._keyring, row.kid, fields):
+            yield row.id, f"its key is not the one that derives from its fields with the secret {row.kid!r}"
+
+
+def _entries(connection: Connection, tables: Tables) -> Iterator[Row[Any]]:
+    """Every entry's key fields."""
+    entry = tables.entry.c
+    columns = (entry.id, entry.env, entry.scope, entry.source, entry.parent, entry.operation, entry.discriminator)
+    return _pages(connection, select(*columns, entry.kid, entry.tag, entry.parent_id), entry.id)

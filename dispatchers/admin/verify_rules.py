@@ -1,0 +1,312 @@
+"""The rules of `outbox verify` that a database can answer: each question selects the rows that break one, as (id, text).
+
+Only what can never be is asked for. What a failover, a person or late proof of success may have brought about is no answer.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from sqlalchemy import Select, String, Table, and_, case, exists, func, literal, not_, or_, select
+from sqlalchemy import cast as as_type
+
+from dispatchers.decide_lookup import ABSENT, FOUND
+from outbox.sql.ordering import is_blocked
+from outbox.sql.schema import Tables
+from outbox.times import NEVER
+
+Question: TypeAlias = Callable[[Tables], Select[*tuple[Any, ...]]]
+
+
+# --- each entry stands in one place
+
+
+def _lost(tables: Tables) -> Select[*tuple[Any, ...]]:
+    entry = tables.entry
+    stands = or_(_has(tables.queue.c.id, entry.c.id), _has(tables.settlement.c.id, entry.c.id))
+    return select(entry.c.id, literal("neither waits nor has ended").label("text")).where(~stands)
+
+
+def _twice(tables: Tables) -> Select[*tuple[Any, ...]]:
+    queue, settlement = tables.queue, tables.settlement
+    text = _joined("waits as ", queue.c.state, ", and has ended as ", settlement.c.state)
+    return select(queue.c.id, text).join(settlement, settlement.c.id == queue.c.id)
+
+
+def _orphaned(tables: Tables) -> Select[*tuple[Any, ...]]:
+    queue, settlement = tables.queue.c.id, tables.settlement.c.id
+    rows = select(queue.label("id")).union_all(select(settlement.label("id"))).subquery()
+    text = literal("waits or has ended, and is no entry").label("text")
+    return select(rows.c.id, text).where(~_has(tables.entry.c.id, rows.c.id)).distinct()
+
+
+def _history_of_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
+    id, text = tables.event.c.entry_id, literal("has a history, and is no entry").label("text")
+    return select(id.label("id"), text).where(~_has(tables.entry.c.id, id)).distinct()
+
+
+def _sharing_a_key(tables: Tables) -> Select[*tuple[Any, ...]]:
+    return _alike("has the key of entry ", tables.entry, "tag")
+
+
+def _without_its_request(tables: Tables) -> Select[*tuple[Any, ...]]:
+    entry = tables.entry
+    text = _joined("waits, and the record of its request is gone: ", entry.c.record_id)
+    waiting = select(entry.c.id, text).join(tables.queue, tables.queue.c.id == entry.c.id)
+    return waiting.where(entry.c.record_id.is_not(None), ~_has(tables.record.c.id, entry.c.record_id))
+
+
+# --- what waits is as it was enqueued, and will have its turn
+
+
+def _bound_elsewhere(tables: Tables) -> Select[*tuple[Any, ...]]:
+    entry, queue = tables.entry, tables.queue
+    text = _joined("was enqueued for ", entry.c.destination, ", and waits for ", queue.c.destination)
+    return (
+        select(entry.c.id, text).join(queue, queue.c.id == entry.c.id).where(queue.c.destination != entry.c.destination)
+    )
+
+
+def _in_another_lane(tables: Tables) -> Select[*tuple[Any, ...]]:
+    entry, queue = tables.entry, tables.queue
+    lane = [func.coalesce(table.c.ordering_key, "none") for table in (entry, queue)]
+    text = _joined("was enqueued in the lane ", lane[0], ", and waits in the lane ", lane[1])
+    moved = entry.c.ordering_key.is_distinct_from(queue.c.ordering_key)
+    return select(entry.c.id, text).join(queue, queue.c.id == entry.c.id).where(moved)
+
+
+def _for_another_scope(tables: Tables) -> Select[*tuple[Any, ...]]:
+    """Whose turn it is at a fair destination; elsewhere the queue says neither."""
+    entry, queue = tables.entry, tables.queue
+    mine = and_(queue.c.fair == queue.c.destination, queue.c.scope == entry.c.scope)
+    unfair = and_(queue.c.fair.is_(None), queue.c.scope.is_(None))
+    text = literal("waits for the turn of another scope, or of another destination's").label("text")
+    return (
+        select(entry.c.id, text)
+        .join(queue, queue.c.id == entry.c.id)
+        .where(not_(func.coalesce(or_(mine, unfair), False)))
+    )
+
+
+def _without_a_place(tables: Tables) -> Select[*tuple[Any, ...]]:
+    queue = tables.queue
+    text = literal("has an ordering key and no place in its lane, or a place and no key").label("text")
+    return select(queue.c.id, text).where(queue.c.ordering_key.is_(None) != queue.c.position.is_(None))
+
+
+def _in_one_place(tables: Tables) -> Select[*tuple[Any, ...]]:
+    return _alike("has the same place in its lane as entry ", tables.queue, "ordering_key", "position")
+
+
+def _never_due(tables: Tables) -> Select[*tuple[Any, ...]]:
+    queue = tables.queue
+    waits = queue.c.state.in_(("pending", "retry")), queue.c.due_at == NEVER
+    alone = queue.c.hold.is_(None), queue.c.position.is_(None)
+    return select(queue.c.id, literal("never comes due, and nothing holds it").label("text")).where(*waits, *alone)
+
+
+def _behind_nobody(tables: Tables) -> Select[*tuple[Any, ...]]:
+    queue, before = tables.queue, tables.queue.alias("before")
+    first = (before.c.ordering_key == queue.c.ordering_key) & (before.c.position < queue.c.position)
+    stands = ~exists().where(first, before.c.state != "uncertain")
+    halted = _has(tables.halted.c.ordering_key, queue.c.ordering_key)
+    text = literal("is blocked, and nothing is before it in its lane").label("text")
+    return select(queue.c.id, text).where(is_blocked(queue), stands, ~halted)
+
+
+# --- the counts, the doubt, the key
+
+
+def _miscounted(tables: Tables) -> Select[*tuple[Any, ...]]:
+    rows, entry, meta = _progress(tables), tables.entry, tables.meta
+    text = _joined("was sent ", rows.c.attempts, " times in ", rows.c.deliveries, " deliveries")
+    # Late proof of success may come from a delivery that a database which was set back has never heard of.
+    forgot = exists().where(or_(meta.c.held_reason.is_not(None), meta.c.resumed_at >= entry.c.created_at))
+    counted = select(rows.c.id, text).join(entry, entry.c.id == rows.c.id)
+    return counted.where(rows.c.attempts > rows.c.deliveries, ~forgot)
+
+
+def _uncounted(tables: Tables) -> Select[*tuple[Any, ...]]:
+    rows, event = _progress(tables), tables.event
+    last = select(func.max(event.c.delivery)).where(event.c.entry_id == rows.c.id).scalar_subquery()
+    text = _joined("its history tells of delivery ", last, ", and ", rows.c.deliveries, " are counted")
+    return select(rows.c.id, text).where(last > rows.c.deliveries)
+
+
+def _unexplained_epoch(tables: Tables) -> Select[*tuple[Any, ...]]:
+    rows, event = _progress(tables), tables.event
+    decided = event.c.entry_id == rows.c.id, event.c.kind != "attempt"
+    decisions = select(func.count()).select_from(event).where(*decided).scalar_subquery()  # one epoch each, at most
+    text = _joined("has key epoch ", rows.c.key_epoch, ", and nobody decided that it was to be sent anew so often")
+    return select(rows.c.id, text).where(rows.c.key_epoch > 0, rows.c.key_epoch > decisions)
+
+
+def _uncertain_of_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
+    queue = tables.queue
+    text = literal("is uncertain, and nothing says that it may have been sent").label("text")
+    return select(queue.c.id, text).where(queue.c.state == "uncertain", ~queue.c.maybe_sent)
+
+
+def _forgotten_doubt(tables: Tables) -> Select[*tuple[Any, ...]]:
+    queue = tables.queue
+    text = _joined("was sent ", queue.c.attempts, " times, and nothing says that it may have happened")
+    return select(queue.c.id, text).where(
+        queue.c.attempts > 0, ~queue.c.maybe_sent, ~_proved_absent(tables, queue.c.id)
+    )
+
+
+def _sent_anew(tables: Tables) -> Select[*tuple[Any, ...]]:
+    queue, event = tables.queue, tables.event
+    said = exists().where(event.c.entry_id == queue.c.id, event.c.kind != "attempt")
+    text = literal("may have been sent, and is pending, and nobody decided that it was to be sent again").label("text")
+    return select(queue.c.id, text).where(queue.c.state == "pending", queue.c.maybe_sent, ~said)
+
+
+# --- the end is what the history tells
+
+
+def _untold(tables: Tables) -> Select[*tuple[Any, ...]]:
+    settlement, event = tables.settlement, tables.event
+    id, reason = settlement.c.id, settlement.c.reason
+    mine = event.c.entry_id == id
+    tried = exists().where(mine, event.c.kind == "attempt", event.c.reason == reason)
+    looked = exists().where(mine, event.c.kind == "look", event.c.reason == reason)
+    kept = exists().where(mine, event.c.kind == "attempt", event.c.reason.startswith("delivered, but "))
+    decided = exists().where(mine, event.c.kind == "decision", event.c.reason == reason)
+    verdict = _last_verdict(tables)
+    is_told = case(
+        (
+            settlement.c.state == "delivered",
+            or_(reason.is_(None), and_(reason == FOUND, or_(looked, kept)), verdict == "happened"),
+        ),
+        (settlement.c.state == "failed", or_(tried, and_(looked, reason != FOUND), verdict == "did_not_happen")),
+        else_=or_(reason.is_(None), decided),
+    )
+    text = _joined("is ", settlement.c.state, ", and its history does not say so")
+    return select(id, text).where(not_(func.coalesce(is_told, False)))
+
+
+def _last_verdict(tables: Tables) -> Any:
+    """What a person decided last for the very reason that the settlement has, as `decisions` puts it on record."""
+    settlement, event = tables.settlement, tables.event
+    said = {verdict: literal(f"{verdict}: ") + settlement.c.reason for verdict in ("happened", "did_not_happen")}
+    verdict = case(*((event.c.reason == text, name) for name, text in said.items()))
+    decided = event.c.entry_id == settlement.c.id, event.c.kind == "decision", event.c.reason.in_(list(said.values()))
+    return select(verdict).where(*decided).order_by(event.c.id.desc()).limit(1).scalar_subquery()
+
+
+def _delivered_unsent(tables: Tables) -> Select[*tuple[Any, ...]]:
+    """Whatever else has a reason: a person's, or that it was found."""
+    settlement = tables.settlement
+    text = literal("is delivered, and was never sent").label("text")
+    unsent = settlement.c.state == "delivered", settlement.c.reason.is_(None), settlement.c.attempts == 0
+    return select(settlement.c.id, text).where(*unsent)
+
+
+def _cancelled_in_doubt(tables: Tables) -> Select[*tuple[Any, ...]]:
+    settlement = tables.settlement
+    text = _joined("is cancelled, and was sent ", settlement.c.attempts, " times")
+    sent = settlement.c.state == "cancelled", settlement.c.attempts > 0
+    return select(settlement.c.id, text).where(*sent, ~_proved_absent(tables, settlement.c.id))
+
+
+def _cancelled_with_a_result(tables: Tables) -> Select[*tuple[Any, ...]]:
+    settlement = tables.settlement
+    text = literal("is cancelled, and has a service's answer").label("text")
+    return select(settlement.c.id, text).where(settlement.c.state == "cancelled", settlement.c.result.is_not(None))
+
+
+def _before_its_time(tables: Tables) -> Select[*tuple[Any, ...]]:
+    entry, settlement = tables.entry, tables.settlement
+    text = _joined(settlement.c.state, " before it was enqueued")
+    ended = select(entry.c.id, text).join(settlement, settlement.c.id == entry.c.id)
+    return ended.where(settlement.c.settled_at < entry.c.created_at)
+
+
+# --- halted lanes
+
+
+def _halting_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
+    halted = tables.halted
+    text = _joined("halts the lane ", halted.c.ordering_key, ", and is no entry")
+    return select(halted.c.entry_id.label("id"), text).where(~_has(tables.entry.c.id, halted.c.entry_id))
+
+
+def _halting_another_lane(tables: Tables) -> Select[*tuple[Any, ...]]:
+    halted, entry = tables.halted, tables.entry
+    text = _joined("halts the lane ", halted.c.ordering_key, ", and is not of it")
+    halting = select(entry.c.id, text).join(halted, halted.c.entry_id == entry.c.id)
+    return halting.where(entry.c.ordering_key.is_distinct_from(halted.c.ordering_key))
+
+
+def _halting_though_delivered(tables: Tables) -> Select[*tuple[Any, ...]]:
+    halted, settlement = tables.halted, tables.settlement
+    text = _joined("halts the lane ", halted.c.ordering_key, ", and is delivered")
+    halting = select(settlement.c.id, text).join(halted, halted.c.entry_id == settlement.c.id)
+    return halting.where(settlement.c.state == "delivered")
+
+
+QUESTIONS: Mapping[str, tuple[str, list[Question]]] = {
+    "kept": ("an entry that was committed is never lost", [_lost]),
+    "ended once": ("an entry that has ended does not wait any more", [_twice]),
+    "whole": ("what waits, has ended or has a history is an entry", [_orphaned, _history_of_nothing]),
+    "own key": ("no two entries share a key", [_sharing_a_key]),
+    "request": ("the record of a request outlives what it waits for", [_without_its_request]),
+    "as enqueued": (
+        "an entry waits for the destination, and in the lane, that it was enqueued for",
+        [_bound_elsewhere, _in_another_lane, _for_another_scope],
+    ),
+    "own place": ("an entry with an ordering key has a place of its own in its lane", [_without_a_place, _in_one_place]),
+    "its turn": ("what is neither held nor behind another comes due", [_never_due, _behind_nobody]),
+    "counted": ("an entry is not sent more often than it was claimed", [_miscounted, _uncounted]),
+    "same key": ("an entry keeps its key, unless a person or a proof decided otherwise", [_unexplained_epoch]),
+    "doubt": (
+        "what may have been sent is in doubt, until a person or a proof ends that",
+        [_uncertain_of_nothing, _forgotten_doubt, _sent_anew],
+    ),
+    "true end": ("an end is what the history tells", [_untold, _delivered_unsent]),
+    "cancelled": ("only what was certainly never sent is cancelled", [_cancelled_in_doubt, _cancelled_with_a_result]),
+    "in order": ("an entry ends after it was enqueued", [_before_its_time]),
+    "halted": (
+        "what halts a lane is an entry of it that was not delivered",
+        [_halting_nothing, _halting_another_lane, _halting_though_delivered],
+    ),
+}  # fmt: skip
+
+
+# --- what they share
+
+
+def _has(column: Any, id: Any) -> Any:
+    return exists().where(column == id)
+
+
+def _alike(text: str, table: Table, *names: str) -> Select[*tuple[Any, ...]]:
+    """The rows that have the same in these columns as another. No join: on stale statistics that compares each with each."""
+    columns = [table.c[name] for name in names]
+    before = func.lag(table.c.id).over(partition_by=columns, order_by=table.c.id).label("before")
+    rows = select(table.c.id, before).where(*(column.is_not(None) for column in columns)).subquery()
+    return select(rows.c.id, _joined(text, rows.c.before)).where(rows.c.before.is_not(None))
+
+
+def _proved_absent(tables: Tables, id: Any) -> Any:
+    """Whether a look has ended the doubt of the attempts before it, which count on."""
+    event = tables.event
+    return exists().where(event.c.entry_id == id, event.c.kind == "look", event.c.reason.startswith(ABSENT))
+
+
+def _joined(*parts: Any) -> Any:
+    """A text made of constants and columns, in the database."""
+    pieces = [literal(part) if isinstance(part, str) else as_type(part, String) for part in parts]
+    text: Any = pieces[0]
+    for piece in pieces[1:]:
+        text = text + piece
+    return text.label("text")
+
+
+def _progress(tables: Tables) -> Any:
+    """How far each entry has come, waiting or ended."""
+    waiting, ended = (
+        select(table.c.id, table.c.deliveries, table.c.attempts, table.c.key_epoch)
+        for table in (tables.queue, tables.settlement)
+    )
+    return waiting.union_all(ended).subquery()

@@ -1,0 +1,127 @@
+"""From `--database` to a connection that may only read, or one that decides."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection, Engine
+
+    from outbox.sql.schema import Tables
+
+
+@contextmanager
+def reading(database: str, schema: str | None, prefix: str) -> "Iterator[tuple[Connection, Tables]]":
+    """A connection in a transaction that sees one moment of the database, and on PostgreSQL cannot write."""
+    tables = _tables(schema, prefix)
+    with _engine(database).connect() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        _require(connection, tables)
+        yield connection, tables
+
+
+@contextmanager
+def deciding(database: str, schema: str | None, prefix: str) -> "Iterator[tuple[Connection, Tables]]":
+    """A connection in a transaction that commits at the block's end, or rolls back for an exception."""
+    from outbox.sql.dialect import prepare_sqlite
+
+    tables = _tables(schema, prefix)
+    engine = _engine(database)
+    if engine.dialect.name == "sqlite":
+        prepare_sqlite(engine)
+    with engine.begin() as connection:
+        _require(connection, tables)
+        yield connection, tables
+
+
+def parsed(database: str) -> "URL":
+    """The URL, with a synchronous driver that is installed."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    from outbox.migrations.targets import synchronous
+
+    try:
+        url = make_url(database)
+    except (ArgumentError, ValueError):  # its text is not shown: there may be a password in it
+        raise _wrong("is no SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name") from None
+    url = synchronous(url)
+    _require_driver(url)
+    return url
+
+
+def _require_driver(url: "URL") -> None:
+    from sqlalchemy.exc import NoSuchModuleError
+
+    from outbox.sql.dialect import SUPPORTED
+
+    if url.get_backend_name() not in SUPPORTED:
+        raise _wrong(f"is of {url.get_backend_name()!r}: the outbox runs on {' and '.join(SUPPORTED)}")
+    try:
+        dialect = url.get_dialect()
+        if dialect.is_async:
+            raise _wrong(f"has an asynchronous driver, {url.drivername!r}: write postgresql+psycopg://")
+        dialect.import_dbapi()
+    except NoSuchModuleError:
+        raise _wrong(f"names an unknown driver, {url.drivername!r}: write postgresql+psycopg://") from None
+    except ModuleNotFoundError as error:
+        raise _wrong(
+            f"needs the driver {error.name!r}, which is not installed:"
+            " pip install 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://"
+        ) from None
+
+
+def _wrong(what: str) -> click.BadParameter:
+    return click.BadParameter(f"the URL {what}", param_hint="'--database'")
+
+
+def existing(database: str) -> "URL":
+    """The same, for what looks at a database that is there."""
+    url = parsed(database)
+    _require_file(url)
+    return url
+
+
+def _engine(database: str) -> "Engine":
+    from sqlalchemy import create_engine
+    from sqlalchemy.pool import NullPool
+
+    return create_engine(existing(database), poolclass=NullPool, hide_parameters=True)
+
+
+def _require_file(url: "URL") -> None:
+    """SQLite makes the file that it does not find: a slip in its name would be an empty outbox."""
+    if url.get_backend_name() != "sqlite" or (url.database or "").startswith("file:"):
+        return
+    if not url.database or url.database == ":memory:":
+        raise _wrong("is a database in this process's memory, where nothing can be")
+    if not Path(url.database).exists():
+        raise click.ClickException(
+            f"there is no file {url.database!r}: check --database, or make the tables with `outbox db upgrade`"
+        )
+
+
+def _tables(schema: str | None, prefix: str) -> "Tables":
+    from sqlalchemy import MetaData
+
+    from outbox.sql.schema import define_tables
+
+    return define_tables(MetaData(), schema=schema, prefix=prefix)
+
+
+def _require(connection: "Connection", tables: "Tables") -> None:
+    from sqlalchemy import inspect
+
+    from outbox.errors import SchemaError
+    from outbox.sql.places import place_of
+
+    queue = tables.queue
+    if not inspect(connection).has_table(queue.name, schema=queue.schema):
+        raise SchemaError(
+            f"the table {queue.fullname!r} does not exist in the database {place_of(connection.engine)}: run `outbox db upgrade`"
+            " (or the app's own Alembic, if it makes the outbox's tables), or give --prefix or --schema"
+        )

@@ -1,0 +1,213 @@
+"""`outbox upkeep`: retention by hand or from cron, until nothing is left that may go."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dispatchers.cli import exit_codes
+from dispatchers.cli.connections import deciding
+from dispatchers.cli.options import Since, database_options
+from dispatchers.cli.output import plain
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from dispatchers.maintenance.jobs import Upkeep
+    from dispatchers.maintenance.retention_sql import Batch
+    from outbox.sql.schema import Tables
+
+Result = TypeVar("Result")
+Tell = Callable[[str, "Batch"], None]
+
+BATCHES_A_LINE = 100  # without a terminal: a line for each 50,000 rows
+
+
+class Span(Since):
+    """A span such as `90s`, `15m`, `2h`, `35d` or `4w`, as a timedelta."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        try:
+            span = super().convert(value, param, ctx)
+        except click.BadParameter:
+            span = None
+        if span is None or isinstance(span, datetime):
+            self.fail(f"{value!r} is no span such as 90s, 15m, 2h, 35d or 4w", param, ctx)
+        return span
+
+
+class Window(Span):
+    """A span, or `forever`."""
+
+    name = "span|forever"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "forever":
+            from dispatchers.delivery import FOREVER
+
+            return FOREVER
+        return super().convert(value, param, ctx)
+
+
+@click.command()
+@click.option(
+    "--window",
+    "windows",
+    type=Window(),
+    multiple=True,
+    required=True,
+    help="The longest window of all adapters that send from this database; give `forever` too if one declares FOREVER."
+    " Required, since a guess could forget a key that a service still remembers.",
+)
+@click.option(
+    "--keep",
+    type=Span(),
+    default=None,
+    show_default="35d",
+    help="How long a settled entry is kept; at least the longest window and a day. Longer than any caller's retries: an"
+    " entry that is asked for again after it was deleted is a new effect.",
+)
+@click.option("--dry-run", is_flag=True, help="Only count what would be deleted.")
+@database_options
+@click.pass_context
+def upkeep(
+    ctx: click.Context,
+    database: str,
+    schema: str | None,
+    prefix: str,
+    windows: tuple[Any, ...],
+    keep: timedelta | None,
+    dry_run: bool,
+) -> None:
+    """Delete what is settled and need not be kept.
+
+    That is records past their audit window, settled entries with their events, and tombstones of keys that no service
+    remembers. Never what is unsettled. It works in short transactions beside everything else, and may be stopped at any
+    time; a running dispatcher does the same by itself.
+    """
+    from dispatchers.maintenance.jobs import Upkeep
+    from dispatchers.maintenance.retention import KEEP, Retention
+    from dispatchers.maintenance.retention_sql import STEPS, overdue
+
+    retention = Retention.of(KEEP if keep is None else keep, windows)
+    with deciding(database, schema, prefix) as (connection, tables):
+        engine = connection.engine
+        whole = overdue(connection, tables, retention)
+    with engine.connect() as connection:
+        with _progress(whole) as tell:
+            deleted = asyncio.run(_sweep(Upkeep(_runner(connection), tables, retention, dry=dry_run), tell))
+        bodies, alarm = _keep_bodies(connection, tables, dry=dry_run)
+    counts = {name: deleted[name] for name in STEPS}
+    if ctx.meta.get(exit_codes.JSON):
+        click.echo(json.dumps({"dry_run": dry_run, "deleted": counts, **({"bodies": plain(bodies)} if bodies else {})}))
+    else:
+        told = ", ".join(f"{count} {name}" for name, count in counts.items())
+        click.echo(f"{'would delete' if dry_run else 'deleted'} {told}")
+        if bodies:
+            click.echo(bodies.told(dry=dry_run))
+    if alarm:
+        raise click.ClickException(alarm)
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """What was done to the partitions of bodies.
+
+    due: days that need not be kept, and are there still. why: for what reason. days_ahead: for how many there is a partition.
+    """
+
+    added: int
+    dropped: tuple[date, ...]
+    due: tuple[date, ...]
+    why: str | None
+    days_ahead: int
+
+    def told(self, *, dry: bool) -> str:
+        days = _listed(self.due if dry else self.dropped)
+        text = f"{'would drop' if dry else 'dropped'} the bodies of {days}; partitions for {self.days_ahead} days ahead"
+        return f"{text}\nnot dropped: {_listed(self.due)}: {self.why}" if self.why else text
+
+
+def _listed(days: tuple[date, ...]) -> str:
+    return ", ".join(map(str, days)) or "no day"
+
+
+def _keep_bodies(connection: "Connection", tables: "Tables", *, dry: bool) -> tuple[Bodies | None, str | None]:
+    """What was done, and what is wrong; nothing where the layout at scale was never switched on."""
+    from dispatchers.maintenance.body_partitions import add_days, drop_days
+    from outbox.sql.body_partitions import read_layout
+
+    with connection.begin():
+        layout = read_layout(connection, tables)
+    if layout is None:
+        return None, None
+    added = 0
+    if layout.lacks_days and not dry:
+        with connection.begin():
+            added = add_days(tables, connection)
+            layout = read_layout(connection, tables) or layout
+    with connection.begin():
+        dropped, due = drop_days(tables, connection, dry=dry)
+    why = None
+    if due and not dry:
+        why = "records that cannot be deleted need them" if layout.is_owner else "only the owner of the tables may"
+    return Bodies(added, dropped, due, why, layout.ahead), layout.alarm
+
+
+async def _sweep(upkeep: "Upkeep", tell: Tell) -> Counter[str]:
+    deleted: Counter[str] = Counter()
+    async for name, batch in upkeep.sweep():
+        deleted[name] += batch.deleted
+        tell(name, batch)
+    return deleted
+
+
+def _runner(connection: "Connection") -> Any:
+    """Runs each piece of work in a transaction of its own, all on this connection."""
+
+    async def run(work: Callable[["Connection"], Result]) -> Result:
+        with connection.begin():
+            return work(connection)
+
+    return run
+
+
+# --- progress, on stderr
+
+
+@contextmanager
+def _progress(whole: dict[str, int]) -> Iterator[Tell]:
+    """A bar for each step on a terminal, lines elsewhere. whole: how many rows each step has to look at."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(whole)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks = {name: bars.add_task(name, total=count) for name, count in whole.items()}
+        yield lambda name, batch: bars.advance(tasks[name], batch.looked_at)
+
+
+def _lines(whole: dict[str, int]) -> Tell:
+    looked_at: Counter[str] = Counter()
+    batches: Counter[str] = Counter()
+
+    def tell(name: str, batch: "Batch") -> None:
+        looked_at[name] += batch.looked_at
+        batches[name] += 1
+        if batch.after is None or batches[name] % BATCHES_A_LINE == 0:
+            click.echo(f"{name}: looked at {looked_at[name]} of {max(whole[name], looked_at[name])}", err=True)
+
+    return tell

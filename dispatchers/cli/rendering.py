@@ -1,0 +1,264 @@
+"""How what was found is drawn for people: the overview, lists, one entry."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from dispatchers.cli.output import cell, instant, is_screen, json_text, pairs, prose, short, span, state_cell, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from dispatchers.admin.destinations import DestinationState, DestinationStates
+    from dispatchers.admin.entries import EntryDetails, EntrySummary, Page
+    from dispatchers.admin.overview import DestinationOverview, Overview
+
+WAITING = ("pending", "sending", "retry", "uncertain")
+SEND_AGAIN = "send_again"
+
+
+OVERDUE_SHOWN = 5
+
+
+def overview(found: "Overview") -> "Iterator[RenderableType]":
+    if found.held_reason:
+        yield prose(f"every dispatcher holds: {found.held_reason}", "bold red")
+    if found.resumed:
+        ago = span(found.at - found.resumed.at)
+        yield prose(f"resumed {ago} ago by {found.resumed.by}: {found.resumed.reason}")
+    if not found.destinations:
+        yield prose("nothing waits")
+        return
+    drawn = table(
+        "DESTINATION",
+        *map(str.upper, WAITING),
+        "HELD",
+        "OLDEST DUE",
+        "NOTE",
+        elastic=["DESTINATION", "NOTE"],
+        right=_NUMBERS,
+    )
+    for destination in found.destinations:
+        oldest = destination.oldest_due_seconds
+        drawn.add_row(
+            cell(destination.name),
+            *(cell(destination.states.get(state, 0)) for state in WAITING),
+            cell(destination.held),
+            cell("-" if oldest is None else span(timedelta(seconds=oldest))),
+            cell(_note(destination, found.at)),
+        )
+    yield drawn
+    if found.uncertain:
+        yield prose(f"{found.uncertain} uncertain: `outbox list --state uncertain` shows them", "yellow")
+    if found.held:
+        yield prose(f"{found.held} held: `outbox list --held` shows them")
+    if found.blocked:
+        yield prose(f"{found.blocked} behind others of their lanes")
+    if found.overdue:
+        shown = ", ".join(str(lease.id) for lease in found.overdue[:OVERDUE_SHOWN])
+        more = ", ..." if len(found.overdue) > OVERDUE_SHOWN else ""
+        longest = span(timedelta(seconds=found.overdue[0].over_seconds))
+        yield prose(
+            f"{len(found.overdue)} being sent by nobody, their leases over for up to {longest}: {shown}{more}; no dispatcher"
+            " serves them, or an open transaction has locked their rows (pg_stat_activity shows it)",
+            "yellow",
+        )
+    for unserved in found.unserved or ():
+        entries = f"{unserved.entries} or more" if unserved.has_more else str(unserved.entries)
+        yield prose(f"{entries} of {unserved.operation} served by no dispatcher: {unserved.reason}", "yellow")
+    for lane in found.halted:
+        since = span(found.at - lane.since)
+        yield prose(f"lane {lane.ordering_key} halted {since} ago behind {lane.entry_id}: {lane.reason}", "yellow")
+
+
+_NUMBERS = (*map(str.upper, WAITING), "HELD", "OLDEST DUE")
+
+
+def destinations(found: "DestinationStates") -> "Iterator[RenderableType]":
+    if not found.destinations:
+        yield prose("nothing waits")
+        return
+    drawn = table("DESTINATION", "DUE", "OLDEST DUE", "RATE", "NOTE", elastic=["DESTINATION", "NOTE"], right=_FIGURES)
+    for state in found.destinations:
+        oldest, rate = state.oldest_due_seconds, state.rate_per_second
+        drawn.add_row(
+            cell(state.name),
+            cell(state.due),
+            cell("-" if oldest is None else span(timedelta(seconds=oldest))),
+            cell("-" if rate is None else f"{rate:g}/s"),
+            prose(_weight(state, found.at)),
+        )
+    yield drawn
+
+
+_FIGURES = ("DUE", "OLDEST DUE", "RATE")
+
+
+def _weight(state: "DestinationState", at: datetime) -> str:
+    notes = []
+    if state.paused and state.decided_at is not None:
+        since = span(at - state.decided_at)
+        notes.append(f"paused {since} ago by {state.decided_by}: {state.paused_reason or 'no reason given'}")
+    if state.cool_until is not None:
+        notes.append(f"cools for {span(state.cool_until - at)}")
+    if state.breaker != "closed":
+        left = f" for {span(state.breaker_until - at)}" if state.breaker_until and state.breaker_until > at else ""
+        notes.append(f"breaker {state.breaker.replace('_', '-')}{left} after {state.breaker_failures} failures")
+    if state.slots_taken:
+        notes.append(f"{state.slots_taken} of {state.slots_max} sends at once")
+    return ", ".join(notes)
+
+
+def _note(destination: "DestinationOverview", at: datetime) -> str:
+    notes = []
+    if destination.paused:
+        notes.append(f"paused: {destination.paused_reason or 'no reason given'}")
+    if destination.breaker != "closed":
+        notes.append(f"breaker {destination.breaker.replace('_', '-')}")
+    if destination.cool_until is not None and destination.cool_until > at:
+        notes.append(f"cools for {span(destination.cool_until - at)}")
+    return ", ".join(notes)
+
+
+def entries_of_parent(entries: "Sequence[EntrySummary]") -> "RenderableType":
+    has_sources = any((entry.source, entry.scope) != ("app", "") for entry in entries)
+    whose = ["SOURCE", "SCOPE"] if has_sources else []
+    drawn = table(
+        *("ID", "STATE", *whose, "OPERATION", "ATTEMPTS", "CREATED", "REASON"),
+        elastic=["SCOPE", "OPERATION", "REASON"],
+        right=["ATTEMPTS"],
+    )
+    for entry in entries:
+        drawn.add_row(
+            cell(short(entry.id)),
+            state_cell(entry.state),
+            *([cell(entry.source), cell(entry.scope)] if has_sources else []),
+            cell(_effect(entry)),
+            cell(entry.attempts),
+            cell(entry.created_at.strftime("%Y-%m-%d %H:%M:%SZ")),
+            cell(_why(entry)),
+        )
+    return drawn
+
+
+def _effect(entry: "EntrySummary") -> str:
+    return f"{entry.operation} ({entry.discriminator})" if entry.discriminator else entry.operation
+
+
+def _why(entry: "EntrySummary") -> str:
+    if entry.hold is not None:
+        return f"held: {entry.hold}"
+    if entry.known is not None:
+        reason = entry.reason or ""
+        if entry.known == SEND_AGAIN:
+            return f"to be sent again: {reason}"
+        word = "" if reason.startswith(entry.known) else f"{entry.known}, "
+        return f"{word}not settled yet: {reason}"
+    if entry.behind is not None:
+        return f"behind {short(entry.behind)} of its lane"
+    return entry.reason or ""
+
+
+def page(found: "Page", following: str | None, *, ended: bool, env: str | None) -> "Iterator[RenderableType]":
+    """env: the deployment's own, if it is known: that of an entry is shown where it differs."""
+    if found.entries:
+        elastic = ["OPERATION", "PARENT", "REASON"]
+        has_envs = len({entry.env for entry in found.entries} | ({env} if env else set())) > 1
+        envs = ["ENV"] if has_envs else []
+        drawn = table(
+            "ID", "STATE", *envs, "OPERATION", "PARENT", "ENDED" if ended else "DUE", "REASON", elastic=elastic
+        )
+        for entry in found.entries:
+            drawn.add_row(
+                cell(short(entry.id)),
+                state_cell(entry.state),
+                *([cell(entry.env)] if has_envs else []),
+                cell(_effect(entry)),
+                cell(entry.parent),
+                cell(_when(entry, found.at)),
+                cell(_why(entry)),
+            )
+        yield drawn
+    else:
+        yield prose(_none(found, ended=ended))
+    if following and is_screen():
+        yield prose("more: the same with", "dim")
+        yield prose(f"--after {following}", "dim")  # on a line of its own, so that it can be copied
+
+
+def _none(page: "Page", *, ended: bool) -> str:
+    if page.since is None:
+        return "none"
+    longer = "; --since 30d looks further back" if ended else ""
+    return f"none {'ended' if ended else 'due'} since {instant(page.since)}{longer}"
+
+
+def _when(entry: "EntrySummary", at: datetime) -> str:
+    if entry.settled_at is not None:
+        return f"{span(at - entry.settled_at)} ago"
+    if entry.state == "sending" and entry.lease_until is not None:
+        left = entry.lease_until - at
+        return f"lease {span(left)}" if entry.lease_until > at else f"lapsed {span(left)}"
+    if entry.due_at is None:
+        return "-"
+    return f"in {span(entry.due_at - at)}" if entry.due_at > at else f"{span(at - entry.due_at)} ago"
+
+
+def details(entry: "EntryDetails", payload: Any, *, with_payload: bool) -> "Iterator[RenderableType]":
+    yield pairs(_fields(entry))
+    if entry.events:
+        yield prose("")
+        drawn = table("AT", "WHAT", "BY", "REASON", elastic=["REASON"])
+        for event in entry.events:
+            what = event.kind if event.delivery is None else f"{event.kind}, delivery {event.delivery}"
+            drawn.add_row(cell(instant(event.at)), cell(what), cell(event.actor or ""), prose(event.reason or ""))
+        yield drawn
+    if with_payload:
+        yield prose("")
+        yield json_text(payload)
+
+
+def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
+    yield "id", entry.id
+    yield "state", state_cell(entry.state)
+    yield "reason", entry.reason
+    yield "known", entry.known and _known(entry.known)
+    yield "held", entry.hold
+    yield "behind", entry.behind
+    yield "operation", entry.operation
+    yield "discriminator", entry.discriminator or None
+    yield "destination", entry.destination
+    yield "parent", entry.parent
+    yield "scope", entry.scope or None
+    yield "source", entry.source
+    yield "env", entry.env
+    epoch = entry.key_epoch
+    yield "child key", f"{entry.child_key} (of epoch 0)" if epoch and entry.child_key else entry.child_key
+    yield "kid", entry.kid
+    yield "epoch", f"{epoch}: `outbox keys derive --epoch {epoch}` tells its key" if epoch else None
+    yield "sent as", entry.sent_as
+    yield "ordering key", entry.ordering_key
+    yield "position", entry.position
+    yield "created", instant(entry.created_at)
+    yield "due", entry.due_at and f"{instant(entry.due_at)} ({_when(entry, entry.at)})"
+    yield "first leased", entry.first_leased_at and instant(entry.first_leased_at)
+    yield (
+        "lease",
+        entry.lease_until and entry.leased_at and f"{instant(entry.leased_at)} to {instant(entry.lease_until)}",
+    )
+    yield "deliveries", f"{entry.deliveries} (how often a dispatcher claimed it)"
+    yield "attempts", f"{entry.attempts} (how many sends may have left)"
+    yield "maybe sent", None if entry.maybe_sent is None else ("yes" if entry.maybe_sent else "no")
+    yield "in doubt since", entry.in_doubt_since and instant(entry.in_doubt_since)
+    yield "settled", entry.settled_at and instant(entry.settled_at)
+    yield "result", None if entry.result is None else json_text(entry.result)
+    yield "options", json_text(entry.options) if entry.options else None
+    yield "headers", json_text(entry.headers) if entry.headers else None
+    yield "record", entry.record_id
+    yield "payload", None if entry.payload_bytes is None else f"{entry.payload_bytes} bytes"
+
+
+def _known(known: str) -> str:
+    if known == SEND_AGAIN:
+        return "to be sent again by a running dispatcher"
+    return f"{known}, to be settled by a running dispatcher"

@@ -1,0 +1,113 @@
+"""How the slots of a fair destination are shared out over the scopes that wait there. No I/O.
+
+The scopes stand in a ring, in the order of their names; at its end stand the entries without a scope, which were enqueued before
+the destination was fair, as if they were one scope more. A claim deals its slots out one at a time, round after round, and the
+next one goes on where it stopped. Whoever has no more entries is passed over, so what one does not need goes to the others.
+
+A claim looks at `SCOPES_MAX` scopes at most. If there are more, it deals to those, and the next one goes on behind the last of
+them: each scope is looked at within as many claims as that takes.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from dispatchers.flow_control.quota import Want
+from dispatchers.transitions import HINT_SLACK
+from outbox.times import EPOCH
+
+SCOPES_MAX = 500
+"""Each costs about 8 us where nothing of it is due, and 20 where something is: PostgreSQL 18, 2 cores."""
+
+
+class Waiting(NamedTuple):
+    """How many entries of one scope may be claimed, counted up to `counted_max`; None for those without a scope."""
+
+    scope: str | None
+    entries: int
+
+
+class Backlog(NamedTuple):
+    """What a claim finds at a fair destination.
+
+    oldest: the due time of the first entry that may be claimed; None if there is none.
+    entries: how many there are, counted up to one more than there are slots. unscoped: how many of those have no scope.
+    behind, before: the scopes behind the place where the last claim stopped, and those up to it. Only where there are more
+    entries than slots; and no more of them than it takes to find one with entries for each slot.
+    """
+
+    oldest: datetime | None
+    entries: int = 0
+    unscoped: int = 0
+    behind: Sequence[Waiting] = ()
+    before: Sequence[Waiting] = ()
+
+
+class Share(NamedTuple):
+    """What a claim takes of each scope; what is left of its slots goes to the oldest, whoever's they are.
+
+    after: where it stopped. None for the ring's end.
+    """
+
+    of: Mapping[str, int]
+    after: str | None
+
+
+def counted_max(slots: int, scopes: int) -> int:
+    """How many entries of each scope are worth counting, where so many have any. Who has as many may have more."""
+    return slots // max(scopes, 1) + 1
+
+
+def share_out(slots: int, backlog: Backlog, after: str | None) -> Share:
+    """What the scopes get of so many slots, from behind the place `after`."""
+    walked = [*backlog.behind, *backlog.before]
+    waiting = sum(scope.entries > 0 for scope in walked)
+    ring = [*backlog.behind, Waiting(None, backlog.unscoped), *backlog.before]
+    dealt = deal(slots, ring, counted_max(slots, waiting))
+    is_cut = len(walked) >= SCOPES_MAX and waiting < slots
+    stopped = walked[-1].scope if is_cut else dealt[-1] if dealt else after
+    return Share(Counter(scope for scope in dealt if scope is not None), stopped)
+
+
+def deal(slots: int, ring: Sequence[Waiting], many: int) -> list[str | None]:
+    """Whose each slot is, one after another. many: who has so many entries may have any number."""
+    dealt: list[str | None] = []
+    rounds = 0
+    while (ring := [scope for scope in ring if scope.entries > rounds or scope.entries >= many]) and len(dealt) < slots:
+        dealt += [scope.scope for scope in ring[: slots - len(dealt)]]
+        rounds += 1
+    return dealt
+
+
+class Rounds:
+    """Where this process's last claims of the fair destinations stopped, and from which due time on they had seen all."""
+
+    def __init__(self, fair: Collection[str] = ()) -> None:
+        self._fair = frozenset(fair)
+        self._after: dict[str, str | None] = {}
+        self._oldest: dict[str, datetime] = {}
+
+    def __contains__(self, destination: str) -> bool:
+        return destination in self._fair
+
+    def after(self, destination: str) -> str | None:
+        return self._after.get(destination)
+
+    def hint(self, want: Want) -> datetime:
+        """Nothing that is due before this has been left behind: the want's own hint counts what the oldest first brings."""
+        return min(want.hint, self._oldest.get(want.destination, EPOCH))
+
+    def share_out(self, want: Want, backlog: Backlog) -> Mapping[str, int]:
+        """How many entries of each scope to claim; the rest of the slots is for the oldest."""
+        name = want.destination
+        if backlog.oldest is not None:
+            self._oldest[name] = backlog.oldest - HINT_SLACK
+        if backlog.entries <= want.slots:  # there is nothing to share out
+            return {}
+        share = share_out(want.slots, backlog, self.after(name))
+        self._after[name] = share.after
+        return share.of
+
+
+NOBODY = Rounds()

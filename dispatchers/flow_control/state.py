@@ -1,0 +1,311 @@
+"""What weighs on one destination, and what it then may be sent. Pure: the rules of cool-down, breaker, rate, slots and pause.
+
+A `Pressure` is one row of the database, shared by all dispatchers. Each rule takes it as it is, says what it becomes, and is
+applied while the row is locked; `now` is always the database's. A refusal to send is no attempt: what is refused is not claimed.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+from dispatchers.flow_control.permits import NONE_LEFT, Taken, still_taken
+from outbox.errors import ConfigurationError
+from outbox.times import NEVER
+
+COOL_MAX = timedelta(days=1)
+"""One answer stops the whole fleet for so long at most; its own entry waits for all of what was asked."""
+
+COOL_DEFAULT = timedelta(seconds=1)  # where the service does not say how long
+BLOCK_SECONDS = 0.1  # a rate is handed out in portions of so much time, or each entry would cost a claim of its own
+SLOTS_WAIT = timedelta(seconds=0.25)  # until it is worth asking whether another dispatcher has left a slot
+ROUNDING_SECONDS = 1.5e-6  # an instant is rounded to a microsecond: that of the schedule, of the wait and of the clock
+DOUBLINGS_MAX = 20
+UNLIMITED = 1_000_000  # more than any claim wants
+
+
+# --- what a dispatcher is told
+
+
+def _require_whole(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigurationError(f"{name} must be a whole number of at least 1: {value!r}")
+
+
+def _is_rate(rate: Any) -> bool:
+    return (
+        isinstance(rate, int | float) and not isinstance(rate, bool) and 0.0001 <= rate <= 1_000_000
+    )  # nan is neither
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breaker:
+    """When to stop sending to a destination that does not work, and how soon to try it with one entry.
+
+    failures: how many sends in a row that bring no answer of worth (no connection, 5xx, a timeout). wait: until the first
+    probe; doubled after each that fails, up to `wait_max`.
+    """
+
+    failures: int = 10
+    wait: timedelta = timedelta(seconds=10)
+    wait_max: timedelta = timedelta(minutes=5)
+
+    def __post_init__(self) -> None:
+        _require_whole("Breaker.failures", self.failures)
+        for name, span in (("wait", self.wait), ("wait_max", self.wait_max)):
+            if not isinstance(span, timedelta) or not timedelta(0) < span <= COOL_MAX:
+                raise ConfigurationError(
+                    f"Breaker.{name} must be a timedelta of more than 0 and at most a day: {span!r}"
+                )
+        if self.wait > self.wait_max:
+            raise ConfigurationError(f"Breaker.wait, {self.wait}, must not be longer than wait_max, {self.wait_max}")
+
+    def wait_after(self, failures: int) -> timedelta:
+        """Until the next probe, after so many failures: those that opened it, and one for each probe."""
+        doublings = min(max(failures - self.failures, 0), DOUBLINGS_MAX)
+        wait: timedelta = min(self.wait * 2**doublings, self.wait_max)
+        return wait
+
+
+DEFAULT_BREAKER = Breaker()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one destination is sent at most.
+
+    concurrency: sends at once by one dispatcher; by default the dispatcher's own. concurrency_in_all: sends at once by all
+    dispatchers that have this limit together. rate: sends a second by all that have this one together. burst: how many of those
+    at once, after a pause; by default a second's. breaker: None for none.
+    """
+
+    concurrency: int | None = None
+    concurrency_in_all: int | None = None
+    rate: float | None = None
+    burst: int | None = None
+    breaker: Breaker | None = DEFAULT_BREAKER
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None:
+            _require_whole("Limits.concurrency", self.concurrency)
+        if self.concurrency_in_all is not None:
+            _require_whole("Limits.concurrency_in_all", self.concurrency_in_all)
+        if self.rate is not None and not _is_rate(self.rate):
+            raise ConfigurationError(
+                f"Limits.rate must be a number of sends a second, 0.0001 to 1000000: {self.rate!r}"
+            )
+        if self.burst is not None:
+            _require_whole("Limits.burst", self.burst)
+            if self.rate is None:
+                raise ConfigurationError(f"Limits.burst is of a rate: Limits(rate=..., burst={self.burst})")
+        if self.breaker is not None and not isinstance(self.breaker, Breaker):
+            raise ConfigurationError(f"Limits.breaker must be a Breaker, or None for none: {self.breaker!r}")
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether every claim is counted against them, by all dispatchers together."""
+        return self.rate is not None or self.concurrency_in_all is not None
+
+
+def check_limits(limits: Mapping[str, Limits]) -> dict[str, Limits]:
+    """A copy. Raises `ConfigurationError` for what is not limits by destination."""
+    for name, given in limits.items():
+        if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
+            raise ConfigurationError(f"limits go by destination, a text of 1 to 255 bytes: {name!r}")
+        if not isinstance(given, Limits):
+            raise ConfigurationError(f"the limits of {name!r} must be Limits(...), not {given!r}")
+    return dict(limits)
+
+
+NO_LIMITS = Limits()
+
+
+def limits_of(limits: Mapping[str, Limits], destination: str) -> Limits:
+    """The destination's own limits; else those of its service, for each of the service's destinations by itself."""
+    return limits.get(destination) or limits.get(service_of(destination), NO_LIMITS)
+
+
+def service_of(destination: str) -> str:
+    """`stripe` of `stripe:acct_1`: what is before the first colon, all of it if there is none."""
+    return destination.partition(":")[0]
+
+
+# --- what all dispatchers share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """One destination's row.
+
+    cool_until: it asked for quiet until then. breaker: `open` lets nothing through before `breaker_until`; `half_open` is
+    under trial by the one entry whose lease token is `breaker_token`, until `breaker_until` at the latest. breaker_failures: in
+    a row. rate_at: up to when its rate is used up. slots_taken: of those that all dispatchers share, of which there are
+    `slots_max`. resumed_at: when somebody last ended a pause.
+    """
+
+    paused: bool = False
+    cool_until: datetime | None = None
+    breaker: Literal["closed", "open", "half_open"] = "closed"
+    breaker_until: datetime | None = None
+    breaker_failures: int = 0
+    breaker_token: UUID | None = None
+    rate_at: datetime | None = None
+    rate_per_second: float | None = None
+    slots_taken: tuple[Taken, ...] = ()
+    slots_max: int | None = None
+    resumed_at: datetime | None = None
+
+
+class Pressures(NamedTuple):
+    """Destinations' rows at one moment of the database's clock."""
+
+    at: datetime
+    of: Mapping[str, Pressure]
+
+
+class News(NamedTuple):
+    """What one dispatcher's sends told of a destination since it last wrote that down.
+
+    answered: it did its work, or refused for what was asked. failures: sends that it did not serve, since it last answered.
+    cool: it asks for quiet. probe: the lease token of a probe that has ended; passed: whether it got through, None for nobody
+    knows, as it was never sent. left: how many sends of a claim have not ended, by lease token.
+    """
+
+    answered: bool = False
+    failures: int = 0
+    cool: timedelta | None = None
+    probe: UUID | None = None
+    passed: bool | None = None
+    left: Mapping[UUID, int] = NONE_LEFT
+
+    def then(self, later: "News") -> "News":
+        """Both, one after the other."""
+        cools = [cool for cool in (self.cool, later.cool) if cool is not None]
+        probe, passed = (self.probe, self.passed) if later.probe is None else (later.probe, later.passed)
+        return News(
+            self.answered or later.answered,
+            later.failures if later.answered else self.failures + later.failures,
+            max(cools, default=None),
+            probe,
+            passed,
+            {**self.left, **later.left},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressing:
+    """What an exchange with the database is to do about pressure.
+
+    news: by destination. decided: the destinations for which a claim must be decided under their row's lock.
+    """
+
+    news: Mapping[str, News]
+    decided: frozenset[str]
+    limits: Mapping[str, Limits]
+
+
+# --- the rules
+
+
+def heard(pressure: Pressure, news: News, limits: Limits, now: datetime) -> Pressure:
+    """What `news` makes of it.
+
+    While the breaker is not closed only its probe counts: the other answers are to sends from before.
+    """
+    if news.left:
+        pressure = replace(pressure, slots_taken=still_taken(pressure.slots_taken, now, news.left))
+    if news.cool is not None:
+        cool_until = now + min(max(news.cool, timedelta(0)), COOL_MAX)
+        pressure = replace(pressure, cool_until=max(cool_until, pressure.cool_until or cool_until))
+    if pressure.breaker == "half_open" and news.probe is not None and news.probe == pressure.breaker_token:
+        return _tried(pressure, news.passed, limits.breaker or DEFAULT_BREAKER, now)
+    if pressure.breaker != "closed" or limits.breaker is None:
+        return pressure
+    failures = news.failures + (0 if news.answered else pressure.breaker_failures)
+    if failures < limits.breaker.failures:
+        return replace(pressure, breaker_failures=failures)
+    return _opened(pressure, limits.breaker.failures, now + limits.breaker.wait_after(limits.breaker.failures))
+
+
+def _tried(pressure: Pressure, passed: bool | None, breaker: Breaker, now: datetime) -> Pressure:
+    if passed is None:
+        return _opened(pressure, pressure.breaker_failures, now)
+    if passed:
+        return replace(pressure, breaker="closed", breaker_until=None, breaker_failures=0, breaker_token=None)
+    failures = max(pressure.breaker_failures, breaker.failures) + 1
+    return _opened(pressure, failures, now + breaker.wait_after(failures))
+
+
+def _opened(pressure: Pressure, failures: int, until: datetime) -> Pressure:
+    return replace(pressure, breaker="open", breaker_until=until, breaker_failures=failures, breaker_token=None)
+
+
+def admitted(pressure: Pressure, limits: Limits, now: datetime, wanted: int) -> int:
+    """How many entries may be claimed now, of so many: none, one as a probe, or what rate and slots leave."""
+    if closed_until(pressure, now) is not None:
+        return 0
+    most = wanted if pressure.breaker == "closed" else 1
+    return min(most, _left_of_rate(pressure, limits, now), _left_of_slots(pressure, limits, now))
+
+
+def claimed(pressure: Pressure, limits: Limits, now: datetime, entries: int, token: UUID, lease: timedelta) -> Pressure:
+    """What a claim of so many entries, under this lease token, makes of it."""
+    if not entries:
+        return pressure
+    if pressure.breaker != "closed":
+        pressure = replace(pressure, breaker="half_open", breaker_until=now + lease, breaker_token=token)
+    if limits.rate is not None:
+        used = timedelta(seconds=entries / limits.rate)
+        pressure = replace(pressure, rate_at=_used_up(pressure, now) + used, rate_per_second=float(limits.rate))
+    if limits.concurrency_in_all is not None:
+        taken = *still_taken(pressure.slots_taken, now), Taken(token, entries, now + lease)
+        pressure = replace(pressure, slots_taken=taken, slots_max=limits.concurrency_in_all)
+    return pressure
+
+
+def closed_until(pressure: Pressure, now: datetime) -> datetime | None:
+    """Until when nothing may be sent at all, whatever rate and slots: NEVER for a pause; None if something may."""
+    if pressure.paused:
+        return NEVER
+    untils = [pressure.cool_until] if pressure.breaker == "closed" else [pressure.cool_until, pressure.breaker_until]
+    return max((until for until in untils if until is not None and until > now), default=None)
+
+
+def opens_at(pressure: Pressure, limits: Limits, now: datetime) -> datetime | None:
+    """When it is worth asking again; None for now. Of a rate a whole portion is waited for."""
+    until = closed_until(pressure, now)
+    if until is not None:
+        return until
+    if limits.rate is None or _left_of_rate(pressure, limits, now):
+        return None if _left_of_slots(pressure, limits, now) else now + SLOTS_WAIT
+    burst = _burst(limits)
+    portion = min(burst, max(1.0, limits.rate * BLOCK_SECONDS))
+    return _used_up(pressure, now) - timedelta(seconds=(burst - portion) / limits.rate)
+
+
+# The rate: the generic cell rate algorithm as a virtual schedule (ITU-T I.371, Annex A). `rate_at` is the theoretical arrival
+# time; a claim of n entries moves it on by n / rate, and may not move it further from now than burst / rate.
+
+
+def _left_of_rate(pressure: Pressure, limits: Limits, now: datetime) -> int:
+    if limits.rate is None:
+        return UNLIMITED
+    ahead = (_used_up(pressure, now) - now).total_seconds()
+    rounding = ROUNDING_SECONDS * limits.rate + 1e-9  # what instants and floats leave over is no entry
+    return max(0, math.floor(_burst(limits) - ahead * limits.rate + rounding))
+
+
+def _used_up(pressure: Pressure, now: datetime) -> datetime:
+    return now if pressure.rate_at is None else max(pressure.rate_at, now)
+
+
+def _burst(limits: Limits) -> int:
+    return limits.burst or max(1, math.floor(limits.rate or 0))
+
+
+def _left_of_slots(pressure: Pressure, limits: Limits, now: datetime) -> int:
+    if limits.concurrency_in_all is None:
+        return UNLIMITED
+    return max(0, limits.concurrency_in_all - sum(each.slots for each in still_taken(pressure.slots_taken, now)))

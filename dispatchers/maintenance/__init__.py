@@ -1,0 +1,1 @@
+"""Jobs that run beside the sending: retention, partitions of response bodies, figures for monitoring."""

@@ -1,0 +1,181 @@
+"""What the timetable calls, beside the sending: retention in small batches, the bodies' partitions, and gauges."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Protocol, TypeVar
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import DBAPIError
+
+from dispatchers.admin.destinations import read_lags
+from dispatchers.maintenance.body_partitions import add_days, drop_days
+from dispatchers.maintenance.retention import Retention
+from dispatchers.maintenance.retention_sql import STEPS, Batch, Look, Place
+from dispatchers.store.gauges import Gauge
+from dispatchers.store.protocol import Store
+from outbox.sql.body_partitions import Layout, read_layout
+from outbox.sql.dialect import clock, sqlstate
+from outbox.sql.schema import Tables
+
+log = logging.getLogger("outbox.upkeep")
+
+Result = TypeVar("Result")
+
+ROWS_MAX = 500  # a batch holds its locks for some 20 ms
+BATCHES_MAX = 200  # of each step in one run: 100,000 rows, so that a backlog never hogs
+PAUSE_SECONDS = 0.02  # after each batch, for those who send: about as long as it took
+LAG_WARNED = timedelta(minutes=5)
+
+
+class Run(Protocol):
+    """Runs blocking work on a connection, in a transaction of its own that is committed on return."""
+
+    def __call__(self, work: Callable[[Connection], Result]) -> Awaitable[Result]: ...
+
+
+# --- retention
+
+
+class Upkeep:
+    """Deletes what has outlived its use, a batch at a time; several at once divide the work.
+
+    It goes through each table from the oldest row to the youngest that is old enough, and then begins anew: what may not go
+    yet is passed over, and does not keep it from getting on.
+
+    run: its way to the database. rows_max: how many rows a batch looks at. pause_seconds: between two batches, for those who
+    send. dry: look and count, but delete nothing.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        tables: Tables,
+        retention: Retention,
+        *,
+        rows_max: int = ROWS_MAX,
+        pause_seconds: float = PAUSE_SECONDS,
+        dry: bool = False,
+    ) -> None:
+        self._run = run
+        self._tables = tables
+        self._retention = retention
+        self._rows_max = rows_max
+        self._pause_seconds = pause_seconds
+        self._dry = dry
+        self._places: dict[str, Place | None] = dict.fromkeys(STEPS)
+
+    async def sweep(self, *, batches_max: int | None = None) -> AsyncGenerator[tuple[str, Batch], None]:
+        """Do one batch after another, at most `batches_max` of each step, and tell of each: (step, what it did).
+
+        Each step goes on where the sweep before this one left it, to its table's end. It may be left after any batch.
+        """
+        for name in STEPS:
+            done = 0
+            while batches_max is None or done < batches_max:
+                batch = await self._batch(name)
+                done += 1
+                yield name, batch
+                if batch.after is None:
+                    break
+                await asyncio.sleep(self._pause_seconds)
+
+    async def run_once(self, stopping: asyncio.Event | None = None, *, batches_max: int = BATCHES_MAX) -> Counter[str]:
+        """One bounded sweep, until `stopping` is set. Returns how many rows each step deleted.
+
+        Raises what the database raises; batches before that one are committed.
+        """
+        deleted: Counter[str] = Counter()
+        async with aclosing(self.sweep(batches_max=batches_max)) as sweep:
+            async for name, batch in sweep:
+                deleted[name] += batch.deleted
+                if stopping is not None and stopping.is_set():
+                    break
+        return deleted
+
+    async def _batch(self, name: str) -> Batch:
+        look = Look(self._retention, self._rows_max, self._places[name], self._dry)
+        batch = await self._run(partial(_work, name, self._tables, look))
+        self._places[name] = batch.after
+        return batch
+
+
+def _work(name: str, tables: Tables, look: Look, connection: Connection) -> Batch:
+    return STEPS[name](connection, tables, look)
+
+
+async def retain(upkeep: Upkeep, stopping: asyncio.Event) -> None:
+    """One bounded run, reported."""
+    deleted = await upkeep.run_once(stopping)
+    if deleted.total():
+        log.info("deleted %s", ", ".join(f"{deleted[name]} {name}" for name in STEPS))
+
+
+# --- the layout at scale
+
+
+async def keep_bodies(run: Run, run_apart: Run, tables: Tables) -> None:
+    """Make the partitions of the days to come, drop those that nothing needs, and report; an error if tomorrow's is missing.
+
+    run_apart: runs work that may wait long for others' transactions.
+    """
+    layout = await run(lambda connection: read_layout(connection, tables))
+    if layout is None:
+        return
+    if layout.lacks_days:
+        layout = await _with_days(run, tables)
+    if layout is not None and layout.alarm:
+        log.error("%s", layout.alarm)
+    drops = await run_apart(partial(drop_days, tables))
+    if drops.dropped:
+        log.info("dropped the bodies of %s", ", ".join(map(str, drops.dropped)))
+    if layout is not None and drops.due and not layout.is_owner:
+        log.warning(
+            "the bodies of %d days, from %s on, need not be kept: only the owner of the tables may drop them, by `outbox upkeep`",
+            len(drops.due),
+            drops.due[0],
+        )
+
+
+async def _with_days(run: Run, tables: Tables) -> Layout | None:
+    """The layout with its partitions made, or as it was if that failed: then it has a reason to be reported."""
+    try:
+        added = await run(partial(add_days, tables))
+        log.info("made %d partitions for bodies, ahead of their days", added)
+    except DBAPIError as error:
+        log.warning("no partitions for bodies could be made: %s", sqlstate(error.orig) or type(error).__name__)
+    return await run(lambda connection: read_layout(connection, tables))
+
+
+# --- gauges
+
+
+async def report_gauges(store: Store) -> dict[str, Gauge]:
+    """Log how many entries each destination holds, by state; uncertain ones as a warning, since they need a look."""
+    gauges = await store.gauges()
+    for destination, gauge in sorted(gauges.items()):
+        level = logging.WARNING if gauge.states.get("uncertain") else logging.INFO
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(gauge.states.items()))
+        log.log(level, "%s: %s%s", destination, counts, "" if gauge.is_whole else ", and more that were not counted")
+    return gauges
+
+
+async def report_lag(run: Run, tables: Tables) -> dict[str, timedelta]:
+    """How long the oldest due entry of each destination has been waiting for a sender; logged from five minutes on.
+
+    Destinations where nothing waits are left out. One probe of the index for each destination.
+    """
+    lags = await run(partial(_lags, tables))
+    for destination, lag in sorted(lags.items()):
+        if lag >= LAG_WARNED:
+            log.warning("%s: an entry has been due for %s, and nobody sends it", destination, lag)
+    return lags
+
+
+def _lags(tables: Tables, connection: Connection) -> dict[str, timedelta]:
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    return read_lags(connection, tables, now)

@@ -1,0 +1,269 @@
+"""Delete what has outlived its use, one bounded batch at a time: the same plain SQL on every database.
+
+A batch is a transaction of the caller's. It looks at the next rows that are old enough, oldest first, takes those that nobody
+else holds (`SKIP LOCKED`: two upkeeps at once divide the work) and deletes what the rules let go. What it leaves is passed
+over: a batch tells where the next one is to begin. Conditions get "now" as a value, as an index needs one that stands still.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+from sqlalchemy import (
+    ARRAY,
+    Column,
+    ColumnElement,
+    Connection,
+    Table,
+    any_,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    tuple_,
+)
+
+from dispatchers.maintenance.retention import Children, Retention
+from outbox.sql.dialect import clock
+from outbox.sql.schema import Tables
+
+
+class Place(NamedTuple):
+    """A row's place in the order in which a step goes through its table."""
+
+    at: datetime
+    id: UUID
+
+
+class Look(NamedTuple):
+    """What a batch is to do. after: where the one before it ended. dry: look, but delete nothing."""
+
+    retention: Retention
+    rows_max: int
+    after: Place | None = None
+    dry: bool = False
+
+
+class Batch(NamedTuple):
+    """What a batch did. after: where the next one begins, None at the end: there is nothing more that is old enough."""
+
+    looked_at: int
+    deleted: int
+    after: Place | None
+
+
+Step: TypeAlias = Callable[[Connection, Tables, Look], Batch]
+
+
+def bury_records(connection: Connection, tables: Tables, look: Look) -> Batch:
+    """Delete answered records past their `keep_until` whose entries have all ended; tombstones refuse their keys from then on.
+
+    A request under a lease that ran out, and that nobody took over, is deleted too: nobody may any more. What its handler did
+    at a service is unknown, so that it always leaves a tombstone. A record that is open otherwise is never deleted.
+    """
+    now = _now(connection)
+    places = _next(connection, _of_records(tables), now, look)
+    buried = _that_may_go(connection, tables, [place.id for place in places], now, look)
+    if buried and not look.dry:
+        _write_tombstones(connection, tables, buried, look.retention)
+        _delete(connection, tables.record.c.id, buried)
+    return _batch(places, len(buried), look)
+
+
+def delete_entries(connection: Connection, tables: Tables, look: Look) -> Batch:
+    """Delete settled entries, their settlements and their events, `keep` after the settling and once no record stands for them.
+
+    An entry that halts its lane is kept until the lane is released. A dry run takes records that may go for gone.
+    """
+    entry, settlement = tables.entry, tables.settlement
+    now, aged = _now(connection), _of_entries(tables)
+    before = now - look.retention.keep
+    places = _next(connection, aged, before, look)
+    is_queued = _row_of(tables.queue, settlement.c.id).is_not(None)
+    ids = _taken(connection, aged, before, [place.id for place in places], look, ~is_queued)
+    needed = _needed(connection, tables, ids, now, look)
+    doomed = [id for id in ids if id not in needed]
+    if doomed and not look.dry:
+        _delete(connection, tables.event.c.entry_id, doomed)
+        _delete(connection, settlement.c.id, doomed)
+        _delete(connection, entry.c.id, doomed)
+    return _batch(places, len(doomed), look)
+
+
+def forget_tombstones(connection: Connection, tables: Tables, look: Look) -> Batch:
+    """Delete tombstones past their `forget_at`: no service remembers what was done under their keys."""
+    now, aged = _now(connection), _of_tombstones(tables)
+    places = _next(connection, aged, now, look)
+    doomed = _taken(connection, aged, now, [place.id for place in places], look)
+    if doomed and not look.dry:
+        _delete(connection, aged.id, doomed)
+    return _batch(places, len(doomed), look)
+
+
+STEPS: Mapping[str, Step] = {
+    # In this order: what goes in one step lets others go in the next.
+    "records": bury_records,
+    "entries": delete_entries,
+    "tombstones": forget_tombstones,
+}
+
+
+def overdue(connection: Connection, tables: Tables, retention: Retention) -> dict[str, int]:
+    """How many rows each step has to look at: what a progress bar calls the whole. Reads all of them."""
+    now = _now(connection)
+    before = {"records": now, "entries": now - retention.keep, "tombstones": now}
+    aged = {"records": _of_records(tables), "entries": _of_entries(tables), "tombstones": _of_tombstones(tables)}
+    return {
+        name: connection.execute(select(func.count()).where(*_old_enough(aged[name], before[name]))).scalar_one()
+        for name in STEPS
+    }
+
+
+# --- which rows come next
+
+
+class _Aged(NamedTuple):
+    """A table's rows in order of age, as far as they may go at all."""
+
+    id: Column[Any]
+    at: Column[Any]
+    conditions: tuple[ColumnElement[bool], ...] = ()
+
+
+def _of_records(tables: Tables) -> _Aged:
+    record = tables.record
+    return _Aged(
+        record.c.id, record.c.keep_until, (or_(record.c.answered_at.is_not(None), record.c.lease_until < clock()),)
+    )
+
+
+def _of_entries(tables: Tables) -> _Aged:
+    return _Aged(tables.settlement.c.id, tables.settlement.c.settled_at)
+
+
+def _of_tombstones(tables: Tables) -> _Aged:
+    return _Aged(tables.tombstone.c.id, tables.tombstone.c.forget_at)
+
+
+def _old_enough(aged: _Aged, before: datetime) -> tuple[ColumnElement[bool], ...]:
+    return (aged.at < before, *aged.conditions)
+
+
+def _next(connection: Connection, aged: _Aged, before: datetime, look: Look) -> list[Place]:
+    query = select(aged.at, aged.id).where(*_old_enough(aged, before)).order_by(aged.at, aged.id).limit(look.rows_max)
+    if look.after is not None:
+        query = query.where(tuple_(aged.at, aged.id) > look.after)
+    return [Place(*row) for row in connection.execute(query)]
+
+
+def _taken(
+    connection: Connection,
+    aged: _Aged,
+    before: datetime,
+    ids: Collection[UUID],
+    look: Look,
+    *conditions: ColumnElement[bool],
+) -> list[UUID]:
+    """Those of `ids` that nobody else holds, for this transaction; on a dry run all. Their age is asked for again: another
+    upkeep may have put a new row in the place of the one that was looked at.
+    """
+    query = select(aged.id).where(_among(connection, aged.id, ids), *_old_enough(aged, before), *conditions)
+    if not look.dry:
+        query = query.with_for_update(of=aged.id.table, skip_locked=True)
+    return list(connection.execute(query).scalars())
+
+
+def _batch(places: Sequence[Place], deleted: int, look: Look) -> Batch:
+    return Batch(len(places), deleted, places[-1] if len(places) == look.rows_max else None)
+
+
+# --- which of them may go
+
+
+def _that_may_go(
+    connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, look: Look
+) -> dict[UUID, Children]:
+    """Those of the records `ids` that may go, taken for this transaction, each with what its entries say."""
+    taken = _taken(connection, _of_records(tables), now, ids, look)
+    children = _children(connection, tables, taken)
+    for id, until in _abandoned(connection, tables, taken).items():
+        children[id] += Children(last_settled_at=until)  # what was called under the lease was called by its end
+    return {id: children[id] for id in taken if children[id].have_ended}
+
+
+def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, look: Look) -> set[UUID]:
+    """Those of the settled entries `ids` that stay: a record stands for them, or they halt their lanes."""
+    entry, halted, record = tables.entry, tables.halted, tables.record
+    halts = select(halted.c.entry_id).where(halted.c.ordering_key == entry.c.ordering_key).scalar_subquery()
+    asked = select(entry.c.id, entry.c.parent_id, entry.c.record_id, halts).where(_among(connection, entry.c.id, ids))
+    rows = [tuple(row) for row in connection.execute(asked)]
+    keys = {id for _, *of_request, _ in rows for id in of_request if id is not None}
+    standing = set(connection.execute(select(record.c.id).where(_among(connection, record.c.id, keys))).scalars())
+    if look.dry:
+        standing.difference_update(_that_may_go(connection, tables, standing, now, look))
+    return {id for id, parent_id, record_id, halting in rows if halting == id or {parent_id, record_id} & standing}
+
+
+def _children(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, Children]:
+    entry, queue, settlement = tables.entry, tables.queue, tables.settlement
+    unsettled = func.count(_row_of(queue, entry.c.id))
+    last_settled_at = func.max(_row_of(settlement, entry.c.id, settlement.c.settled_at))
+
+    def of(record: Column[Any], *conditions: ColumnElement[bool]) -> Any:
+        return (
+            select(record, unsettled, last_settled_at)
+            .where(_among(connection, record, ids), *conditions)
+            .group_by(record)
+        )
+
+    elsewhere = of(entry.c.record_id, entry.c.record_id != entry.c.parent_id)
+    children = dict.fromkeys(ids, Children())
+    for query in (of(entry.c.parent_id), elsewhere):
+        for id, *told in connection.execute(query):
+            children[id] += Children(*told)
+    return children
+
+
+def _abandoned(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, datetime]:
+    """Those of the records `ids` that are under a lease, and when it ran out."""
+    record = tables.record
+    leased = select(record.c.id, record.c.lease_until).where(_among(connection, record.c.id, ids))
+    return {row.id: row.lease_until for row in connection.execute(leased.where(record.c.lease_until.is_not(None)))}
+
+
+def _row_of(table: Table, id: Column[Any], column: Column[Any] | None = None) -> Any:
+    """A column of the row of this id, or NULL. Not a join: that may read the whole table, where it holds a few hundred pages."""
+    return select(table.c.id if column is None else column).where(table.c.id == id).scalar_subquery()
+
+
+def _write_tombstones(
+    connection: Connection, tables: Tables, buried: Mapping[UUID, Children], retention: Retention
+) -> None:
+    """For the records that entries remain of. One that stands there still is of the key's life before this one."""
+    record, tombstone = tables.record, tables.tombstone
+    forget_at = {id: at for id, children in buried.items() if (at := children.forget_at(retention)) is not None}
+    if not forget_at:
+        return
+    kept = [record.c[column.name] for column in tombstone.c if column.name in record.c]
+    rows = connection.execute(select(*kept).where(_among(connection, record.c.id, forget_at))).mappings().all()
+    _delete(connection, tombstone.c.id, forget_at)
+    connection.execute(insert(tombstone), [{**row, "forget_at": forget_at[row["id"]]} for row in rows])
+
+
+def _delete(connection: Connection, column: Column[Any], ids: Collection[UUID]) -> None:
+    connection.execute(delete(column.table).where(_among(connection, column, ids)))
+
+
+def _among(connection: Connection, column: Column[Any], ids: Collection[UUID]) -> ColumnElement[bool]:
+    """As an array where there is such a thing: as 500 parameters, they doubled what a batch costs this process."""
+    if connection.dialect.name == "postgresql":
+        return column == any_(literal(list(ids), ARRAY(column.type)))
+    return column.in_(ids)
+
+
+def _now(connection: Connection) -> datetime:
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    return now

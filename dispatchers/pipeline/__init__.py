@@ -1,0 +1,1 @@
+"""What runs in the dispatcher's process between a claim and its settlement."""

@@ -1,0 +1,65 @@
+"""How many entries with callbacks a dispatcher may hold: as many as its callbacks settle before the leases end. No I/O."""
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+
+from dispatchers.flow_control.state import service_of
+
+ASSUMED_SECONDS = 1.0  # of a callback, until one has been measured
+WEIGHT = 0.1  # of the newest measurement in the average
+UNLIMITED = 1_000_000
+
+
+class CallbackPace:
+    """Counts the claimed entries that may need a callback, and bounds them by what the callbacks have taken so far.
+
+    at_once: how many callbacks run at the same time. usable: how long a lease lasts, less the margin; half of it is planned for
+    callbacks, the other half for sending. destinations: those that have operations with callbacks; others are learned.
+    """
+
+    def __init__(self, at_once: int, usable: timedelta, destinations: Iterable[str]) -> None:
+        self._at_once = at_once
+        self._seconds_planned = usable.total_seconds() / 2
+        self._seconds_each = min(ASSUMED_SECONDS, self._seconds_planned)
+        self._is_measured = False
+        self._destinations = set(destinations)
+        self._held: Counter[str] = Counter()
+        self._held_in_all = 0
+
+    @property
+    def entries_max(self) -> int:
+        """How many entries may be held in all. At least one waits for each that runs, so that no callback waits for a claim."""
+        if self._seconds_each * UNLIMITED <= self._at_once * self._seconds_planned:
+            return UNLIMITED
+        return max(2 * self._at_once, int(self._at_once * self._seconds_planned / self._seconds_each))
+
+    @property
+    def seconds_each(self) -> float:
+        """What a callback takes on average."""
+        return self._seconds_each
+
+    def measure(self, seconds: float) -> None:
+        """A callback has taken so long; 0 for an entry that has ended without one."""
+        weight = WEIGHT if self._is_measured else 1.0
+        self._is_measured = True
+        self._seconds_each += weight * (seconds - self._seconds_each)
+
+    def applies_to(self, destination: str) -> bool:
+        return destination in self._destinations or service_of(destination) in self._destinations
+
+    def free(self, destination: str) -> int:
+        """How many more entries of it may be claimed: half of all at most, so that no destination keeps the others waiting."""
+        most = self.entries_max
+        return max(0, min(most - self._held_in_all, (most + 1) // 2 - self._held[destination]))
+
+    def hold(self, destination: str, entries: int = 1) -> None:
+        self._destinations.add(destination)
+        self._held[destination] += entries
+        self._held_in_all += entries
+
+    def give_back(self, destination: str, entries: int = 1) -> None:
+        self._held[destination] -= entries
+        self._held_in_all -= entries
+        if not self._held[destination]:
+            del self._held[destination]

@@ -1,0 +1,119 @@
+"""The completions that no settling brings: of requests whose last entry the app cancelled, or another release settled."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from uuid import UUID
+
+from dispatchers.callbacks import CallbackFailed, Callbacks
+from dispatchers.store.accepted_requests import ACCEPTED_MAX, Accepted
+from dispatchers.store.callback_plan import told
+from dispatchers.store.protocol import Store
+from dispatchers.suggestions import did_you_mean
+from outbox.sql.dialect import is_passing
+
+log = logging.getLogger("outbox.dispatcher")
+
+LOOK_SECONDS = 1.0
+RETRY_SECONDS = (2.0, 300.0)
+
+
+class Completing:
+    """Goes through the accepted requests, a page at a time, and completes those that wait for nothing.
+
+    One whose completion failed is left alone for a while; how long, only this process remembers.
+    away: called with what the database raises; it is tried again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        callbacks: Callbacks,
+        *,
+        clock: Callable[[], float],
+        chance: random.Random,
+        away: Callable[[Exception], None],
+    ) -> None:
+        self._store = store
+        self._callbacks = callbacks
+        self._clock = clock
+        self._chance = chance
+        self._away = away
+        self._after: Accepted | None = None
+        self._failed: dict[UUID, tuple[int, float]] = {}  # how often, and until when it is left alone
+        self._unknown: set[str] = set()
+
+    async def run_once(self) -> None:
+        """Look at every accepted request once. Raises what the database raises."""
+        self._after = None
+        await self._look()
+        while self._after is not None:
+            await self._look()
+
+    async def pump(self, stopping: asyncio.Event) -> None:
+        """Look at a page now and then until `stopping` is set; what has begun then is given up, and nothing of it is kept."""
+        if not self._callbacks.complete_requests:
+            return
+        looking = asyncio.ensure_future(self._look_again_and_again())
+        stopped = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait([looking, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (looking, stopped):
+                task.cancel()
+            await asyncio.gather(looking, stopped, return_exceptions=True)
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except Exception as error:
+                self._away(error)
+            await asyncio.sleep(LOOK_SECONDS * (0.5 + self._chance.random()))
+
+    async def _look(self) -> None:
+        if not self._callbacks.complete_requests:
+            return
+        page = await self._store.accepted(self._after)
+        self._after = page[-1] if len(page) == ACCEPTED_MAX else None
+        for request in page:
+            if not request.waits:
+                await self._complete(request)
+
+    async def _complete(self, request: Accepted) -> None:
+        function = self._callbacks.find_completion(request.completion)
+        if function is None:
+            self._report_unknown(request)
+            return
+        tries, until = self._failed.get(request.id, (0, 0.0))
+        if self._clock() < until:
+            return
+        try:
+            await self._store.complete(request.id, function)
+        except CallbackFailed as failed:
+            self._report_failed(request, tries, failed.__cause__ or failed)
+        except Exception as error:
+            if is_passing(error):
+                raise
+            self._report_failed(request, tries, error)
+        else:
+            self._failed.pop(request.id, None)
+
+    def _report_failed(self, request: Accepted, tries: int, problem: BaseException) -> None:
+        first, most = RETRY_SECONDS
+        now = self._clock()
+        self._failed = {id: failed for id, failed in self._failed.items() if now < failed[1] + most}  # others' are done
+        self._failed[request.id] = tries + 1, now + min(first * 2 ** min(tries, 10), most)
+        log.error("request %s: on_completed(%r) raised %s", request.id, request.completion, told(problem))
+
+    def _report_unknown(self, request: Accepted) -> None:
+        if request.completion not in self._unknown:
+            self._unknown.add(request.completion)
+            completions = [name for kind, name in self._callbacks.names if kind == "on_completed"]
+            log.warning(
+                "request %s waits: no on_completed(%r) is registered here%s",
+                request.id,
+                request.completion,
+                did_you_mean(request.completion, completions),
+            )

@@ -1,0 +1,213 @@
+"""What one dispatcher knows of the pressure on its destinations, and has to tell the others. No I/O.
+
+The database's rows decide; what is kept here spares it questions whose answer is known.
+"""
+
+import logging
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from dispatchers.decide import CENTURY
+from dispatchers.delivery import Deferred, Delivered, Memory, Outcome, Unknown
+from dispatchers.flow_control.permits import NONE_LEFT, still_taken
+from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.state import (
+    COOL_DEFAULT,
+    Limits,
+    News,
+    Pressing,
+    Pressure,
+    Pressures,
+    limits_of,
+    opens_at,
+    service_of,
+)
+from dispatchers.transitions import Claimed
+from outbox.times import NEVER
+
+log = logging.getLogger("outbox.dispatcher")
+
+BUSY_SECONDS = 0.05  # a row that another dispatcher is deciding about is asked for again then
+UNPRESSED = Pressure()
+
+
+def news_of(outcome: Outcome, destination: str) -> News:
+    """What an answer says of its destination as a whole."""
+    match outcome:
+        case Deferred(account=str() as account) if destination != f"{service_of(destination)}:{account}":
+            return News(answered=True)  # it is at work: only one of the accounts that share it is refused
+        case Unknown(final=True):
+            return News(answered=True)  # it repeats what it has stored
+        case Deferred(cools=True, after=timedelta() as after) | Unknown(cools=True, after=timedelta() as after):
+            return News(cool=after)  # it is well, and busy
+        case Deferred(cools=cools) | Unknown(cools=cools):
+            return News(failures=1, cool=COOL_DEFAULT if cools else None)
+        case _:
+            return News(answered=True)
+
+
+class PressureWatch:
+    """Listens to what the sends bring, and looks at what the database says.
+
+    limits: by destination. clock: ours, by which `shut_until` counts. chance: spreads those that ask again.
+    """
+
+    def __init__(self, limits: Mapping[str, Limits], *, clock: Callable[[], float], chance: random.Random) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._chance = chance
+        self._seen: dict[str, Pressure] = {}
+        self._news: dict[str, News] = {}
+        self._reported: dict[str, str] = {}
+        self._probes: dict[str, UUID] = {}
+        self._under_way: dict[tuple[str, UUID], int] = {}  # sends that take a slot that is shared, by their claim
+        self._full: set[str] = set()  # shut for want of a slot, and for nothing else
+        self.shut_until: dict[str, float] = {}
+
+    # --- what the sends bring
+
+    def hear(self, entry: Claimed, outcome: Outcome) -> None:
+        """Where nothing weighs, and nothing goes wrong, there is nothing to tell."""
+        name = entry.destination
+        if name not in self._seen and name not in self._news and isinstance(outcome, Delivered):
+            return
+        news = news_of(outcome, name)
+        if self._probes.get(name) == entry.lease_token:
+            news = news._replace(probe=self._probes.pop(name), passed=not news.failures)
+        self._tell(name, news)
+
+    def end(self, entry: Claimed) -> None:
+        """Its send has ended. A probe of which nothing was heard leaves its place to another."""
+        if self._probes and self._probes.get(entry.destination) == entry.lease_token:
+            self._tell(entry.destination, News(probe=self._probes.pop(entry.destination)))
+        if self._under_way and (entry.destination, entry.lease_token) in self._under_way:
+            self._free_slot(entry.destination, entry.lease_token)
+
+    def _free_slot(self, name: str, token: UUID) -> None:
+        """What tells of it may claim again at once: a slot of ours needs not be waited for."""
+        left = self._under_way.pop((name, token)) - 1
+        if left:
+            self._under_way[name, token] = left
+        self._tell(name, News(left={token: left}))
+        if name in self._full:
+            self._full.discard(name)
+            self.shut_until.pop(name, None)
+
+    def _tell(self, name: str, news: News) -> None:
+        tells = news.failures or news.cool is not None or news.probe is not None or news.left
+        troubled = name in self._news or self._seen.get(name, UNPRESSED).breaker_failures
+        if tells or troubled:
+            before = self._news.get(name)
+            self._news[name] = news if before is None else before.then(news)
+
+    # --- what the database is told, and says
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell, even with nothing to settle or to claim."""
+        return bool(self._news)
+
+    @property
+    def keeps_free_slots(self) -> bool:
+        """Whether there are slots that no send of ours needs any more, and the others do not know."""
+        return any(news.left for news in self._news.values())
+
+    def take(self, wants: Sequence[Want]) -> Pressing | None:
+        """What the next exchange is to tell and to decide; None for nothing, as nearly always."""
+        decided = [want.destination for want in wants if self._is_decided(want.destination)]
+        if not (self._news or decided):
+            return None
+        news, self._news = self._news, {}
+        return Pressing(news=news, decided=frozenset(decided), limits=self._limits)
+
+    def _is_decided(self, name: str) -> bool:
+        return limits_of(self._limits, name).are_shared or (name in self._seen and self._seen[name].breaker != "closed")
+
+    def learn(self, pressing: Pressing, pressures: Pressures | None, token: UUID) -> bool:
+        """What came of an exchange; returns whether a destination was opened that was shut.
+
+        News that were not taken, because another held the row, are told again. token: of the claim.
+        """
+        shut = self.shut_until.keys() & (pressures.of.keys() if pressures is not None else set())
+        found = pressures.of if pressures is not None else {}
+        for name, news in pressing.news.items():
+            if name not in found:
+                later = self._news.get(name)
+                self._news[name] = news if later is None else news.then(later)
+        urgent = pressing.decided.union(name for name, news in pressing.news.items() if news.left)
+        for name in sorted(urgent.difference(found)):  # a seed's run repeats only if theirs is an order
+            self._full.discard(name)
+            self.shut_until[name] = self._clock() + BUSY_SECONDS * (0.5 + self._chance.random())
+        if pressures is not None:
+            for name, pressure in pressures.of.items():
+                if pressure.breaker_token == token:
+                    self._probes[name] = token
+                ours = sum(each.slots for each in pressure.slots_taken if each.token == token)
+                if ours:
+                    self._under_way[name, token] = ours
+                self._see(name, pressure, pressures)
+        return not shut <= self.shut_until.keys()
+
+    def look(self, pressures: Pressures) -> None:
+        """What a sweep found: of every destination that is not told of, nothing weighs on it any more."""
+        for name in self._seen.keys() - pressures.of.keys():
+            del self._seen[name]
+            self._full.discard(name)
+            self.shut_until.pop(name, None)
+            self._report(name, None)
+        for name, pressure in pressures.of.items():
+            self._see(name, pressure, pressures)
+
+    def _see(self, name: str, pressure: Pressure, pressures: Pressures) -> None:
+        self._seen[name] = pressure
+        limits, left = limits_of(self._limits, name), self._news[name].left if name in self._news else NONE_LEFT
+        pressure = replace(pressure, slots_taken=still_taken(pressure.slots_taken, pressures.at, left))
+        until = opens_at(pressure, limits, pressures.at)
+        self._full.discard(name)
+        if until is not None and opens_at(replace(pressure, slots_taken=()), limits, pressures.at) is None:
+            self._full.add(name)
+        if until is None:
+            self.shut_until.pop(name, None)
+        else:
+            after = math.inf if until == NEVER else (until - pressures.at).total_seconds()
+            self.shut_until[name] = self._clock() + after
+        self._report(name, _weight(pressure, pressures.at))
+
+    def _report(self, name: str, weight: str | None) -> None:
+        """Say in the log what has changed."""
+        if weight == self._reported.get(name):
+            return
+        if weight is None:
+            del self._reported[name]
+            log.info("destination %r goes on", name)
+        else:
+            self._reported[name] = weight
+            log.warning("destination %r is sent nothing: %s", name, weight)
+
+    # --- what the dispatcher asks
+
+    def opens_in(self, now: float) -> float:
+        """Seconds until the next destination may be asked again; infinity if none is shut."""
+        return min((until - now for until in self.shut_until.values() if until > now), default=math.inf)
+
+    def memory(self, entry: Claimed, memory: Memory) -> Memory:
+        """What `decide` is to know: an entry of a destination that was paused does not age before its resumption."""
+        seen = (
+            self._seen.get(name, UNPRESSED).resumed_at for name in (entry.destination, service_of(entry.destination))
+        )
+        resumed_at = max((at for at in seen if at is not None), default=None)
+        if resumed_at is None or resumed_at <= entry.first_leased_at:
+            return memory
+        return replace(memory, age_max=min(memory.age_max, CENTURY) + (resumed_at - entry.first_leased_at))
+
+
+def _weight(pressure: Pressure, now: datetime) -> str | None:
+    if pressure.paused:
+        return "it is paused"
+    if pressure.breaker != "closed":
+        return "its circuit breaker is open"
+    return "it asked for quiet" if pressure.cool_until is not None and pressure.cool_until > now else None

@@ -1,0 +1,169 @@
+"""What the log says of a database that is away: why, once; then seldom; and when it is back, after how long."""
+
+import builtins
+import logging
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+
+from sqlalchemy.exc import TimeoutError
+
+from outbox.errors import OutboxError
+from outbox.sql.dialect import is_passing, sqlstate
+
+log = logging.getLogger("outbox.dispatcher")
+
+AGAIN_SECONDS = (60.0, 900.0)  # until an outage is reported again, doubling up to the second
+
+_CAUSES = {
+    "28P01": "the password is refused",
+    "28000": "the server lets this user, host or database not in",
+    "3D000": "there is no such database",
+    "53300": "the server has too many connections",
+    "53100": "the server's disk is full",
+    "57P01": "the server ended the connection, or is shutting down",
+    "57P02": "the server crashed",
+    "57P03": "the server is starting up or shutting down",
+    "25P03": "the server ended a transaction that was silent for too long",
+}
+_PHRASES = {
+    "password authentication failed": _CAUSES["28P01"],
+    "performing authentication": "the server's part in the authentication makes no sense to the driver",
+    "no pg_hba.conf entry": _CAUSES["28000"],
+    "starting up": _CAUSES["57P03"],
+    "shutting down": _CAUSES["57P03"],
+    "not currently accepting connections": "the database accepts no connections",
+    "too many clients": _CAUSES["53300"],
+    "remaining connection slots": _CAUSES["53300"],
+    "refused": "the connection is refused",
+    "translate host name": "the host's name cannot be resolved",
+    "resolve host": "the host's name cannot be resolved",
+    "name or service not known": "the host's name cannot be resolved",
+    "name resolution": "the host's name cannot be resolved",
+    "nodename nor servname": "the host's name cannot be resolved",
+    "unreachable": "the host is unreachable",
+    "no route": "the host is unreachable",
+    "timeout expired": "the server did not answer in time",
+    "timed out": "the server did not answer in time",
+    "certificate": "TLS failed",
+    "does not exist": "the user or the database does not exist",  # libpq tells no SQLSTATE of it
+    "no such file": "there is no socket where the server's should be",
+    "closed": "the connection was closed",
+    "reset": "the connection was closed",
+    "terminat": "the connection was closed",
+    "eof": "the connection was closed",
+}
+"""What drivers say of a connection that they could not make, or that ended: libpq, asyncpg and the operating system."""
+
+_CLASSES: dict[type[BaseException], str] = {
+    ConnectionRefusedError: "the connection is refused",
+    socket.gaierror: "the host's name cannot be resolved",
+    FileNotFoundError: "there is no socket where the server's should be",
+    ConnectionError: "the connection was closed",
+    builtins.TimeoutError: "the server did not answer in time",
+}
+
+_UNKNOWN = "the user or the database does not exist"
+_HOPELESS = (_CAUSES["28P01"], _CAUSES["28000"], _CAUSES["3D000"], _UNKNOWN)
+
+
+def cause_of(error: BaseException) -> str:
+    """Why, in our own words, with the error's class and SQLSTATE: a driver's text may name hosts and users."""
+    if isinstance(error, OutboxError):
+        return str(error)
+    original = getattr(error, "orig", None) or error
+    if isinstance(error, TimeoutError):
+        return f"no connection of the pool became free in time ({_shown(original)})"
+    for found in _chain(original, contexts=False):  # asyncpg: a closed connection, and as its cause why it was closed
+        if (code := sqlstate(found) or "") in _CAUSES:
+            return f"{_CAUSES[code]} ({_shown(found)})"
+    chain = _chain(original, contexts=True)
+    for found in chain:
+        if (cause := _by_class_or_text(found)) is not None:
+            return f"{cause} ({_shown(found)})"
+    named = [original] if sqlstate(original) else chain
+    return " from ".join(dict.fromkeys(map(_shown, named)))  # SQLAlchemy gives the driver's error's name to its own
+
+
+def _chain(error: BaseException, *, contexts: bool) -> list[BaseException]:
+    """The error, its cause, the cause of that, and so on; with `contexts` what was being handled, too, where none is given."""
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in chain:
+        chain.append(following)
+        context = following.__context__ if contexts and not following.__suppress_context__ else None
+        following = following.__cause__ or context
+    return chain
+
+
+def _shown(error: BaseException) -> str:
+    return " ".join(filter(None, (type(error).__name__, sqlstate(error))))
+
+
+def _by_class_or_text(error: BaseException) -> str | None:
+    text = str(error).lower()
+    of_class = next((cause for kind, cause in _CLASSES.items() if isinstance(error, kind)), None)
+    return of_class or next((cause for phrase, cause in _PHRASES.items() if phrase in text), None)
+
+
+_AWAY = ("08", "25P03", "28", "3D", "53", "57P")  # PostgreSQL, appendix A
+_PREFERRED_ANOTHER = ("40001", "40P01", "55P03", "57014")  # the same: conflicts, and limits of a statement or a lock
+_SQLITE_AWAY = (5, 6, 10, 13, 14)  # sqlite.org/rescode.html: BUSY, LOCKED, IOERR, FULL, CANTOPEN
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether the database is away, and did not only prefer another transaction."""
+    original = getattr(error, "orig", None) or error
+    code = sqlstate(original)
+    sqlite_code: int | None = getattr(original, "sqlite_errorcode", None)
+    if sqlite_code is not None:
+        return sqlite_code & 0xFF in _SQLITE_AWAY
+    if code is None or getattr(error, "connection_invalidated", False):
+        return is_passing(error)
+    return code.startswith(_AWAY)
+
+
+def ends_by_itself(error: Exception) -> bool:
+    """Whether an outage is over without anybody's help: not one of a user, a password or a database that is not there."""
+    cause = cause_of(error)
+    return is_outage(error) and not any(cause.startswith(hopeless) for hopeless in _HOPELESS)
+
+
+class Outages:
+    """Reports what every part of a dispatcher meets, as one. clock: ours, in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._again_at = 0.0
+        self._again_seconds = 0.0
+
+    def failed(self, error: Exception) -> None:
+        """The database did not do what it was asked; that is tried again."""
+        if sqlstate(getattr(error, "orig", None)) in _PREFERRED_ANOTHER:
+            log.info("the database preferred another transaction: %s; it is asked again", cause_of(error))
+            return
+        now, is_new = self._clock(), self._since is None
+        if self._since is None:
+            self._since, self._again_seconds = now, AGAIN_SECONDS[0]
+        elif now < self._again_at:
+            return
+        else:
+            self._again_seconds = min(2 * self._again_seconds, AGAIN_SECONDS[1])
+        self._again_at = now + self._again_seconds
+        does = "is away" if is_outage(error) else "refuses what it is asked"
+        if is_new:
+            log.warning(
+                "the database %s: %s; outcomes are kept in memory, and it is asked again until it answers",
+                does,
+                cause_of(error),
+            )
+        else:
+            lasted = timedelta(seconds=round(now - self._since))
+            log.warning("the database %s, for %s now: %s; it is asked again", does, lasted, cause_of(error))
+
+    def answered(self) -> None:
+        """The database did what it was asked."""
+        if self._since is not None:
+            lasted, self._since = timedelta(seconds=round(self._clock() - self._since)), None
+            log.warning("the database is back after %s; sending goes on", lasted)

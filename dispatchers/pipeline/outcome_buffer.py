@@ -1,0 +1,88 @@
+"""What came back and is to be settled: with the next exchange, or apart from it where somebody else has locked a row. No I/O."""
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from datetime import timedelta
+from uuid import UUID
+
+from dispatchers.transitions import Claimed, Ending, Keep, Lease, Park, Settle, Transition
+
+AGAIN_FIRST_SECONDS = 0.02  # until a postponed one is tried again: who has its row locked is a claim, most often
+AGAIN_SECONDS = 0.25  # or an app's transaction, which may be long
+KEEP_SECONDS = 5.0  # until an outcome that was written down is to be settled again
+
+
+class Endings:
+    """Outcomes in the order in which they came, and those that were postponed.
+
+    patience: how long one is postponed, by `clock` in seconds; then its outcome is written down, which needs nobody else's row.
+    """
+
+    def __init__(self, *, clock: Callable[[], float], patience: timedelta) -> None:
+        self._clock = clock
+        self._patience_seconds = patience.total_seconds()
+        self._waiting: list[Ending] = []
+        self._postponed: list[Ending] = []
+        self._since: dict[Lease, float] = {}  # of those that are postponed, or tried again just now
+        self._again_at = math.inf
+
+    def __len__(self) -> int:
+        """How many are to be settled with the next exchange."""
+        return len(self._waiting)
+
+    def add(self, entry: Claimed, change: Transition) -> None:
+        self._waiting.append((entry, change))
+
+    def take(self) -> list[Ending]:
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def put_back(self, taken: Iterable[Ending]) -> None:
+        """They were not settled, as the database is away."""
+        self._waiting[:0] = taken
+
+    # --- those that somebody else keeps from being settled
+
+    @property
+    def has_postponed(self) -> bool:
+        return bool(self._postponed)
+
+    @property
+    def again_in(self) -> float:
+        """Seconds until the postponed ones are to be tried again; infinity if there are none."""
+        return max(0.0, self._again_at - self._clock()) if self._postponed else math.inf
+
+    def postpone(self, tried: Iterable[Ending], ids: Collection[UUID]) -> None:
+        """Those of `tried` with these ids are to be tried again, in a moment; for the others it is over."""
+        now = self._clock()
+        for ending in tried:
+            lease = ending[0].lease
+            if lease[0] not in ids:
+                self._since.pop(lease, None)
+                continue
+            again_at = now + (AGAIN_SECONDS if lease in self._since else AGAIN_FIRST_SECONDS)
+            self._again_at = min(self._again_at, again_at) if self._postponed else again_at
+            self._since.setdefault(lease, now)
+            self._postponed.append(ending)
+
+    def take_postponed(self, *, is_last_chance: bool = False) -> list[Ending]:
+        """Those that are to be tried again now, if it is time; to be followed by `postpone`."""
+        now = self._clock()
+        if not self._postponed or (now < self._again_at and not is_last_chance):
+            return []
+        taken, self._postponed = self._postponed, []
+        return [
+            (entry, _written_down(change))
+            if is_last_chance or now - self._since[entry.lease] > self._patience_seconds
+            else (entry, change)
+            for entry, change in taken
+        ]
+
+
+def _written_down(change: Transition) -> Transition:
+    """It is known, and must not be lost with the lease: the next claim settles it."""
+    if not isinstance(change, Settle | Park):
+        return change
+    state = change.state if isinstance(change, Settle) else "uncertain"
+    told = f"{state}, but another transaction has locked the next one of its ordering group"
+    return Keep(change, timedelta(seconds=KEEP_SECONDS), told)

@@ -1,0 +1,202 @@
+"""Which adapter serves which operation, and what each declares: checked once, before anything is sent."""
+
+import inspect
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, KeyFormat, Memory
+from dispatchers.suggestions import did_you_mean
+from dispatchers.threads import on_own_thread
+from dispatchers.transitions import Claimed
+from outbox.errors import ConfigurationError
+from outbox.keys import check_operation
+
+log = logging.getLogger("outbox.dispatcher")
+
+
+class Route:
+    """An adapter as the dispatcher uses it: its declaration as plain values."""
+
+    __slots__ = ("adapter", "encode_key", "find", "form", "memory", "name", "send", "timeout_seconds")
+
+    def __init__(self, name: str, adapter: Adapter, lease: timedelta, margin: timedelta) -> None:
+        self.name = name
+        self.adapter = adapter
+        find = finder_of(adapter)
+        self.memory = Memory(
+            window=adapter.window,
+            timeout=adapter.timeout,
+            at_least_once=adapter.at_least_once,
+            attempts_max=adapter.attempts_max,
+            age_max=adapter.age_max,
+            halts_lane=adapter.halts_lane,
+            margin=margin,
+            quiescence=lease + margin,  # by then a sender that lost its lease has noticed
+            can_look=find is not None,
+        )
+        self.form = f"{adapter.key_format} {adapter.pinned}".rstrip()
+        self.timeout_seconds = adapter.timeout.total_seconds()
+        self.send = as_async(adapter.send)
+        self.find = as_async(find or _cannot_look)
+        self.encode_key = adapter.key_format.encode
+
+    def sends_alike(self, entry: Claimed) -> bool:
+        """Whether `entry` would leave now as it may have left before: under the same key, for the same account and version."""
+        if entry.sent_as in (None, self.form):
+            return True
+        key_format, _, pinned = entry.sent_as.partition(" ")
+        if key_format != str(self.adapter.key_format):
+            return False
+        return self.adapter.sends_alike(pinned, json.loads(entry.options))
+
+
+class Routes:
+    """The registered adapters; the longest dotted prefix of an operation's name wins."""
+
+    def __init__(self, adapters: Mapping[str, Adapter], *, lease: timedelta, margin: timedelta) -> None:
+        self._routes: dict[str, Route] = {}
+        for name, adapter in adapters.items():
+            check_operation(name)
+            check_adapter(name, adapter, lease=lease, margin=margin)
+            self._routes[name] = Route(name, adapter, lease, margin)
+        self._found: dict[str, Route | None] = {}
+        self.forms = {name: route.form for name, route in self._routes.items()}
+        self.windows = [route.memory.window for route in self._routes.values()]
+        self.can_look = any(route.memory.can_look for route in self._routes.values())
+        self.destinations = sorted({name.partition(".")[0] for name in self._routes})
+
+    def find(self, operation: str) -> Route | None:
+        """The route of `operation`, or None if nobody here serves it."""
+        if operation not in self._found:
+            if len(self._found) > 10_000:  # names come from rows: keep the memo from growing without end
+                self._found.clear()
+            self._found[operation] = self._longest_prefix(operation)
+        return self._found[operation]
+
+    def covers(self, name: str) -> bool:
+        """Whether `name`, or an operation below it, may be served here."""
+        if self.find(name) is not None or any(route.startswith(f"{name}.") for route in self._routes):
+            return True
+        return self._known_to(name) == name
+
+    def suggestion(self, operation: str) -> str:
+        """What an operation that nobody here serves was meant to be, as the end of a sentence; empty if nothing is like it."""
+        return did_you_mean(operation, self._routes, self._known_to(operation))
+
+    def _known_to(self, operation: str) -> str | None:
+        """What the adapter whose prefix it has knows that is most like it."""
+        name = operation
+        while name and name not in self._routes:
+            name = name.rpartition(".")[0]
+        try:
+            return self._routes[name].adapter.nearest(operation) if name else None
+        except Exception:  # only a hint, and an adapter need not inherit from `Adapter`
+            return None
+
+    def may_look(self, operation: str, sent_as: str | None) -> bool:
+        """Whether an entry of `operation` that was sent in this form can be looked for here."""
+        route = self.find(operation)
+        return route is not None and route.memory.can_look and sent_as in (None, route.form)
+
+    def closing(self) -> list[Callable[[], Awaitable[None]]]:
+        """The adapters' `aclose`, of those that have one."""
+        adapters = {id(route.adapter): route.adapter for route in self._routes.values()}
+        return [close for adapter in adapters.values() if (close := getattr(adapter, "aclose", None)) is not None]
+
+    def _longest_prefix(self, operation: str) -> Route | None:
+        name = operation
+        while name not in self._routes:
+            name = name.rpartition(".")[0]
+            if not name:
+                return None
+        route = self._routes[name]
+        try:
+            return route if route.adapter.serves(operation) else None
+        except Exception:  # after the claim: it must not take the other claims along
+            log.exception("the adapter of %r could not tell whether it serves %r", name, operation)
+            return None
+
+
+def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:
+    """All adapters together. Raises `ConfigurationError` if a name is registered twice, and for what is no mapping."""
+    merged: dict[str, Adapter] = {}
+    for source in sources:
+        if not isinstance(source, Mapping):
+            raise ConfigurationError(
+                "adapters must be a mapping from an operation's prefix to its adapter, such as {'stripe': StripeAdapter(...)},"
+                f" not {type(source).__name__}"
+            )
+        for name, adapter in source.items():
+            if name in merged:
+                raise ConfigurationError(f"operation {name!r} is registered twice: which adapter is meant?")
+            merged[name] = adapter
+    if not merged:
+        raise ConfigurationError(
+            "a dispatcher needs an adapter: Dispatcher(..., adapters={'stripe': StripeAdapter(...)})"
+        )
+    return merged
+
+
+def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: timedelta) -> None:
+    """Raise `ConfigurationError` for a declaration under which the promises could not be kept."""
+
+    def refuse(problem: str) -> ConfigurationError:
+        return ConfigurationError(f"the adapter of {name!r} ({type(adapter).__name__}): {problem}")
+
+    if isinstance(adapter, type):
+        raise ConfigurationError(f"the adapter of {name!r} is the class {adapter.__name__}: give an instance of it")
+    if not callable(getattr(adapter, "send", None)) or getattr(type(adapter), "send", None) is Adapter.send:
+        raise refuse("has no send(delivery)")
+    if not (adapter.window is None or adapter.window is FOREVER or isinstance(adapter.window, timedelta)):
+        raise refuse(f"its window must be a timedelta, FOREVER or None, not {adapter.window!r}")
+    for name_of, value in (("timeout", adapter.timeout), ("age_max", adapter.age_max)):
+        if not isinstance(value, timedelta) or value <= timedelta(0):
+            raise refuse(f"its {name_of} must be a positive timedelta, not {value!r}")
+    if not isinstance(adapter.attempts_max, int) or adapter.attempts_max < 1:
+        raise refuse(f"its attempts_max must be an int of at least 1, not {adapter.attempts_max!r}")
+    for name_of in ("at_least_once", "halts_lane"):  # the text "no" would count as a yes
+        if not isinstance(getattr(adapter, name_of), bool):
+            raise refuse(f"its {name_of} must be True or False, not {getattr(adapter, name_of)!r}")
+    if adapter.timeout + margin >= lease:
+        raise refuse(
+            f"its timeout {adapter.timeout} and the margin {margin} do not fit into the lease {lease}: a send could"
+            " outlive its lease; shorten the timeout or give Dispatcher(lease=...)"
+        )
+    if isinstance(adapter.window, timedelta) and lease + adapter.timeout + margin >= adapter.window:
+        raise refuse(
+            f"its window {adapter.window} is not longer than lease, timeout and margin together"
+            f" ({lease + adapter.timeout + margin}): the service may forget a key before a second attempt"
+        )
+    if (find := finder_of(adapter)) is not None and not callable(find):
+        raise refuse(f"its find must be a function of the delivery, or None, not {find!r}")
+    if not isinstance(adapter.key_format, KeyFormat):
+        raise refuse(f"its key_format must be a KeyFormat(encoding=...), not {adapter.key_format!r}")
+    misfit = adapter.key_format.misfit()
+    if misfit is not None:
+        raise refuse(f"no child key fits its key format: {misfit}")
+    if len(f"{adapter.key_format} {adapter.pinned}") > 255:
+        raise refuse("`pinned` and the key format together are longer than 255 characters")
+
+
+def _cannot_look(delivery: Delivery) -> CannotTell:
+    return CannotTell("its adapter has no find")
+
+
+def finder_of(adapter: Adapter) -> Callable[[Delivery], Any] | None:
+    """Its `find`, if it has one: an adapter need not inherit from `Adapter`."""
+    return getattr(adapter, "find", None)
+
+
+def as_async(send: Callable[[Delivery], Any]) -> Callable[[Delivery], Any]:
+    """`send` itself if it is async, else its call on a thread, so that it may block."""
+    if inspect.iscoroutinefunction(send) or inspect.iscoroutinefunction(type(send).__call__):
+        return send
+
+    async def threaded(delivery: Delivery) -> Any:
+        outcome = await on_own_thread("outbox-send", send, delivery)
+        return await outcome if inspect.isawaitable(outcome) else outcome  # a plain wrapper around an async function
+
+    return threaded

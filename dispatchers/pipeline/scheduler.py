@@ -1,0 +1,176 @@
+"""Whose turn it is: which destinations to claim for next, how many entries of each, and from which due time on. No I/O."""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Any
+
+from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.state import service_of
+from dispatchers.pipeline.callback_pace import CallbackPace
+from dispatchers.transitions import HINT_SLACK, Claimed
+from outbox.times import EPOCH
+
+BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
+DESTINATIONS_MAX = 50  # in one claim; more take turns
+UNSERVED_SECONDS = (
+    10.0  # between two complete reads of a destination where entries wait that this process does not serve
+)
+LATE_SECONDS = 5.0  # a transaction that takes longer to commit there is seen by the next complete read
+UNSERVED_MAX = 500  # operations: their names come from rows, so the number has a limit
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class Turns:
+    """The destinations in their order, and the slots of each.
+
+    home: the destinations that are always asked, because adapters are registered for them.
+    slots: sends at once to one destination, slots_of: to those that have a number of their own; slots_in_all: to all of them.
+    shut_until: the destinations to which nothing may be sent before then.
+    pace: bounds what is claimed of destinations with callbacks; None where there are no callbacks.
+    """
+
+    def __init__(
+        self,
+        home: Iterable[str],
+        *,
+        slots: int,
+        slots_in_all: int,
+        slots_of: Mapping[str, int] = _NONE,
+        shut_until: Mapping[str, float] = _NONE,
+        pace: CallbackPace | None = None,
+    ) -> None:
+        self.home = frozenset(home)
+        self._names = deque(sorted(self.home))
+        self._slots = slots
+        self._slots_of = slots_of
+        self._shut_until = shut_until
+        self._pace = pace or CallbackPace(1, timedelta(0), destinations=())
+        self._slots_in_all = slots_in_all
+        self._taken: Counter[str] = Counter()
+        self._taken_in_all = 0
+        self._hints: dict[str, datetime] = {}
+        self._alone_until: dict[str, float] = {}
+        self._unserved: dict[str, None] = {}
+        self._read_at: dict[str, float] = {}  # when everything due was last read, where something unserved waits
+        self._asked_at: dict[str, float] = {}  # when such a read began
+        self._unasked = 0
+
+    @property
+    def all_asked(self) -> bool:
+        """Whether every destination was asked since something was last found, or a round began."""
+        return self._unasked <= 0
+
+    def begin_round(self) -> None:
+        self._unasked = len(self._names)
+
+    def learn(self, found: Iterable[str]) -> None:
+        """These destinations have entries. What became due behind the hints is seen in the round that begins."""
+        self._hints.clear()
+        known = self.home.union(found)
+        kept = [name for name in self._names if name in known]
+        self._names = deque([*sorted(known.difference(kept)), *kept])  # new ones come first, the others keep their turn
+        self.begin_round()
+
+    @property
+    def unserved(self) -> list[str] | None:
+        """The operations that claims pass over, with what only a newer release can read; None while none was met."""
+        return list(self._unserved) if self._read_at else None
+
+    def pass_over(self, operation: str | None, destination: str) -> None:
+        """Something waits there that this process does not serve: it is left for others, and costs next to nothing.
+
+        operation: None for an entry that only a newer release can read.
+        """
+        self._read_at.setdefault(destination, -math.inf)
+        if operation is not None:
+            if len(self._unserved) >= UNSERVED_MAX and operation not in self._unserved:
+                del self._unserved[next(iter(self._unserved))]
+            self._unserved[operation] = None
+
+    def leave_alone(self, name: str, until: float) -> None:
+        """Nothing of this destination is served here; others may."""
+        self._alone_until[name] = until
+
+    def take(self, now: float) -> list[Want]:
+        """The next wants, whose slots are taken until `give_back`; fewer than there are slots, or none.
+
+        Half of a destination's slots at most, so that one half is sent while the other is settled and claimed.
+        """
+        wants: list[Want] = []
+        for _ in range(min(len(self._names), DESTINATIONS_MAX)):
+            free_in_all = min(self._slots_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
+            if free_in_all <= 0:
+                break
+            name = self._names[0]
+            self._names.rotate(-1)
+            self._unasked -= 1
+            service = service_of(name)
+            slots = self._slots_of.get(name) or self._slots_of.get(service, self._slots)
+            slots = min(slots - self._taken[name], (slots + 1) // 2, free_in_all)
+            called_back = self._pace.applies_to(name)
+            if called_back:
+                slots = min(slots, self._pace.free(name))
+            is_paused = self._shut_until.get(service) == math.inf  # whoever pauses `stripe` pauses its accounts
+            shut_until = max(self._alone_until.get(name, 0.0), self._shut_until.get(name, 0.0))
+            if slots > 0 and not is_paused and shut_until <= now:
+                recent = self._recent(name, now)
+                wants.append(Want(name, slots, self._hints.get(name, EPOCH), called_back=called_back, recent=recent))
+                if called_back:
+                    self._pace.hold(name, slots)
+                self._taken[name] += slots
+                self._taken_in_all += slots
+        return wants
+
+    def found(self, wants: Sequence[Want], claimed: Sequence[Claimed]) -> None:
+        """What the wants brought: slots that stay empty are given back, and the next round begins."""
+        self.give_all_back(wants)
+        counts = Counter([entry.destination for entry in claimed])
+        for name, count in counts.items():
+            self.hold(name, count)
+        for want in wants:
+            if want.recent is None and want.destination in self._read_at and not counts[want.destination]:
+                asked_at = self._asked_at.get(want.destination, -math.inf)  # before anything unserved was met there
+                self._read_at[want.destination] = asked_at
+        if claimed:
+            self._remember_hints(claimed)
+            self.begin_round()
+
+    def give_all_back(self, wants: Sequence[Want]) -> None:
+        """The slots of these wants, of which nothing is known: the claim failed."""
+        for want in wants:
+            self.give_back(want.destination, want.slots)
+            if want.called_back:
+                self._pace.give_back(want.destination, want.slots)
+
+    def hold(self, name: str, slots: int = 1) -> None:
+        """Keep more slots taken: for an entry that was claimed, or whose send has ended but not its settling."""
+        self._taken[name] += slots
+        self._taken_in_all += slots
+
+    def give_back(self, name: str, slots: int = 1) -> None:
+        self._taken[name] -= slots
+        self._taken_in_all -= slots
+        if not self._taken[name]:
+            del self._taken[name]
+
+    def _recent(self, name: str, now: float) -> timedelta | None:
+        """How long ago an entry may have become due without having been seen; None: read everything that is due."""
+        read_at = self._read_at.get(name)
+        if read_at is None:
+            return None
+        if now - read_at >= UNSERVED_SECONDS:
+            self._asked_at[name] = now
+            return None
+        return timedelta(seconds=now - read_at + LATE_SECONDS)
+
+    def _remember_hints(self, claimed: Sequence[Claimed]) -> None:
+        latest: dict[str, datetime] = {}
+        for entry in claimed:
+            if entry.queued_at > latest.get(entry.destination, EPOCH):
+                latest[entry.destination] = entry.queued_at
+        for name, queued_at in latest.items():
+            self._hints[name] = max(self._hints.get(name, EPOCH), queued_at - HINT_SLACK)

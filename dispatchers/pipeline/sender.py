@@ -1,0 +1,303 @@
+"""The sends and looks under way: each held to its lease and its deadline, each with an outcome whatever its adapter does."""
+
+import asyncio
+import json
+import logging
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Any
+
+from dispatchers.decide import admit, decide
+from dispatchers.decide_lookup import judge
+from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Finding, Memory, Outcome, Unknown
+from dispatchers.pipeline.routing import Route
+from dispatchers.sanitize import storable, storable_finding
+from dispatchers.store.protocol import Store
+from dispatchers.transitions import Claimed, HandBack, Looks, Transition, looks_of
+from outbox.keys import Keyring, Tag, derive_tag
+
+log = logging.getLogger("outbox.dispatcher")
+
+IDLE = math.inf
+WATCH_SECONDS = 0.05  # how late a send may be cancelled
+ABANDON_SECONDS = 1.0  # how long an adapter may take to notice that it was cancelled
+
+
+class Worker:
+    """A task that makes one send after the other. deadline: of the present one, on the event loop's clock.
+
+    overdue: the present send was cancelled for its deadline. wake: what it waits on while it has nothing to send.
+    """
+
+    __slots__ = ("deadline", "overdue", "task", "wake")
+
+    def __init__(self) -> None:
+        self.deadline = IDLE
+        self.overdue = False
+        self.task: asyncio.Task[None] | None = None
+        self.wake: asyncio.Future[None] | None = None
+
+
+class Sends:
+    """Starts sends and brings back what became of them.
+
+    settle: called with each entry and its transition. back: called with each entry whose send has ended, however.
+    keyring: asked only for a later key epoch. hear: called with each entry and what its adapter answered. memory: what its
+    service remembers of an entry, for `decide` and `judge`.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        keyring: Callable[[], Keyring],
+        lease: timedelta,
+        margin: timedelta,
+        clock: Callable[[], float],
+        chance: random.Random,
+        settle: Callable[[Claimed, Transition], None],
+        back: Callable[[Claimed], None],
+        hear: Callable[[Claimed, Outcome], None],
+        memory: Callable[[Claimed, Memory], Memory],
+    ) -> None:
+        self._store = store
+        self._keyring = keyring
+        self._usable_seconds = (lease - margin).total_seconds()
+        self._clock = clock
+        self._chance = chance
+        self._settle = settle
+        self._on_back = back
+        self._hear = hear
+        self._memory = memory
+        self._ready: deque[tuple[Claimed, Route, float]] = deque()
+        self._working: dict[Worker, None] = {}  # no set: a seed's run repeats only if theirs is an order
+        self._idle: list[Worker] = []
+        self._called = False
+        self._watch: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._under_way = 0
+        self._all_back: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return self._under_way
+
+    def start(self, claims: Iterable[tuple[Claimed, Route, float]]) -> None:
+        """Send these entries, each with its route and our clock before its claim."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # workers die with their event loop, and each `asyncio.run` brings another
+            self._loop, self._idle, self._watch, self._called = loop, [], None, False
+        for claim in claims:
+            self._ready.append(claim)
+            self._under_way += 1
+        self._set_to_work(loop)
+        if self._watch is None or self._watch.done():
+            self._watch = loop.create_task(self._cancel_overdue(loop))
+
+    async def finish(self, grace: timedelta) -> None:
+        """Let what is under way come to its end, but cancel it after `grace`."""
+        if self._under_way:
+            self._all_back = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._all_back], timeout=grace.total_seconds())
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """Cancel what is under way. It is in doubt, and found so when its lease ends."""
+        while self._ready:
+            entry, _, _ = self._ready.popleft()
+            self._back(entry)
+            self._settle(entry, HandBack("the process stopped before it was sent"))
+        self._called = False
+        tasks = [worker.task for worker in self._working if worker.task is not None]
+        self._idle = []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=ABANDON_SECONDS)
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    # --- the workers
+
+    def _set_to_work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Call one worker more for what is ready. When it comes, it calls the next one before its own send may have to
+        wait: so as many are at work as there are sends that wait, and one or two do all those that need not.
+        """
+        if not self._ready or self._called:
+            return
+        self._called = True
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.wake is not None and not worker.wake.done():
+                worker.wake.set_result(None)
+                return
+        worker = Worker()
+        worker.task = loop.create_task(self._work(worker, loop))
+
+    async def _work(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        self._working[worker] = None
+        try:
+            while True:
+                self._called = False
+                while self._ready:
+                    entry, route, started = self._ready.popleft()
+                    self._set_to_work(loop)
+                    worker.deadline = loop.time() + route.timeout_seconds
+                    await self._attempt(worker, entry, route, started)
+                    if worker.overdue and worker.task is not None:
+                        worker.overdue = False
+                        worker.task.uncancel()
+                worker.deadline = IDLE
+                worker.wake = loop.create_future()
+                self._idle.append(worker)
+                await worker.wake
+        finally:
+            self._working.pop(worker, None)
+
+    async def _cancel_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One watch for all: a timer for each costs as much as the rest of a send."""
+        while self._under_way:
+            await asyncio.sleep(WATCH_SECONDS)
+            now = loop.time()
+            for worker in self._working:
+                if now >= worker.deadline and not worker.overdue and worker.task is not None:
+                    worker.overdue = True
+                    worker.task.cancel()
+
+    # --- one attempt
+
+    async def _attempt(self, worker: Worker, entry: Claimed, route: Route, started: float) -> None:
+        change: Transition | None = None
+        try:
+            # First: it may ask the database, and between the checks and the call nothing may take any time.
+            tag = Tag(entry.tag) if entry.key_epoch == 0 else await self._tag_of_epoch(worker, entry)
+            delivery = None if tag is None else _delivery(entry, route, tag, worker.deadline)
+            looks = looks_of(entry.outcome)
+            # What was never claimed before has nothing that could speak against it, if the database remembers all.
+            if (entry.deliveries > 1 or entry.maybe_sent) and looks is None:
+                now = self._database_now(entry, started)
+                change = admit(entry, route.memory, now, self._chance.random())
+            if change is None:
+                change = await self._ask_in_time(worker, entry, route, delivery, started, looks)
+        except Exception:  # a defect of ours: its lease ends, and it counts as unknown
+            log.exception("entry %s (%s): nothing could be decided", entry.id, entry.operation)
+        finally:
+            self._back(entry)
+            if change is not None:
+                self._settle(entry, change)
+
+    def _back(self, entry: Claimed) -> None:
+        self._under_way -= 1
+        if not self._under_way and self._all_back is not None and not self._all_back.done():
+            self._all_back.set_result(None)
+        self._on_back(entry)
+
+    async def _tag_of_epoch(self, worker: Worker, entry: Claimed) -> Tag | None:
+        """The tag of a later key epoch, after a "send again": only the first one's is stored. None if it is not to be had."""
+        try:
+            return derive_tag(self._keyring(), entry.kid, await self._store.key_fields(entry.id), entry.key_epoch)
+        except asyncio.CancelledError:
+            if not _is_overdue_only(worker):
+                raise
+            log.warning("entry %s (%s): its key was not to be had in time", entry.id, entry.operation)
+        except Exception:
+            log.exception(
+                "entry %s (%s) cannot be made into a delivery: its key was not to be had", entry.id, entry.operation
+            )
+        return None
+
+    async def _ask_in_time(
+        self,
+        worker: Worker,
+        entry: Claimed,
+        route: Route,
+        delivery: Delivery | None,
+        started: float,
+        looks: Looks | None,
+    ) -> Transition:
+        """Send it or look for it, unless the lease could end before the answer: then another process may hold it already."""
+        if self._clock() - started > self._usable_seconds - route.timeout_seconds:
+            return HandBack("its lease was too short when its turn came")
+        if looks is not None:
+            finding = await self._finding(worker, entry, route, delivery, started)
+            memory, now = self._memory(entry, route.memory), self._database_now(entry, started)
+            return judge(entry, looks, finding, memory, now, self._chance.random())
+        outcome = await self._outcome(worker, entry, route, delivery)
+        if isinstance(outcome, Delivered):  # for which neither the time nor chance counts
+            return decide(entry, outcome, route.memory, entry.leased_at, 0.0)
+        memory = self._memory(entry, route.memory)
+        return decide(entry, outcome, memory, self._database_now(entry, started), self._chance.random())
+
+    async def _outcome(self, worker: Worker, entry: Claimed, route: Route, delivery: Delivery | None) -> Outcome:
+        if delivery is None:
+            return Deferred("it cannot be made into a delivery; the log says why")
+        outcome = storable(await self._answer(worker, entry, route, route.send, delivery))
+        self._hear(entry, outcome)
+        return outcome
+
+    async def _finding(
+        self, worker: Worker, entry: Claimed, route: Route, delivery: Delivery | None, started: float
+    ) -> Finding:
+        if delivery is None:
+            return CannotTell("it cannot be made into a delivery; the log says why")
+        age = self._database_now(entry, started) - entry.created_at
+        delivery = delivery._replace(attempt=entry.attempts, age=age)
+        answer = await self._answer(worker, entry, route, route.find, delivery)
+        return CannotTell(answer.reason) if isinstance(answer, Unknown) else storable_finding(answer)
+
+    async def _answer(
+        self, worker: Worker, entry: Claimed, route: Route, ask: Callable[[Delivery], Any], delivery: Delivery
+    ) -> Any:
+        """What the adapter answers; an exception says nothing about the far side."""
+        try:
+            return await ask(delivery)
+        except asyncio.CancelledError:
+            if not _is_overdue_only(worker):
+                raise
+            return Unknown(
+                f"no answer within {route.timeout_seconds:g} s" if worker.overdue else "the adapter cancelled itself"
+            )
+        except (Exception, BaseExceptionGroup, SystemExit) as error:
+            log.exception("the adapter of %r raised for entry %s", route.name, entry.id)
+            return Unknown(f"the adapter raised {type(error).__name__}")
+
+    def _database_now(self, entry: Claimed, started: float) -> datetime:
+        """The database's time: its clock at the lease's start, and our own since before it. Never too early."""
+        return entry.leased_at + timedelta(seconds=self._clock() - started)
+
+
+def _is_overdue_only(worker: Worker) -> bool:
+    """Whether nobody but our own watch has cancelled it, if anybody has."""
+    return (worker.task.cancelling() if worker.task is not None else 0) <= worker.overdue
+
+
+def _delivery(entry: Claimed, route: Route, tag: Tag, deadline: float) -> Delivery | None:
+    """None if it cannot be made into one, which the log then tells."""
+    try:
+        return Delivery(
+            entry.id,
+            entry.operation,
+            entry.payload,
+            route.encode_key(tag),
+            entry.attempts + 1,
+            _parsed(entry.options),
+            _parsed(entry.headers),
+            deadline,
+            entry.due_at,
+            entry.leased_at - entry.created_at,
+        )
+    except Exception:
+        log.exception("entry %s (%s) cannot be made into a delivery", entry.id, entry.operation)
+        return None
+
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    """A stored JSON object; most are empty."""
+    return _NOTHING if text == "{}" else json.loads(text)

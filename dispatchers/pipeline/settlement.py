@@ -1,0 +1,282 @@
+"""The settlements that commit alone, each with a callback or with the completion of its request."""
+
+import asyncio
+import logging
+import math
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from dispatchers.callbacks import CallbackFailed, CallbackOverdue, Callbacks, Calls, CompletionFailed
+from dispatchers.decide import hand_over, keep, release
+from dispatchers.pipeline.callback_pace import CallbackPace
+from dispatchers.store.callback_plan import told
+from dispatchers.store.ordering import NextIsLocked
+from dispatchers.store.protocol import CallbacksChanged, Store
+from dispatchers.transitions import Claimed, End, Lease, Transition
+from outbox.sql.dialect import is_passing
+
+log = logging.getLogger("outbox.dispatcher")
+
+STORE_RETRY_SECONDS = (0.1, 5.0)
+ABANDON_SECONDS = 1.0  # how long an async callback may take to notice that it was cancelled
+REPORT_SECONDS = 60.0  # between two reports that callbacks are too slow for their leases
+
+
+class Waiting(NamedTuple):
+    """An entry that must settle with its callback.
+
+    until: our clock when it is released, because its lease is nearly over. tries: how often the database was away.
+    """
+
+    entry: Claimed
+    end: End
+    calls: Calls
+    until: float
+    tries: int = 0
+
+
+class Settling:
+    """Settles entries together with their callbacks, a few at once.
+
+    at_once: how many callbacks run at the same time. usable: how long after its claim an entry may wait for its turn; then its
+    outcome is stored, and the entry is released for any dispatcher. clock: ours, in seconds.
+    settle: called with what a batch may settle: an outcome to be stored. callbacks: tells which one another process must call.
+    learn: reads the record of callbacks again. ended: called after each, with whether it settled.
+    away: called with the error when the database is away; it is tried again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        pace: CallbackPace,
+        *,
+        at_once: int,
+        usable: timedelta,
+        clock: Callable[[], float],
+        chance: random.Random,
+        settle: Callable[[Claimed, Transition], None],
+        callbacks: Callbacks,
+        learn: Callable[[], Awaitable[None]],
+        ended: Callable[[Claimed, bool], None],
+        away: Callable[[Exception], None],
+    ) -> None:
+        self._store = store
+        self._pace = pace
+        self._at_once = at_once
+        self._usable_seconds = usable.total_seconds()
+        self._clock = clock
+        self._chance = chance
+        self._settle = settle
+        self._callbacks = callbacks
+        self._learn = learn
+        self._ended = ended
+        self._away = away
+        self._until: dict[UUID, float] = {}  # of each claim, by its lease token, in the order of the claims
+        self._waiting: deque[Waiting] = deque()
+        self._delayed: dict[Lease, tuple[asyncio.TimerHandle, Waiting]] = {}
+        self._at_work = 0
+        self._workers: dict[asyncio.Task[Any], None] = {}  # no set: a seed's run repeats only if theirs is an order
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._release_timer: asyncio.TimerHandle | None = None
+        self._release_at = math.inf
+        self._reported_at = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._delayed) + self._at_work
+
+    def begin(self) -> None:
+        """Go on, on this event loop: workers and timers die with theirs, and each `asyncio.run` brings another."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._workers, self._at_work, self._release_timer = loop, {}, 0, None
+            self._waiting.extend(waiting for _, waiting in self._delayed.values())
+            self._delayed = {}
+        for waiting in self._waiting:
+            self._set_to_work(loop)
+            self._watch_lease(waiting, loop)
+
+    def note_claim(self, token: UUID, started: float) -> None:
+        """The leases with this token count from `started`, by our clock."""
+        for other, until in list(self._until.items()):
+            if until > started:
+                break
+            del self._until[other]
+        self._until[token] = started + self._usable_seconds
+
+    def start(self, entry: Claimed, end: End, calls: Calls) -> None:
+        loop = asyncio.get_running_loop()
+        waiting = Waiting(entry, end, calls, until=self._until.get(entry.lease_token, self._clock()))
+        self._waiting.append(waiting)
+        self._set_to_work(loop)
+        self._watch_lease(waiting, loop)
+
+    async def finish(self, grace: timedelta) -> None:
+        """Let them come to their end, but give up after `grace`."""
+        until = self._clock() + grace.total_seconds()
+        while self and (left := until - self._clock()) > 0:
+            if self._workers:
+                await asyncio.wait(self._workers, timeout=left)
+            else:  # all of them wait for the database
+                await asyncio.sleep(min(left, STORE_RETRY_SECONDS[0]))
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """Stop. What has not begun is stored; what has begun may yet commit, and else its lease runs out."""
+        not_begun = [*self._waiting, *self._stop_delays()]
+        self._waiting = deque()
+        for worker in self._workers:
+            worker.cancel()
+        if self._workers:
+            await asyncio.wait(self._workers, timeout=ABANDON_SECONDS)
+        begun, self._waiting = self._waiting, deque()
+        self._release(not_begun, "the process stopped before its callback ran")
+        for waiting in begun:
+            self._ended(waiting.entry, False)
+
+    def _stop_delays(self) -> list[Waiting]:
+        delayed, self._delayed = self._delayed, {}
+        for timer, _ in delayed.values():
+            timer.cancel()
+        if self._release_timer is not None:
+            self._release_timer.cancel()
+            self._release_timer = None
+        return [waiting for _, waiting in delayed.values()]
+
+    # --- those whose leases are nearly over
+
+    def _watch_lease(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
+        """Release it when its lease is nearly over and it still waits. One timer for all: that of the earliest."""
+        if self._release_timer is not None:
+            if waiting.until >= self._release_at:
+                return
+            self._release_timer.cancel()
+        self._release_at = waiting.until
+        seconds = max(waiting.until - self._clock(), STORE_RETRY_SECONDS[0])  # an idle worker takes it first
+        self._release_timer = loop.call_later(seconds, self._release_late, loop)
+
+    def _all_waiting(self) -> Iterable[Waiting]:
+        yield from self._waiting
+        for _, waiting in self._delayed.values():
+            yield waiting
+
+    def _release_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._release_timer = None
+        now = self._clock()
+        late = [waiting for waiting in self._all_waiting() if waiting.until <= now]
+        for lease in [lease for lease, (_, waiting) in self._delayed.items() if waiting.until <= now]:
+            self._delayed.pop(lease)[0].cancel()
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.until > now)
+        if late and now - self._reported_at >= REPORT_SECONDS:
+            self._reported_at = now
+            log.warning(
+                "%d entries were released before their callbacks could run, as their leases are nearly over: their outcomes are"
+                " stored, and their callbacks run after the next claim. A callback takes %.2g s, and %d run at once: raise"
+                " callbacks_at_once, or make them faster",
+                len(late),
+                self._pace.seconds_each,
+                self._at_once,
+            )
+        self._release(late, "its callback has not had its turn yet")
+        first = min(self._all_waiting(), key=lambda waiting: waiting.until, default=None)
+        if first is not None:
+            self._watch_lease(first, loop)
+
+    def _release(self, released: Iterable[Waiting], why: str) -> None:
+        for waiting in released:
+            self._settle(waiting.entry, release(waiting.end, why))
+            self._ended(waiting.entry, False)
+
+    # --- the workers
+
+    def _set_to_work(self, loop: asyncio.AbstractEventLoop) -> None:
+        if len(self._workers) < self._at_once:
+            self._workers[loop.create_task(self._work(loop))] = None
+
+    async def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        workers, me = self._workers, asyncio.current_task()
+        try:
+            while self._waiting:
+                waiting = self._waiting.popleft()
+                self._at_work += 1
+                try:
+                    settled = await self._settle_one(waiting, loop)
+                except asyncio.CancelledError:
+                    self._waiting.appendleft(waiting)  # there may be another event loop yet
+                    raise
+                finally:
+                    self._at_work -= 1
+                if settled is not None:
+                    self._ended(waiting.entry, settled)
+        finally:
+            if me is not None:
+                workers.pop(me, None)
+
+    async def _settle_one(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> bool | None:
+        """Whether it settled; None if the database is away, or another transaction has locked a row: it is tried again."""
+        entry, end, calls = waiting.entry, waiting.end, waiting.calls
+        began = self._clock()
+        if (missing := self._callbacks.missing(entry, end)) is not None:
+            self._settle(entry, hand_over(end, missing))
+            return False
+        try:
+            settled = await self._store.settle_with(entry, end, calls)
+        except CallbackFailed as failed:
+            self._pace.measure(self._clock() - began)
+            return self._keep_failed(entry, end, failed.what, failed.__cause__ or failed)
+        except CallbacksChanged:
+            await self._learn_patiently()
+            self._try_later(waiting, loop)
+            return None
+        except Exception as error:
+            is_locked = isinstance(error, NextIsLocked)
+            if not (is_locked or is_passing(error)):  # what the callback wrote is refused at the commit
+                what = CallbackFailed.what if calls.ended is not None else CompletionFailed.what
+                return self._keep_failed(entry, end, what, error)
+            if not is_locked:
+                self._away(error)
+            self._try_later(waiting, loop)
+            return None
+        self._pace.measure(self._clock() - began)
+        if not settled:
+            log.warning("entry %s: its lease was lost before it settled", entry.id)
+        return settled
+
+    async def _learn_patiently(self) -> None:
+        """Read the record of callbacks again; if the database is away, the next try finds it changed once more."""
+        try:
+            await self._learn()
+        except Exception as error:
+            if not is_passing(error):
+                raise
+
+    def _try_later(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
+        """The outcome is known and must not be lost: it is settled when the database is back, or stored in a batch then."""
+        first, most = STORE_RETRY_SECONDS
+        seconds = min(first * 2 ** min(waiting.tries, 10), most) * (0.5 + self._chance.random() / 2)
+        again = waiting._replace(tries=waiting.tries + 1)
+        self._delayed[again.entry.lease] = loop.call_later(seconds, self._try_again, again, loop), again
+        self._watch_lease(again, loop)
+
+    def _try_again(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
+        del self._delayed[waiting.entry.lease]
+        self._waiting.append(waiting)
+        self._set_to_work(loop)
+
+    def _keep_failed(self, entry: Claimed, end: End, what: str, problem: BaseException) -> bool:
+        summary = problem.summary if isinstance(problem, CallbackOverdue) else f"raised {type(problem).__name__}"
+        change = keep(entry, end, f"its {what} {summary}", self._chance.random())
+        log.error(
+            "entry %s (%s): its %s %s\nThe outcome is stored and nothing is sent again; the %s is tried again in %.1f s",
+            entry.id,
+            entry.operation,
+            what,
+            problem.report if isinstance(problem, CallbackOverdue) else f"raised {told(problem)}",
+            what,
+            change.delay.total_seconds(),
+        )
+        self._settle(entry, change)
+        return False

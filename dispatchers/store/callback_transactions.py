@@ -1,0 +1,254 @@
+"""The transactions in which the app's callbacks run: on a thread or on the event loop, each callback with a deadline.
+
+A callback that is overdue is given up. An async one is cancelled; a sync one keeps its thread until it returns. Its transaction
+is ended by the server in any case, so that it keeps no locks, no worker, and no rows from vacuum.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session
+
+from dispatchers.callbacks import CallbackOverdue, is_async, require_intact
+from dispatchers.store.callback_plan import Call, Calling, call_at_once, named_failures
+from dispatchers.store.guards import Guards
+from dispatchers.threads import on_own_thread
+from outbox.session import flush_all
+from outbox.sql.dialect import leave_autocommit, require_transaction
+
+log = logging.getLogger("outbox.dispatcher")
+
+Result = TypeVar("Result")
+
+CALLBACK_TIMEOUT = timedelta(seconds=30)
+FRAMES_MAX = 8  # of a callback that hangs, from its own on
+ABANDON_SECONDS = 1.0  # how long an async callback may take to notice that it was cancelled
+
+
+class Backend(NamedTuple):
+    """A transaction as PostgreSQL's other sessions see it."""
+
+    pid: int
+    began: datetime
+
+
+class Run:
+    """One such transaction, as the one who works in it and the one who waits for it both see it."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self.seconds = timeout.total_seconds()
+        self.backend: Backend | None = None
+        self.call: Call | None = None
+        self._lock = threading.Lock()
+        self._began = 0.0
+        self._thread = 0
+        self._connection: Connection | None = None
+        self._is_given_up = False
+
+    @contextlib.contextmanager
+    def calling(self, connection: Connection, call: Call) -> Iterator[None]:
+        """Time what is called inside. Raises `call.failure` at its end if it was given up meanwhile, as nothing may commit, or if
+        the server ended it at the same limit.
+        """
+        with self._lock:
+            self.call, self._connection, self._thread = call, connection, threading.get_ident()
+            self._began = time.monotonic()
+        try:
+            yield
+        except Exception:
+            if time.monotonic() >= self._began + self.seconds:
+                self._is_given_up = True
+            raise
+        finally:
+            with self._lock:
+                self._connection = None
+                if self._is_given_up:
+                    raise self.overdue()
+
+    def seconds_left(self) -> float:
+        """Until the callback at work is overdue, or until it is worth asking again."""
+        with self._lock:
+            if self._connection is None:
+                return self.seconds
+            return max(0.0, self._began + self.seconds - time.monotonic())
+
+    def give_up(self) -> bool:
+        """Give up the callback at work if it is overdue; returns whether."""
+        with self._lock:
+            if self._connection is None or time.monotonic() < self._began + self.seconds:
+                return False
+            self._is_given_up = True
+            return True
+
+    def detach(self) -> Any:
+        """Take the driver's connection of a callback at work out of its pool, which opens another one when it needs one."""
+        with self._lock:
+            if self._connection is None:
+                return None
+            pooled = self._connection.connection
+            raw = pooled.dbapi_connection
+            pooled.detach()
+            return raw
+
+    def overdue(self, place: str = "") -> Exception:
+        """What is raised when the callback was given up."""
+        call = self.call
+        assert call is not None
+        error = call.failure()
+        error.__cause__ = CallbackOverdue(self.seconds, getattr(call.function, "__qualname__", "it"), place)
+        return error
+
+    def place(self) -> str:
+        """Where its thread is now: files, lines and names, no values."""
+        frame = sys._current_frames().get(self._thread)
+        if frame is None:
+            return ""
+        stack = traceback.extract_stack(frame)
+        first = next((n for n, each in enumerate(stack, 1) if each.name == call_at_once.__name__), 0)
+        return "; it hangs at\n" + "".join(traceback.format_list(stack[first : first + FRAMES_MAX])).rstrip()
+
+
+class CallbackTransactions:
+    """Runs callbacks in transactions at the engine's own isolation level.
+
+    timeout: how long a callback may take. schema: of our tables. run: does work in a transaction of its own, as `Claims` does.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        async_engine: Any,
+        timeout: timedelta,
+        *,
+        schema: str | None,
+        run: Callable[[Callable[[Connection], Any]], Awaitable[Any]],
+    ) -> None:
+        self._engine = engine
+        self._async_engine = async_engine
+        self._timeout = timeout
+        self._schema = schema
+        self._run = run
+        limits = Guards(statement=timeout, silence=timeout)  # what it waits for is the app's: no lock_timeout
+        self._begin = text(f"SELECT pg_backend_pid(), now(), {limits.sql}")
+
+    async def run(self, begin: Callable[[Connection, Session], Calling]) -> bool:
+        """Call what `begin` yields, one after another in one transaction; returns what it returns.
+
+        On an engine in autocommit mode it is a transaction at READ COMMITTED. Raises `CallbackFailed`, and what the database
+        raises.
+        """
+        run = Run(self._timeout)
+        if self._async_engine is not None:
+            return await self._finish(run, asyncio.ensure_future(self._run_async(run, begin)))
+        working = on_own_thread("outbox-callback", self._run_on_thread, run, begin)  # a user's: it may hang
+        return await self._finish(run, asyncio.ensure_future(working))
+
+    async def _finish(self, run: Run, working: "asyncio.Future[bool]") -> bool:
+        """Wait for its end, or for the deadline of what it calls."""
+        try:
+            while not working.done():
+                await asyncio.wait([working], timeout=run.seconds_left())
+                if not working.done() and run.give_up():
+                    await self._give_up(run, working)
+        except asyncio.CancelledError:
+            working.cancel()
+            if self._async_engine is not None:
+                await asyncio.wait([working], timeout=ABANDON_SECONDS)
+            raise
+        return working.result()
+
+    async def _give_up(self, run: Run, working: "asyncio.Future[bool]") -> None:
+        overdue = run.overdue(run.place() if self._async_engine is None else "")
+        if self._async_engine is not None:
+            working.cancel()
+            await asyncio.wait([working], timeout=ABANDON_SECONDS)
+        if not working.done():
+            await self._end(run)
+            working.cancel()
+        elif not working.cancelled():
+            working.exception()  # it is the one that is raised here
+        raise overdue
+
+    async def _end(self, run: Run) -> None:
+        """End the transaction of a callback that goes on, whatever it is doing."""
+        try:
+            raw = run.detach()
+            backend = run.backend
+            if backend is not None:
+                await self._run(lambda other: other.execute(_TERMINATE, backend._asdict()))
+            elif raw is not None:
+                await on_own_thread("outbox-callback-end", raw.close)
+        except Exception as error:  # the limits that the transaction began with end it then
+            log.warning("the transaction of a callback that was given up could not be ended: %s", type(error).__name__)
+
+    def _run_on_thread(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
+        with self._engine.connect() as connection, _begun(connection):
+            run.backend = self._prepare(connection)
+            with Session(connection, join_transaction_mode="rollback_only") as session:
+                calling = begin(connection, session)
+                while isinstance(call := _next(calling), Call):
+                    with run.calling(connection, call):
+                        call_at_once(session, connection, call)
+                return call
+
+    async def _run_async(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
+        async with self._async_engine.connect() as connection:
+            await connection.run_sync(leave_autocommit)
+            async with connection.begin():
+                return await self._call_async(run, connection, begin)
+
+    async def _call_async(self, run: Run, connection: Any, begin: Callable[[Connection, Session], Calling]) -> bool:
+        from sqlalchemy.ext.asyncio import AsyncSession  # an extra: whoever has an AsyncEngine has it
+
+        run.backend = await connection.run_sync(self._prepare)
+        sync_connection: Connection = connection.sync_connection
+        async with AsyncSession(connection, join_transaction_mode="rollback_only") as session:
+            calling = begin(sync_connection, session.sync_session)
+            while isinstance(call := await connection.run_sync(lambda _: _next(calling)), Call):
+                with run.calling(sync_connection, call):
+                    if not is_async(call.function):
+                        await session.run_sync(call_at_once, sync_connection, call)
+                        continue
+                    with named_failures(sync_connection, call.failure):
+                        await call.function(session, call.argument)
+                        await session.run_sync(flush_all)
+                        await connection.run_sync(require_intact)
+            return bool(call)
+
+    def _prepare(self, connection: Connection) -> Backend | None:
+        """Set the server's own limits, by which it ends what this process cannot end any more."""
+        require_transaction(connection, self._schema)
+        if connection.dialect.name != "postgresql":
+            return None
+        return Backend._make(connection.execute(self._begin).one()[:2])
+
+
+@contextlib.contextmanager
+def _begun(connection: Connection) -> Iterator[None]:
+    leave_autocommit(connection)
+    with connection.begin():
+        yield
+
+
+def _next(calling: Calling) -> Call | bool:
+    """What is called next, or what all of it returns."""
+    try:
+        return next(calling)
+    except StopIteration as end:
+        done: bool = end.value
+        return done
+
+
+_TERMINATE = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = :pid AND xact_start = CAST(:began AS timestamptz)"
+)
+"""Only while it is in that transaction: behind a pooler the session may be at another client's work by now."""

@@ -1,0 +1,225 @@
+"""Claim and settle in plain SQL, row by row: SQLite's way, where a statement costs no round trip.
+
+The same rules as `sql_postgresql`, which says why; one suite of tests runs over both.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Table, delete, exists, func, insert, or_, select, update
+
+from dispatchers.flow_control.fair_share import NOBODY, Rounds
+from dispatchers.flow_control.quota import Want
+from dispatchers.store import callback_registry
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.fair_share import claimable_at, read_backlog
+from dispatchers.store.flow_control import is_pressed
+from dispatchers.store.queue_update import Moved, moved
+from dispatchers.transitions import CANCELLED_PATTERN, Claimed, Ending, Settle, Transition
+from outbox.sql.dialect import clock
+from outbox.sql.schema import SCHEMA_VERSION, Tables
+from outbox.times import NEVER
+
+
+def claim(
+    connection: Connection,
+    tables: Tables,
+    request: ClaimRequest,
+    rounds: Rounds = NOBODY,
+    guards: object = None,  # SQLite has none
+) -> list[Claimed]:
+    """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
+
+    Those that `rounds` tells are shared out over their scopes; what these leave over goes to the oldest.
+    """
+    number = select(tables.meta.c.number).scalar_subquery()
+    now, is_held, marked = connection.execute(select(clock(), _holding(tables), number)).one()
+    if is_held or (marked or 0) < request.seen:
+        return []
+    claimed: list[Claimed] = []
+    pressed = _pressed(connection, tables, request, now)
+    for want in request.wants:
+        if want.destination in pressed and not want.admitted:
+            continue
+        want = want._replace(slots=min(want.slots, request.entries_max - len(claimed)))
+        if want.destination in rounds:
+            want = want._replace(hint=rounds.hint(want))
+            shared = _share_out(connection, tables, want, request, now, rounds)
+            claimed += shared
+            want = want._replace(slots=want.slots - len(shared))
+        if want.slots:
+            claimed += _take(connection, tables, want, request, now)
+    return claimed
+
+
+def _share_out(
+    connection: Connection, tables: Tables, want: Want, request: ClaimRequest, now: Any, rounds: Rounds
+) -> list[Claimed]:
+    backlog = read_backlog(connection, tables, want, request.cutoff, now, rounds.after(want.destination))
+    claimed: list[Claimed] = []
+    for scope, slots in rounds.share_out(want, backlog).items():
+        claimed += _take(connection, tables, want._replace(slots=slots), request, now, scope)
+    return claimed
+
+
+def _take(
+    connection: Connection, tables: Tables, want: Want, request: ClaimRequest, now: Any, scope: str | None = None
+) -> list[Claimed]:
+    """The oldest due entries of a destination, or of one scope there."""
+    queue, entry, record = tables.queue, tables.entry, tables.record
+    accepted = (record.c.id == entry.c.record_id) & (record.c.state == "accepted")
+    settlement = tables.settlement
+    allowed = [] if request.only is None else [queue.c.id.in_(request.only)]
+    due = (
+        select(queue, entry, record.c.completion, settlement.c.state.label("ended"))
+        .join(entry, entry.c.id == queue.c.id)
+        .outerjoin(record, accepted)
+        .outerjoin(settlement, settlement.c.id == queue.c.id)
+        .where(*claimable_at(queue, want, request.cutoff, now, scope), *_served(tables, request), *allowed)
+        .where(or_(queue.c.callback.is_(None), queue.c.callback.in_(sorted(request.callbacks))))
+        .order_by(queue.c.due_at)
+        .limit(want.slots)
+        .with_for_update(of=queue, skip_locked=True)
+    )
+    rows = connection.execute(due).all()
+    return [_lease(connection, tables, row._mapping, request, now) for row in rows]
+
+
+def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
+    """That this process may serve it: see `ClaimRequest.unserved`."""
+    entry = tables.entry
+    if request.unserved is None:
+        return []
+    served = entry.c.operation.not_in(request.unserved) & (entry.c.schema_version <= SCHEMA_VERSION)
+    return [or_(tables.queue.c.outcome.like(CANCELLED_PATTERN), served)]
+
+
+def _holding(tables: Tables) -> Any:
+    return exists().where(tables.meta.c.held_reason.is_not(None))
+
+
+def _pressed(connection: Connection, tables: Tables, request: ClaimRequest, now: Any) -> set[str]:
+    names = [want.destination for want in request.wants if not want.admitted]
+    rows = select(tables.destination.c.name).where(tables.destination.c.name.in_(names), is_pressed(tables, now))
+    return set(connection.execute(rows).scalars())
+
+
+def _lease(connection: Connection, tables: Tables, row: Mapping[Any, Any], request: ClaimRequest, now: Any) -> Claimed:
+    queue, entry = tables.queue, tables.entry
+    taken_over = row[queue.c.lease_token] is not None
+    in_doubt_since = row[queue.c.in_doubt_since] or (row[queue.c.leased_at] if taken_over else None)
+    lease = {
+        "state": "sending",
+        "lease_token": request.token,
+        "lease_until": now + request.lease,
+        "leased_at": now,
+        "first_leased_at": row[queue.c.first_leased_at] or now,
+        "deliveries": row[queue.c.deliveries] + 1,
+        "attempts": row[queue.c.attempts] + taken_over,
+        "maybe_sent": row[queue.c.maybe_sent] or taken_over,
+        "in_doubt_since": in_doubt_since,
+        "sent_as": (in_doubt_since and row[queue.c.sent_as]) or _form(request.forms, row[entry.c.operation]),
+    }
+    connection.execute(update(queue).where(queue.c.id == row[queue.c.id]).values(lease))
+    written = {name: row[entry.c[name]] for name in Claimed._fields if name in entry.c}
+    kept = {
+        name: row[queue.c[name]] for name in ("id", "destination", "key_epoch", "outcome", "ordering_key", "position")
+    }
+    leased = {name: value for name, value in lease.items() if name in Claimed._fields}
+    more = {"queued_at": row[queue.c.due_at], "completion": row[tables.record.c.completion], "ended": row["ended"]}
+    return Claimed(**written | kept | leased | more)
+
+
+def _form(forms: Mapping[str, str], operation: str) -> str | None:
+    serving = [prefix for prefix in forms if f"{operation}.".startswith(f"{prefix}.")]
+    return forms[max(serving, key=len)] if serving else None
+
+
+def settle(
+    connection: Connection,
+    tables: Tables,
+    settlements: Sequence[Ending],
+    guards: object = None,
+    callbacks: str | None = None,
+) -> set[UUID]:
+    """Record what became of claimed entries, each only if its lease is still ours; returns the ids for which it was.
+
+    One exception: proof of success is taken late, from whoever brings it, while the key is the same.
+    """
+    if callbacks is not None and callbacks != callback_registry.summary(callback_registry.read(connection, tables)):
+        return set()
+    return {entry.id for entry, change in settlements if _settle_one(connection, tables, entry, change)}
+
+
+def _settle_one(connection: Connection, tables: Tables, entry: Claimed, change: Transition) -> bool:
+    queue = tables.queue
+    ours = (queue.c.lease_token == entry.lease_token) & ~_holding(tables)
+    late = (queue.c.key_epoch == entry.key_epoch) & queue.c.state.in_(("sending", "retry", "uncertain"))
+    if isinstance(change, Settle):
+        return _end(connection, tables, entry, change, or_(ours, late) if change.state == "delivered" else ours)
+    values = moved(entry, change)
+    ours = or_(ours, late) if values.proof else ours
+    row = _row(queue, values, connection.execute(select(clock())).scalar_one())
+    updated = connection.execute(update(queue).where(queue.c.id == entry.id, ours).values(row))
+    if updated.rowcount and values.reason is not None:
+        _note(connection, tables, entry, values.reason, looked=values.looked)
+    return bool(updated.rowcount)
+
+
+def _end(connection: Connection, tables: Tables, entry: Claimed, change: Settle, ours: Any) -> bool:
+    queue = tables.queue
+    ended = delete(queue).where(queue.c.id == entry.id, ours)
+    row = connection.execute(ended.returning(queue.c.deliveries, queue.c.attempts, queue.c.key_epoch)).one_or_none()
+    if row is None:
+        return False
+    connection.execute(
+        insert(tables.settlement).values(
+            id=entry.id,
+            state=change.state,
+            result=None if change.result is None else json.dumps(change.result),
+            reason=change.reason,
+            deliveries=row.deliveries,
+            attempts=max(row.attempts, change.attempts),
+            key_epoch=row.key_epoch,
+            settled_at=clock(),
+        )
+    )
+    if change.note is not None:
+        _note(connection, tables, entry, change.reason, looked=change.looked)
+    return True
+
+
+def _row(queue: Table, values: Moved, now: datetime) -> dict[str, Any]:
+    """The queue row's new values; what is not named stays."""
+    row = {
+        "state": values.state,
+        "due_at": NEVER if values.delay is None else now + values.delay,
+        "lease_token": None,
+        "lease_until": None,
+        "leased_at": None,
+        "deliveries": queue.c.deliveries - values.uncounted,  # late proof comes from an earlier delivery
+        "attempts": values.attempts,
+        "maybe_sent": values.maybe_sent,
+        "in_doubt_since": values.in_doubt_since,
+        "key_epoch": values.key_epoch,
+        "callback": values.callback,
+    }
+    if values.uncounted:
+        row["waiting_since"] = func.coalesce(queue.c.waiting_since, queue.c.due_at)
+    else:
+        row["waiting_since"] = None
+    if values.anew:
+        row["first_leased_at"] = None
+    if values.outcome is not None:
+        row["outcome"] = values.outcome
+    return row
+
+
+def _note(connection: Connection, tables: Tables, entry: Claimed, reason: str | None, *, looked: bool) -> None:
+    kind = "look" if looked else "attempt"
+    connection.execute(
+        insert(tables.event).values(entry_id=entry.id, at=clock(), kind=kind, delivery=entry.deliveries, reason=reason)
+    )

@@ -1,0 +1,242 @@
+"""Claim entries for a while, and settle them only while holding the lease: the dispatcher's only way to the database.
+
+Everything happens in short transactions of its own, committed before anything is sent. The SQL is in `sql_postgresql` and
+`sql_portable`; here is what they share.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID
+
+from sqlalchemy import URL, Connection, Engine, make_url, select
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.orm import Session
+
+from dispatchers.callbacks import Calls, OnCompleted
+from dispatchers.database_identity import Mark, Watched
+from dispatchers.flow_control.fair_share import Rounds
+from dispatchers.flow_control.state import Pressing, Pressures
+from dispatchers.store import callback_registry, claims_postgresql, claims_sqlite
+from dispatchers.store import database_identity as store_identity
+from dispatchers.store.accepted_requests import Accepted, next_accepted
+from dispatchers.store.callback_plan import Calling, call_completed, call_settled
+from dispatchers.store.callback_transactions import CALLBACK_TIMEOUT, CallbackTransactions
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.destinations import destination_names
+from dispatchers.store.exchange import Exchanges
+from dispatchers.store.flow_control import make_rows, read_pressures
+from dispatchers.store.gauges import Gauge, read_gauges
+from dispatchers.store.guards import Guards
+from dispatchers.store.protocol import Exchange
+from dispatchers.store.transactions import UPKEEP, Transactions
+from dispatchers.store.uncertain_entries import Wanted, seek
+from dispatchers.transitions import Claimed, End, Ending
+from outbox import migrations
+from outbox.configuration import Configuration
+from outbox.errors import ConfigurationError
+from outbox.keys import KeyFields, Keyring, ParentKey, key_fields
+from outbox.sql.connections import require_schema
+from outbox.sql.deployment import record_secrets, require_environment, require_secrets, unknown_kid
+from outbox.sql.dialect import prepare_sqlite
+from outbox.sql.engines import engine_of, require_supported
+
+Result = TypeVar("Result")
+
+log = logging.getLogger("outbox.dispatcher")
+
+UNTOLD = (
+    "the server does not let this role ask for its system identifier, its timeline and its log's position: a failover is not"
+    " noticed, and of restored and copied databases only some are"
+)
+
+
+class Claims:
+    """The store on a real database. Takes a URL, an Engine or an AsyncEngine.
+
+    Blocking work runs on a thread; with an AsyncEngine, on the event loop through SQLAlchemy's own bridge.
+    lease: how long the claims hold that are asked for; the limits of the transactions follow from it.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        configuration: Configuration,
+        *,
+        lease: timedelta = timedelta(seconds=60),
+        callback_timeout: timedelta = CALLBACK_TIMEOUT,
+        promotions_lose_nothing: bool = False,
+    ) -> None:
+        self._async_engine = target if hasattr(target, "sync_engine") else None
+        self._engine: Engine = getattr(target, "sync_engine", None) or _engine(target)
+        self._is_ours = isinstance(target, str | URL)  # an engine that was handed in is its maker's to dispose of
+        require_supported(self._engine.dialect.name)
+        if self._engine.dialect.name == "sqlite":
+            prepare_sqlite(self._engine)
+        self._configuration = configuration
+        require_schema(self._engine.get_execution_options(), configuration.schema)
+        self.tables = configuration.tables
+        self._transactions = Transactions(self._engine, self._async_engine, lease)
+        self._run = self._transactions.run
+        self._callback_guards = Guards()  # its transaction has limits of its own
+        sql = claims_postgresql if self._engine.dialect.name == "postgresql" else claims_sqlite
+        rounds = Rounds(configuration.fair)
+        exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
+        self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards)
+        self._callbacks = CallbackTransactions(
+            self._engine, self._async_engine, callback_timeout, schema=configuration.schema, run=self._run
+        )
+        self._callbacks_read: str | None = None
+        self._made_rows: set[str] = set()
+        self._tells = True
+        self._promotions_lose_nothing = promotions_lose_nothing
+
+    async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
+        read = self._callbacks_read  # as of the caller's decisions
+        pressing = request.pressing if request else None
+        if pressing is not None:
+            await self._make_rows(pressing)
+        exchange = await self._exchanges.exchange(settlements, request, read)
+        if pressing is not None and exchange.pressures is not None:
+            asked = pressing.decided.union(pressing.news)
+            self._made_rows -= asked - exchange.pressures.of.keys()  # locked by another, or deleted
+        return exchange
+
+    async def _make_rows(self, pressing: Pressing) -> None:
+        """In a transaction of its own: two that add one row wait for each other, and must have nothing else at hand."""
+        missing = pressing.decided.union(pressing.news) - self._made_rows
+        if missing:
+            await self._run(lambda connection: make_rows(connection, self.tables, missing))
+            self._made_rows |= missing
+
+    @property
+    def place(self) -> str:
+        url = self._engine.url
+        kept = {
+            name: url.query[name] for name in ("host", "port") if name in url.query
+        }  # a password may be among the others
+        return url.set(query=kept).render_as_string(hide_password=True)
+
+    @property
+    def takes_async_callbacks(self) -> bool:
+        return self._async_engine is not None
+
+    async def settle_with(self, entry: Claimed, end: End, calls: Calls) -> bool:
+        read = self._callbacks_read  # as of the caller's decision
+
+        def calling(connection: Connection, session: Session) -> Calling:
+            if not self._exchanges.settle(connection, [(entry, end)], self._callback_guards, read):
+                return False
+            return (yield from call_settled(connection, self._configuration, session, entry, end, calls))
+
+        return await self._callbacks.run(calling)
+
+    async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
+        def work(connection: Connection) -> frozenset[str]:
+            return callback_registry.register(connection, self.tables, registered)
+
+        on_record = await self._run(work)
+        self._callbacks_read = callback_registry.summary(on_record)
+        return on_record
+
+    async def take_over(self, callbacks: Collection[str]) -> int:
+        return await self._run(lambda connection: callback_registry.take_over(connection, self.tables, callbacks))
+
+    async def accepted(self, after: Accepted | None) -> list[Accepted]:
+        return await self._run(lambda connection: next_accepted(connection, self.tables, after))
+
+    async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
+        def calling(connection: Connection, session: Session) -> Calling:
+            return call_completed(connection, self._configuration, session, record_id, function)
+
+        return await self._callbacks.run(calling)
+
+    async def destinations(self) -> list[str]:
+        names = destination_names(self.tables)
+        found = select(names.c.name).where(names.c.name.is_not(None))
+        return await self._run(lambda connection: list(connection.execute(found).scalars()))
+
+    async def seek(self, wanted: Wanted, quiescence: timedelta, after: UUID | None) -> UUID | None:
+        return await self._run(lambda connection: seek(connection, self.tables, wanted, quiescence, after))
+
+    async def watch(self, env: str, known: Mark | None) -> Watched:
+        def work(connection: Connection) -> Watched:
+            trusted = self._promotions_lose_nothing
+            return store_identity.watch(
+                connection, self.tables, env, known, tells=self._tells, promotions_lose_nothing=trusted
+            )
+
+        try:
+            return await self._run(work)
+        except DBAPIError as error:
+            if not (self._tells and store_identity.refuses(error)):
+                raise
+            log.warning("%s", UNTOLD)
+            self._tells = False
+            return await self._run(work)
+
+    async def pressures(self) -> Pressures:
+        return await self._run(lambda connection: read_pressures(connection, self.tables))
+
+    async def key_fields(self, entry_id: UUID) -> KeyFields:
+        entry = self.tables.entry
+
+        def work(connection: Connection) -> KeyFields:
+            row = connection.execute(select(entry).where(entry.c.id == entry_id)).one()
+            parent = ParentKey(row.parent, scope=row.scope, source=row.source)
+            return key_fields(row.env, parent, row.operation, row.discriminator)
+
+        return await self._run(work)
+
+    async def gauges(self) -> dict[str, Gauge]:
+        return await self._run(lambda connection: read_gauges(connection, self.tables))
+
+    async def unknown_kid(self, known: Sequence[str]) -> str | None:
+        return await self._run(lambda connection: unknown_kid(connection, self.tables, known))
+
+    async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
+        require = record_secrets if recording else require_secrets
+        await self._run(lambda connection: require(connection, self.tables, keyring))
+
+    async def require_environment(self, env: str) -> None:
+        await self._run(lambda connection: require_environment(connection, self.tables, env))
+
+    async def check(self) -> None:
+        schema, prefix = self._configuration.schema, self._configuration.prefix
+        await self._run(partial(migrations.check, schema=schema, prefix=prefix))
+
+    async def close(self) -> None:
+        """Close the pooled connections of the engine that was made here."""
+        await self._transactions.close(dispose=self._is_ours)
+
+    async def run(self, work: Callable[[Connection], Result]) -> Result:
+        """Do `work` in a transaction of its own, committed on return: for upkeep, which brings its own statements.
+
+        At READ COMMITTED, whatever the engine's own level: at another, each claim that meets another process's would fail.
+        """
+        return await self._run(work, UPKEEP)
+
+    async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
+        """The same, for work that may wait for hours: it keeps no other upkeep waiting, nor the process from ending."""
+        return await self._transactions.run_apart(work)
+
+
+def _engine(target: Any) -> Engine:
+    if isinstance(target, Engine):
+        return target
+    if not isinstance(target, str | URL):
+        raise ConfigurationError(f"a dispatcher needs a URL, an Engine or an AsyncEngine, not {type(target).__name__}")
+    try:
+        url = make_url(target)
+        require_supported(url.get_backend_name())
+        is_async = url.get_dialect().is_async
+    except (ArgumentError, NoSuchModuleError, ValueError):  # the text is not shown: there may be a password in it
+        raise ConfigurationError(
+            "a dispatcher needs a SQLAlchemy URL of a known driver, such as postgresql+psycopg://user@host/name (it is not"
+            " shown)"
+        ) from None
+    if is_async:
+        raise ConfigurationError(f"the driver of {url.drivername!r} is asynchronous: hand in create_async_engine(url)")
+    return engine_of(url)

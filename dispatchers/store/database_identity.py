@@ -1,0 +1,182 @@
+"""The mark in the database: what the server says of itself, what is written down, and a hold put on record."""
+
+import os
+from dataclasses import fields, replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, text, update
+from sqlalchemy.exc import DBAPIError
+
+from dispatchers.database_identity import Mark, Watched, bounds, is_due, is_outdated, is_promotion, suspicion
+from dispatchers.store.guards import guard
+from outbox.sql.deployment import refuse_other_environment, require_environment
+from outbox.sql.dialect import clock, insert_unless_present, sqlstate
+from outbox.sql.functions import holding
+from outbox.sql.identifiers import quoted
+from outbox.sql.schema import Tables
+from outbox.times import MICROSECOND
+
+REFUSALS = frozenset({"42501", "42883", "0A000"})
+"""SQLSTATEs of a server that does not let its user ask: insufficient_privilege, undefined_function, feature_not_supported."""
+
+
+def watch(
+    connection: Connection,
+    tables: Tables,
+    env: str,
+    known: Mark | None,
+    *,
+    tells: bool = True,
+    promotions_lose_nothing: bool = False,
+) -> Watched:
+    """Compare the database with its mark and with `known`. Put a hold on record where they differ, else renew the mark.
+
+    tells: whether the server lets its user ask for its identifier, its timeline and its log's position.
+    promotions_lose_nothing: a promotion is recorded as resumed instead, if that is all that differs.
+    Raises `ConfigurationError`, with nothing written, if the database is another env's.
+    """
+    # The mark first: one that another writes meanwhile would lie ahead of what the server said.
+    mark, held = read_mark(connection, tables)
+    _require_environment(connection, tables, env, mark, known)
+    now = read_server(connection, tables, env, tells=tells)
+    if held is not None:
+        return Watched(mark=mark, held=held)
+    reason = suspicion(now, mark, known)
+    if reason is not None and mark is not None and promotions_lose_nothing and is_promotion(now, mark, known):
+        continued = continue_after(connection, tables, mark, now, reason)
+        mark, held = read_mark(connection, tables)
+        return Watched(mark=mark, held=held, continued=reason if continued else None)
+    if reason is not None:
+        return hold(connection, tables, mark, reason, bounded=mark is None or bounds(now, mark, known))
+    if mark is None or is_due(now, mark):
+        renew(connection, tables, mark, now)
+        mark, held = read_mark(connection, tables)
+    return Watched(mark=mark, held=held)
+
+
+def _require_environment(
+    connection: Connection, tables: Tables, env: str, mark: Mark | None, known: Mark | None
+) -> None:
+    if known is not None and not is_outdated(known, mark):
+        refuse_other_environment(connection, known.environment, env, witness="as this process remembers, ")
+    if mark is not None:
+        refuse_other_environment(connection, mark.environment, env)
+    else:
+        require_environment(connection, tables, env)
+
+
+def is_held(connection: Connection, tables: Tables) -> bool:
+    """Whether the database may have forgotten commits, also if no dispatcher has noticed yet (on PostgreSQL)."""
+    if connection.dialect.name == "postgresql":
+        meta = quoted(tables.meta.name, tables.meta.schema)
+        return bool(connection.execute(text(f"SELECT {holding(meta)}")).scalar_one())
+    return read_mark(connection, tables)[1] is not None
+
+
+def read_mark(connection: Connection, tables: Tables) -> tuple[Mark | None, str | None]:
+    """The mark, and why every dispatcher holds, if they do."""
+    row = connection.execute(select(tables.meta)).one_or_none()
+    if row is None:
+        return None, None
+    return _mark(row), row.held_reason
+
+
+def _mark(row: Row[Any]) -> Mark | None:
+    if row.checked_at is None:
+        return None  # held, and its mark tells nothing
+    return Mark(**{field.name: row._mapping[field.name] for field in fields(Mark)})
+
+
+# --- what the server says
+
+
+def read_server(connection: Connection, tables: Tables, env: str, *, tells: bool) -> Mark:
+    """What the server says of itself now. Raises DBAPIError where it refuses: see `refuses`."""
+    if connection.dialect.name == "sqlite":
+        (_, _, path), *_ = connection.exec_driver_sql("PRAGMA database_list").all()
+        place = f"file {os.stat(path).st_ino}" if path else None
+        at = connection.execute(select(clock())).scalar_one()
+        return Mark(environment=env, system_identifier=None, timeline=None, place=place, lsn=None, checked_at=at)
+    row = connection.execute(_TOLD if tells else _UNTOLD, {"meta": quoted(tables.meta.name, tables.meta.schema)}).one()
+    return Mark(environment=env, **row._mapping)
+
+
+def server_tells(connection: Connection, tables: Tables) -> bool:
+    """Whether the server tells this user all that is asked. Its transaction is of no further use."""
+    try:
+        read_server(connection, tables, "", tells=True)
+    except DBAPIError as error:
+        if not refuses(error):
+            raise
+        connection.rollback()
+        return False
+    return True
+
+
+def refuses(error: DBAPIError) -> bool:
+    """Whether the server does not let its user ask: some managed ones may not."""
+    return sqlstate(error.orig) in REFUSALS
+
+
+_PLACE = """clock_timestamp() AS checked_at,
+    (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+        || '/' || CAST(CAST(CAST(:meta AS text) AS regclass) AS oid) AS place"""
+_UNTOLD = text(f"SELECT NULL AS system_identifier, NULL AS timeline, NULL AS lsn, {_PLACE}")
+_TOLD = text(
+    "SELECT CAST(c.system_identifier AS text) AS system_identifier,"
+    " substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) AS timeline, CAST(pg_current_wal_lsn() AS text) AS lsn,"
+    f" {_PLACE} FROM pg_control_system() AS c"
+)
+
+
+# --- what is written down
+
+
+def renew(connection: Connection, tables: Tables, mark: Mark | None, now: Mark) -> None:
+    """Unless somebody else did, or put a hold on record, meanwhile."""
+    guard(connection)
+    meta = tables.meta
+    if mark is None:
+        connection.execute(
+            insert_unless_present(connection.dialect.name, meta).values(id=1, **values_of(replace(now, number=1)))
+        )
+    else:
+        unchanged = meta.c.held_reason.is_(None) & (meta.c.number == mark.number)
+        following = replace(now, resumed_at=mark.resumed_at, number=mark.number + 1)
+        connection.execute(update(meta).where(unchanged).values(values_of(following)))
+
+
+def hold(connection: Connection, tables: Tables, mark: Mark | None, reason: str, *, bounded: bool = True) -> Watched:
+    """Put a hold on record, unless one is, or a person has resumed since `mark` was read.
+
+    bounded: whether what was lost was committed after `mark`. Else its time is forgotten, and a person must say since when.
+    """
+    guard(connection)
+    meta = tables.meta
+    if mark is None:
+        connection.execute(insert_unless_present(connection.dialect.name, meta).values(id=1, held_reason=reason))
+    else:
+        unresumed = meta.c.held_reason.is_(None) & meta.c.resumed_at.is_not_distinct_from(mark.resumed_at)
+        connection.execute(
+            update(meta).where(unresumed).values({"held_reason": reason} | ({} if bounded else {"checked_at": None}))
+        )
+    return Watched(mark=mark, held=reason)
+
+
+def continue_after(connection: Connection, tables: Tables, mark: Mark, now: Mark, promotion: str) -> bool:
+    """Write the mark of the promoted server, as after an operator's `resume --nothing-lost`; returns whether this call did.
+
+    Not if another process did, or put a hold on record, meanwhile.
+    """
+    guard(connection)
+    meta = tables.meta
+    unchanged = meta.c.held_reason.is_(None) & (meta.c.number == mark.number)
+    resumed_at = now.checked_at if mark.resumed_at is None else max(now.checked_at, mark.resumed_at + MICROSECOND)
+    following = replace(now, resumed_at=resumed_at, number=mark.number + 1)
+    said = {"resumed_by": "promotions_lose_nothing", "resumed_reason": promotion}
+    written = connection.execute(update(meta).where(unchanged).values(values_of(following) | said))
+    return written.rowcount == 1
+
+
+def values_of(mark: Mark) -> dict[str, Any]:
+    return {field.name: getattr(mark, field.name) for field in fields(Mark)}

@@ -1,0 +1,295 @@
+"""One exchange with the database, settling and then claiming; part by part where the database refuses it as a whole.
+
+One row must never stop the others. An outcome that cannot be stored is found by halving: it is stored without its text, or its
+entry becomes uncertain, or it is set aside. A row that cannot be claimed is found in the same way, and set aside. An entry whose
+next one in its ordering group is locked by somebody else is left for a moment later.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from dispatchers.flow_control.fair_share import Rounds
+from dispatchers.store import callback_registry
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.flow_control import claim_under_pressure
+from dispatchers.store.guards import Guards, guard
+from dispatchers.store.ordering import MOMENT, NextIsLocked, leave, sort_out
+from dispatchers.store.protocol import CallbacksChanged, Exchange
+from dispatchers.store.queue_update import moved
+from dispatchers.store.row_errors import code_of, is_of_one_row, is_of_the_moment, substitutes
+from dispatchers.store.unreadable_rows import candidates, remove_ended, set_aside, set_aside_claimed
+from dispatchers.transitions import Claimed, Ending, HandBack, Settle, Transition
+from outbox.sql.schema import Tables
+from outbox.times import NEVER
+
+Result = TypeVar("Result")
+
+log = logging.getLogger("outbox.dispatcher")
+
+PROBED_ROWS = 500  # at once, while a row is looked for that cannot be claimed
+
+
+class Run(Protocol):
+    """Runs blocking work on a connection, in a transaction of its own that is committed on return."""
+
+    def __call__(self, work: Callable[[Connection], Result]) -> Awaitable[Result]: ...
+
+
+class NotCommitted(Exception):
+    """Ends a transaction that only tried something."""
+
+
+class Exchanges:
+    """Settles and claims through `run`. sql: the module that has the database's own statements."""
+
+    def __init__(self, run: Run, tables: Tables, sql: Any, rounds: Rounds, guards: Guards) -> None:
+        self._run = run
+        self._tables = tables
+        self._sql = sql
+        self._rounds = rounds
+        self._guards = guards
+
+    async def exchange(
+        self, settlements: Sequence[Ending], request: ClaimRequest | None, callbacks_read: str | None
+    ) -> Exchange:
+        """callbacks_read: the record of callbacks by which the settlements were decided.
+
+        Raises `CallbacksChanged`, and what the database raises, unless it is about single rows.
+        """
+        left = sorted(settlements, key=lambda settlement: settlement[0].id.int)
+        postponed: set[UUID] = set()
+        while True:
+            try:
+                exchange = await self._run(partial(self._work, left, request, callbacks_read))
+            except NextIsLocked as locked:
+                postponed |= locked.ids
+                left = [ending for ending in left if ending[0].id not in locked.ids]
+            except Exception as error:
+                if not (is_of_one_row(error) or is_of_the_moment(error)):
+                    raise
+                exchange = await self._part_by_part(left, request, callbacks_read, error)
+                break
+            else:
+                break
+        report_ended(exchange.ended)
+        return replace(exchange, postponed=exchange.postponed | postponed) if postponed else exchange
+
+    def _work(
+        self,
+        settlements: Sequence[Ending],
+        request: ClaimRequest | None,
+        callbacks_read: str | None,
+        connection: Connection,
+    ) -> Exchange:
+        pressing = request.pressing if request else None
+        if pressing is not None:  # else the first statement brings them along
+            guard(connection, self._guards)
+        cutoff = request.cutoff if request else NEVER
+        settled = set()
+        if settlements:
+            settled = self.settle(connection, settlements, self._guards, callbacks_read, cutoff)
+        if request is None:
+            return Exchange(settled)
+        ended: dict[UUID, str] = {}
+        must_wait: list[Ending] = []
+
+        def claim(wanted: ClaimRequest) -> list[Claimed]:
+            return self._claim(connection, wanted, must_wait, ended)
+
+        pressures = None
+        if pressing is not None:
+            claimed, pressures = claim_under_pressure(connection, self._tables, request, pressing, claim)
+        else:
+            claimed = claim(request) if request.wants else []
+        return Exchange(settled, claimed, len(must_wait) + len(ended), pressures, ended=ended)
+
+    def settle(
+        self,
+        connection: Connection,
+        settlements: Sequence[Ending],
+        guards: Guards,
+        callbacks_read: str | None,
+        cutoff: datetime = NEVER,
+    ) -> set[UUID]:
+        """In the transaction of `connection`. Raises `NextIsLocked` or `CallbacksChanged`: then it must not be committed."""
+        settled: set[UUID] = self._sql.settle(connection, self._tables, settlements, guards, callbacks_read)
+        if len(settled) < len(settlements):
+            self._require_unchanged(connection, callbacks_read)
+        ordered = [ending for ending in settlements if ending[0].position is not None and ending[0].id in settled]
+        if ordered:
+            leave(connection, self._tables, ordered, cutoff=cutoff)
+        return settled
+
+    def _require_unchanged(self, connection: Connection, callbacks_read: str | None) -> None:
+        if callbacks_read not in (None, callback_registry.summary(callback_registry.read(connection, self._tables))):
+            raise CallbacksChanged
+
+    def _claim(
+        self, connection: Connection, request: ClaimRequest, passed: list[Ending], ended: dict[UUID, str]
+    ) -> list[Claimed]:
+        """The claims that may go. passed: gets those that are handed back. ended: gets those that had ended before."""
+        found: list[Claimed] = self._sql.claim(connection, self._tables, request, self._rounds, self._guards)
+        must_wait: list[Ending] = []
+        if any(entry.ended for entry in found):
+            removed = remove_ended(connection, self._tables, [entry for entry in found if entry.ended])
+            ended |= removed.ended
+            must_wait += [(entry, HandBack("the next one of its group is locked", MOMENT)) for entry in removed.locked]
+            found = [entry for entry in found if not entry.ended]
+        sorted_out = sort_out(connection, self._tables, found)
+        must_wait += sorted_out.must_wait
+        if must_wait:
+            self._sql.settle(connection, self._tables, must_wait, self._guards)
+        passed += must_wait
+        return sorted_out.may_go
+
+    # --- part by part
+
+    async def _part_by_part(
+        self,
+        settlements: Sequence[Ending],
+        request: ClaimRequest | None,
+        callbacks_read: str | None,
+        error: Exception,
+    ) -> Exchange:
+        parts = await self._settle_in_halves(settlements, callbacks_read) if settlements else Exchange()
+        if request is None:
+            return parts
+        try:
+            claimed = await self._run(partial(self._work, (), request, callbacks_read))
+        except Exception as refused:
+            if not is_of_one_row(refused) or not await self._set_unclaimable_aside(request):
+                raise
+            claimed = await self._run(partial(self._work, (), request, callbacks_read))
+        return replace(claimed, settled=parts.settled, postponed=parts.postponed)
+
+    async def _settle_in_halves(self, settlements: Sequence[Ending], callbacks_read: str | None) -> Exchange:
+        try:
+            return await self._run(partial(self._work, settlements, None, callbacks_read))
+        except NextIsLocked as locked:
+            others = [ending for ending in settlements if ending[0].id not in locked.ids]
+            parts = await self._settle_in_halves(others, callbacks_read) if others else Exchange()
+            return replace(parts, postponed=parts.postponed | locked.ids)
+        except Exception as error:
+            if len(settlements) > 1 and (is_of_one_row(error) or is_of_the_moment(error)):
+                middle = len(settlements) // 2
+                first = await self._settle_in_halves(settlements[:middle], callbacks_read)
+                second = await self._settle_in_halves(settlements[middle:], callbacks_read)
+                return Exchange(first.settled | second.settled, postponed=first.postponed | second.postponed)
+            if is_of_the_moment(error):
+                return Exchange(postponed=frozenset({settlements[0][0].id}))
+            if not is_of_one_row(error):
+                raise
+            await self._end_refused(*settlements[0], callbacks_read, error)
+            return Exchange({settlements[0][0].id})
+
+    async def _end_refused(
+        self, entry: Claimed, change: Transition, callbacks_read: str | None, error: Exception
+    ) -> None:
+        """The database does not store what became of one entry: end its lease in another way, and report it."""
+        told, code = f"entry {entry.id} ({entry.operation})", code_of(error)
+        removed = await self._try(lambda connection: remove_ended(connection, self._tables, [entry]))
+        if removed is not None and removed.ended:
+            report_ended(removed.ended)
+            return
+        for substitute in substitutes(entry, change, code):
+            if await self._try(partial(self._substitute, entry, substitute, callbacks_read)):
+                state = substitute.state if isinstance(substitute, Settle) else moved(entry, substitute).state
+                log.error(
+                    "%s: the database refuses to store its outcome (%s); its state is %s, without the service's words",
+                    told,
+                    code,
+                    state,
+                )
+                return
+        reason = f"the database refuses to store its outcome ({code})"
+        if await self._try(lambda connection: set_aside_claimed(connection, self._tables, entry, reason)):
+            log.error("%s is held: %s; when its row is mended, `outbox release` lets it go on", told, reason)
+        else:
+            log.error("%s: %s, and nothing else either; it is claimed again when its lease ends", told, reason)
+
+    def _substitute(
+        self, entry: Claimed, change: Transition, callbacks_read: str | None, connection: Connection
+    ) -> set[UUID]:
+        return self.settle(connection, [(entry, change)], self._guards, callbacks_read)
+
+    async def _try(self, work: Callable[[Connection], Result]) -> Result | None:
+        """What `work` returns; None if the database refuses that as well."""
+
+        def guarded(connection: Connection) -> Result:
+            guard(connection, self._guards)
+            return work(connection)
+
+        try:
+            return await self._run(guarded)
+        except Exception as error:
+            if isinstance(error, NextIsLocked) or is_of_one_row(error) or is_of_the_moment(error):
+                return None
+            raise
+
+    # --- rows that cannot be claimed
+
+    async def _set_unclaimable_aside(self, request: ClaimRequest) -> int:
+        """Find the rows for which the claim fails, a page of the queue after the other; returns how many were set aside."""
+        page = 0
+        while True:
+            find = partial(candidates, tables=self._tables, request=request, rows_max=PROBED_ROWS, page=page)
+            ids = await self._run(find)
+            done = await self._set_aside_among(ids, request) if ids else 0
+            if done or len(ids) < PROBED_ROWS:
+                return done
+            page += 1
+
+    async def _set_aside_among(self, ids: Sequence[UUID], request: ClaimRequest) -> int:
+        error = await self._probe(ids, request)
+        if error is None:
+            return 0
+        if len(ids) > 1:
+            middle = len(ids) // 2
+            return sum([await self._set_aside_among(half, request) for half in (ids[:middle], ids[middle:])])
+        reason = f"its row cannot be claimed ({code_of(error)})"
+        if await self._try(lambda connection: set_aside(connection, self._tables, ids[0], reason)):
+            log.error(
+                "entry %s is held: %s; nothing else waits for it; when its row is mended, `outbox release` lets it go on",
+                ids[0],
+                reason,
+            )
+            return 1
+        log.error("entry %s: %s, nor can it be held", ids[0], reason)
+        return 0
+
+    async def _probe(self, ids: Sequence[UUID], request: ClaimRequest) -> Exception | None:
+        """Claim these, and take it back. Returns the error, if it is about one of them."""
+        wants = [want._replace(slots=len(ids), admitted=True) for want in request.wants]
+        probing = replace(request, wants=wants, entries_max=len(ids), pressing=None, unserved=None, only=frozenset(ids))
+
+        def work(connection: Connection) -> None:
+            self._sql.claim(connection, self._tables, probing, guards=self._guards)
+            raise NotCommitted
+
+        try:
+            await self._run(work)
+        except NotCommitted:
+            pass
+        except Exception as error:
+            if not is_of_one_row(error):
+                raise
+            return error
+        return None
+
+
+def report_ended(ended: Mapping[UUID, str]) -> None:
+    """Entries that were in the queue although they have a settlement, with its state."""
+    for id, state in ended.items():
+        log.warning(
+            "entry %s was in the queue again, and had ended before: %s; it is not sent, and its row in the queue is removed"
+            " (was a part of the database restored?)",
+            id,
+            state,
+        )

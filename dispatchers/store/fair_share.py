@@ -1,0 +1,196 @@
+"""What waits at fair destinations: the scopes one after another, each found by a step in the index, however much it has waiting.
+
+On PostgreSQL one statement that tells whether there is anything to share out, and one more if so; in plain SQL, step by step.
+Nothing is locked here: what is then claimed of each scope may be less, where others claim at the same time.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+
+from sqlalchemy import ColumnElement, Connection, Table, TextClause, func, literal, or_, select, text
+
+from dispatchers.flow_control.fair_share import SCOPES_MAX, Backlog, Waiting, counted_max
+from dispatchers.flow_control.quota import Want
+from dispatchers.store.guards import Guards
+from outbox.sql.identifiers import quoted_table
+from outbox.sql.schema import STATEMENTS_MAX, Tables
+
+CLAIMABLE_OF = """c.fair = {name} AND c.scope = {scope}
+    AND c.due_at >= {hint} AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
+    AND (c.lease_until IS NULL OR c.lease_until < now()){served}
+    ORDER BY c.due_at"""
+"""What of one scope may be claimed, the oldest first."""
+
+SERVED = """
+                    AND (c.outcome LIKE :cancelled OR NOT EXISTS (
+                        SELECT FROM {entry} AS u WHERE u.id = c.id
+                            AND (u.operation = ANY (CAST(:unserved AS text[])) OR u.schema_version > :readable)
+                    ))"""
+"""That this process may serve it: see `ClaimRequest.unserved`."""
+
+
+# --- on PostgreSQL
+
+
+def read_fronts(
+    connection: Connection, tables: Tables, wants: Sequence[Want], cutoff: datetime, guards: Guards
+) -> list[tuple[Want, Backlog]]:
+    """Of the destinations where anything may be claimed, what waits there without its scopes."""
+    asked = {
+        "names": [want.destination for want in wants],
+        "hints": [want.hint for want in wants],
+        "slots": [want.slots for want in wants],
+        "cutoff": cutoff,
+    }
+    found = {row.name: Backlog(*row[1:]) for row in connection.execute(_front_statement(tables, guards), asked)}
+    return [(want, found[want.destination]) for want in wants if found[want.destination].entries]
+
+
+def read_scopes(
+    connection: Connection, tables: Tables, want: Want, cutoff: datetime, after: str | None
+) -> tuple[list[Waiting], list[Waiting]]:
+    """The scopes behind `after`, and those up to it."""
+    asked = {"name": want.destination, "hint": want.hint, "slots": want.slots, "cutoff": cutoff, "after": after}
+    laps: tuple[list[Waiting], list[Waiting]] = ([], [])
+    for scope, lap, entries in connection.execute(_walk_statement(tables), asked | {"scopes_max": SCOPES_MAX}):
+        laps[lap].append(Waiting(scope, entries))
+    return laps
+
+
+# In this transaction each statement is planned for the queue as it is. A plan that was made and kept when the queue was empty
+# reads it from end to end, and what is shared out would do that for each scope.
+_PLANNED_ANEW = "set_config('plan_cache_mode', 'force_custom_plan', true)"
+
+
+@lru_cache(STATEMENTS_MAX)
+def _front_statement(tables: Tables, guards: Guards) -> TextClause:
+    return text(
+        f"""
+        SELECT d.name, front.*
+        FROM (SELECT {_PLANNED_ANEW}, {guards.sql}) AS guarded,
+            unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:slots AS integer[])) AS d(name, hint, slots)
+        CROSS JOIN LATERAL (
+            SELECT min(f.due_at) AS oldest, count(*) AS entries, count(*) - count(f.fair) AS unscoped
+            FROM (
+                SELECT c.due_at, c.fair FROM {quoted_table(tables.queue)} AS c
+                WHERE c.destination = d.name AND c.due_at >= d.hint
+                    AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
+                    AND (c.lease_until IS NULL OR c.lease_until < now())
+                ORDER BY c.due_at LIMIT d.slots + 1
+            ) AS f
+        ) AS front
+        """
+    )
+
+
+@lru_cache(STATEMENTS_MAX)
+def _walk_statement(tables: Tables) -> TextClause:
+    """A loose index scan around the ring of scopes: lap 0 from the last one that was dealt to, lap 1 from the ring's beginning.
+
+    found: how many of the scopes so far have something to be claimed.
+    """
+
+    def claimable_of(scope: str) -> str:
+        return CLAIMABLE_OF.format(name=":name", hint=hint, scope=scope, served="")
+
+    queue, hint = quoted_table(tables.queue), "CAST(:hint AS timestamptz)"
+    return text(
+        f"""
+        WITH RECURSIVE walk (step, scope, lap, found) AS (
+            SELECT 0, CAST(:after AS text), CASE WHEN CAST(:after AS text) IS NULL THEN -1 ELSE 0 END, CAST(0 AS bigint)
+            UNION ALL
+            SELECT w.step + 1, next.scope, next.lap, w.found + it.claimable
+            FROM walk AS w
+            CROSS JOIN LATERAL (
+                (
+                    SELECT CAST(c.scope AS text) AS scope, w.lap AS lap FROM {queue} AS c
+                    WHERE c.fair = :name AND c.scope > w.scope AND c.due_at >= {hint} ORDER BY c.scope, c.due_at LIMIT 1
+                )
+                UNION ALL
+                (
+                    SELECT CAST(c.scope AS text), w.lap + 1 FROM {queue} AS c
+                    WHERE c.fair = :name AND c.due_at >= {hint} ORDER BY c.scope, c.due_at LIMIT 1
+                )
+                LIMIT 1
+            ) AS next
+            CROSS JOIN LATERAL (
+                SELECT count(*) AS claimable FROM (SELECT FROM {queue} AS c WHERE {claimable_of("next.scope")} LIMIT 1) AS first
+            ) AS it
+            WHERE w.step < :scopes_max AND w.found < :slots
+                AND (next.lap = 0 OR (next.lap = 1 AND next.scope <= CAST(:after AS text)))
+        )
+        SELECT w.scope, w.lap, (
+            SELECT count(*) FROM (
+                SELECT FROM (SELECT FROM {queue} AS c WHERE {claimable_of("w.scope")} LIMIT :slots + 1) AS few
+                LIMIT :slots / GREATEST((SELECT max(found) FROM walk), 1) + 1
+            ) AS counted
+        ) AS entries
+        FROM walk AS w WHERE w.step > 0 ORDER BY w.step
+        """
+    )
+
+
+# --- in plain SQL
+
+
+def read_backlog(
+    connection: Connection, tables: Tables, want: Want, cutoff: datetime, now: datetime, after: str | None
+) -> Backlog:
+    """What waits at one destination, from behind the scope `after`."""
+    queue = tables.queue
+    front = (
+        select(queue.c.due_at, queue.c.fair)
+        .where(*claimable_at(queue, want, cutoff, now))
+        .order_by(queue.c.due_at)
+        .limit(want.slots + 1)
+        .subquery()
+    )
+    counted = select(func.min(front.c.due_at), func.count(), func.count() - func.count(front.c.fair))
+    backlog = Backlog(*connection.execute(counted).one())
+    if backlog.entries <= want.slots:
+        return backlog
+
+    def count(scope: str, most: int) -> int:
+        some = select(literal(1)).where(*claimable_at(queue, want, cutoff, now, scope)).limit(most)
+        return connection.execute(select(func.count()).select_from(some.subquery())).scalar_one()
+
+    laps: tuple[list[str], list[str]] = ([], [])
+    found = 0
+    for lap, scope in enumerate((after, None) if after is not None else (None,)):
+        while found < want.slots and len(laps[0]) + len(laps[1]) < SCOPES_MAX:
+            scope = _next_scope(connection, queue, want, scope, up_to=after if lap else None)
+            if scope is None:
+                break
+            laps[lap].append(scope)
+            found += count(scope, 1)
+    most = counted_max(want.slots, found)
+    behind, before = ([Waiting(scope, count(scope, most)) for scope in scopes] for scopes in laps)
+    return backlog._replace(behind=behind, before=before)
+
+
+def claimable_at(
+    queue: Table, want: Want, cutoff: datetime, now: datetime, scope: str | None = None
+) -> list[ColumnElement[bool]]:
+    """What of a destination, or of one scope there, may be claimed."""
+    of_scope = [queue.c.fair == want.destination, queue.c.scope == scope]
+    recent = [] if want.recent is None else [queue.c.due_at >= now - want.recent]
+    return [
+        *([queue.c.destination == want.destination] if scope is None else of_scope),
+        queue.c.due_at >= want.hint,
+        *recent,
+        queue.c.due_at <= min(now, cutoff),
+        or_(queue.c.lease_until.is_(None), queue.c.lease_until < now),
+    ]
+
+
+def _next_scope(
+    connection: Connection, queue: Table, want: Want, behind: str | None, *, up_to: str | None
+) -> str | None:
+    found = select(queue.c.scope).where(queue.c.fair == want.destination, queue.c.due_at >= want.hint)
+    if behind is not None:
+        found = found.where(queue.c.scope > behind)
+    if up_to is not None:
+        found = found.where(queue.c.scope <= up_to)
+    scope: str | None = connection.execute(found.order_by(queue.c.scope).limit(1)).scalar_one_or_none()
+    return scope

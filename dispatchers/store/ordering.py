@@ -1,0 +1,184 @@
+"""Who may leave its lane, and what an end does to the lane: the dispatcher's side of `outbox/sql/ordering.py`, which says why it holds.
+
+Nothing here costs a statement where no entry has an ordering key.
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from dispatchers.store.queue_update import moved
+from dispatchers.transitions import Claimed, Ending, HandBack, Keep, Park, Settle, Transition, known_of
+from outbox.sql.dialect import clock
+from outbox.sql.ordering import Place, advance_unlocked, unblocked
+from outbox.sql.schema import Tables
+from outbox.times import NEVER
+
+log = logging.getLogger("outbox.dispatcher")
+
+MOMENT = timedelta(milliseconds=100)
+"""Until an entry is looked at again whose head is just being settled, cancelled or claimed by somebody else."""
+
+
+class Sorted(NamedTuple):
+    """The claims of an exchange: those that may go, and those that may not yet, which are to be handed back."""
+
+    may_go: list[Claimed]
+    must_wait: list[Ending]
+
+
+def sort_out(connection: Connection, tables: Tables, claimed: list[Claimed]) -> Sorted:
+    """Tell the heads of their lanes from the others. What becomes of an entry already known of has no turn to wait for."""
+    ordered = [entry for entry in claimed if entry.position is not None and known_of(entry.outcome) is None]
+    if not ordered:
+        return Sorted(claimed, [])
+    groups = {row.ordering_key: row for row in connection.execute(_heads(tables, [entry.id for entry in ordered]))}
+    of = {entry.id: groups[entry.ordering_key] for entry in ordered}
+    halts = {entry.id: of[entry.id].halted_by for entry in ordered if _is_halted(entry, of[entry.id])}
+    heads = {id: group.head for id, group in of.items() if id not in halts and group.head != id}
+    keys = {entry.id: entry.ordering_key or "" for entry in ordered}
+    halted = _touch_halts(connection, tables, {keys[id] for id in halts})
+    touched = _touch_heads(connection, tables, set(heads.values()), claimed)
+    waits = {id: _waits(head, head in touched) for id, head in heads.items()}
+    waits |= {id: _waits(head, keys[id] in halted) for id, head in halts.items()}
+    must_wait: list[Ending] = [(entry, waits[entry.id]) for entry in ordered if entry.id in waits]
+    return Sorted([entry for entry in claimed if entry.id not in waits], must_wait)
+
+
+def _waits(head: UUID, is_touched: bool) -> HandBack:
+    return HandBack(f"it waits behind {head}", None if is_touched else MOMENT)
+
+
+def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
+    """For each lane of these entries its first one that is not uncertain, and behind whom the lane is halted.
+
+    Once for a lane, however many entries are asked for: behind dead rows that vacuum may not remove, each look walks over them.
+    """
+    queue, halted = tables.queue, tables.halted
+    first, halting = queue.alias("first"), queue.alias("halting")
+    lane = select(queue.c.ordering_key).where(queue.c.id.in_(ids)).distinct().subquery("lane")
+    head = (
+        select(first.c.id)
+        .where(first.c.ordering_key == lane.c.ordering_key, first.c.state != "uncertain")
+        .order_by(first.c.position)
+        .limit(1)
+        .scalar_subquery()
+    )
+    rows = lane.outerjoin(halted, halted.c.ordering_key == lane.c.ordering_key)
+    rows = rows.outerjoin(halting, halting.c.id == halted.c.entry_id)
+    found = select(
+        lane.c.ordering_key,
+        head.label("head"),
+        halted.c.entry_id.label("halted_by"),
+        halting.c.position.label("halted_at"),
+    )
+    return found.select_from(rows)
+
+
+def _is_halted(entry: Claimed, group: Row[Any]) -> bool:
+    """A lane halts behind an entry: that one, and those before it, may be sent again when a person says so."""
+    if group.halted_by is None or entry.position is None:
+        return False
+    return group.halted_at is None or entry.position > group.halted_at
+
+
+def _touch_heads(connection: Connection, tables: Tables, heads: set[UUID], claimed: Sequence[Claimed]) -> set[UUID]:
+    """Those of `heads` that certainly still are, and cannot leave their lanes without seeing what this transaction blocks.
+
+    A head that is blocked itself becomes due. Ours are locked by their claim.
+    """
+    ours = {entry.id for entry in claimed}
+    if not heads - ours:
+        return heads
+    queue = tables.queue
+    still = select(queue.c.id).where(queue.c.id.in_(heads - ours), queue.c.state != "uncertain")
+    locked = set(connection.execute(still.with_for_update(skip_locked=True)).scalars())
+    if locked:
+        touch = update(queue).where(queue.c.id.in_(locked)).values(due_at=unblocked(connection, tables))
+        connection.execute(touch)
+    return locked | (heads & ours)
+
+
+def _touch_halts(connection: Connection, tables: Tables, ordering_keys: set[str]) -> set[str]:
+    """The same for lanes that are halted: nobody releases them without seeing what this transaction blocks."""
+    if not ordering_keys:
+        return set()
+    halted = tables.halted
+    still = select(halted.c.ordering_key).where(halted.c.ordering_key.in_(ordering_keys))
+    locked = set(connection.execute(still.with_for_update(skip_locked=True)).scalars())
+    if locked:
+        connection.execute(update(halted).where(halted.c.ordering_key.in_(locked)).values(since=halted.c.since))
+    return locked
+
+
+# --- what an end does to its lane
+
+
+class NextIsLocked(Exception):
+    """Another transaction has locked the next entries behind these: an app may be cancelling them. Nothing may be committed.
+
+    Settled a moment later they take their place; whatever else was to be settled with them need not wait.
+    """
+
+    def __init__(self, ids: Collection[UUID]) -> None:
+        super().__init__(f"{len(ids)} entries are followed by one that another transaction has locked")
+        self.ids = frozenset(ids)
+
+
+def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, cutoff: datetime = NEVER) -> None:
+    """After the settling, in its transaction: halt the lanes of what ended badly, let the next of the others come.
+
+    Raises `NextIsLocked`.
+    """
+    left: dict[Place, UUID] = {}
+    delivered: list[Claimed] = []
+    for entry, change in settled:
+        if entry.ordering_key is None or entry.position is None:
+            continue
+        if _halts(change):
+            _halt(connection, tables, entry, change)
+        elif _leaves(entry, change):
+            if isinstance(change, Settle) and change.state == "delivered":
+                delivered.append(entry)
+            left[Place(entry.ordering_key, entry.position)] = entry.id
+    locked = advance_unlocked(connection, tables, [*left], cutoff=cutoff)
+    if locked:
+        raise NextIsLocked([left[place] for place in locked])
+    if delivered:
+        _lift_halts(connection, tables, delivered)
+
+
+def _halts(change: Transition) -> bool:
+    end = change.end if isinstance(change, Keep) and isinstance(change.end, Park) else change
+    return (
+        end.halts_lane and (isinstance(end, Park) or end.state == "failed") if isinstance(end, Settle | Park) else False
+    )
+
+
+def _leaves(entry: Claimed, change: Transition) -> bool:
+    return isinstance(change, Settle) or moved(entry, change).state == "uncertain"
+
+
+def _halt(connection: Connection, tables: Tables, entry: Claimed, change: Transition) -> None:
+    reason = change.reason or "it failed"
+    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
+    values = {"entry_id": entry.id, "reason": reason, "since": clock()}
+    halting = dialect.insert(tables.halted).values(ordering_key=entry.ordering_key, **values)
+    connection.execute(halting.on_conflict_do_update(index_elements=["ordering_key"], set_=values))
+    log.warning("the lane of %r halts behind entry %s: %s", entry.ordering_key, entry.id, reason)
+
+
+def _lift_halts(connection: Connection, tables: Tables, delivered: Sequence[Claimed]) -> None:
+    """They had been uncertain, or sent again, and now they happened: there is nothing to halt for.
+
+    One statement for all of them: nearly none has ever halted its lane, and asking for each took most of a drain.
+    """
+    halted = tables.halted
+    of_their_lanes = halted.c.ordering_key.in_({entry.ordering_key for entry in delivered})
+    behind_them = halted.c.entry_id.in_([entry.id for entry in delivered])
+    connection.execute(delete(halted).where(of_their_lanes, behind_them))

@@ -1,0 +1,147 @@
+"""What the dispatcher needs of a database, whichever it is."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+from uuid import UUID
+
+from dispatchers.callbacks import Calls, OnCompleted
+from dispatchers.database_identity import Mark, Watched
+from dispatchers.flow_control.state import Pressures
+from dispatchers.store.accepted_requests import Accepted
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.gauges import Gauge
+from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.transitions import Claimed, End, Ending
+from outbox.keys import KeyFields, Keyring
+
+
+class CallbacksChanged(Exception):
+    """Another dispatcher has put a callback on record, or somebody took one off it, since this process read the record.
+
+    Nothing is changed. Once `callbacks` has been asked again, it may be tried again.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one round trip brought: ids whose settling took effect, and new claims.
+
+    passed_over: how many were due, but are not the heads of their lanes, or had ended before.
+    postponed: ids that could not be settled at this moment, and whose leases are still ours.
+    ended: entries that were in the queue although they have a settlement, with its state; they are removed from there.
+    pressures: the destinations' rows that were locked for the request's `pressing`; news of others were not taken.
+    """
+
+    settled: set[UUID] = field(default_factory=set)
+    claimed: list[Claimed] = field(default_factory=list)
+    passed_over: int = 0
+    pressures: Pressures | None = None
+    postponed: frozenset[UUID] = frozenset()
+    ended: Mapping[UUID, str] = field(default_factory=dict)
+
+
+class Store(Protocol):
+    """What the dispatcher needs of a database. A simulation hands in one of its own."""
+
+    async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
+        """Settle what is still ours, then claim, in one transaction that is committed on return; in several if the database
+        refuses it for the sake of one row.
+
+        Raises `CallbacksChanged`, and what the database raises; nothing is changed then.
+        """
+        ...
+
+    async def settle_with(self, entry: Claimed, end: End, calls: Calls) -> bool:
+        """Settle one entry and run `calls` in the same transaction, if the lease is still ours; returns whether it was.
+
+        The transaction has the engine's own isolation level, which the app may count on in its callback.
+
+        Raises `NextIsLocked` before anything is called, `CallbackFailed`, `CallbacksChanged`, and what the database raises;
+        nothing is changed then.
+        """
+        ...
+
+    async def accepted(self, after: Accepted | None) -> list[Accepted]:
+        """The next accepted requests, oldest first; fewer than `ACCEPTED_MAX` at the end."""
+        ...
+
+    async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
+        """Run the completion of an accepted request and store its response, if every entry has ended; returns whether.
+
+        Raises as `settle_with` does.
+        """
+        ...
+
+    async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
+        """Put these callbacks on record, for the process that has just started with them; returns all that are on record.
+
+        From now on nothing is settled here once the record has changed, until it is asked for again.
+        """
+        ...
+
+    async def take_over(self, callbacks: Collection[str]) -> int:
+        """Make entries due that another process has handed over to those who have these callbacks; returns how many."""
+        ...
+
+    @property
+    def takes_async_callbacks(self) -> bool:
+        """Whether a callback may be a coroutine function."""
+        ...
+
+    async def destinations(self) -> list[str]:
+        """Every destination that has unsettled entries."""
+        ...
+
+    async def seek(self, wanted: Wanted, quiescence: timedelta, after: UUID | None) -> UUID | None:
+        """Have a page of those uncertain entries looked for that nobody has looked for yet: see `sql_looks.seek`."""
+
+    async def watch(self, env: str, known: Mark | None) -> Watched:
+        """Compare the database with the mark of its history and with `known`, which this process remembers of it.
+
+        Where they differ every dispatcher holds; else the mark is renewed when it is old. What it comes to is committed on
+        return. A database that cannot lose anything has no mark. Raises `ConfigurationError`, with nothing written, if the
+        database is another env's.
+        """
+        ...
+
+    async def pressures(self) -> Pressures:
+        """Of the destinations on which something weighs, or that were paused once."""
+        ...
+
+    async def key_fields(self, entry_id: UUID) -> KeyFields:
+        """The fields from which an entry's keys derive: needed for another key epoch only."""
+        ...
+
+    async def gauges(self) -> dict[str, Gauge]:
+        """How many unsettled entries each destination has, counted within bounds: see `sql_gauges.read_gauges`."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """Which database it is, for the log: never its password."""
+        ...
+
+    async def unknown_kid(self, known: Sequence[str]) -> str | None:
+        """A key id among the unsettled entries that are looked at (`SAMPLE_MAX`) that is not in `known`, if there is one."""
+        ...
+
+    async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
+        """Raise `ConfigurationError` if a kid's secret is another than the recorded one.
+
+        recording: record the kids that have none yet, so that other processes find out.
+        """
+        ...
+
+    async def require_environment(self, env: str) -> None:
+        """Raise `ConfigurationError` if the database, or an unsettled entry that is not held, is of another env."""
+        ...
+
+    async def check(self) -> None:
+        """Raise `SchemaError` if the tables are not there, or not those that this release needs."""
+        ...
+
+    async def close(self) -> None:
+        """Close its connections."""
+        ...

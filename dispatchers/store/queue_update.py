@@ -1,0 +1,152 @@
+"""What a lease that ended, but not its entry, leaves in the queue: the row's new values, for every database alike. Pure."""
+
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeAlias, assert_never
+
+from dispatchers.transitions import (
+    Claimed,
+    End,
+    HandBack,
+    Keep,
+    Known,
+    Park,
+    Requeue,
+    Seek,
+    Settle,
+    Wait,
+    known_of,
+    left_pinned,
+    left_unserved,
+    looks_of,
+    outcome_on_record,
+)
+
+Moving: TypeAlias = Wait | Park | Seek | Requeue | Keep | HandBack
+
+
+class Moved(NamedTuple):
+    """delay: until it is due, None for never. uncounted: how many deliveries did not take place.
+
+    reason: for the entry's history. outcome: None to leave the old one. proof: it is known to have happened, which counts
+    even when the lease is lost. looked: a look led to this. anew: its age counts from the next claim. callback: which one it
+    waits for, if this process does not have it.
+    """
+
+    state: str
+    delay: timedelta | None
+    attempts: int
+    uncounted: int
+    maybe_sent: bool
+    in_doubt_since: datetime | None
+    key_epoch: int
+    reason: str | None
+    outcome: str | None
+    proof: bool = False
+    looked: bool = False
+    anew: bool = False
+    callback: str | None = None
+
+
+def moved(entry: Claimed, change: Moving) -> Moved:
+    """The new values of the row of `entry`."""
+    match change:
+        case HandBack(delay=delay):  # given back as it was: nothing is counted, doubt stays what the claim found
+            state = _state_before(entry)
+            leaves = left_pinned if change.served else left_unserved
+            outcome = leaves(entry.outcome, change.reason) if change.shown else None
+            anew = state == "pending"
+            return _as_it_was(entry)._replace(state=state, delay=delay, uncounted=1, anew=anew, outcome=outcome)
+        case Wait(delay=delay, reason=reason):
+            return _as_it_was(entry)._replace(
+                state="retry",
+                delay=delay,
+                attempts=change.attempts,
+                maybe_sent=change.maybe_sent,
+                in_doubt_since=change.in_doubt_since,
+                reason=reason,
+                outcome=outcome_on_record(reason, deliveries=entry.deliveries),
+            )
+        case Park(reason=reason):
+            return _as_it_was(entry)._replace(
+                state="uncertain",
+                delay=change.delay,
+                attempts=change.attempts,
+                maybe_sent=change.maybe_sent,
+                in_doubt_since=change.in_doubt_since,
+                reason=reason,
+                outcome=outcome_on_record(reason, stored=change.stored, looks=change.looks),
+                looked=change.looks is not None,
+            )
+        case Seek(looks=looks, reason=reason):
+            return _as_it_was(entry)._replace(
+                state="uncertain" if looks.made else "retry",
+                delay=change.delay,
+                attempts=change.attempts,
+                maybe_sent=change.maybe_sent,
+                in_doubt_since=change.in_doubt_since,
+                reason=reason,
+                outcome=outcome_on_record(reason, looks=looks),
+                looked=change.looked,
+            )
+        case Requeue(reason=reason):
+            return _as_it_was(entry)._replace(
+                state="pending",
+                delay=change.delay,
+                attempts=change.attempts,
+                maybe_sent=change.maybe_sent,
+                in_doubt_since=change.in_doubt_since,
+                key_epoch=change.key_epoch,
+                reason=reason if change.absent else None,  # a person's word is in its history already
+                outcome=outcome_on_record(reason),
+                looked=change.absent,
+                anew=not change.absent,
+            )
+        case Keep(end=end, reason=reason):
+            known = _known(end)
+            return _as_it_was(entry)._replace(
+                state="uncertain" if known.state == "uncertain" else "retry",
+                delay=change.delay,
+                attempts=end.attempts,
+                uncounted=0,  # also of a claim that sent nothing: proof may come twice, and would be taken off twice
+                maybe_sent=True,  # whatever it was: nobody may cancel it any more
+                in_doubt_since=end.in_doubt_since if isinstance(end, Park) else entry.in_doubt_since,
+                reason=reason if change.failed else None,
+                outcome=outcome_on_record(reason, stored=known.stored, known=known),
+                proof=known.state == "delivered",
+                callback=change.callback,
+            )
+        case _:
+            assert_never(change)
+
+
+def _as_it_was(entry: Claimed) -> Moved:
+    return Moved(
+        state="retry",
+        delay=None,
+        attempts=entry.attempts,
+        uncounted=0,
+        maybe_sent=entry.maybe_sent,
+        in_doubt_since=entry.in_doubt_since,
+        key_epoch=entry.key_epoch,
+        reason=None,
+        outcome=None,
+    )
+
+
+def _state_before(entry: Claimed) -> str:
+    """What the entry was before it was claimed, as far as it matters."""
+    known = known_of(entry.outcome)
+    is_resolved = known is not None and known.attempts is None and known.state != "cancelled"  # by a person's word
+    has_callback_due = known is not None and known.state == "uncertain"
+    if entry.maybe_sent and (is_resolved or has_callback_due):
+        return "uncertain"
+    looks = looks_of(entry.outcome)
+    if looks is not None:
+        return "uncertain" if looks.made else "retry"
+    return "pending" if entry.deliveries == 1 else "retry"
+
+
+def _known(end: End) -> Known:
+    if isinstance(end, Settle):
+        return Known(state=end.state, attempts=end.attempts, result=end.result, reason=end.reason)
+    return Known(state="uncertain", attempts=end.attempts, reason=end.reason, stored=end.stored)

@@ -1,0 +1,58 @@
+"""What the database refuses: whether one row is to blame, and what may be stored in place of an outcome. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, StatementError
+
+from dispatchers.transitions import Claimed, HandBack, Keep, Park, Settle, Transition
+from outbox.sql.dialect import sqlstate
+
+MOMENTARY = ("55P03", "57014")
+"""PostgreSQL, appendix A: lock_timeout ran out; the statement was cancelled, as by statement_timeout."""
+
+OF_ONE_ROW = ("22", "23", "44", "54", "P0", "XX")
+"""The same: data, constraints, views' conditions, limits of a row or an index, what triggers raise, corruption."""
+
+
+def is_of_the_moment(error: BaseException) -> bool:
+    """Whether the statement waited too long, for one row's lock perhaps."""
+    return sqlstate(getattr(error, "orig", None)) in MOMENTARY
+
+
+def is_of_one_row(error: BaseException) -> bool:
+    """Whether the same statement might well pass without one of its rows. Not where the server itself is the reason."""
+    if isinstance(error, DBAPIError):
+        code = sqlstate(error.orig)
+        if code is not None:
+            return not error.connection_invalidated and code.startswith(OF_ONE_ROW)
+        is_of_driver = isinstance(
+            getattr(error.orig, "__cause__", None), ValueError | TypeError
+        )  # asyncpg's own checks
+        return not error.connection_invalidated and (
+            is_of_driver or not isinstance(error, OperationalError | InterfaceError)
+        )
+    return isinstance(error, StatementError | ValueError | TypeError | ArithmeticError)
+
+
+def code_of(error: BaseException) -> str:
+    """The error's class, with its SQLSTATE if it has one. Not its text, which may quote a row."""
+    original = getattr(error, "orig", None) or error
+    return " ".join(filter(None, (type(original).__name__, sqlstate(original))))
+
+
+def substitutes(entry: Claimed, change: Transition, code: str) -> Iterator[Transition]:
+    """What may be stored in place of `change`, the best first: the same without what anybody else has said, then doubt."""
+    told = f"the database refuses to store what was said of it ({code})"
+    if isinstance(change, Settle):
+        result = None if change.result is None else {"unstorable": code}
+        yield change._replace(result=result, reason=None if change.reason is None else told)
+    elif isinstance(change, Keep):
+        for end in substitutes(entry, change.end, code):
+            if isinstance(end, Settle | Park):
+                yield replace(change, end=end, reason=told)
+    else:
+        yield replace(change, reason=told)
+    if not isinstance(change, HandBack):
+        attempts = getattr(change, "attempts", entry.attempts + 1)
+        yield Park(told, attempts, True, entry.in_doubt_since or entry.leased_at)

@@ -1,0 +1,101 @@
+"""How the store reaches its database: each piece of work in a transaction of its own, and no wait without an end."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, text
+
+from dispatchers.store.guards import guard, guards_for
+from dispatchers.store.watchdog import Patience, Silence, watch_pool
+from dispatchers.threads import Threads, on_own_thread
+from outbox.sql.connections import require_utf8
+from outbox.sql.dialect import is_in_autocommit
+
+Result = TypeVar("Result")
+
+STORE_THREADS = 2  # exchanges at once
+UPKEEP = "upkeep"
+
+
+class Transactions:
+    """Runs work at READ COMMITTED, whatever the engine's own level: at another, each claim that meets another process's fails.
+
+    On threads of its own, so that no hanging send keeps it waiting; with an AsyncEngine, on the event loop.
+    """
+
+    def __init__(self, engine: Engine, async_engine: Any, lease: timedelta) -> None:
+        self.guards = guards_for(lease)
+        self._engine = engine
+        self._async_engine = async_engine
+        self._threads = Threads(STORE_THREADS, "outbox-store")
+        self._upkeep_thread = Threads(1, "outbox-upkeep")
+        self._is_watched = engine.dialect.name == "postgresql"  # a file answers, or is locked, and SQLite says so
+        self._patience = Patience(lease)
+        if self._is_watched:
+            watch_pool(engine)
+        # Asked once, at the first use: setting the level each time would fail where a listener left a transaction open.
+        self._is_at_read_committed = None if engine.dialect.name == "postgresql" else True
+
+    async def run(self, work: Callable[[Connection], Result], what: str = "") -> Result:
+        """Do `work` in a transaction of its own, committed on return. what: for the log, if the database does not answer.
+
+        Raises what the database raises; `DatabaseSilent` if it does not even answer when its connection is dropped.
+        """
+
+        def guarded(connection: Connection) -> Result:
+            guard(connection, self.guards)
+            return work(connection)
+
+        return await self.run_unguarded(guarded, what)
+
+    async def run_unguarded(self, work: Callable[[Connection], Result], what: str = "") -> Result:
+        """The same for work whose first statement brings the guards along."""
+        threads = self._upkeep_thread if what == UPKEEP else self._threads
+        silence = Silence(self._engine, self._patience, what or getattr(work, "__name__", "a query"), threads.start)
+        working: asyncio.Future[Any]
+        if self._async_engine is not None:
+            working = asyncio.ensure_future(self._run_async(silence, work))
+        else:
+            working = asyncio.wrap_future(threads.submit(self._run_blocking, silence, work))
+        result: Result = await (silence.wait(working) if self._is_watched else working)
+        return result
+
+    async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
+        """The same, without limits, for work that may wait for hours: it keeps nobody waiting, nor the process from ending."""
+        if self._async_engine is not None:
+            return await self._run_async(None, work)
+        done: Result = await on_own_thread("outbox-bodies", self._run_blocking, None, work)
+        return done
+
+    async def close(self, *, dispose: bool) -> None:
+        """dispose: whether the engine is ours."""
+        if dispose:
+            await asyncio.wrap_future(self._threads.submit(self._engine.dispose))
+        self._threads.close()
+        self._upkeep_thread.close()
+
+    async def _run_async(self, silence: Silence | None, work: Callable[[Connection], Result]) -> Result:
+        async with self._async_engine.connect() as connection:
+            result: Result = await connection.run_sync(self._at_read_committed, silence, work)
+            return result
+
+    def _run_blocking(self, silence: Silence | None, work: Callable[[Connection], Result]) -> Result:
+        with self._engine.connect() as connection:
+            return self._at_read_committed(connection, silence, work)
+
+    def _at_read_committed(
+        self, connection: Connection, silence: Silence | None, work: Callable[[Connection], Result]
+    ) -> Result:
+        if silence is not None:
+            silence.connection = connection.connection.driver_connection
+        if self._is_at_read_committed is None:
+            level: str = connection.execute(text("SHOW transaction_isolation")).scalar_one()
+            connection.commit()  # at a rollback psycopg would forget what this connection has prepared
+            self._is_at_read_committed = level == "read committed" and not is_in_autocommit(connection)
+        if not self._is_at_read_committed:
+            connection.execution_options(isolation_level="READ COMMITTED")
+        with connection.begin():
+            require_utf8(connection)
+            return work(connection)

@@ -1,0 +1,70 @@
+"""Uncertain entries that nobody has looked for: they became so when there was no `find`, or by an earlier release."""
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from uuid import UUID
+
+from sqlalchemy import Connection, select, update
+
+from dispatchers.transitions import KEY_CONFLICT, Looks, known_of, looks_of, outcome_on_record
+from outbox.sql.dialect import clock, read_by_index
+from outbox.sql.schema import Tables
+from outbox.times import NEVER
+
+ROWS_MAX = 200  # at a time, once a minute: a service is not to be flooded with looks at what has long been uncertain
+PAGE_MAX = 10_000  # of the queue are read for them at a time: most of a long queue is not uncertain
+
+Wanted = Callable[[str, str | None], bool]
+"""Whether an entry of this operation, which was sent in this form, is to be looked for."""
+
+
+def seek(
+    connection: Connection, tables: Tables, wanted: Wanted, quiescence: timedelta, after: UUID | None
+) -> UUID | None:
+    """Have a page of them looked for, as soon as no sender can be at work any more; returns where the next page begins.
+
+    What is held, decided by a person, or was looked for before is left alone; so is a key that the service holds for another
+    request, whose effect a look would take for this one's.
+    """
+    read_by_index(connection)
+    queue, entry = tables.queue, tables.entry
+    end = _page_end(connection, tables, after)
+    never_looked_for = (
+        select(queue.c.id, queue.c.outcome, queue.c.deliveries, queue.c.sent_as, entry.c.operation)
+        .join(entry, entry.c.id == queue.c.id)
+        .where(
+            queue.c.due_at == NEVER,
+            queue.c.state == "uncertain",
+            queue.c.hold.is_(None),
+        )
+        .order_by(queue.c.id)
+        .limit(ROWS_MAX)
+        .with_for_update(of=queue, skip_locked=True)
+    )
+    if after is not None:
+        never_looked_for = never_looked_for.where(queue.c.id > after)
+    if end is not None:
+        never_looked_for = never_looked_for.where(queue.c.id <= end)
+    rows = connection.execute(never_looked_for).all()
+    now = connection.execute(select(clock())).scalar_one()
+    for row in rows:
+        record = json.loads(row.outcome) if row.outcome else {}
+        why = record.get("reason", "uncertain")
+        is_left_alone = looks_of(row.outcome) or known_of(row.outcome) or why.startswith(KEY_CONFLICT)
+        if not is_left_alone and wanted(row.operation, row.sent_as):
+            looks = Looks(why, 1, now + quiescence, row.deliveries, record.get("stored", False))
+            unchanged = (queue.c.state == "uncertain") & (queue.c.due_at == NEVER) & (queue.c.outcome == row.outcome)
+            values = {"outcome": outcome_on_record(why, looks=looks), "due_at": now + quiescence}
+            connection.execute(update(queue).where(queue.c.id == row.id, unchanged).values(values))
+    return rows[-1].id if len(rows) == ROWS_MAX else end
+
+
+def _page_end(connection: Connection, tables: Tables, after: UUID | None) -> UUID | None:
+    """The id up to which a page looks through the queue; None if that is its end."""
+    id = tables.queue.c.id
+    page = select(id).order_by(id).offset(PAGE_MAX - 1).limit(1)
+    if after is not None:
+        page = page.where(id > after)
+    end: UUID | None = connection.execute(page).scalar_one_or_none()
+    return end

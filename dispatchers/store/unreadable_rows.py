@@ -1,0 +1,99 @@
+"""Rows of the queue that can neither be sent nor settled: they are taken out of the dispatchers' way."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, and_, case, delete, func, insert, or_, select, update
+
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.transitions import Claimed
+from outbox.sql.dialect import clock
+from outbox.sql.ordering import Place, advance_unlocked
+from outbox.sql.schema import Tables
+from outbox.times import NEVER
+
+
+class Removed(NamedTuple):
+    """ended: the entries that were taken out of the queue, with the states of their settlements.
+
+    locked: those that could not be, as another transaction has locked the next one of their group.
+    """
+
+    ended: dict[UUID, str]
+    locked: list[Claimed]
+
+
+def remove_ended(connection: Connection, tables: Tables, claimed: Sequence[Claimed]) -> Removed:
+    """Take those of our claims out of the queue that have a settlement: what it says stands, nothing is sent again."""
+    queue, settlement = tables.queue, tables.settlement
+    found = select(queue.c.id, settlement.c.state).join(settlement, settlement.c.id == queue.c.id)
+    ours = or_(*(and_(queue.c.id == entry.id, queue.c.lease_token == entry.lease_token) for entry in claimed))
+    states = {row.id: row.state for row in connection.execute(found.where(ours).with_for_update(of=queue))}
+    # Their rows are locked by now, so what may be blocked behind them is to be seen.
+    places = {
+        Place(entry.ordering_key, entry.position): entry
+        for entry in claimed
+        if entry.id in states and entry.ordering_key is not None and entry.position is not None
+    }
+    locked = [places[place] for place in advance_unlocked(connection, tables, [*places])]
+    for entry in locked:
+        del states[entry.id]
+    if states:
+        connection.execute(delete(queue).where(queue.c.id.in_(states)))
+        told = [
+            {"entry_id": id, "kind": "attempt", "reason": f"it was in the queue again, and had ended before: {state}"}
+            for id, state in states.items()
+        ]
+        connection.execute(insert(tables.event).values(at=clock()), told)
+    return Removed(states, locked)
+
+
+def candidates(
+    connection: Connection, *, tables: Tables, request: ClaimRequest, rows_max: int, page: int
+) -> list[UUID]:
+    """A page of what may be claimed, the oldest first: ids only, as any other column may be what cannot be read."""
+    queue, now = tables.queue, clock()
+    found = (
+        select(queue.c.id)
+        .where(
+            queue.c.destination.in_([want.destination for want in request.wants]),
+            queue.c.due_at <= now,
+            or_(queue.c.lease_until.is_(None), queue.c.lease_until < now),
+        )
+        .order_by(queue.c.due_at, queue.c.id)
+        .limit(rows_max)
+        .offset(page * rows_max)
+    )
+    return list(connection.execute(found).scalars())
+
+
+def set_aside(connection: Connection, tables: Tables, id: UUID, reason: str) -> bool:
+    """Hold a row back that cannot be claimed: never due until a person releases it. Whoever had it may have sent it."""
+    queue = tables.queue
+    is_free = or_(queue.c.lease_until.is_(None), queue.c.lease_until < clock())
+    was_leased = queue.c.lease_token.is_not(None)
+    values = _held(reason) | {
+        "state": case((was_leased, "uncertain"), else_=queue.c.state),
+        "maybe_sent": or_(queue.c.maybe_sent, was_leased),
+        "in_doubt_since": case(
+            (was_leased, func.coalesce(queue.c.in_doubt_since, queue.c.leased_at)), else_=queue.c.in_doubt_since
+        ),
+    }
+    return bool(connection.execute(update(queue).where(queue.c.id == id, is_free).values(values)).rowcount)
+
+
+def set_aside_claimed(connection: Connection, tables: Tables, entry: Claimed, reason: str) -> bool:
+    """Hold an entry back whose outcome cannot be stored, if its lease is still ours: it is uncertain."""
+    queue = tables.queue
+    values = _held(reason) | {
+        "state": "uncertain",
+        "maybe_sent": True,
+        "in_doubt_since": func.coalesce(queue.c.in_doubt_since, queue.c.leased_at),
+    }
+    ours = (queue.c.id == entry.id) & (queue.c.lease_token == entry.lease_token)
+    return bool(connection.execute(update(queue).where(ours).values(values)).rowcount)
+
+
+def _held(reason: str) -> dict[str, object]:
+    return {"hold": reason, "due_at": NEVER, "lease_token": None, "lease_until": None, "leased_at": None}

@@ -1,0 +1,148 @@
+"""A database that does not answer, and connections that nobody remembers: a proxy may forget them without a word.
+
+Whoever waits for such a connection would wait for ever: TCP does not notice, as the proxy acknowledges what it swallows.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from sqlalchemy import Engine, event
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from dispatchers.store.guards import limiting
+
+log = logging.getLogger("outbox.dispatcher")
+
+REPORT_SECONDS_MAX = 10.0
+GIVE_UP_SECONDS_MAX = 3.0
+
+
+class DatabaseSilent(TimeoutError):
+    """The database did not answer, nor did the work end when its connection was dropped."""
+
+
+class Patience:
+    """When silence is reported, when the connection is dropped, and when nobody waits any longer; all within half a lease."""
+
+    def __init__(self, lease: timedelta) -> None:
+        seconds = limiting(lease).total_seconds()
+        self.report = min(REPORT_SECONDS_MAX, 0.2 * seconds)
+        self.drop = 0.4 * seconds
+        self.give_up = self.drop + min(GIVE_UP_SECONDS_MAX, 0.05 * seconds)
+
+
+class Silence:
+    """Watches one piece of work of a store: `connection` is the driver's, from when there is one to when it is given back.
+
+    what: what is done, for the log. given_up: called when nobody waits for the work any longer.
+    """
+
+    def __init__(self, engine: Engine, patience: Patience, what: str, given_up: Callable[[], None]) -> None:
+        self.connection: Any = None
+        self._engine = engine
+        self._patience = patience
+        self._what = what
+        self._given_up = given_up
+
+    async def wait(self, working: "asyncio.Future[Any]") -> Any:
+        """The result of `working`. Raises `DatabaseSilent` if it does not end although its connection was dropped."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        working.add_done_callback(lambda done: _pass_on(done, answer))
+        timers = [
+            loop.call_later(self._patience.report, self._report),
+            loop.call_later(self._patience.drop, self._drop),
+            loop.call_later(self._patience.give_up, self._give_up, answer),
+        ]
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            working.cancel()
+            raise
+        finally:
+            for timer in timers:
+                timer.cancel()
+
+    def _report(self) -> None:
+        log.warning(
+            "no answer from the database for %g s (%s); after %g s its connection is dropped, and another one is tried",
+            self._patience.report,
+            self._what,
+            self._patience.drop,
+        )
+
+    def _drop(self) -> None:
+        """Its own connection; without one it waits for the pool's, of which those may be forgotten that nobody has in use."""
+        if self.connection is not None:
+            dropped = int(break_off(self.connection))
+        else:
+            dropped = sum([break_off(connection) for connection in idle_connections(self._engine)])
+        log.warning(
+            "no answer from the database for %g s (%s): %d connections were dropped; it is tried again with another one",
+            self._patience.drop,
+            self._what,
+            dropped,
+        )
+
+    def _give_up(self, answer: "asyncio.Future[Any]") -> None:
+        if not answer.done():
+            self._given_up()
+            answer.set_exception(DatabaseSilent(f"no answer from the database for {self._patience.give_up:g} s"))
+
+
+def _pass_on(done: "asyncio.Future[Any]", answer: "asyncio.Future[Any]") -> None:
+    if done.cancelled():
+        answer.cancel()
+    elif answer.done():
+        done.exception()  # nobody waits for it any more
+    elif (error := done.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result())
+
+
+def break_off(connection: Any) -> bool:
+    """End a driver's connection from outside, whatever it waits for; whoever waits gets the driver's error. Returns whether."""
+    terminate = getattr(connection, "terminate", None)  # asyncpg's
+    if terminate is not None:
+        terminate()
+        return True
+    try:
+        with socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
+            same.shutdown(socket.SHUT_RDWR)
+    except Exception:  # a driver without a socket, or one that is closed already
+        return False
+    return True
+
+
+# --- which connections of a pool nobody has in use
+
+_idle: "WeakKeyDictionary[Engine, WeakSet[ConnectionPoolEntry]]" = WeakKeyDictionary()
+
+
+def watch_pool(engine: Engine) -> None:
+    """Keep count of the connections that lie in the pool: a ping of one that is forgotten hangs before anybody has it."""
+    if engine in _idle:
+        return
+    idle = _idle[engine] = WeakSet()
+
+    def free(connection: Any, record: ConnectionPoolEntry) -> None:
+        idle.add(record)
+
+    def taken(connection: Any, record: ConnectionPoolEntry, *rest: Any) -> None:
+        idle.discard(record)
+
+    event.listen(engine, "connect", free)
+    event.listen(engine, "checkin", free)
+    for name in ("checkout", "close", "detach", "invalidate"):
+        event.listen(engine, name, taken)
+
+
+def idle_connections(engine: Engine) -> list[Any]:
+    found = (record.driver_connection for record in list(_idle.get(engine, ())))
+    return [connection for connection in found if connection is not None]

@@ -1,0 +1,316 @@
+"""How entries are written: both tables, any number of rows, one statement on PostgreSQL."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import BigInteger, Connection, Text, TextClause, cast, func, insert, literal_column, select, text
+
+from outbox.configuration import Configuration
+from outbox.keys import Tag, encode_native
+from outbox.sql.bulk_values import Batch, Shape, batch_query
+from outbox.sql.dialect import clock, insert_unless_present
+from outbox.sql.fast_execute import execute
+from outbox.sql.identifiers import quoted_table
+from outbox.sql.positions import next_position, take_positions
+from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
+from outbox.times import NEVER
+
+
+class NewEntry(NamedTuple):
+    """A validated entry that is not in the database yet: its values, in the order of `_COLUMNS`, and what to do with it.
+
+    Without `due_at` and `delay` it is due at once, as it is if `due_at` is past.
+    """
+
+    id: UUID
+    env: str
+    scope: str
+    source: str
+    parent: str
+    operation: str
+    discriminator: str
+    kid: str
+    tag: Tag
+    parent_id: UUID
+    record_id: UUID | None
+    destination: str
+    payload: bytes
+    options: str
+    ordering_key: str | None
+    due_at: datetime | None
+    delay: timedelta | None
+    keep_first: bool
+
+
+class Entry:
+    """An effect that was asked for. Both are known before the entry is written.
+
+    child_key: its native form; an adapter may send the same tag as a UUID or in hex. With if_exists="ignore" it is replaced by
+        the existing entry's when this one is written and the two differ: after a key rotation they do.
+    """
+
+    __slots__ = ("_tag", "id")
+
+    def __init__(self, id: UUID, tag: Tag) -> None:
+        self.id = id
+        self._tag = tag
+
+    @property
+    def child_key(self) -> str:
+        return encode_native(self._tag)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Entry) and (self.id, self._tag) == (other.id, other._tag)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"Entry(id={self.id!r}, child_key={self.child_key!r})"
+
+    def take_tag(self, tag: Tag) -> None:
+        """For the outbox: take the tag under which the entry is stored."""
+        self._tag = tag
+
+
+@dataclass(slots=True)
+class Companion:
+    """An INSERT of one row that may go with entries of its configuration, in their statement.
+
+    sql: PostgreSQL's, its parameters by name. written: how many rows it wrote; None until it was run.
+    """
+
+    configuration: Configuration
+    sql: str
+    parameters: dict[str, Any]
+    written: int | None = None
+
+
+def insert_entries(
+    connection: Connection,
+    configuration: Configuration,
+    entries: Sequence[NewEntry],
+    companion: Companion | None = None,
+) -> set[UUID]:
+    """Insert entries and their queue rows; returns the ids that were there before, left as they were.
+
+    On PostgreSQL one statement, in which the companion goes along, and for those with an ordering key two more, whatever their
+    number. Where no such statement is needed, the companion stays behind.
+    """
+    if connection.dialect.name != "postgresql":
+        return _insert_one_by_one(connection, configuration, entries)
+    ordered = [entry for entry in entries if entry.ordering_key is not None]
+    if not ordered:
+        return _insert_together(connection, configuration, entries, companion)
+    others = [entry for entry in entries if entry.ordering_key is None]
+    present = _insert_together(connection, configuration, others, companion) if others else set()
+    return present | _insert_in_lanes(connection, configuration, ordered)
+
+
+def stored_tags(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, Tag]:
+    """The tags under which these entries are stored, by their ids."""
+    entry = tables.entry
+    rows = connection.execute(select(entry.c.id, entry.c.tag).where(entry.c.id.in_(ids)))
+    return {row.id: Tag(bytes(row.tag)) for row in rows}
+
+
+# Name and type of each of a new entry's values.
+_COLUMNS = {
+    "id": "uuid",
+    "env": "text",
+    "scope": "text",
+    "source": "text",
+    "parent": "text",
+    "operation": "text",
+    "discriminator": "text",
+    "kid": "text",
+    "tag": "bytea",
+    "parent_id": "uuid",
+    "record_id": "uuid",
+    "destination": "text",
+    "payload": "bytea",
+    "options": "text",
+    "ordering_key": "text",
+    "due_at": "timestamptz",
+    "delay": "interval",
+}
+
+_IN_LANE = _COLUMNS | {"position": "bigint"}
+
+
+_values: Callable[[NewEntry], tuple[Any, ...]] = itemgetter(slice(len(_COLUMNS)))
+_by_id = attrgetter("id.int")  # as PostgreSQL orders them
+
+
+def _insert_together(
+    connection: Connection, configuration: Configuration, entries: Sequence[NewEntry], companion: Companion | None
+) -> set[UUID]:
+    """Sorted by id, so that two transactions that write the same entries queue up instead of deadlocking."""
+    tables, fair = configuration.tables, _fair(configuration, entries)
+    batch = Batch(connection, _COLUMNS, list(map(_values, sorted(entries, key=_by_id))))
+    if companion is None:
+        statement = _statement(tables, batch.shape, is_fair=bool(fair))
+        written = execute(connection, statement, batch.parameters | fair).rowcount
+    else:
+        statement = _accompanied(tables, batch.shape, companion.sql, is_fair=bool(fair))
+        (row,) = execute(connection, statement, batch.parameters | companion.parameters | fair).rows
+        written, companion.written = row
+    return _present(connection, tables, entries, written)
+
+
+def _insert_in_lanes(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
+    """Entries with an ordering key, in the order in which they were enqueued."""
+    tables, fair = configuration.tables, _fair(configuration, entries)
+    positions = take_positions(connection, tables, [entry.ordering_key or "" for entry in entries])
+    placed = sorted(zip(entries, positions, strict=True), key=lambda placed: _by_id(placed[0]))
+    batch = Batch(connection, _IN_LANE, [(*_values(entry), position) for entry, position in placed])
+    statement = _lane_statement(tables, batch.shape, is_fair=bool(fair))
+    written = execute(connection, statement, batch.parameters | fair).rowcount
+    return _present(connection, tables, entries, written)
+
+
+def _fair(configuration: Configuration, entries: Sequence[NewEntry]) -> dict[str, list[str]]:
+    """The parameter that tells the fair destinations, if any of these entries goes to one."""
+    fair = configuration.fair
+    if not fair or fair.isdisjoint(entry.destination for entry in entries):
+        return {}
+    return {"fair": list(fair)}
+
+
+def _present(connection: Connection, tables: Tables, entries: Sequence[NewEntry], written: int) -> set[UUID]:
+    """Which of them the last statement, having written so many, found there."""
+    if written == len(entries):
+        return set()
+    ids = {entry.id for entry in entries}
+    present = _present_before(connection, tables, ids) if written else ids
+    return present if len(present) == len(ids) - written else ids  # better one named wrongly than one let through
+
+
+def _present_before(connection: Connection, tables: Tables, ids: set[UUID]) -> set[UUID]:
+    """Which of `ids` the last statement did not write, having written others: a question for the few that meet duplicates.
+
+    Other transactions' rows bear another time. Of this one's, the last statement's have the highest command number.
+    """
+    entry = tables.entry
+    command = cast(cast(literal_column("cmin"), Text), BigInteger)
+    rows = connection.execute(
+        select(entry.c.id, entry.c.created_at == func.now(), command).where(entry.c.id.in_(ids))
+    ).all()
+    last = max(number for _, is_ours, number in rows if is_ours)
+    return {id for id, is_ours, number in rows if not is_ours or number < last}
+
+
+_FAIR = """, CASE WHEN destination = ANY (CAST(:fair AS text[])) THEN destination END AS fair,
+                CASE WHEN destination = ANY (CAST(:fair AS text[])) THEN scope END AS scope"""
+"""Whose the entry is stands in the queue of a fair destination; only statements with entries of such a one ask."""
+
+
+@lru_cache(STATEMENTS_MAX)
+def _statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
+    """Both tables at once. Nothing comes back but the count, which is all that is asked of it nearly always."""
+    written, queue = _insertions(tables, shape, is_fair)
+    return text(f"WITH {written} {queue}")
+
+
+@lru_cache(STATEMENTS_MAX)
+def _accompanied(tables: Tables, shape: Shape, companion: str, *, is_fair: bool) -> TextClause:
+    """The same and the companion; the counts of both."""
+    written, queue = _insertions(tables, shape, is_fair)
+    return text(
+        f"WITH {written}, queued AS ({queue} RETURNING 1), companion AS ({companion} RETURNING 1)"
+        " SELECT (SELECT count(*) FROM queued), (SELECT count(*) FROM companion)"
+    )
+
+
+def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
+    stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
+    written = f"""
+        written AS (
+            INSERT INTO {quoted_table(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
+            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now()
+            FROM ({batch_query(_COLUMNS, shape)}) AS n
+            ON CONFLICT (id) DO NOTHING
+            RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
+        )
+        """
+    fair = ", fair, scope" if is_fair else ""
+    queue = f"""
+        INSERT INTO {quoted_table(tables.queue)}
+            (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key{fair})
+        SELECT id, destination, 'pending', due_at, 0, 0, false, 0, ordering_key{fair} FROM written
+        """
+    return written, queue
+
+
+@lru_cache(STATEMENTS_MAX)
+def _lane_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
+    """The same with positions. Of those that are written of one lane, the first is due; it may yet be blocked."""
+    stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
+    return text(
+        f"""
+        WITH n AS ({batch_query(_IN_LANE, shape)}), written AS (
+            INSERT INTO {quoted_table(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
+            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now() FROM n
+            ON CONFLICT (id) DO NOTHING
+            RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
+        )
+        INSERT INTO {quoted_table(tables.queue)}
+            (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key, position
+            {", fair, scope" if is_fair else ""})
+        SELECT w.id, w.destination, 'pending',
+            CASE WHEN row_number() OVER (PARTITION BY w.ordering_key ORDER BY n.position) = 1
+                 THEN w.due_at ELSE '{NEVER.isoformat()}' END,
+            0, 0, false, 0, w.ordering_key, n.position{", w.fair, w.scope" if is_fair else ""}
+        FROM written AS w JOIN n ON n.id = w.id
+        """
+    )
+
+
+def _insert_one_by_one(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
+    present: set[UUID] = set()
+    lanes: set[str] = set()
+    for entry in entries:
+        if not _insert_one(connection, configuration, entry, is_blocked=entry.ordering_key in lanes):
+            present.add(entry.id)
+        elif entry.ordering_key is not None:
+            lanes.add(entry.ordering_key)
+    return present
+
+
+def _insert_one(connection: Connection, configuration: Configuration, entry: NewEntry, *, is_blocked: bool) -> bool:
+    tables = configuration.tables
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    due_at = max(entry.due_at or now, now) + (entry.delay or timedelta(0))
+    stored = dict(zip(_COLUMNS, _values(entry), strict=True)) | {
+        "headers": "{}",
+        "schema_version": SCHEMA_VERSION,
+        "due_at": due_at,
+        "created_at": now,
+    }
+    del stored["delay"]
+    written = connection.execute(insert_unless_present(connection.dialect.name, tables.entry).values(stored))
+    if not written.rowcount:
+        return False
+    is_fair = entry.destination in configuration.fair
+    connection.execute(
+        insert(tables.queue).values(
+            id=entry.id,
+            destination=entry.destination,
+            state="pending",
+            due_at=NEVER if is_blocked else due_at,
+            deliveries=0,
+            attempts=0,
+            maybe_sent=False,
+            key_epoch=0,
+            ordering_key=entry.ordering_key,
+            position=None if entry.ordering_key is None else next_position(tables, entry.ordering_key),
+            fair=entry.destination if is_fair else None,
+            scope=entry.scope if is_fair else None,
+        )
+    )
+    return True

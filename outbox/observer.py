@@ -1,0 +1,108 @@
+"""What an outbox tells of its claims: `outbox.configure(observe=...)`. Counting and exporting it is `outbox.metrics`."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from inspect import iscoroutinefunction
+from time import perf_counter
+from typing import Literal
+
+from outbox.errors import ConfigurationError, KeyExpired, KeyInFlight, RequestMismatch, RequestRefused
+
+log = logging.getLogger("outbox.observer")
+
+ClaimOutcome = Literal["miss", "hit", "taken_over", "mismatch", "in_flight", "wait_timeout", "expired"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedClaim:
+    """What became of one claim. There is no key, scope or payload in it.
+
+    outcome: "miss", the key was free and the block ran; "hit", it was answered before; "taken_over", the lease of another
+        attempt had run out, and the block ran again; "mismatch", it was used with another request; "in_flight", another
+        transaction or lease held it; "wait_timeout", and still did when the wait was over; "expired".
+    source: where the key comes from, as the claim was told; a name in the app's code.
+    waited: for the transaction or the lease that held the key; None if the claim did not wait.
+    """
+
+    outcome: ClaimOutcome
+    source: str
+    waited: timedelta | None
+
+
+Observer = Callable[[ObservedClaim], object]
+
+
+@dataclass(slots=True)
+class GuardedObserver:
+    """An app's observer, which no request fails by: its first exception is logged, and none gets out."""
+
+    observe: Observer
+    _has_failed: bool = field(default=False, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not callable(self.observe) or iscoroutinefunction(self.observe):
+            raise ConfigurationError(
+                f"observe must be a plain function of one outbox.ObservedClaim, not {self.observe!r}: it is called, and not"
+                " awaited, wherever a transaction ends"
+            )
+
+    def tell(self, claim: ObservedClaim) -> None:
+        try:
+            self.observe(claim)
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                log.exception("the outbox's observer failed; requests go on, and its later failures are not logged")
+
+
+class ClaimWatch:
+    """Follows one claim on a key. `report` is for later, when the claim's transaction, and its locks, have ended."""
+
+    def __init__(self, observer: GuardedObserver | None, source: str) -> None:
+        self._observer = observer
+        self._source = source
+        self._outcome: ClaimOutcome | None = None
+        self._waited: timedelta | None = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait for another transaction, or a lease. What several take is added up."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self._waited = (self._waited or timedelta(0)) + timedelta(seconds=perf_counter() - started)
+
+    def claimed(self, outcome: Literal["miss", "hit", "taken_over"]) -> None:
+        self._outcome = outcome
+
+    def refused(self, error: RequestRefused) -> None:
+        match error:
+            case KeyInFlight():
+                self._outcome = "in_flight" if self._waited is None else "wait_timeout"
+            case RequestMismatch():
+                self._outcome = "mismatch"
+            case KeyExpired():
+                self._outcome = "expired"
+            case _:  # a request without a well-formed key claims none
+                pass
+
+    def report(self) -> None:
+        if self._outcome is not None and self._observer is not None:
+            self._observer.tell(ObservedClaim(outcome=self._outcome, source=self._source, waited=self._waited))
+
+
+@contextmanager
+def watched(observer: GuardedObserver | None, source: str) -> Iterator[ClaimWatch]:
+    """Around a claim in a transaction of its own, which has ended when the block does."""
+    watch = ClaimWatch(observer, source)
+    try:
+        yield watch
+    except RequestRefused as error:
+        watch.refused(error)
+        raise
+    finally:
+        watch.report()

@@ -1,0 +1,1 @@
+"""The idempotency records of requests: claimed, leased, answered and replayed."""

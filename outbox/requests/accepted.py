@@ -1,0 +1,107 @@
+"""A request that was accepted (202): what it waits for, and the response that it has in the end."""
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Connection, Row, exists, literal, or_, select, update
+
+from outbox.configuration import Configuration
+from outbox.errors import ClaimError, ConfigurationError
+from outbox.requests.records import RecordKey
+from outbox.requests.responses import Response
+from outbox.sql.dialect import clock
+from outbox.sql.schema import Tables
+
+POLL_FIRST = timedelta(seconds=1)
+POLL_LAST = timedelta(minutes=1)
+
+
+def accepted_response(configuration: Configuration, id: UUID, body: Any, headers: Any) -> Response:
+    """The 202, with the status URL as its Location.
+
+    It tells the state and points to where that can be watched. Source: RFC 9110, section 15.3.3. Location and Retry-After as in
+    Microsoft's REST API guidelines, "Long-Running Operations".
+    """
+    given = dict(headers or {})
+    names = {str(name).lower(): value for name, value in given.items()}
+    location = names.get("location", configuration.status_url_of(id))
+    if location is None:
+        raise ConfigurationError(
+            "claim.accept() has no status URL to answer with: set one, outbox.configure(status_url='/requests/{id}'), or give"
+            " headers={'Location': ...}"
+        )
+    ours = {"Location": location, "Retry-After": str(int(POLL_FIRST.total_seconds()))}
+    kept = {name: value for name, value in ours.items() if name.lower() not in names} | given
+    shown = {"id": str(id), "state": "accepted", "status_url": location} if body is None else body
+    return Response.of(202, shown, kept, bytes_max=configuration.payload_bytes_max)
+
+
+def poll_after(age: timedelta) -> timedelta:
+    """When to ask again after a request of this age, in whole seconds: a tenth of it, so that long waits are not hammered."""
+    seconds = round(age.total_seconds() / 10)
+    return min(max(timedelta(seconds=seconds), POLL_FIRST), POLL_LAST)
+
+
+def is_waiting(tables: Tables, record_id: Any) -> ColumnElement[bool]:
+    """Whether an entry of the record has not ended. An uncertain one has not."""
+    entry, queue = tables.entry, tables.queue
+    unsettled = exists().where(queue.c.id == entry.c.id)
+    own = exists().where(entry.c.parent_id == record_id, unsettled)
+    elsewhere = exists().where(entry.c.record_id == record_id, entry.c.record_id != entry.c.parent_id, unsettled)
+    return or_(own, elsewhere)
+
+
+def require_open_entries(connection: Connection, key: RecordKey) -> None:
+    """Raise unless the request that is to be accepted has something to wait for."""
+    tables = key.configuration.tables
+    if not connection.execute(select(is_waiting(tables, _id(tables, key.id)))).scalar_one():
+        raise ClaimError(
+            f"claim.accept() of key {key.parent.key!r} has nothing to wait for: enqueue an entry in the block, or answer with"
+            " claim.respond()"
+        )
+
+
+def lock_complete(connection: Connection, tables: Tables, record_id: UUID) -> Row[Any] | None:
+    """The accepted record of which every entry has ended, locked until the transaction does; None for any other.
+
+    The lock comes first, and as a statement of its own: of two last entries that settle at once, the second waits for the
+    first to commit, and only then counts. It is a write, so that under REPEATABLE READ, where the second would still count what
+    it saw before, the database fails it with 40001, and it is tried again.
+    """
+    record = tables.record
+    locked = (
+        update(record)
+        .where(record.c.id == record_id, record.c.state == "accepted")
+        .values(completion=record.c.completion)
+        .returning(record)
+    )
+    row = connection.execute(locked).one_or_none()
+    if row is None or connection.execute(select(is_waiting(tables, _id(tables, record_id)))).scalar_one():
+        return None
+    return row
+
+
+def answer_accepted(connection: Connection, tables: Tables, row: Row[Any], response: Response) -> None:
+    """Store the final response in the record `row`, which is locked. Its windows count from now on."""
+    record = tables.record
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    waited = now - row.created_at
+    connection.execute(
+        update(record)
+        .where(record.c.id == row.id)
+        .values(
+            state=response.state,
+            status=response.status,
+            body=response.body,
+            headers=json.dumps(dict(response.headers)),
+            answered_at=now,
+            replay_until=row.replay_until + waited,
+            keep_until=row.keep_until + waited,
+        )
+    )
+
+
+def _id(tables: Tables, id: UUID) -> Any:
+    return literal(id, tables.record.c.id.type)

@@ -1,0 +1,200 @@
+"""A record under a lease: take it, renew it, end it, answer it. Every write but the first says whose lease it is."""
+
+import json
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+from uuid import UUID, uuid4
+
+from sqlalchemy import ColumnElement, Connection, FromClause, select, update
+
+from outbox.errors import LeaseLost
+from outbox.fingerprint import FINGERPRINT_VERSION
+from outbox.requests.body_key import BodyRequest, choose_key
+from outbox.requests.records import RecordKey, claim_key, key_expired, key_in_flight, require_same_request
+from outbox.requests.responses import Response
+from outbox.sql.dialect import clock, clock_plus, insert_unless_present, require_prepared, require_transaction
+
+
+class Lease(NamedTuple):
+    """The right to answer a request: for as long as the record bears this token. kid: what its child keys derive from."""
+
+    key: RecordKey
+    token: UUID
+    kid: str
+    length: timedelta
+
+
+class Taken(NamedTuple):
+    """What came of asking for a lease: the lease, or else the answer that the request has."""
+
+    outcome: Literal["miss", "hit", "taken_over"]
+    key: RecordKey
+    lease: Lease | None
+    response: Response | None
+
+
+def take(connection: Connection, request: RecordKey | BodyRequest, length: timedelta) -> Taken:
+    """Lease the request's key, in a short transaction that the caller commits; a lease that ran out is taken over.
+
+    The fingerprint, the kid and the retry window of the first attempt stay: the child keys are the same for all of them.
+    Raises `KeyInFlight` (.retry_after: the rest of the lease), `RequestMismatch`, `KeyExpired`, and `ConfigurationError` if the
+    key ring lacks the kid of the first attempt.
+    """
+    require_transaction(connection, request.configuration.schema)
+    require_prepared(connection)
+    key = choose_key(connection, request, "conflict", timedelta(0))
+    standing = _standing_lease(connection, key)
+    if standing is not None:
+        return Taken("taken_over", key, _take_over(connection, key, standing, length), None)
+    answer = claim_key(connection, key, "conflict", timedelta(0))
+    if answer is not None:
+        return Taken("hit", key, None, answer)
+    return Taken("miss", key, _insert(connection, key, length), None)
+
+
+def _insert(connection: Connection, key: RecordKey, length: timedelta) -> Lease:
+    lease = Lease(key, uuid4(), key.kid, length)
+    parent = key.parent
+    written = connection.execute(
+        insert_unless_present(connection.dialect.name, key.configuration.tables.record).values(
+            id=key.id,
+            env=key.configuration.env,
+            scope=parent.scope,
+            source=parent.source,
+            parent=parent.key,
+            kid=lease.kid,
+            state="leased",
+            fingerprint=key.fingerprint,
+            fingerprint_version=FINGERPRINT_VERSION,
+            lease_token=lease.token,
+            lease_until=clock_plus(length),
+            created_at=clock(),
+            **_kept(key),
+        )
+    )
+    if not written.rowcount:  # the lock keeps ours apart, but not from a snapshot that is older than another's commit
+        raise key_in_flight(key.name)
+    return lease
+
+
+def _kept(key: RecordKey) -> dict[str, Any]:
+    return {
+        "replay_until": clock_plus(key.keep),
+        "keep_until": clock_plus(max(key.keep, key.configuration.audit)),
+    }
+
+
+class _Standing(NamedTuple):
+    token: UUID
+    kid: str
+    fingerprint: bytes
+    fingerprint_version: int
+    rest: timedelta
+    expired: bool
+
+
+def _standing_lease(connection: Connection, key: RecordKey) -> _Standing | None:
+    record = key.configuration.tables.record
+    row = connection.execute(
+        select(
+            record.c.lease_token,
+            record.c.kid,
+            record.c.fingerprint,
+            record.c.fingerprint_version,
+            record.c.lease_until,
+            clock(),
+            record.c.replay_until <= clock(),
+        ).where(record.c.id == key.id, record.c.state == "leased")
+    ).first()
+    if row is None:
+        return None
+    token, kid, fingerprint, version, until, now, expired = row
+    return _Standing(token, kid, fingerprint, version, until - now, expired)
+
+
+def _take_over(connection: Connection, key: RecordKey, standing: _Standing, length: timedelta) -> Lease:
+    require_same_request(key, standing.fingerprint, standing.fingerprint_version)
+    if standing.rest > timedelta(0):
+        raise key_in_flight(key.name, standing.rest)
+    if standing.expired:  # a service may have forgotten by now what an earlier attempt did there
+        raise key_expired(key)
+    key.configuration.keyring.secret(standing.kid)
+    lease = Lease(key, uuid4(), standing.kid, length)
+    changes = {"lease_token": lease.token, "lease_until": clock_plus(length)}
+    if not _write(connection, lease, standing.token, changes, only_expired=True):
+        raise key_in_flight(key.name)  # its holder is about to answer, or another attempt was quicker
+    return lease
+
+
+# --- what the holder does
+
+
+def renew(connection: Connection, lease: Lease) -> None:
+    """The lease counts from now again. Raises `LeaseLost`. While the holder's own fence locks the record, it does nothing."""
+    if not _write(connection, lease, lease.token, {"lease_until": clock_plus(lease.length)}):
+        require_held(connection, lease)
+
+
+def end(connection: Connection, lease: Lease) -> None:
+    """Let the next attempt take over at once. Does nothing if the lease is lost, or the record answered or locked."""
+    _write(connection, lease, lease.token, {"lease_until": clock()})
+
+
+def require_held(connection: Connection, lease: Lease, *, lock: bool = False) -> None:
+    """Raise `LeaseLost` unless the record bears this lease's token; `lock`: it will, to the end of the transaction."""
+    record = lease.key.configuration.tables.record
+    held = select(record.c.id).where(*_bears(record, lease, lease.token))
+    if connection.execute(held.with_for_update() if lock else held).first() is None:
+        raise lease_lost(lease)
+
+
+def answer(connection: Connection, lease: Lease, response: Response) -> None:
+    """Store the answer and end the lease; both become visible with the caller's commit. Raises `LeaseLost`."""
+    record = lease.key.configuration.tables.record
+    state: Literal["succeeded", "failed"] = "succeeded" if response.status < 400 else "failed"
+    written = connection.execute(
+        update(record)
+        .where(*_bears(record, lease, lease.token))
+        .values(
+            state=state,
+            status=response.status,
+            body=response.body,
+            headers=json.dumps(dict(response.headers)),
+            lease_token=None,
+            lease_until=None,
+            answered_at=clock(),
+            **_kept(lease.key),
+        )
+    )
+    if not written.rowcount:
+        raise lease_lost(lease)
+
+
+def lease_lost(lease: Lease) -> LeaseLost:
+    return LeaseLost(
+        f"the lease on key {lease.key.name!r} ran out and another attempt took the request over: nothing of this one is"
+        " stored. What both asked of outside services bore the same child keys; let the client ask again"
+    )
+
+
+def _write(
+    connection: Connection, lease: Lease, token: UUID, changes: dict[str, Any], *, only_expired: bool = False
+) -> bool:
+    """Update the record if it bears `token`, without waiting for who else locks it. Returns whether it did.
+
+    only_expired: and if its lease has run out by now: it may have been renewed since it was read.
+    """
+    record = lease.key.configuration.tables.record
+    free = record.alias()
+    bears = _bears(free, lease, token)
+    if only_expired:
+        bears = (*bears, free.c.lease_until <= clock())
+    unlocked = select(free.c.id).where(*bears).with_for_update(skip_locked=True)
+    written = connection.execute(
+        update(record).where(record.c.id == unlocked.scalar_subquery(), record.c.lease_token == token).values(changes)
+    )
+    return bool(written.rowcount)
+
+
+def _bears(record: FromClause, lease: Lease, token: UUID) -> tuple[ColumnElement[bool], ...]:
+    return record.c.id == lease.key.id, record.c.lease_token == token

@@ -1,0 +1,370 @@
+"""The idempotency record in the database: find it, lock its key, insert it with its answer."""
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeAlias
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    Executable,
+    LargeBinary,
+    Uuid,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    false,
+    literal_column,
+    not_,
+    null,
+    or_,
+    select,
+    text,
+    true,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql import ColumnElement
+
+from outbox.configuration import Configuration
+from outbox.entry_rows import Companion
+from outbox.errors import ClaimError, KeyExpired, KeyInFlight, RequestMismatch
+from outbox.fingerprint import FINGERPRINT_VERSION
+from outbox.keys import ParentKey
+from outbox.observer import ClaimWatch
+from outbox.requests.responses import Response
+from outbox.sql.connections import LockBudget
+from outbox.sql.dialect import (
+    SERIALIZATION_FAILURE,
+    clock,
+    clock_plus,
+    insert_unless_present,
+    lock_number,
+    require_prepared,
+    require_transaction,
+    sqlstate,
+    stored_body,
+    wait_for_lock,
+)
+from outbox.sql.fast_execute import execute
+from outbox.sql.functions import function_name
+from outbox.sql.identifiers import quoted
+from outbox.sql.schema import STATEMENTS_MAX, Tables
+
+LockWait: TypeAlias = Callable[[Connection, UUID, timedelta], bool]
+"""Waits for the lock of an id, as `wait_for_lock` does."""
+
+BUDGET = LockBudget(1000)
+"""Claims in one transaction: a consumer's batch may well have hundreds."""
+
+RETRY_AFTER = timedelta(seconds=1)
+"""What a 409 advises: a request in one transaction is short, and asking again costs one read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordKey:
+    """Whose record, of which request, kept for how long."""
+
+    configuration: Configuration
+    id: UUID
+    parent: ParentKey
+    fingerprint: bytes
+    keep: timedelta
+
+    @property
+    def kid(self) -> str:
+        return self.configuration.keyring.current
+
+    @property
+    def name(self) -> str:
+        return self.parent.key
+
+    @property
+    def source(self) -> str:
+        return self.parent.source
+
+
+# --- claim
+
+
+def claim_key(
+    connection: Connection,
+    key: RecordKey,
+    in_flight: Literal["conflict", "wait"],
+    wait: timedelta,
+    watch: ClaimWatch | None = None,
+    lock_wait: LockWait = wait_for_lock,
+) -> Response | None:
+    """Take the key for this transaction, or return the answer that it has. Raises what refuses the request.
+
+    One statement finds the record and tries the lock, and takes no lock for an answer to replay, so that two replays at once
+    are both answered. Under the lock it has looked again: the lock's holder may just have committed. After a wait for the lock
+    another statement does.
+    """
+    require_transaction(connection, key.configuration.schema)
+    require_prepared(connection)
+    if not BUDGET.take(connection, 0 if connection.dialect.name == "sqlite" else 1):
+        raise ClaimError(
+            f"this transaction has claimed {BUDGET.locks_max} keys, and keeps a lock of the database server for each: commit it,"
+            " and claim the rest in the next one"
+        )
+    found = _look_and_lock(connection, key)
+    answer = _answer(key, found)
+    if answer is not None:
+        return answer
+    if not found.locked and in_flight == "wait":
+        with nullcontext() if watch is None else watch.waiting():
+            if lock_wait(connection, key.id, wait):
+                found = _look(connection, key)._replace(keeps_snapshot=found.keeps_snapshot)
+    if not found.locked:
+        raise key_in_flight(key.name)
+    if found.keeps_snapshot:
+        return find_despite_snapshot(connection, key)
+    return _answer_under_lock(connection, key, found)
+
+
+def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | None:
+    """The same under the lock, in a transaction that sees no later commit than its first statement did.
+
+    A record that was committed since is met by an insert only, here one that is taken back. Without it the request would be
+    worked through, to fail at its end. Savepoints, so that the caller's transaction lives on.
+    """
+    try:
+        with connection.begin_nested():
+            answer = _answer_under_lock(connection, key, _look(connection, key))
+        if answer is None:
+            with connection.begin_nested() as trial:
+                insert_record(connection, key, Response(204))
+                trial.rollback()
+    except DBAPIError as error:
+        if sqlstate(error.orig) != SERIALIZATION_FAILURE:
+            raise
+        raise KeyInFlight(
+            f"a request with key {key.parent.key!r} was answered after this transaction's snapshot: roll it back and ask again",
+            RETRY_AFTER,
+        ) from error
+    return answer
+
+
+def key_in_flight(name: str, rest: timedelta = RETRY_AFTER) -> KeyInFlight:
+    seconds = max(1, math.ceil(rest.total_seconds()))
+    return KeyInFlight(
+        f"a request with key {name!r} is being processed now: ask again in {seconds} s", timedelta(seconds=seconds)
+    )
+
+
+def insert_record(connection: Connection, key: RecordKey, response: Response, completion: str | None = None) -> None:
+    """Store the answer; it becomes visible with the caller's commit.
+
+    completion: who builds the final answer of a request that is only accepted: `response` stands in for it until then.
+    """
+    statement = _insertion(key.configuration.tables, connection.dialect.name, completion is not None)
+    require_written(key, execute(connection, statement, _values(key, response, completion)).rowcount)
+
+
+def record_companion(connection: Connection, key: RecordKey, response: Response) -> Companion | None:
+    """The same, to go with the request's entries in one statement; None where the database has none for both."""
+    if connection.dialect.name != "postgresql":
+        return None
+    return Companion(key.configuration, _insertion_sql(key.configuration.tables), _values(key, response, None))
+
+
+def require_written(key: RecordKey, rows: int) -> None:
+    """Only if something else than this library writes records, it was there: the lock keeps ours apart."""
+    if not rows:
+        raise key_in_flight(key.name)
+
+
+def _values(key: RecordKey, response: Response, completion: str | None) -> dict[str, Any]:
+    parent, configuration = key.parent, key.configuration
+    return {
+        "new_id": key.id,
+        "new_env": configuration.env,
+        "new_scope": parent.scope,
+        "new_source": parent.source,
+        "new_parent": parent.key,
+        "new_kid": key.kid,
+        "new_state": response.state if completion is None else "accepted",
+        "new_fingerprint": key.fingerprint,
+        "new_fingerprint_version": FINGERPRINT_VERSION,
+        "new_status": response.status,
+        "new_body": response.body,
+        "new_headers": json.dumps(dict(response.headers)),
+        "new_completion": completion,
+        "keep": key.keep.total_seconds(),
+        "audit": max(key.keep, configuration.audit).total_seconds(),
+    }
+
+
+_GIVEN = (
+    *("id", "env", "scope", "source", "parent", "kid", "state", "fingerprint", "fingerprint_version"),
+    *("status", "body", "headers", "completion"),
+)
+
+
+@lru_cache(STATEMENTS_MAX)
+def _insertion_sql(tables: Tables) -> str:
+    """The same for an answered request as PostgreSQL's text, which may stand inside another statement."""
+    record = tables.record
+    values = ", ".join(f":new_{name}" for name in _GIVEN)
+    return (
+        f"INSERT INTO {quoted(record.name, record.schema)}"
+        f" ({', '.join(_GIVEN)}, created_at, answered_at, replay_until, keep_until)"
+        f" VALUES ({values}, clock_timestamp(), clock_timestamp(),"
+        " clock_timestamp() + make_interval(secs => :keep), clock_timestamp() + make_interval(secs => :audit))"
+        " ON CONFLICT (id) DO NOTHING"
+    )
+
+
+@lru_cache(STATEMENTS_MAX)
+def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
+    record = tables.record
+    statement: Executable = insert_unless_present(dialect, record).values(
+        {name: bindparam(f"new_{name}", type_=record.c[name].type) for name in _GIVEN}
+        | {
+            "created_at": clock(),
+            "answered_at": null() if accepted else clock(),
+            "replay_until": clock_plus(bindparam("keep", type_=Double)),
+            "keep_until": clock_plus(bindparam("audit", type_=Double)),
+        }
+    )
+    return statement
+
+
+def _answer_under_lock(connection: Connection, key: RecordKey, found: "_Found") -> Response | None:
+    """The answer to replay, or None if the key is free, as it is for whoever holds the key's lock."""
+    answer = _answer(key, found)
+    if answer is None and found.status is not None:
+        _free_expired(connection, key)
+    return answer
+
+
+def _answer(key: RecordKey, found: "_Found") -> Response | None:
+    """The answer to replay, or None if there is none, or none any more. Raises for a mismatch or an expired key."""
+    if found.buried:
+        raise key_expired(key)
+    if found.lease_until is not None:
+        require_same_request(key, found.fingerprint, found.fingerprint_version)
+        raise _under_lease(key, found.lease_until - found.now, expired=found.expired)
+    if found.status is None or found.expired:
+        return None
+    require_same_request(key, found.fingerprint, found.fingerprint_version)
+    if found.body is None:
+        raise key_expired(key)
+    return Response(found.status, found.body, json.loads(found.headers))
+
+
+def require_same_request(key: RecordKey, fingerprint: bytes, version: int) -> None:
+    """Raise `RequestMismatch` if the fingerprint that is stored tells this request from the first one."""
+    if version == FINGERPRINT_VERSION and fingerprint != key.fingerprint:
+        raise RequestMismatch(
+            f"key {key.parent.key!r} was used before with another request: use a new key for a new request"
+        )
+
+
+def _under_lease(key: RecordKey, rest: timedelta, *, expired: bool) -> KeyInFlight | KeyExpired:
+    if rest > timedelta(0):
+        return key_in_flight(key.name, rest)
+    if expired:
+        return key_expired(key)
+    return KeyInFlight(
+        f"the request with key {key.name!r} was begun under a lease that ran out before its answer: it is for outbox.leased"
+        " to take over",
+        RETRY_AFTER,
+    )
+
+
+class _Found(NamedTuple):
+    status: int | None
+    body: bytes | None
+    headers: str
+    fingerprint: bytes
+    fingerprint_version: int
+    expired: bool
+    buried: bool
+    lease_until: datetime | None
+    now: datetime
+    locked: bool
+    keeps_snapshot: bool
+
+
+def _look(connection: Connection, key: RecordKey) -> _Found:
+    """One row always: the record's answer, whether it has expired, whether a tombstone stands for it."""
+    statement = _looking(key.configuration.tables)
+    return _Found._make(execute(connection, statement, {"wanted": key.id}).rows[0])
+
+
+def _look_and_lock(connection: Connection, key: RecordKey) -> _Found:
+    """The same, and try the key's lock, unless there is an answer to replay or to refuse with; under it, look again.
+
+    On SQLite a transaction that may write is the only one, and looks once.
+    """
+    if connection.dialect.name != "postgresql":
+        return _look(connection, key)
+    configuration = key.configuration
+    statement = _claiming(configuration.schema, configuration.prefix)
+    return _Found._make(execute(connection, statement, {"wanted": key.id, "lock": lock_number(key.id)}).rows[0])
+
+
+@lru_cache(STATEMENTS_MAX)
+def _claiming(schema: str | None, prefix: str) -> Executable:
+    function = function_name("claim_key", schema, prefix)
+    statement = text(f"SELECT * FROM {function}(:wanted, :lock)")
+    typed: Executable = statement.bindparams(
+        bindparam("wanted", type_=Uuid), bindparam("lock", type_=BigInteger)
+    ).columns(body=LargeBinary, fingerprint=LargeBinary)
+    return typed
+
+
+@lru_cache(STATEMENTS_MAX)
+def _looking(tables: Tables) -> Executable:
+    record, tombstone = tables.record, tables.tombstone
+    wanted = select(bindparam("wanted", type_=record.c.id.type).label("id")).subquery()
+    return select(
+        record.c.status,
+        stored_body(record),
+        record.c.headers,
+        record.c.fingerprint,
+        record.c.fingerprint_version,
+        not_(_stands(tables)),
+        tombstone.c.forget_at > clock(),
+        record.c.lease_until,
+        clock(),
+        true(),
+        false(),
+    ).select_from(
+        wanted.outerjoin(record, record.c.id == wanted.c.id).outerjoin(tombstone, tombstone.c.id == wanted.c.id)
+    )
+
+
+def _stands(tables: Tables) -> ColumnElement[bool]:
+    """Whether the record still speaks for its key: an open request's key stays its own."""
+    return or_(tables.record.c.state == literal_column("'accepted'"), tables.record.c.replay_until > clock())
+
+
+def _free_expired(connection: Connection, key: RecordKey) -> None:
+    """Free a key whose retry window has passed, unless something that it caused is still remembered.
+
+    Entries are kept for as long as any service may remember their keys, so an entry here stands for an open window.
+    """
+    record, entry = key.configuration.tables.record, key.configuration.tables.entry
+    elsewhere = and_(entry.c.record_id == key.id, entry.c.record_id != entry.c.parent_id)
+    caused = exists().where(entry.c.parent_id == key.id) | exists().where(elsewhere)
+    if connection.execute(delete(record).where(record.c.id == key.id, ~caused)).rowcount:
+        return
+    found = _look(connection, key)  # upkeep may have deleted it just now
+    if found.status is not None or found.buried:
+        raise key_expired(key)
+
+
+def key_expired(key: RecordKey) -> KeyExpired:
+    return KeyExpired(
+        f"key {key.parent.key!r} is older than its retry window, and what it caused is still remembered: use a new key"
+    )

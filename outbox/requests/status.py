@@ -1,0 +1,83 @@
+"""What became of a request: the read side of a status URL."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from outbox.configuration import Configuration
+from outbox.errors import InvalidValue
+from outbox.keys import check_field, check_id
+from outbox.requests.accepted import poll_after
+from outbox.requests.responses import Response
+from outbox.session import flush_all
+from outbox.sql.connections import require_connection
+from outbox.sql.dialect import clock, stored_body
+from outbox.status import EntryStatus, entries_of_request
+
+RequestState = Literal["accepted", "leased", "succeeded", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStatus:
+    """One request as it stands.
+
+    state: succeeded and failed are final, as `response.status` says; accepted: it waits for its entries.
+    entries: what it caused, oldest first.
+    response: the final one, as a retry gets it; None until there is one, or if its body's day was dropped by hand.
+    retry_after: when to ask again; None if it has a response.
+    """
+
+    id: UUID
+    state: RequestState
+    entries: list[EntryStatus]
+    response: Response | None
+    retry_after: timedelta | None
+    created_at: datetime
+    answered_at: datetime | None
+
+
+def check_sources(sources: object) -> None:
+    """Raise `InvalidValue` unless these are names of sources."""
+    if isinstance(sources, str) or not isinstance(sources, Collection):
+        raise InvalidValue("sources", sources, "must be a collection of names, such as ('http',)")
+    for source in sources:
+        check_field("source", source)
+
+
+def read_request(
+    configuration: Configuration, session: Session, id: UUID, scope: str, sources: Collection[str]
+) -> RequestStatus | None:
+    """The request of this id, if it is of this scope and of one of these sources."""
+    check_id("id", id)
+    check_field("scope", scope)
+    check_sources(sources)
+    flush_all(session)
+    tables = configuration.tables
+    record = tables.record
+    # Under `.body` stand a source's requests that have a `BodyKey`.
+    stored = [*sources, *(f"{source}.body" for source in sources)]
+    mine = (record.c.id == id, record.c.env == configuration.env, record.c.scope == scope, record.c.source.in_(stored))
+    asked = select(record, stored_body(record).label("answer"), clock().label("now")).where(*mine)
+    connection = session.connection()
+    require_connection(connection, configuration.schema)
+    row = connection.execute(asked).one_or_none()
+    if row is None:
+        return None
+    is_final = row.answered_at is not None
+    return RequestStatus(
+        id=row.id,
+        state=row.state,
+        entries=entries_of_request(connection, tables, id),
+        response=None
+        if not is_final or row.answer is None
+        else Response(row.status, row.answer, json.loads(row.headers)),
+        retry_after=None if is_final else poll_after(row.now - row.created_at),
+        created_at=row.created_at,
+        answered_at=row.answered_at,
+    )

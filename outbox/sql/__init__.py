@@ -1,0 +1,1 @@
+"""The tables, and how their statements differ between databases."""

@@ -1,0 +1,126 @@
+"""Where responses' bodies stand in the layout at scale: one partition a day, beside the small table of records.
+
+`outbox db partition` switches it on, in PostgreSQL only: a trigger then moves the body of every answer into the partition of
+the day (UTC) and leaves in its record which day that was. So whoever writes a record needs to know nothing of it. A day whose
+partition is missing keeps its bodies in the records, as the ordinary layout does: no request fails for it.
+Readers find both: `outbox.sql.dialect.stored_body`.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from sqlalchemy import Connection, text
+
+from outbox.sql.identifiers import quoted
+from outbox.sql.schema import Tables
+
+DAYS_AHEAD = 7
+"""How many days have their partition in advance: what a long weekend without any dispatcher or upkeep does not use up."""
+
+ONE_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A partition. is_attached: it is one still. is_pending: it is being detached."""
+
+    day: date
+    is_attached: bool
+    is_pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the catalogue says of the bodies' table.
+
+    is_on: new answers go into it. is_owner: whether this role may take partitions away. days: the partitions, oldest first.
+    """
+
+    is_on: bool
+    is_owner: bool
+    today: date
+    days: tuple[Day, ...]
+
+    @property
+    def ahead(self) -> int:
+        """For how many days to come, without a gap, there is a partition. Zero: tomorrow's is missing."""
+        present = {day.day for day in self.days if day.is_attached and not day.is_pending}
+        ahead = 0
+        while self.today + (ahead + 1) * ONE_DAY in present:
+            ahead += 1
+        return ahead
+
+    @property
+    def lacks_days(self) -> bool:
+        """Whether partitions are to be made."""
+        return self.is_on and not (self.has_today and self.ahead >= DAYS_AHEAD)
+
+    @property
+    def has_today(self) -> bool:
+        return any(day.day == self.today and day.is_attached for day in self.days)
+
+    @property
+    def alarm(self) -> str | None:
+        """What is wrong with the partitions to come, and what to do; None if nothing is."""
+        if not self.is_on or (self.has_today and self.ahead):
+            return None
+        missing = self.today if not self.has_today else self.today + ONE_DAY
+        return (
+            f"the partition of {missing} for responses' bodies is missing: they stay in the records that day, and no request"
+            " fails. A running dispatcher and `outbox upkeep` make partitions ahead: see why neither does"
+        )
+
+
+def body_tables(prefix: str) -> re.Pattern[str]:
+    """The names of the bodies' table and of its partitions."""
+    return re.compile(rf"{re.escape(prefix)}body(_\d{{8}})?")
+
+
+def body_table(tables: Tables) -> str:
+    """The quoted name of the bodies' table."""
+    return quoted(f"{prefix_of(tables)}body", tables.record.schema)
+
+
+def body_partition(tables: Tables, day: date) -> str:
+    """The quoted name of the partition of `day`."""
+    return quoted(f"{prefix_of(tables)}body_{day:%Y%m%d}", tables.record.schema)
+
+
+def prefix_of(tables: Tables) -> str:
+    return tables.record.name.removesuffix("record")
+
+
+def read_layout(connection: Connection, tables: Tables) -> Layout | None:
+    """The layout at scale as it stands, or None where it was never switched on. Locks nothing."""
+    if connection.dialect.name != "postgresql":
+        return None
+    prefix = prefix_of(tables)
+    of = {"table": body_table(tables), "record": quoted(tables.record.name, tables.record.schema)}
+    found = connection.execute(_LAYOUT, {**of, "trigger": f"{prefix}move_body"}).one()
+    if found.is_owner is None:
+        return None
+    rows = connection.execute(_DAYS, {**of, "pattern": f"^{re.escape(prefix)}body_[0-9]{{8}}$"})
+    days = tuple(Day(_day(row.name), row.is_attached, row.is_pending) for row in rows)
+    return Layout(found.is_on, found.is_owner, found.today, days)
+
+
+def _day(name: str) -> date:
+    return datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date()
+
+
+_LAYOUT = text("""
+SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(:record) AND tgname = :trigger) AS is_on,
+       (SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(:table)) AS is_owner,
+       CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date) AS today
+""")
+
+# What was detached and not yet dropped, when a process died in between, is no child any more: it is known by its name.
+_DAYS = text("""
+SELECT c.relname AS name, i.inhrelid IS NOT NULL AS is_attached, coalesce(i.inhdetachpending, false) AS is_pending
+FROM pg_class AS c
+LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid AND i.inhparent = to_regclass(:table)
+WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass(:table))
+    AND c.relkind = 'r' AND c.relname ~ :pattern
+ORDER BY c.relname
+""")

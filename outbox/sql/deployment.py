@@ -1,0 +1,141 @@
+"""Whose database this is: the deployment's name and a check value per key id, recorded in it by the dispatchers.
+
+A process of another name, or with another secret under a key id, refuses itself. Nothing here shows a secret.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Column, Connection, Subquery, delete, select
+
+from outbox.errors import ConfigurationError
+from outbox.keys import Keyring, ParentKey, derive_tag, key_fields, secret_check
+from outbox.sql.dialect import clock, insert_unless_present, read_by_index
+from outbox.sql.places import place_of
+from outbox.sql.schema import Tables
+
+SAMPLE_MAX = 1000
+"""How many unsettled entries a check looks at: if one in a hundred is amiss, it finds one."""
+
+# --- the environment
+
+
+def recorded_environment(connection: Connection, tables: Tables) -> str | None:
+    """The env whose dispatcher was the first one here, or that an operator named since; None before that."""
+    environment: str | None = connection.execute(select(tables.meta.c.environment)).scalar_one_or_none()
+    return environment
+
+
+def require_environment(connection: Connection, tables: Tables, env: str) -> None:
+    """Raise `ConfigurationError` if the database is of another env. Writes nothing.
+
+    Of which env it is, its mark says; before there is one, the unsettled entries. Once it is ours, one of another env stops
+    nobody: the dispatchers leave it unsent.
+    """
+    recorded = recorded_environment(connection, tables)
+    if recorded is not None:
+        refuse_other_environment(connection, recorded, env)
+    else:
+        require_own_entries(connection, tables, env)
+
+
+def refuse_other_environment(connection: Connection, recorded: str, env: str, *, witness: str = "") -> None:
+    if recorded != env:
+        place = place_of(connection.engine)
+        raise ConfigurationError(
+            f"{witness}the database {place} belongs to env {recorded!r}, and this process is of env {env!r}: it refuses"
+            f" itself, and other processes are not affected; set OUTBOX_ENV to {recorded!r}; or, if this is a copy"
+            f" of {recorded!r}'s database or {recorded!r} has a new name, run `outbox resume --after-restore"
+            f' --adopt-from {recorded} --env {env} --reason "..."`'
+        )
+
+
+def require_own_entries(connection: Connection, tables: Tables, env: str) -> None:
+    """Looks at `SAMPLE_MAX` of the unsettled entries."""
+    read_by_index(connection)
+    some = _some_entries(tables, tables.entry.c.env)
+    found = select(some.c.env).where(some.c.env != env, some.c.hold.is_(None)).limit(1)
+    foreign: str | None = connection.execute(found).scalar_one_or_none()
+    if foreign is not None:
+        raise ConfigurationError(
+            f"unsettled entries of the database {place_of(connection.engine)} belong to env {foreign!r}, and this process is of"
+            f" env {env!r}: it would send what another deployment may send, too; set OUTBOX_ENV to {foreign!r} if that is"
+            f" this deployment's name; if this is a copy of {foreign!r}'s database, `outbox resume --after-restore` suspends them"
+        )
+
+
+def _some_entries(tables: Tables, column: Column[Any]) -> Subquery:
+    """A column of `SAMPLE_MAX` of the unsettled entries, their ids, and `hold`: all of them in a queue that is no longer.
+
+    The first by their ids, which are digests: as good as drawn by lot. Each entry is a step in its index: a join might read
+    them all.
+    """
+    entry, queue = tables.entry, tables.queue
+    first = select(queue.c.id, queue.c.hold).order_by(queue.c.id).limit(SAMPLE_MAX).subquery()
+    of_entry = select(column).where(entry.c.id == first.c.id).scalar_subquery()
+    return select(first.c.id, of_entry.label(column.name), first.c.hold).subquery()
+
+
+# --- the secrets
+
+
+def unknown_kid(connection: Connection, tables: Tables, known: Sequence[str]) -> str | None:
+    """A key id that is not in `known`, among `SAMPLE_MAX` of the unsettled entries."""
+    read_by_index(connection)
+    some = _some_entries(tables, tables.entry.c.kid)
+    found = select(some.c.kid).where(some.c.kid.not_in(known)).limit(1)
+    kid: str | None = connection.execute(found).scalar_one_or_none()
+    return kid
+
+
+def require_secrets(connection: Connection, tables: Tables, keyring: Keyring) -> list[str]:
+    """Raise `ConfigurationError` if a kid's secret is not the recorded one; returns the kids without a record. Writes nothing."""
+    kid = tables.kid
+    found = connection.execute(select(kid.c.kid, kid.c.secret_check).where(kid.c.kid.in_(keyring.kids)))
+    recorded = {row.kid: row.secret_check for row in found}
+    for name, check in recorded.items():
+        if check != secret_check(keyring, name):
+            raise _other_secret(name, "is not the one that the other processes of this database have")
+    return [name for name in keyring.kids if name not in recorded]
+
+
+def record_secrets(connection: Connection, tables: Tables, keyring: Keyring) -> None:
+    """Record the check value of each kid that has none, for every other process to compare with.
+
+    Raises `ConfigurationError`, with nothing written, if a kid's secret is not the recorded one, or not the one from which the
+    tag of an unsettled entry was derived.
+    """
+    missing = require_secrets(connection, tables, keyring)
+    for name in missing:
+        _require_derived(connection, tables, keyring, name)
+    if missing:
+        recording = insert_unless_present(connection.dialect.name, tables.kid)
+        for name in missing:
+            values = {"kid": name, "secret_check": secret_check(keyring, name), "recorded_at": clock()}
+            connection.execute(recording.values(values))
+        require_secrets(connection, tables, keyring)  # of two that record at once, one finds the other's
+
+
+def forget_secret(connection: Connection, tables: Tables, kid: str) -> bool:
+    """Delete the check value of `kid`; the next dispatcher records its own. Returns whether there was one."""
+    return connection.execute(delete(tables.kid).where(tables.kid.c.kid == kid)).rowcount > 0
+
+
+def _require_derived(connection: Connection, tables: Tables, keyring: Keyring, kid: str) -> None:
+    read_by_index(connection)
+    entry, some = tables.entry, _some_entries(tables, tables.entry.c.kid)
+    one = select(some.c.id).where(some.c.kid == kid).limit(1).scalar_subquery()
+    row = connection.execute(select(entry).where(entry.c.id == one)).one_or_none()
+    if row is None:
+        return
+    parent = ParentKey(row.parent, scope=row.scope, source=row.source)
+    if derive_tag(keyring, kid, key_fields(row.env, parent, row.operation, row.discriminator)) != bytes(row.tag):
+        raise _other_secret(kid, f"is not the one that the app enqueued entry {row.id} under")
+
+
+def _other_secret(kid: str, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the secret of kid {kid!r} {what}: keys would differ between attempts, so this process refuses itself; set"
+        " OUTBOX_SECRET as the others have it, or give a new secret a new kid. If this secret is the right one,"
+        f" `outbox keys forget {kid}` lets the next dispatcher record it"
+    )

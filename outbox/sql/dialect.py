@@ -1,0 +1,351 @@
+"""Where databases differ: their clock, their locks, how they begin. Nothing else in this package asks which one it talks to."""
+
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+from uuid import UUID
+from weakref import WeakSet
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Connection,
+    Dialect,
+    Engine,
+    Function,
+    LargeBinary,
+    Table,
+    bindparam,
+    event,
+    literal,
+    quoted_name,
+    select,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.functions import FunctionElement
+
+from outbox.errors import ConfigurationError, NoTransaction
+from outbox.sql.connections import require_connection
+from outbox.sql.schema import STATEMENTS_MAX
+from outbox.times import Instant
+
+SUPPORTED = ("postgresql", "sqlite")
+LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
+SERIALIZATION_FAILURE = "40001"  # the same: it would have to change, or overlook, what its snapshot does not show
+DEADLOCK = "40P01"  # the same: one of those who wait for one another is ended
+ABORTED = "25P02"  # the same: a statement has failed, and nothing but a way back is left
+SAVEPOINT_GONE = ("3B001", "25P01", ABORTED)  # the same: no such savepoint; no transaction at all
+TIMEOUTS = (LOCK_NOT_AVAILABLE, "57014", DEADLOCK)  # the same: query_canceled, by statement_timeout
+CONFLICTS = (SERIALIZATION_FAILURE, DEADLOCK)
+LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
+TRANSACTION_STATUS_INERROR = 3  # libpq, PQtransactionStatus
+PASSING = ("08", "40001", "40P01", "53", "55P03", "57P")
+"""Appendix A: connections, victims of a conflict, resources, a lock that was not to be had in time, shutdown."""
+SQLITE_CLOCK = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"  # microseconds; 2440587.5 is 1970
+
+_prepared: WeakSet[Dialect] = WeakSet()
+
+
+# --- the database's clock, the only one that decides
+
+
+class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function that it stands for
+    """The database's clock now, not the transaction's start."""
+
+    type = Instant()
+    inherit_cache = True
+
+
+@compiles(clock)
+def _clock(element: clock, compiler: SQLCompiler, **kw: Any) -> str:
+    return "clock_timestamp()"
+
+
+@compiles(clock, "sqlite")
+def _clock_sqlite(element: clock, compiler: SQLCompiler, **kw: Any) -> str:
+    return SQLITE_CLOCK
+
+
+class _later(FunctionElement[Any]):  # noqa: N801
+    type = Instant()
+    inherit_cache = True
+
+
+@compiles(_later)
+def _later_default(element: _later, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"clock_timestamp() + make_interval(secs => {compiler.process(element.clauses, **kw)})"
+
+
+@compiles(_later, "sqlite")
+def _later_sqlite(element: _later, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"{SQLITE_CLOCK} + CAST({compiler.process(element.clauses, **kw)} * 1000000 AS INTEGER)"
+
+
+def clock_plus(delay: timedelta | BindParameter[float]) -> ColumnElement[Any]:
+    """The database's clock, `delay` from now; a parameter tells it in seconds."""
+    return _later(literal(delay.total_seconds()) if isinstance(delay, timedelta) else delay)
+
+
+def read_by_index(connection: Connection) -> None:
+    """Have the rest of the transaction read its tables by their indexes, in the index's order.
+
+    Of a page of an index's order the planner may think that reading the table and sorting it is cheaper, and what it knows of a
+    queue is seldom true.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(_BY_INDEX)
+
+
+_BY_INDEX = text("SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)")
+
+
+# --- where a response's body is
+
+
+@lru_cache(STATEMENTS_MAX)  # every claim asks for it, and making it costs some 0.1 ms; one a set of tables
+def stored_body(record: Table) -> ColumnElement[bytes]:
+    """The body of a record: its own, or on PostgreSQL the one in its day's partition; NULL if that is gone.
+
+    Of an ordinary record the function is never called.
+    """
+    return _stored_body(record)
+
+
+class _stored_body(FunctionElement[bytes]):  # noqa: N801
+    type = LargeBinary()
+    inherit_cache = True
+
+    def __init__(self, record: Table) -> None:
+        prefix = record.name.removesuffix("record")
+        read: Function[bytes] = Function(
+            quoted_name(f"{prefix}body_of", quote=None),
+            record.c.id,
+            record.c.body_day,
+            packagenames=None if record.schema is None else (quoted_name(record.schema, quote=None),),
+        )
+        super().__init__(record.c.body, record.c.body_day, read)
+
+
+@compiles(_stored_body)
+def _stored_body_default(element: _stored_body, compiler: SQLCompiler, **kw: Any) -> str:
+    body, day, read = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"CASE WHEN {day} IS NULL THEN {body} ELSE {read} END"
+
+
+@compiles(_stored_body, "sqlite")
+def _stored_body_sqlite(element: _stored_body, compiler: SQLCompiler, **kw: Any) -> str:
+    return compiler.process(next(iter(element.clauses)), **kw)
+
+
+def insert_unless_present(dialect: str, table: Table) -> Any:
+    """An INSERT that does nothing where the primary key exists: no error, so the transaction lives on."""
+    name: Any = sqlite if dialect == "sqlite" else postgresql
+    return name.insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
+
+
+# --- what a transaction must be
+
+
+def require_transaction(connection: Connection, schema: str | None) -> None:
+    """Raise unless `connection` is on a supported database and in a transaction that commits by itself only.
+
+    schema: that of our tables, to which the connection must lead; in UTF-8.
+    """
+    dialect = connection.dialect
+    if dialect.name not in SUPPORTED:
+        raise ConfigurationError(f"the outbox runs on {' and '.join(SUPPORTED)}, not on {dialect.name!r}")
+    if is_in_autocommit(connection):
+        raise NoTransaction(
+            "the connection is in autocommit mode, so an entry could not commit together with the business rows:"
+            " use a session whose engine has no isolation_level='AUTOCOMMIT'"
+        )
+    require_connection(connection, schema)
+
+
+def is_in_autocommit(connection: Connection) -> bool:
+    """Whether each statement commits by itself, by SQLAlchemy's setting or by the driver's."""
+    level = connection.get_execution_options().get("isolation_level")
+    return level == "AUTOCOMMIT" or _is_driver_in_autocommit(connection)
+
+
+def leave_autocommit(connection: Connection) -> None:
+    """Give an idle connection of PostgreSQL transactions, at READ COMMITTED, until it is back in its pool."""
+    if connection.dialect.name == "postgresql" and is_in_autocommit(connection):
+        connection.execution_options(isolation_level="READ COMMITTED")
+
+
+def _is_driver_in_autocommit(connection: Connection) -> bool:
+    pooled: Any = connection.connection
+    if not connection.dialect.detect_autocommit_setting(pooled.dbapi_connection):
+        return False
+    if connection.dialect.name != "sqlite":
+        return True
+    # There BEGIN may come from us, or from the app, as SQLAlchemy's documentation advises.
+    return connection.dialect not in _prepared and not pooled.driver_connection.in_transaction
+
+
+def prepare_sqlite(engine: Any) -> None:
+    """Make an Engine's (or AsyncEngine's) transactions BEGIN IMMEDIATE, with a write-ahead log.
+
+    A read followed by a write in one SQLite transaction otherwise fails at once with SQLITE_BUSY_SNAPSHOT, whatever the
+    timeout. Call it once, before the first connection. Source: sqlite.org/lang_transaction.html.
+    """
+    sync_engine: Engine = getattr(engine, "sync_engine", engine)
+    if sync_engine.dialect.name != "sqlite":
+        raise ConfigurationError(f"prepare_sqlite takes an engine for SQLite, not for {sync_engine.dialect.name!r}")
+    if sync_engine.dialect in _prepared:
+        return
+    _prepared.add(sync_engine.dialect)
+
+    @event.listens_for(sync_engine, "connect")
+    def connect(dbapi_connection: Any, record: Any) -> None:
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.close()
+
+    @event.listens_for(sync_engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def require_prepared(connection: Connection) -> None:
+    """Raise unless a claim can read and then write in this connection's transactions."""
+    if connection.dialect.name == "sqlite" and connection.dialect not in _prepared:
+        raise ConfigurationError(
+            "on SQLite a claim reads and then writes in one transaction, which needs BEGIN IMMEDIATE:"
+            " call outbox.prepare_sqlite(engine) once after create_engine()"
+        )
+
+
+def sqlstate(error: BaseException | None) -> str | None:
+    """The code that PostgreSQL gave a driver's error, under the name that the driver has for it."""
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
+def is_busy(error: DBAPIError) -> bool:
+    """Whether SQLite gave up waiting for another writer."""
+    return isinstance(error, OperationalError) and "database is locked" in str(error.orig)
+
+
+def is_conflict(error: DBAPIError) -> bool:
+    """Whether PostgreSQL ended the transaction in favour of another one. Nothing of it is committed; run anew, it may be."""
+    return sqlstate(error.orig) in CONFLICTS
+
+
+def lost_savepoint(error: DBAPIError) -> bool:
+    """Whether a savepoint could not be released: a statement had failed in it, or its transaction was ended behind SQLAlchemy's
+    back, with a ROLLBACK as text, say. SQLAlchemy takes it for ended then, and does not go back to it."""
+    return sqlstate(error.orig) in SAVEPOINT_GONE or "no such savepoint" in str(error.orig)
+
+
+def is_aborted(connection: Connection) -> bool:
+    """Whether a statement has failed, so that PostgreSQL takes none but a way back. Asks psycopg alone, and not the server."""
+    info = getattr(connection.connection.driver_connection, "info", None)
+    return getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
+
+
+def is_timeout(error: DBAPIError) -> bool:
+    """Whether PostgreSQL ended a wait: for a lock timeout, a statement timeout, or a deadlock with another transaction."""
+    return sqlstate(error.orig) in TIMEOUTS
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the same transaction may well commit later: the database is away or busy, or ended it in favour of another."""
+    code = sqlstate(getattr(error, "orig", None) or error)
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    if code is not None:  # asyncpg's own errors too, of a connection that could not be made
+        return code.startswith(PASSING)
+    if isinstance(error, DBAPIError):
+        is_of_a_value = isinstance(getattr(error.orig, "__cause__", None), ValueError | TypeError)  # as asyncpg says so
+        return isinstance(error, OperationalError | InterfaceError) and not is_of_a_value
+    return isinstance(error, TimeoutError | OSError)  # no connection in the pool, or none to be had
+
+
+# --- locks that end with the transaction
+
+
+class try_locking(FunctionElement[Any]):  # noqa: N801
+    """Takes the transaction-level lock of a number if nobody holds it, and tells. Never waits. SQLite's only writer holds all."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(try_locking)
+def _try_locking(element: try_locking, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"pg_try_advisory_xact_lock({compiler.process(element.clauses, **kw)})"
+
+
+@compiles(try_locking, "sqlite")
+def _try_locking_sqlite(element: try_locking, compiler: SQLCompiler, **kw: Any) -> str:
+    return "1"
+
+
+class keeps_snapshot(FunctionElement[Any]):  # noqa: N801
+    """Whether the transaction reads as of its first statement (REPEATABLE READ, SERIALIZABLE): what a lock's last holder has
+    committed may stay unseen. Not on SQLite: BEGIN IMMEDIATE, and nobody has written since its snapshot."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(keeps_snapshot)
+def _keeps_snapshot(element: keeps_snapshot, compiler: SQLCompiler, **kw: Any) -> str:
+    return "current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
+
+
+@compiles(keeps_snapshot, "sqlite")
+def _keeps_snapshot_sqlite(element: keeps_snapshot, compiler: SQLCompiler, **kw: Any) -> str:
+    return "0"
+
+
+class Lock(NamedTuple):
+    """What became of a try to lock: whether the lock is held now, and whether the transaction keeps its snapshot."""
+
+    taken: bool
+    keeps_snapshot: bool
+
+
+def try_lock(connection: Connection, id: UUID) -> Lock:
+    """Take the transaction-level lock of `id` if nobody holds it."""
+    return Lock._make(connection.execute(_TRY_LOCK, {"lock": lock_number(id)}).one())
+
+
+def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
+    """The same, waiting up to `budget`, or to the end of a shorter statement_timeout, or until PostgreSQL finds that others wait
+    for this transaction meanwhile. The caller's transaction and its own lock_timeout survive either way."""
+    if connection.dialect.name == "sqlite":
+        return True
+    milliseconds = min(max(1, int(budget.total_seconds() * 1000)), LOCK_TIMEOUT_MAX)
+    before = connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one()
+    savepoint = connection.begin_nested()  # a timeout outside of one would end the caller's transaction
+    try:
+        connection.execute(_SET_LOCK_TIMEOUT, {"value": f"{milliseconds}ms"})
+        connection.execute(_LOCK, {"key": lock_number(id)})
+        connection.execute(_SET_LOCK_TIMEOUT, {"value": before})
+    except DBAPIError as error:
+        savepoint.rollback()
+        if not is_timeout(error):
+            raise
+        return False
+    savepoint.commit()
+    return True
+
+
+_TRY_LOCK = select(try_locking(bindparam("lock", type_=BigInteger)), keeps_snapshot())
+_LOCK = text("SELECT pg_advisory_xact_lock(:key)")
+_SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")
+
+
+def lock_number(id: UUID) -> int:
+    """The number by which PostgreSQL knows the lock of `id`."""
+    return int.from_bytes(id.bytes[:8], "big", signed=True)
