@@ -62,6 +62,7 @@ DEMO_EXTRAS = ("postgresql", "asyncio", "migrations", "dispatcher", "stripe", "e
 
 OLDEST = WHOLE.home / "oldest"
 OLDEST_LOCK = ROOT / "requirements-oldest.lock"
+IMPORTED = (ROOT / "tests", ROOT / "tests" / "verification")  # where the tests' own packages are
 OLDEST_TESTS = (
     *("enqueue", "enqueue_transactions", "idempotent", "run_idempotent", "claim_statements"),
     *("claims", "direct_statements", "dispatcher", "callbacks", "migrations"),
@@ -98,10 +99,10 @@ def main(arguments: Sequence[str]) -> int:
     if command == "bench":
         become_python("-m", "benchmarks.quick", *(argument for argument in rest if argument != "--quick"))
     if command == "model":
-        become_python("tests/model/check.py", *rest)
+        become_python("tests/verification/promela/check.py", *rest)
     if command in ("simulate", "kills"):
-        module = {"simulate": "simulation", "kills": "dying"}[command]
-        return run("python", "-m", module, *rest, PYTHONPATH=str(ROOT / "tests")).returncode
+        module = {"simulate": "simulation", "kills": "support.crash"}[command]
+        return run("python", "-m", module, *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED))).returncode
     if command == "lock":
         return lock(rest)
     failed = 0 if command == "env" else run_checks()
@@ -255,7 +256,7 @@ def run_on_oldest() -> int:
             options = ("--no-deps", "--require-hashes", "--requirement", str(OLDEST_LOCK))
             pip(WHOLE, "install", *options, "--target", str(OLDEST))
         mark.write_text(digest(OLDEST_LOCK))
-    files = sorted(str(file) for pattern in OLDEST_TESTS for file in ROOT.glob(f"tests/test_{pattern}.py"))
+    files = sorted(str(file) for pattern in OLDEST_TESTS for file in ROOT.glob(f"tests/**/test_{pattern}.py"))
     failed = checked("oldest", "pytest", "-q", "-n", str(PYTEST_WORKERS), *files, PYTHONPATH=str(OLDEST))
     if failed and len(last_failed()) <= ALONE_MAX:
         return checked("oldest, alone", "pytest", "-q", "--last-failed", *files, PYTHONPATH=str(OLDEST))

@@ -11,7 +11,7 @@ from uuid import uuid4
 import hypothesis
 import pytest
 import sqlalchemy as sa
-from support import TABLES, Base, Client, Database
+from support.database import TABLES, Base, Client, Database
 
 import outbox
 import outbox.migrations
@@ -46,11 +46,11 @@ APP_SIDE = frozenset(
             "idempotent_refusals",
             "idempotent_replay",
             "run_idempotent",
-            "key_sources",
+            "body_key",
         ),
         *("leases", "leases_races", "leases_refusals", "leases_renewal", "leases_taken_over", "accept", "status_route"),
         *("inbox", "inbox_cloudevents", "inbox_stripe", "isolation"),
-        *("receiving_asgi", "receiving_django", "receiving_flask", "receiving_requests", "receiving_transactions"),
+        *("asgi", "django", "flask", "requests", "transactions"),
         "completion",
     )
 )

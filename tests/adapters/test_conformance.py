@@ -1,0 +1,228 @@
+"""The conformance suite itself: an honest adapter passes, and each planted defect fails the test that is meant for it."""
+
+from typing import Any
+
+import httpx
+import pytest
+from support.faulty_adapters import (
+    TOKEN,
+    AnsweringAnything,
+    AnsweringTheImpossible,
+    BackwardInTime,
+    Blocking,
+    BlockingAWhile,
+    ClosingOnce,
+    Crm,
+    Deaf,
+    DroppingAfterClose,
+    Following,
+    ForgettingAnException,
+    HopingForTheBest,
+    InventingKeys,
+    KeepingAClient,
+    KeepingObjects,
+    KeepingTheToken,
+    KeepingTuples,
+    LeavingATask,
+    Lingering,
+    LoggingTheToken,
+    MixingUp,
+    Mute,
+    NumberingAttempts,
+    NumberingProcesses,
+    Optimistic,
+    Parsing,
+    QuotingErrors,
+    Raising,
+    Retrying,
+    ServingNothing,
+    ShowingTheToken,
+    Slow,
+    TellingThePayload,
+    TellingTheToken,
+    scene_of,
+    suite_of,
+)
+
+from dispatchers import KeyConflict, Rejected
+from dispatchers.testing.conformance import AdapterSuite
+from outbox.errors import ConfigurationError
+
+pytest_plugins = "pytester"
+
+
+# --- each is caught, by the test that is meant for it
+
+
+@pytest.mark.parametrize(
+    ("adapter_class", "test", "scene", "text"),
+    [
+        (Retrying, "one_attempt_is_one_request", "failed", "2 requests reached the far side in one attempt, not 1"),
+        (Retrying, "one_attempt_is_one_request", "reset without an answer", "2 requests"),
+        (Following, "one_attempt_is_one_request", "redirect 307", "are the client's retries and redirects off?"),
+        (Raising, "no_exception_escapes", "connection refused", "it raised ConnectError; a service's failure is"),
+        (Raising, "it_answers_as_the_scene_demands", "connection refused", "no outcome: it raised ConnectError"),
+        (TellingTheToken, "no_secret_is_shown", "created", "the reason shows secret 0"),
+        (TellingThePayload, "no_secret_is_shown", "created", "the reason shows private text 0"),
+        (KeepingTheToken, "no_secret_is_shown", "created", "the result shows secret 0"),
+        (LoggingTheToken, "no_secret_is_shown", "created", "its repr or the log shows secret 0"),
+        (ShowingTheToken, "no_secret_is_shown", "created", "its repr or the log shows secret 0"),
+        (Deaf, "it_is_back_by_its_deadline", "hangs before the first byte", "not back by its deadline"),
+        (Deaf, "it_is_back_by_its_deadline", "drips a head", "not back by its deadline"),
+        (Blocking, "it_is_back_by_its_deadline", "hangs before the first byte", "not back by its deadline"),
+        (BlockingAWhile, "it_is_back_by_its_deadline", "hangs before the first byte", "not back by its deadline"),
+        (Lingering, "nothing_goes_on_after_the_outcome", "hangs before the first byte", "1 requests came after"),
+        (LeavingATask, "nothing_goes_on_after_the_outcome", "created", "tasks that outlive the attempt and aclose()"),
+        (Optimistic, "it_answers_as_the_scene_demands", "reset without an answer", "expected Unknown, not Deferred"),
+        (Parsing, "it_answers_as_the_scene_demands", "a body that is no JSON", "expected Delivered, not Unknown"),
+        (Parsing, "it_answers_as_the_scene_demands", "a success cut short", "expected Delivered, not Unknown"),
+        (AnsweringTheImpossible, "it_never_answers_what_it_says_it_never_does", "invalid", "`never` has KeyConflict"),
+        (AnsweringAnything, "its_outcome_can_be_stored", "created", "an answer of type int is no outcome"),
+        (KeepingObjects, "its_outcome_can_be_stored", "created", "cannot be stored; kept would be"),
+        (KeepingTuples, "its_outcome_can_be_stored", "created", "its result reads otherwise than it was written"),
+        (Mute, "its_outcome_can_be_stored", "created", "Rejected without a reason"),
+        (BackwardInTime, "its_outcome_can_be_stored", "created", "Deferred asks to come again -1 day"),
+    ],
+)
+def test_a_defect_fails_in_its_scene(adapter_class: type[Crm], test: str, scene: str, text: str) -> None:
+    suite = suite_of(adapter_class)
+
+    with pytest.raises((AssertionError, pytest.fail.Exception)) as failure:
+        getattr(suite, f"test_{test}")(scene_of(suite, scene))
+
+    assert text in str(failure.value)
+    assert TOKEN not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("adapter_class", "test", "text"),
+    [
+        (Slow, "its_declaration_is_accepted", "do not fit into the lease"),
+        (ServingNothing, "its_declaration_is_accepted", "it does not serve 'crm.contacts.upsert'"),
+        (ForgettingAnException, "every_exception_of_the_client_is_an_outcome", "'InvalidURL': 'escaped as InvalidURL'"),
+        (QuotingErrors, "every_exception_of_the_client_is_an_outcome", "'ReadError': 'the reason shows secret 0; the"),
+        (HopingForTheBest, "every_exception_of_the_client_is_an_outcome", "although nothing says that it happened"),
+        (NumberingAttempts, "each_attempt_sends_the_same_bytes", "sent other bytes than the first one"),
+        (NumberingProcesses, "each_attempt_sends_the_same_bytes", "sent other bytes than the first one"),
+        (InventingKeys, "it_sends_the_key_in_the_form_that_it_declares", "does not carry the key of its delivery"),
+        (MixingUp, "sends_at_once_do_not_mix", "of sends at once, two sent the same"),
+        (KeepingAClient, "it_outlives_its_event_loop", "Event loop is closed"),
+        (KeepingAClient, "an_answer_that_nobody_asked_for_is_not_the_next_one_s", "by the answer left over: Delivered"),
+        (KeepingAClient, "closing_it_leaves_no_connection_open", "1 connections are open after a send and aclose()"),
+        (ClosingOnce, "closing_it_twice_is_no_error", "closed already"),
+        (DroppingAfterClose, "closing_it_twice_is_no_error", "after aclose(): 0 requests, Rejected"),
+        (Parsing, "an_answer_without_end_does_not_fill_the_memory", "bytes were held of an answer of"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the client that was kept beyond its event loop
+def test_a_defect_fails_the_test_that_is_meant_for_it(adapter_class: type[Crm], test: str, text: str) -> None:
+    suite = suite_of(adapter_class)
+
+    with pytest.raises((AssertionError, ConfigurationError, RuntimeError)) as failure:
+        getattr(suite, f"test_{test}")()
+
+    assert text in str(failure.value)
+
+
+def test_an_exception_that_the_client_never_raised_proves_nothing() -> None:
+    suite = suite_of(Crm, raising=lambda self, error, monkeypatch: Crm("http://127.0.0.1:9"))
+
+    with pytest.raises(AssertionError, match="`raising` gave an adapter whose client did not raise it"):
+        suite.test_every_exception_of_the_client_is_an_outcome()
+
+
+def test_an_exception_of_a_constructor_of_its_own_needs_the_author() -> None:
+    class Picky(httpx.HTTPError):
+        def __init__(self, request: httpx.Request) -> None:
+            super().__init__(request.url.host)
+
+    Picky.__module__ = "picky"
+    suite = suite_of(Crm, client_exceptions=(Picky,))
+
+    with pytest.raises(TypeError, match="Picky cannot be made of texts: override `exception`"):
+        suite.test_every_exception_of_the_client_is_an_outcome()
+
+
+# --- what the author leaves out
+
+
+@pytest.mark.parametrize(
+    ("never", "text"),
+    [
+        ({}, "no scene expects KeyConflict: add one, or say in `never` why it cannot arise"),
+        ({KeyConflict: " "}, "no scene expects KeyConflict"),
+    ],
+)
+def test_an_outcome_needs_a_scene_or_a_reason(never: Any, text: str) -> None:
+    suite = suite_of(Crm, never=never)
+
+    with pytest.raises(AssertionError, match=text):
+        suite.test_each_outcome_has_a_scene_or_a_reason(KeyConflict)
+
+
+def test_an_outcome_does_not_have_both_a_scene_and_a_reason() -> None:
+    suite = suite_of(Crm, never={Rejected: "the CRM takes everything"})
+
+    with pytest.raises(AssertionError, match="`never` has Rejected, and yet the scene 'invalid' expects it"):
+        suite.test_each_outcome_has_a_scene_or_a_reason(Rejected)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("class TestCrm(AdapterSuite): pass", "TestCrm needs operation, payload, scenes, secrets, client_exceptions"),
+        ("class TestCrm(CrmSuite): scenes = [Scene('a', None, Unknown)]", "a scene that expects Delivered for its"),
+        (
+            "class TestCrm(CrmSuite): scenes = 2 * CrmSuite.scenes",
+            "several scenes named 'created', 'failed', 'invalid'",
+        ),
+        ("class TestCrm(CrmSuite): private = ['bob@example.com']", "private[0] is not in the payload, and would guard"),
+        ("class TestCrm(CrmSuite): secrets = 'sesame'", "secrets and private are lists of texts, not one text"),
+        ("class TestCrm(CrmSuite): secrets = ['sesame', '']", "an empty text is in everything"),
+    ],
+)
+def test_what_is_left_out_is_said_when_the_tests_are_collected(pytester: pytest.Pytester, body: str, text: str) -> None:
+    pytester.makepyfile(f"""
+        from dispatchers import Unknown
+        from dispatchers.testing.conformance import AdapterSuite, Scene
+        from support.faulty_adapters import CrmSuite
+
+        {body}
+    """)
+
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+
+    result.assert_outcomes(errors=1)
+    assert text in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    "hook", ["adapter(self, far_side, timeout)", "far_side(self)", "raising(self, error, monkeypatch)"]
+)
+def test_a_hook_that_is_missing_is_named(hook: str) -> None:
+    name = hook.partition("(")[0]
+    suite = type("TestCrm", (AdapterSuite,), {})()
+
+    with pytest.raises(NotImplementedError) as failure:
+        getattr(suite, name)(*[None] * hook.count(","))
+
+    assert str(failure.value) == f"TestCrm needs {hook}"
+
+
+# --- an honest one passes
+
+
+def test_an_honest_adapter_passes_and_the_report_shows_what_it_never_answers(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        from support.faulty_adapters import CrmSuite
+
+        class TestCrm(CrmSuite):
+            pass
+    """)
+
+    result = pytester.runpytest_inprocess("-v", "-p", "no:cacheprovider")
+
+    outcomes = result.parseoutcomes()
+    assert set(outcomes) == {"passed"}
+    assert outcomes["passed"] > 200
+    assert "[KeyConflict never: the CRM does not compare requests] PASSED" in result.stdout.str()

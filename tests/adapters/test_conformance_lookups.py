@@ -1,0 +1,205 @@
+"""Every `find` of ours in the suite for looks, and planted defects that it catches."""
+
+import asyncio
+import json
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+from support.faulty_adapters import TLS, TOKEN, scene_of
+
+from dispatchers import Absent, Adapter, CannotTell, Delivered, Delivery, Found, Outcome
+from dispatchers.adapters import StripeAdapter
+from dispatchers.testing.conformance import ENTRY, Scene
+from dispatchers.testing.conformance_http import HttpLookSuite
+from dispatchers.testing.conformance_lookups import LookSuite
+from dispatchers.testing.hostile_http import answer
+
+SECRET = "sk_test_4eC39HqLyjWDarjtT1zdp7dc"
+INTENT = {"id": "pi_1", "object": "payment_intent", "status": "succeeded", "created": 1, "metadata": {}}
+OURS = {**INTENT, "id": "pi_2", "metadata": {"outbox_id": str(ENTRY)}}
+DECLINED = {**OURS, "status": "requires_payment_method"}
+DATE = {"Date": "Sat, 21 Nov 2026 15:00:00 GMT"}
+
+
+def page(*objects: Any, **fields: Any) -> Any:
+    return answer(json={"object": "list", "data": objects, "has_more": False} | fields, headers=DATE)
+
+
+class TestStripeLooks(HttpLookSuite):
+    operation = "stripe.payment_intents.create"
+    payload = {"amount": 2000, "currency": "eur"}  # noqa: RUF012
+    secrets = (SECRET,)
+    scenes = (
+        Scene("there", page(INTENT, OURS), Found),
+        Scene("not there", page(INTENT), Absent),
+        Scene("nothing there", page(), Absent),
+        Scene("older ones only", page(INTENT, has_more=True), Absent),
+        Scene("there but declined", page(DECLINED), CannotTell, payload={**payload, "confirm": True}),
+        Scene("no clock", answer(json={"object": "list", "data": [], "has_more": False}), CannotTell),
+        Scene("no list", answer(json={}, headers=DATE), CannotTell),
+        Scene("not found", answer(404, json={"error": {"type": "invalid_request_error"}}), CannotTell),
+    )
+
+    def adapter(self, far_side: Any, timeout: timedelta) -> Adapter:
+        return StripeAdapter(api_key=SECRET, base_url=far_side.url, timeout=timeout)
+
+
+# --- an honest find, and what is wrong with others
+
+
+class Looking(Adapter):
+    """What is below has one defect each."""
+
+    def __init__(self, url: str, timeout: timedelta) -> None:
+        self.url = url
+        self.timeout = timeout
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        return Delivered()
+
+    async def find(self, delivery: Delivery) -> Any:
+        try:
+            response = await self.get(delivery)
+        except httpx.HTTPError as error:
+            return CannotTell(type(error).__name__)
+        return self.meaning(response) if response.status_code == 200 else CannotTell(f"HTTP {response.status_code}")
+
+    async def get(self, delivery: Delivery) -> httpx.Response:
+        async with httpx.AsyncClient(verify=TLS, trust_env=False) as client:
+            return await client.get(f"{self.url}/{delivery.id}", headers={"Authorization": TOKEN})
+
+    def meaning(self, response: httpx.Response) -> Any:
+        try:
+            return Found({"id": 7}) if response.json()["made"] else Absent()
+        except (ValueError, KeyError, TypeError):
+            return CannotTell("no JSON")
+
+
+class Hasty(Looking):
+    """Takes an unreachable service for an empty one."""
+
+    async def find(self, delivery: Delivery) -> Any:
+        finding = await super().find(delivery)
+        return Absent() if isinstance(finding, CannotTell) else finding
+
+
+class TakingErrorsForAbsence(Looking):
+    async def find(self, delivery: Delivery) -> Any:
+        try:
+            response = await self.get(delivery)
+        except httpx.HTTPError as error:
+            return CannotTell(type(error).__name__)
+        return self.meaning(response) if response.status_code == 200 else Absent()
+
+
+class TakingAnythingForAbsence(Looking):
+    def meaning(self, response: httpx.Response) -> Any:
+        return Found({"id": 7}) if b"true" in response.content else Absent()
+
+
+class Mistaken(Looking):
+    def meaning(self, response: httpx.Response) -> Any:
+        return Found({"id": 7})
+
+
+class Telling(Looking):
+    def meaning(self, response: httpx.Response) -> Any:
+        return Found({"asked with": response.request.headers["authorization"]})
+
+
+class KeepingTuples(Looking):
+    def meaning(self, response: httpx.Response) -> Any:
+        return Found({"ids": (7,)})
+
+
+class Answering(Looking):
+    def meaning(self, response: httpx.Response) -> Any:
+        return True
+
+
+class Deaf(Looking):
+    async def find(self, delivery: Delivery) -> Any:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+
+class LookingSuite(HttpLookSuite):
+    operation = "crm.contacts.upsert"
+    payload = {"email": "ada@example.com"}  # noqa: RUF012
+    secrets = (TOKEN,)
+    patience = timedelta(seconds=0.3)
+    scenes = (
+        Scene("there", answer(json={"made": True}), Found),
+        Scene("not there", answer(json={"made": False}), Absent),
+        Scene("failed", answer(500), CannotTell),
+    )
+    of: type[Looking] = Looking
+
+    def adapter(self, far_side: Any, timeout: timedelta) -> Adapter:
+        return self.of(far_side.url, timeout)
+
+
+class TestHonestLooks(LookingSuite):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("adapter_class", "test", "scene", "text"),
+    [
+        (Hasty, "it_finds_what_the_scene_shows", "connection refused", "absence was not proved there"),
+        (Hasty, "it_finds_what_the_scene_shows", "reset without an answer", "absence was not proved there"),
+        (TakingErrorsForAbsence, "it_finds_what_the_scene_shows", "quotes us with 503", "absence was not proved"),
+        (TakingErrorsForAbsence, "it_finds_what_the_scene_shows", "quotes us with 401", "absence was not proved"),
+        (TakingErrorsForAbsence, "it_finds_what_the_scene_shows", "redirect 302", "absence was not proved"),
+        (TakingAnythingForAbsence, "it_finds_what_the_scene_shows", "a body that is no JSON", "absence was not proved"),
+        (Mistaken, "it_finds_what_the_scene_shows", "not there", "not Found"),
+        (Telling, "no_secret_is_shown", "there", "the result shows secret 0"),
+        (KeepingTuples, "its_finding_can_be_stored", "there", "reads otherwise than it was written"),
+        (Answering, "it_finds_what_the_scene_shows", "there", "an answer of type bool is no finding"),
+        (Deaf, "it_is_back_by_its_deadline", "hangs before the first byte", "it was not back by its deadline"),
+    ],
+)
+def test_a_defect_is_caught(adapter_class: type[Looking], test: str, scene: str, text: str) -> None:
+    suite = type("TestPlanted", (LookingSuite,), {"of": adapter_class})()
+
+    with pytest.raises((AssertionError, pytest.fail.Exception)) as failure:
+        getattr(suite, f"test_{test}")(scene_of(suite, scene))
+
+    assert text in str(failure.value)
+    assert TOKEN not in str(failure.value)
+
+
+def test_a_finding_needs_a_scene_or_a_reason() -> None:
+    suite = type("TestPlanted", (LookingSuite,), {"scenes": LookingSuite.scenes[:1]})()
+
+    with pytest.raises(AssertionError, match="no scene expects Absent: add one, or say in `never` why"):
+        suite.test_each_finding_has_a_scene_or_a_reason(Absent)
+
+
+def test_an_adapter_without_a_find_is_told_so() -> None:
+    suite = type("TestPlanted", (LookingSuite,), {"of": type("Blind", (Looking,), {"find": None})})()
+
+    with pytest.raises(AssertionError, match="Blind has no find"):
+        suite.test_it_finds_what_the_scene_shows(suite.scenes[0])
+
+
+@pytest.mark.parametrize("hook", ["adapter(self, far_side, timeout)", "far_side(self)"])
+def test_a_hook_that_is_missing_is_named(hook: str) -> None:
+    suite = type("TestPlanted", (LookSuite,), {})()
+
+    with pytest.raises(NotImplementedError) as failure:
+        getattr(suite, hook.partition("(")[0])(*[None] * hook.count(","))
+
+    assert str(failure.value) == f"TestPlanted needs {hook}"
+
+
+def test_what_is_left_out_is_said() -> None:
+    suite = type("TestPlanted", (LookSuite,), {"operation": "a.b"})()
+
+    with pytest.raises(pytest.fail.Exception, match="TestPlanted needs payload, scenes, secrets: see LookSuite"):
+        suite.pytest_generate_tests(json)  # type: ignore[arg-type]

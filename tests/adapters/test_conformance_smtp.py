@@ -1,0 +1,130 @@
+"""SmtpAdapter in the conformance suite: with a server that remembers keys, and with one that does not."""
+
+import asyncio
+import base64
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import aiosmtplib
+import pytest
+from support.mail_servers import CLOSE, DRIP, HANG, RESET, Hostile, adapter_for, hostile_server
+
+from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
+from dispatchers.delivery import Window
+from dispatchers.testing.conformance import AdapterSuite, Scene
+
+PASSWORD = "open-sesame-5eb63bbb"
+LOGIN = base64.b64encode(f"\0shop\0{PASSWORD}".encode()).decode()
+NO_LISTENER = "no listener"
+
+
+class MailFarSide:
+    """A mail server in a thread of its own. A behaviour is what it does at which point; see `Hostile`."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._hostile = Hostile(extensions=("SIZE 1000000", "AUTH PLAIN"))
+        self._listening: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    @property
+    def requests(self) -> list[bytes]:
+        return self._hostile.messages
+
+    def behave(self, behaviour: Mapping[str, str]) -> None:
+        self._hostile.at = {"AUTH": "235 2.7.0 welcome", **behaviour}
+        if NO_LISTENER in behaviour:
+            self.stop()
+
+    async def serve(self) -> None:
+        stopped = asyncio.Event()
+        async with hostile_server(self._hostile) as self.port:
+            self._listening.set_result((asyncio.get_running_loop(), stopped))
+            await stopped.wait()
+
+    def stop(self) -> None:
+        loop, stopped = self._listening.result(timeout=10)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stopped.set)
+            self.thread.join(timeout=10)
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=lambda: asyncio.run(self.serve()), name="mail", daemon=True)
+        self.thread.start()
+        self._listening.result(timeout=10)
+
+
+def at(**points: str) -> dict[str, str]:
+    return points
+
+
+class SmtpSuite(AdapterSuite):
+    operation = "email.send"
+    payload: Any = {"to": ["ada@example.com"], "subject": "Your invoice", "text": "Dear Ada\n.\n"}  # noqa: RUF012
+    secrets = (PASSWORD, LOGIN)
+    private = ("ada@example.com", "Your invoice")
+    client_exceptions = (aiosmtplib.SMTPException, OSError)
+    window: Window
+    scenes = (
+        Scene("taken", at(), Delivered),
+        Scene("taken, in odd words", at(dot="250 ada@example.com"), Delivered),
+        Scene("refused for good", at(dot="554 5.7.1 no ada@example.com"), Rejected),
+        Scene("refused for now", at(dot="451 4.3.0 later, ada@example.com"), Deferred),
+        Scene("no such recipient", at(RCPT="550 5.1.1 ada@example.com"), Rejected, requests=0),
+        Scene("greylisted", at(RCPT="450 4.2.1 ada@example.com"), Deferred, requests=0),
+        Scene("sender refused", at(MAIL="550 5.7.1 not you"), Rejected, requests=0),
+        Scene("no recipient", at(), Rejected, {"subject": "Your invoice", "text": ""}, requests=0),
+        Scene("login refused", at(AUTH=f"535 5.7.8 AUTH PLAIN {LOGIN}"), Deferred, requests=0),
+        Scene("connection refused", {NO_LISTENER: ""}, Deferred, requests=0),
+        Scene("not greeted", at(greeting=CLOSE), Deferred, requests=0),
+        Scene("reset before the dot", at(DATA=RESET), Deferred, requests=0),
+        Scene("hangs before the dot", at(DATA=HANG), Deferred, requests=0, hangs=True),
+        Scene("drips before the dot", at(MAIL=DRIP), Deferred, requests=0, hangs=True),
+        Scene("closed after the dot", at(dot=CLOSE), Unknown),
+        Scene("reset after the dot", at(dot=RESET), Unknown),
+        Scene("no SMTP after the dot", at(dot="hello?"), Unknown),
+        Scene("hangs after the dot", at(dot=HANG), Unknown, hangs=True),
+        Scene("drips after the dot", at(dot=DRIP), Unknown, hangs=True),
+    )
+    never: Mapping[type[Any], str] = {
+        KeyConflict: "SMTP has no word for it",
+        InProgress: "SMTP has no word for it",
+    }
+
+    @contextmanager
+    def far_side(self) -> Iterator[MailFarSide]:
+        far_side = MailFarSide()
+        far_side.start()
+        try:
+            yield far_side
+        finally:
+            far_side.stop()
+
+    def adapter(self, far_side: MailFarSide, timeout: timedelta) -> Adapter:
+        return adapter_for(far_side.port, timeout=timeout, window=self.window, username="shop", password=PASSWORD)
+
+    def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
+        async def fail(client: aiosmtplib.SMTP) -> None:
+            raise error
+
+        monkeypatch.setattr(aiosmtplib.SMTP, "connect", fail)
+        return adapter_for(1)
+
+    def exception(self, cls: type[Exception], text: str) -> Exception:
+        """Those that hold a reply say what a server said, and that may be kept with the result."""
+        if issubclass(cls, aiosmtplib.SMTPRecipientsRefused):
+            return cls([aiosmtplib.SMTPRecipientRefused(550, "no", "ada@example.com")])
+        if issubclass(cls, aiosmtplib.SMTPSenderRefused | aiosmtplib.SMTPRecipientRefused):
+            return cls(550, "no", "ada@example.com")
+        return cls(550, "no") if issubclass(cls, aiosmtplib.SMTPResponseException) else super().exception(cls, text)
+
+
+class TestSmtpThatRemembersKeys(SmtpSuite):
+    window = timedelta(hours=24)
+
+
+class TestSmtp(SmtpSuite):
+    window = None

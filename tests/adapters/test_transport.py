@@ -1,0 +1,349 @@
+"""The transport under the HTTP adapters, over real sockets: bounded in time and size, and sparing with connections."""
+
+import asyncio
+import gc
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+from support.loopback import Answer as Server
+from support.loopback import answering, listening, say, say_without_end, whole_request
+
+import dispatchers.adapters.transport
+from dispatchers.adapters.transport import NEVER_SENT, Answer, Transport
+from outbox.errors import ConfigurationError
+
+SECOND = timedelta(seconds=1)
+
+
+def send(server: Server, *, requests: int = 1, **settings: Any) -> list[Answer]:
+    """The answers to requests that follow each other."""
+
+    answers: list[Answer] = []
+
+    async def each(transport: Transport, url: str) -> None:
+        while len(answers) < requests:
+            answers.append(await transport.send(httpx.Request("POST", f"{url}/x", content=b"{}")))
+
+    over(server, each, **settings)
+    return answers
+
+
+def over(server: Server, use: Callable[[Transport, str], Awaitable[Any]], **settings: Any) -> Any:
+    async def scenario() -> Any:
+        async with listening(server) as url:
+            transport = Transport(**{"timeout": 5 * SECOND, **settings})
+            try:
+                return await use(transport, url)
+            finally:
+                await transport.aclose()
+
+    return asyncio.run(scenario())
+
+
+def counting(server: Server) -> tuple[list[Any], Server]:
+    """`server`, and a list that grows with each of its connections."""
+    connections: list[Any] = []
+
+    async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await server(reader, writer)
+
+    return connections, counted
+
+
+# --- connections
+
+
+def test_requests_that_follow_each_other_share_a_connection() -> None:
+    connections, server = counting(answering())
+
+    answers = send(server, requests=3)
+
+    assert [answer.status for answer in answers] == [200] * 3
+    assert len(connections) == 1
+
+
+def test_a_connection_that_has_waited_too_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may be closing it; what meets that is in doubt."""
+    monkeypatch.setattr(dispatchers.adapters.transport, "KEEP_SECONDS", 0.0)
+    connections, server = counting(answering())
+
+    send(server, requests=3)
+
+    assert len(connections) == 3
+
+
+def test_requests_at_the_same_time_have_a_connection_each() -> None:
+    both_arrived = asyncio.Barrier(2)
+
+    async def together(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await whole_request(reader)
+        await both_arrived.wait()
+        await say(writer, 200, b"")
+
+    async def at_once(transport: Transport, url: str) -> list[Answer]:
+        return await asyncio.gather(*(transport.send(httpx.Request("POST", url)) for _ in range(2)))
+
+    assert [answer.status for answer in over(together, at_once)] == [200, 200]
+
+
+def test_a_cancelled_send_does_no_harm_to_the_next() -> None:
+    hung: list[bytes] = []
+
+    async def first_hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if hung:
+            await answering()(reader, writer)
+        hung.append(await whole_request(reader))
+        await reader.read()
+
+    async def cancelled_once(transport: Transport, url: str) -> Answer:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await transport.send(httpx.Request("POST", url))
+        return await transport.send(httpx.Request("POST", url))
+
+    assert over(first_hangs, cancelled_once).status == 200
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # what is left open is closed by the collector
+def test_it_outlives_its_event_loop_and_its_own_closing(closed: bool) -> None:
+    """Though the server would go on with a connection of the loop that is gone."""
+    transport = Transport(timeout=SECOND)
+
+    async def once(url: str, closed: bool = True) -> int:
+        answer = await transport.send(httpx.Request("POST", url))
+        if closed:
+            await transport.aclose()
+        return answer.status
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Patient) as server:
+        Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        statuses = [asyncio.run(once(url, closed)), asyncio.run(once(url))]
+        server.shutdown()
+    gc.collect()
+
+    assert statuses == [204, 204]
+
+
+class Patient(BaseHTTPRequestHandler):
+    """Takes everything, and keeps its connections."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_what_is_handed_in_carries_everything_and_is_not_closed() -> None:
+    class Given(httpx.MockTransport):
+        async def aclose(self) -> None:
+            raise AssertionError("it belongs to whoever made it")
+
+    async def twice() -> list[int]:
+        transport = Transport(timeout=SECOND, transport=Given(lambda request: httpx.Response(204)))
+        statuses = [(await transport.send(httpx.Request("POST", "https://crm.test"))).status for _ in range(2)]
+        await transport.aclose()
+        return statuses
+
+    assert asyncio.run(twice()) == [204, 204]
+
+
+def test_the_trust_that_is_given_is_the_one_that_is_used() -> None:
+    class Watched(ssl.SSLContext):
+        used = False
+
+        def wrap_bio(self, *args: Any, **settings: Any) -> ssl.SSLObject:
+            self.used = True
+            return super().wrap_bio(*args, **settings)
+
+    async def in_clear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"not TLS")
+
+    async def over_tls(transport: Transport, url: str) -> None:
+        with pytest.raises(httpx.ConnectError):
+            await transport.send(httpx.Request("POST", url.replace("http", "https", 1)))
+
+    watched = Watched(ssl.PROTOCOL_TLS_CLIENT)
+    over(in_clear, over_tls, tls=watched)
+
+    assert watched.used
+
+
+# --- proxies
+
+
+def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+    assert send(answering())[0].status == 200
+
+
+def test_the_proxy_that_is_asked_for_carries_the_request() -> None:
+    seen: list[bytes] = []
+
+    async def scenario() -> Answer:
+        async with listening(answering(seen=seen)) as proxy:
+            transport = Transport(timeout=SECOND, proxy=proxy)
+            answer = await transport.send(httpx.Request("POST", "http://crm.test/x"))
+            await transport.aclose()
+            return answer
+
+    assert asyncio.run(scenario()).status == 200
+    assert seen[0].startswith(b"POST http://crm.test/x HTTP/1.1")
+
+
+def test_a_proxy_that_opens_no_tunnel_means_that_nothing_was_sent() -> None:
+    seen: list[bytes] = []
+
+    async def scenario() -> None:
+        async with listening(answering(502, None, "Connection: close", seen=seen)) as proxy:
+            transport = Transport(timeout=SECOND, proxy=proxy)
+            request = httpx.Request("POST", "https://crm.test/x", headers={"Authorization": "secret"}, content=b"body")
+            with pytest.raises(NEVER_SENT):
+                await transport.send(request)
+            await transport.aclose()
+
+    asyncio.run(scenario())
+
+    assert seen[0].startswith(b"CONNECT crm.test:443")
+    assert b"secret" not in b"".join(seen)
+
+
+# --- time
+
+
+def test_all_of_a_send_has_one_deadline_however_busy_the_line() -> None:
+    """httpx's own timeout is for each read, and a byte now and then would keep it content."""
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await whole_request(reader)
+        await say_without_end(writer, b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", pause=0.01)
+
+    async def timed(transport: Transport, url: str) -> float:
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(httpx.ReadTimeout):
+            await transport.send(httpx.Request("POST", url))
+        return asyncio.get_running_loop().time() - started
+
+    assert over(drip, timed, timeout=SECOND / 4) < 2
+
+
+def test_a_deadline_within_the_body_leaves_the_status_and_what_had_come() -> None:
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await whole_request(reader)
+        await say_without_end(writer, b"HTTP/1.1 201 Made\r\nContent-Length: 99999\r\n\r\n", b"x", pause=0.01)
+
+    async def as_the_dispatcher_does(transport: Transport, url: str) -> Answer:
+        async with asyncio.timeout(1):  # which ends the send with nothing but a cancellation
+            return await transport.send(httpx.Request("POST", url))
+
+    answer = over(drip, as_the_dispatcher_does, timeout=SECOND)
+
+    assert (answer.status, answer.whole) == (201, False)
+    assert answer.body
+    assert set(answer.body) == set(b"x")
+
+
+def test_a_tls_handshake_that_never_ends_is_no_send() -> None:
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def over_tls(transport: Transport, url: str) -> None:
+        with pytest.raises(httpx.ConnectTimeout):
+            await transport.send(httpx.Request("POST", url.replace("http", "https", 1)))
+
+    over(mute, over_tls, timeout=SECOND / 4)
+
+
+# --- the answer
+
+
+def test_a_body_is_read_up_to_its_bound_and_no_further() -> None:
+    taken: asyncio.Queue[int] = asyncio.Queue()
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await whole_request(reader)
+        await taken.put(await say_without_end(writer, b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536))
+
+    async def until_it_is_cut_off(transport: Transport, url: str) -> tuple[Answer, int]:
+        return await transport.send(httpx.Request("POST", url)), await taken.get()
+
+    answer, written = over(endless, until_it_is_cut_off, answer_bytes_max=100_000)
+
+    assert (answer.status, len(answer.body), answer.whole) == (200, 100_000, False)
+    assert written < 50_000_000  # what fits into the buffers between
+
+
+@pytest.mark.parametrize(("bytes_max", "whole"), [(4, True), (3, False)])
+def test_a_body_as_long_as_the_bound_is_whole(bytes_max: int, whole: bool) -> None:
+    (answer,) = send(answering(200, None), answer_bytes_max=bytes_max)
+
+    assert (answer.body, answer.whole) == (b"null"[:bytes_max], whole)
+
+
+def test_compression_is_not_asked_for_and_never_undone() -> None:
+    seen: list[bytes] = []
+
+    (answer,) = send(answering(200, "as it came", "Content-Encoding: gzip", seen=seen))
+
+    assert b"accept-encoding: identity\r\n" in seen[0].lower()
+    assert answer.body == b'"as it came"'
+
+
+def test_a_body_that_breaks_whatever_way_leaves_the_status() -> None:
+    class Breaking(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"half"
+            raise RuntimeError("a defect")
+
+        async def aclose(self) -> None:
+            raise RuntimeError("another")
+
+    mock = httpx.MockTransport(lambda request: httpx.Response(200, stream=Breaking()))
+    transport = Transport(timeout=SECOND, transport=mock)
+
+    answer = asyncio.run(transport.send(httpx.Request("POST", "https://crm.test")))
+
+    assert (answer.status, answer.body, answer.whole) == (200, b"half", False)
+
+
+def test_an_answer_shows_its_status_and_neither_headers_nor_body() -> None:
+    shown = repr(Answer(200, httpx.Headers({"Set-Cookie": "secret"}), b"secret"))
+
+    assert shown == "Answer(status=200, whole=True)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"timeout": 5}, "timeout must be a positive timedelta, not 5"),
+        ({"timeout": timedelta(0)}, "timeout must be a positive timedelta, not datetime.timedelta(0)"),
+        ({"answer_bytes_max": -1}, "answer_bytes_max must be a number of bytes, 0 or more, not -1"),
+        (
+            {"proxy": "socks5://u:p@h"},
+            "proxy must be an http:// or https:// URL (it is not shown), and goes with no transport",
+        ),
+        (
+            {"proxy": "http://h", "transport": httpx.MockTransport(lambda request: httpx.Response(200))},
+            "proxy must be an http:// or https:// URL (it is not shown), and goes with no transport",
+        ),
+    ],
+)
+def test_settings_with_which_nothing_could_be_sent_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        Transport(**{"timeout": SECOND, **settings})
+
+    assert str(refusal.value) == text

@@ -1,0 +1,322 @@
+"""`outbox retry`, `cancel`, `resolve` and `release`: what they write down, say and refuse."""
+
+import json
+from typing import Any
+from uuid import UUID
+
+import pytest
+from support.cli_runner import (
+    command,
+    document,
+    error_of,
+    halt,
+    on_terminal,
+    put_ended,
+    put_held,
+    put_uncertain,
+    refused,
+    succeeded,
+)
+from support.database import TABLES, Database
+from support.entries import HOUR, change, put_one, queue_row, run_once, settlement_row, state
+
+import outbox
+from dispatchers.adapters import MemoryAdapter
+from outbox.sql.dialect import clock, clock_plus
+
+LOOKED = ("--reason", "seen in their log")
+
+
+def decisions(database: Database, id: UUID) -> list[tuple[str, str]]:
+    """Who decided on the entry, and why."""
+    rows = [row for row in database.rows(TABLES.event) if row.entry_id == id]
+    return [(row.actor, row.reason) for row in rows if row.kind == "decision"]
+
+
+# --- each does what it says
+
+
+def test_a_retried_entry_is_due_now(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob, due=HOUR)
+    adapters = {"crm": MemoryAdapter()}
+    assert run_once(database, ob, adapters=adapters) == 0
+
+    told = succeeded("retry", str(id), "--actor", "ada", database=database)
+
+    assert told == f"entry {id} is due now: a running dispatcher sends it\n"
+    assert [actor for actor, _ in decisions(database, id)] == ["ada"]
+    assert run_once(database, ob, adapters=adapters) == 1
+
+
+def test_a_cancelled_entry_is_settled_by_a_dispatcher_and_never_sent(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    adapter = MemoryAdapter()
+
+    told = succeeded("cancel", str(id), "--reason", "ordered twice", "--actor", "ada", database=database)
+
+    assert told == (f"entry {id} is not to be sent any more: a running dispatcher settles it, callbacks included\n")
+    assert decisions(database, id) == [("ada", "ordered twice")]
+    assert run_once(database, ob, adapters={"crm": adapter}) == 1
+    assert (state(database, id), settlement_row(database, id).reason) == ("cancelled", "ordered twice")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says", "becomes"),
+    [
+        ("happened", "it happened", "delivered"),
+        ("did_not_happen", "it did not happen and will not", "failed"),
+    ],
+)
+def test_a_verdict_is_written_down_and_settled_by_a_dispatcher(
+    database: Database, ob: outbox.Outbox, verdict: str, says: str, becomes: str
+) -> None:
+    id = put_uncertain(database, ob)
+    option = f"--{verdict.replace('_', '-')}"
+
+    told = succeeded("resolve", str(id), option, *LOOKED, "--actor", "ada", database=database)
+
+    assert told == f"entry {id}: {says}; a running dispatcher settles it, callbacks included\n"
+    assert decisions(database, id) == [("ada", f"{verdict}: seen in their log")]
+    assert state(database, id) == "uncertain"
+    waiting = document("show", str(id), database=database)
+    assert (waiting["known"], waiting["reason"]) == (becomes, "seen in their log")
+    assert run_once(database, ob, adapters={"mail": MemoryAdapter()}) == 1
+    assert state(database, id) == becomes
+
+
+def test_what_is_sent_again_may_happen_twice_and_the_command_says_so(database: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(database, ob)
+
+    told = succeeded("resolve", str(id), "--send-again", *LOOKED, database=database)
+
+    assert "it is to be sent again, and may then happen twice; a running dispatcher sends it, as soon as" in told
+    assert "to be sent again: seen in their log" in succeeded("list", database=database)
+    assert "to be sent again by a running dispatcher" in succeeded("show", str(id), database=database)
+
+
+def test_what_is_resolved_needs_no_second_look(database: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(database, ob)
+    command("resolve", str(id), "--happened", *LOOKED, database=database)
+
+    told = error_of("retry", str(id), database=database)
+
+    assert told[:2] == (4, "wrong_state")
+    assert told[2].endswith("an operator has decided that it is delivered; a running dispatcher carries that out")
+
+
+def test_what_the_service_answered_can_be_put_on_record(database: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(database, ob)
+
+    command("resolve", str(id), "--happened", *LOOKED, "--result", '{"id": "ch_7"}', database=database)
+    run_once(database, ob, adapters={"mail": MemoryAdapter()})
+
+    assert json.loads(settlement_row(database, id).result) == {"id": "ch_7"}
+
+
+def test_a_released_entry_goes_on(database: Database, ob: outbox.Outbox) -> None:
+    id = put_held(database, ob)
+
+    told = succeeded("release", str(id), "--actor", "ada", database=database)
+
+    assert told == f"entry {id} goes on\n"
+    assert queue_row(database, id).hold is None
+    assert [actor for actor, _ in decisions(database, id)] == ["ada"]
+
+
+def test_a_released_lane_goes_on(database: Database, ob: outbox.Outbox) -> None:
+    id = put_ended(database, ob, good=False)
+    halt(database, id, "invoice:7")
+
+    told = succeeded("release", "--ordering-key", "invoice:7", "--actor", "ada", database=database)
+
+    assert told == "the lane invoice:7 goes on\n"
+    assert database.rows(TABLES.halted) == []
+    assert [actor for actor, _ in decisions(database, id)] == ["ada"]
+
+
+# --- as JSON
+
+
+def test_every_decision_is_answered_in_json(database: Database, ob: outbox.Outbox) -> None:
+    waiting, withdrawn = put_one(database, ob), put_one(database, ob)
+    uncertain, held = put_uncertain(database, ob), put_held(database, ob)
+    halt(database, uncertain, "invoice:7")
+
+    def told(*arguments: Any) -> Any:
+        return document(*map(str, arguments), "--actor", "ada", database=database)
+
+    by = {"actor": "ada"}
+    assert told("retry", waiting) == {"id": str(waiting), "decision": "retry"} | by
+    assert told("cancel", withdrawn) == {"id": str(withdrawn), "decision": "cancel", "settled": False} | by
+    assert told("resolve", uncertain, "--did-not-happen", *LOOKED) == (
+        {"id": str(uncertain), "decision": "resolve", "verdict": "did_not_happen"} | by
+    )
+    assert told("release", held) == {"id": str(held), "decision": "release"} | by
+    assert told("release", "--ordering-key", "invoice:7") == {"ordering_key": "invoice:7", "decision": "release"} | by
+
+
+# --- who
+
+
+def test_by_default_the_user_of_the_system_decides(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+
+    succeeded("retry", str(id), database=database, LOGNAME="grace")
+
+    assert [actor for actor, _ in decisions(database, id)] == ["grace"]
+
+
+def test_a_user_without_a_name_must_give_one(sqlite: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+
+    status, text = refused("retry", "a3a344f6", database=sqlite)
+
+    assert status == 2
+    assert "this system's user has no name: give --actor" in text
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ("resolve", "a3a344f6", *LOOKED),
+            "say what became of it, one of --happened, --did-not-happen and --send-again",
+        ),
+        (
+            ("resolve", "a3a344f6", *LOOKED, "--happened", "--did-not-happen"),
+            "say what became of it, one of --happened, --did-not-happen and --send-again",
+        ),
+        (("resolve", "a3a344f6", "--happened"), "Missing option '--reason'"),
+        (
+            ("resolve", "a3a344f6", "--send-again", *LOOKED, "--result", "{}"),
+            "--result is what the service answered: it goes with --happened only",
+        ),
+        (("resolve", "a3a344f6", "--happened", *LOOKED, "--result", "{"), "'--result': is no JSON: Expecting"),
+        (("release",), "give either the ID of a held entry, or the --ordering-key of a halted lane"),
+        (("release", "a3a344f6", "--ordering-key", "x"), "give either the ID of a held entry, or the --ordering-key"),
+        (("cancel", "nonsense"), "'nonsense' is no entry's id"),
+    ],
+)
+def test_a_decision_that_says_too_little_or_too_much_is_refused(
+    sqlite: Database, arguments: tuple[str, ...], says: str
+) -> None:
+    status, text = refused(*arguments, database=sqlite)
+
+    assert status == 2
+    assert says in " ".join(text.split())
+
+
+def test_an_ordering_key_that_there_cannot_be_is_refused_as_the_library_does(database: Database) -> None:
+    told = error_of("release", "--ordering-key", "\udcff", database=database)
+
+    assert told == (1, "refused", r"ordering_key '\udcff': holds a lone surrogate, which UTF-8 cannot carry")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("retry", "a3a344f6"),
+        ("cancel", "a3a344f6"),
+        ("resolve", "a3a344f6", "--happened", *LOOKED),
+        ("release", "a3a344f6"),
+        ("release", "--ordering-key", "invoice:7"),
+    ],
+)
+def test_what_is_not_there_is_not_found(database: Database, arguments: tuple[str, ...]) -> None:
+    status, code, _ = error_of(*arguments, database=database)
+
+    assert (status, code) == (3, "not_found")
+
+
+def test_a_decision_that_the_state_does_not_allow_has_a_status_of_its_own(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    waiting, uncertain, ended = put_one(database, ob), put_uncertain(database, ob), put_ended(database, ob)
+    sending = put_one(database, ob)
+    lease = {"state": "sending", "lease_token": UUID(int=1), "leased_at": clock(), "lease_until": clock_plus(HOUR)}
+    change(database, sending, **lease)
+
+    for id, arguments in [
+        (waiting, ("resolve", "--happened", *LOOKED)),
+        (waiting, ("release",)),
+        (uncertain, ("retry",)),
+        (uncertain, ("cancel",)),
+        (ended, ("cancel",)),
+        (sending, ("retry",)),
+    ]:
+        name, *options = arguments
+        status, code, text = error_of(name, str(id), *options, database=database)
+        assert (status, code) == (4, "wrong_state")
+        assert f"entry {id} is " in text
+        assert decisions(database, id) == []
+
+
+def test_a_refusal_is_text_for_people(sqlite: Database, ob: outbox.Outbox) -> None:
+    id = put_ended(sqlite, ob)
+
+    assert refused("cancel", str(id), database=sqlite) == (
+        4,
+        f"outbox: entry {id} is delivered: it has ended, and that is final\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--reason", " "), "must say how you know: it stays on record"),
+        (("--reason", "x" * 1001), "has 1001 characters; at most 1000 are kept"),
+        ((*LOOKED, "--actor", ""), "must name who decides: it stays on record"),
+        ((*LOOKED, "--result", json.dumps("x" * 70_000)), "result"),
+    ],
+    ids=["no reason", "a long reason", "no name", "a large result"],
+)
+def test_what_could_not_be_kept_on_record_is_refused_by_the_library(
+    sqlite: Database, ob: outbox.Outbox, arguments: tuple[str, ...], says: str
+) -> None:
+    id = put_uncertain(sqlite, ob)
+
+    status, text = refused("resolve", str(id), "--happened", *arguments, database=sqlite)
+
+    assert status == 1
+    assert says in text
+    assert decisions(sqlite, id) == []
+
+
+# --- a terminal is asked
+
+
+@pytest.mark.parametrize(("typed", "status", "decided"), [("y\n", 0, 1), ("n\n", 1, 0), ("\n", 1, 0)])
+def test_on_a_terminal_a_verdict_is_written_only_once_it_is_confirmed(
+    sqlite: Database, ob: outbox.Outbox, typed: str, status: int, decided: int
+) -> None:
+    id = put_uncertain(sqlite, ob, parent="order:1")
+
+    ended, told = on_terminal("resolve", str(id), "--happened", *LOOKED, database=sqlite, typed=typed)
+
+    assert ended == status
+    assert f"entry {id}: mail.send of order:1, uncertain (no answer within 30 s)\n" in told
+    assert "Put on record that it happened? [y/N]" in told
+    assert len(decisions(sqlite, id)) == decided
+
+
+def test_who_says_yes_beforehand_is_not_asked(sqlite: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(sqlite, ob)
+
+    status, told = on_terminal("resolve", str(id), "--happened", "--yes", *LOOKED, database=sqlite)
+
+    assert (status, len(decisions(sqlite, id))) == (0, 1)
+    assert "Put on record" not in told
+
+
+def test_nobody_is_asked_for_what_is_refused_anyway(sqlite: Database, ob: outbox.Outbox) -> None:
+    for given, expected in (("a3a344f6", 3), (str(put_one(sqlite, ob)), 4)):
+        status, told = on_terminal("resolve", given, "--happened", *LOOKED, database=sqlite)
+
+        assert status == expected
+        assert "Put on record" not in told

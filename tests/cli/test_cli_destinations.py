@@ -1,0 +1,156 @@
+"""`outbox destinations`, `pause` and `resume`."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from support.cli_runner import document, error_of, refused, set_row, succeeded
+from support.database import TABLES, Database
+from support.entries import HOUR, age, put, queue_row, run_once
+
+import outbox
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.flow_control.permits import Taken, as_record
+from outbox.sql.dialect import clock, clock_plus
+
+CALM = {"paused": False, "breaker": "closed", "breaker_failures": 0}
+
+
+def weigh(database: Database, name: str, **values: Any) -> None:
+    set_row(database, TABLES.destination, name=name, changed_at=clock(), **CALM | values)
+
+
+def test_a_cooldown_that_is_over_is_none(database: Database) -> None:
+    weigh(database, "crm", cool_until=clock_plus(-HOUR))
+
+    told = [document(name, database=database)["destinations"][0]["cool_until"] for name in ("status", "destinations")]
+
+    assert told == [None, None]
+
+
+def test_destinations_tells_what_is_due_and_what_weighs_on_each(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=3)
+    age(database, 2 * HOUR)
+    put(database, ob, "mail.send", due=HOUR)
+    weigh(database, "stripe", breaker="open", breaker_until=clock_plus(HOUR), breaker_failures=12, rate_per_second=80.0)
+    weigh(database, "crm", cool_until=clock_plus(HOUR))
+
+    told = document("destinations", database=database)
+
+    crm, mail, stripe = told["destinations"]
+    assert (crm["name"], crm["due"], crm["paused"], crm["breaker"]) == ("crm", 3, False, "closed")
+    assert 7200 <= crm["oldest_due_seconds"] < 7300
+    assert crm["cool_until"] > told["at"]
+    assert (mail["name"], mail["due"], mail["oldest_due_seconds"], mail["cool_until"]) == ("mail", 0, None, None)
+    assert (stripe["breaker"], stripe["breaker_failures"], stripe["rate_per_second"]) == ("open", 12, 80.0)
+    assert stripe["breaker_until"] > told["at"]
+
+
+def test_destinations_for_people_is_a_table_with_the_reasons(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=2)
+    weigh(database, "hooks", cool_until=clock_plus(timedelta(minutes=10.5)))
+    weigh(database, "stripe", breaker="open", breaker_until=clock_plus(timedelta(minutes=3.5)), breaker_failures=12)
+    succeeded("pause", "crm", "--actor", "ada", "--reason", "they move house", database=database)
+
+    lines = succeeded("destinations", database=database).splitlines()
+
+    assert lines[0].split() == ["DESTINATION", "DUE", "OLDEST", "DUE", "RATE", "NOTE"]
+    assert lines[1].split()[:2] == ["crm", "2"]
+    assert lines[1].endswith("by ada: they move house")
+    assert lines[2].endswith("cools for 10m")
+    assert lines[3].endswith("breaker open for 3m after 12 failures")
+
+
+def test_destinations_tells_how_many_of_the_shared_slots_are_taken(database: Database) -> None:
+    now = datetime.now(UTC)
+    taken = as_record([Taken(uuid4(), 2, now + HOUR), Taken(uuid4(), 1, now + HOUR), Taken(uuid4(), 5, now - HOUR)])
+    weigh(database, "crm", slots_max=30, slots_taken=taken)
+    weigh(database, "mail")
+
+    crm, mail = document("destinations", database=database)["destinations"]
+    lines = succeeded("destinations", database=database).splitlines()
+
+    assert (crm["slots_max"], crm["slots_taken"]) == (30, 3)
+    assert (mail["slots_max"], mail["slots_taken"]) == (None, 0)
+    assert lines[1].endswith("3 of 30 sends at once")
+
+
+def test_destinations_without_any_says_so(database: Database) -> None:
+    assert succeeded("destinations", database=database) == "nothing waits\n"
+
+
+def test_a_quiet_that_is_over_is_not_told(database: Database) -> None:
+    weigh(database, "crm", cool_until=clock_plus(-HOUR))
+
+    (crm,) = document("destinations", database=database)["destinations"]
+
+    assert crm["cool_until"] is None
+
+
+def test_pause_and_resume_are_on_record_with_who_and_why(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob)
+
+    paused = document("pause", "crm", "--actor", "ada", "--reason", "they move house", database=database)
+    (then,) = document("destinations", database=database)["destinations"]
+    resumed = document("resume", "crm", "--actor", "bob", database=database)
+    (now,) = document("destinations", database=database)["destinations"]
+
+    assert paused == {"destination": "crm", "decision": "pause", "actor": "ada", "waits": True}
+    assert (then["paused"], then["paused_reason"], then["decided_by"]) == (True, "they move house", "ada")
+    assert resumed == {"destination": "crm", "decision": "resume", "actor": "bob"}
+    assert (now["paused"], now["paused_reason"], now["decided_by"]) == (False, None, "bob")
+    assert now["decided_at"] >= then["decided_at"]
+
+
+def test_a_paused_destination_is_sent_nothing_until_it_is_resumed(database: Database, ob: outbox.Outbox) -> None:
+    (id,) = put(database, ob)
+    adapters = {"crm": MemoryAdapter()}
+
+    assert succeeded("pause", "crm", "--actor", "ada", database=database) == "crm is paused\n"
+    assert run_once(database, ob, adapters=adapters) == 0
+    assert queue_row(database, id).deliveries == 0
+    assert succeeded("resume", "crm", "--actor", "ada", database=database) == "crm goes on\n"
+    assert run_once(database, ob, adapters=adapters) == 1
+
+
+def test_a_pause_of_what_has_no_entries_asks_whether_that_is_its_name(database: Database) -> None:
+    told = succeeded("pause", "strpie", "--actor", "ada", database=database)
+
+    assert told == "strpie is paused; nothing waits for it now: is that its name?\n"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_nothing_holds_back_cannot_be_resumed(database: Database, known: bool) -> None:
+    if known:
+        weigh(database, "crm")
+
+    status, code, text = error_of("resume", "crm", "--actor", "ada", database=database)
+
+    assert (status, code) == (4, "wrong_state")
+    assert text == "nothing keeps destination 'crm' from going on: `outbox destinations` lists them"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("pause", ""), "has 0 bytes of UTF-8; 1 to 255 are allowed"),
+        (("pause", "x" * 256), "has 256 bytes of UTF-8; 1 to 255 are allowed"),
+        (("resume", "é" * 128), "has 256 bytes of UTF-8; 1 to 255 are allowed"),
+        (("pause", "crm", "--reason", "x" * 1001), "has 1001 characters; at most 1000 are kept"),
+    ],
+)
+def test_a_decision_that_cannot_be_kept_is_refused(database: Database, arguments: tuple[str, ...], text: str) -> None:
+    status, told = refused(*arguments, "--actor", "ada", database=database)
+
+    assert status == 1
+    assert text in told
+
+
+def test_every_name_that_an_entry_may_have_can_be_paused(database: Database, ob: outbox.Outbox) -> None:
+    name = "https://hooks.example.com:8443/\u001b[31m"
+    put(database, ob, destination=name)
+
+    told = succeeded("pause", name, "--actor", "ada", database=database)
+
+    assert told == "https://hooks.example.com:8443/\\x1b[31m is paused\n"

@@ -1,0 +1,204 @@
+"""`outbox show`, and how what comes from outside stands on a terminal."""
+
+import re
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from support.cli_runner import (
+    PRIVATE,
+    document,
+    error_of,
+    on_terminal,
+    put_ended,
+    put_uncertain,
+    refused,
+    set_row,
+    succeeded,
+)
+from support.database import TABLES, Database
+from support.entries import HOUR, age, change, put, put_one, run_once
+
+import outbox
+from dispatchers import CannotTell, Unknown
+from dispatchers.adapters import MemoryAdapter
+from outbox.sql.dialect import clock
+
+# --- show
+
+
+def test_show_tells_all_but_the_payload(database: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(database, ob, parent="order:1", discriminator="line-1", options={"account": "acct_1"})
+    reason = {"entry_id": id, "at": clock(), "kind": "attempt", "delivery": 1, "reason": "no answer within 30 s"}
+    set_row(database, TABLES.event, **reason)
+
+    entry = document("show", str(id), database=database)
+
+    assert entry["child_key"] == ob.child_key("order:1", "mail.send", "line-1")
+    assert (entry["state"], entry["kid"], entry["key_epoch"], entry["maybe_sent"]) == ("uncertain", "k1", 0, True)
+    assert entry["options"] == {"account": "acct_1"}
+    assert entry["payload_bytes"] == len('{"card":"4242424242424242"}')
+    (event,) = entry["events"]
+    assert (event["kind"], event["delivery"], event["actor"], event["reason"]) == (
+        "attempt",
+        1,
+        None,
+        "no answer within 30 s",
+    )
+    assert "4242" not in str(entry)
+
+
+def test_show_tells_each_look_and_what_it_found(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    mail = MemoryAdapter(lambda delivery: Unknown("no answer"), window=None, find=lambda delivery: CannotTell("down"))
+    run_once(database, ob, adapters={"crm": mail})
+    age(database, HOUR)
+    run_once(database, ob, adapters={"crm": mail})
+
+    entry = document("show", str(id), database=database)
+    shown = succeeded("show", str(id), database=database)
+
+    why = "no answer; the service keeps no keys; a look could not tell: down"
+    assert [(event["kind"], event["delivery"]) for event in entry["events"]] == [("attempt", 1), ("look", 2)]
+    assert (entry["state"], entry["events"][1]["reason"], entry["reason"]) == ("uncertain", why, why)
+    assert "look, delivery 2" in shown
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["for people", "JSON"])
+def test_the_payload_is_shown_only_when_asked_for(database: Database, ob: outbox.Outbox, form: tuple[str, ...]) -> None:
+    id = put_uncertain(database, ob)
+
+    for name in (("status",), ("list",), ("show", str(id))):
+        assert "4242" not in succeeded(*name, *form, database=database)
+    assert PRIVATE["card"] in succeeded("show", str(id), "--payload", *form, database=database)
+    assert document("show", str(id), "--payload", database=database)["payload"] == PRIVATE
+
+
+def test_show_tells_of_an_ended_entry_what_the_service_answered(database: Database, ob: outbox.Outbox) -> None:
+    delivered = document("show", str(put_ended(database, ob)), database=database)
+    failed = document("show", str(put_ended(database, ob, good=False)), database=database)
+
+    assert (delivered["state"], delivered["result"], delivered["attempts"]) == ("delivered", {"id": "ch_1"}, 1)
+    assert (failed["state"], failed["result"], failed["reason"]) == ("failed", None, "status 422: no such customer")
+    assert delivered["settled_at"] >= delivered["created_at"]
+    assert [event["reason"] for event in failed["events"]] == ["status 422: no such customer"]
+
+
+def test_show_for_people_leaves_out_what_there_is_not(database: Database, ob: outbox.Outbox) -> None:
+    id = put_ended(database, ob, parent="order:1", good=False)
+
+    told = succeeded("show", str(id), database=database)
+
+    fields = dict(re.findall(r"^(\S[a-z ]*?)  +(.*)$", told, re.M))
+    assert fields["id"] == str(id)
+    assert (fields["state"], fields["reason"]) == ("failed", "status 422: no such customer")
+    assert fields["payload"] == "14 bytes"
+    assert not {"lease", "held", "in doubt since", "discriminator", "epoch"} & fields.keys()
+    assert re.search(r"^AT +WHAT +BY +REASON\n\S+Z +attempt, delivery 1 +status 422: no such customer$", told, re.M)
+
+
+def test_of_a_later_epoch_show_says_whose_the_key_is_and_how_to_derive_the_present_one(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    id = put_one(database, ob)
+    change(database, id, key_epoch=2)
+
+    told = succeeded("show", str(id), database=database)
+
+    assert re.search(r"^child key +ck1_\S+ \(of epoch 0\)$", told, re.M)
+    assert re.search(r"^epoch +2: `outbox keys derive --epoch 2` tells its key$", told, re.M)
+
+
+def test_an_entry_is_found_by_the_first_digits_of_its_id(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+
+    for given in (str(id), str(id).upper(), id.hex, str(id)[:8], str(id)[:13], id.hex[:31]):
+        assert document("show", given, database=database)["id"] == str(id)
+
+
+def test_digits_that_begin_several_ids_are_refused_with_those_ids(database: Database, ob: outbox.Outbox) -> None:
+    for number in (1, 2):
+        id = put_one(database, ob)
+        for table in (TABLES.entry, TABLES.queue):
+            same = UUID(f"a3a344f6-889c-8a14-b547-00000000000{number}")
+            database.execute(sa.update(table).where(table.c.id == id).values(id=same))
+
+    status, text = refused("show", "a3a344f6", database=database)
+
+    assert status == 2
+    assert (
+        "'a3a344f6' begins several ids, give more of it: a3a344f6-889c-8a14-b547-000000000001,"
+        " a3a344f6-889c-8a14-b547-000000000002" in " ".join(text.split())
+    )
+
+
+@pytest.mark.parametrize("given", ["a3a344f", "a3a344f6-889c-8a14-b547-b020040e96b60", "invoice:42", ""])
+def test_what_is_no_id_is_refused(sqlite: Database, given: str) -> None:
+    status, text = refused("show", given, database=sqlite)
+
+    assert status == 2
+    assert f"{given!r} is no entry's id: give its 8 to 32 hexadecimal digits" in text
+
+
+def test_an_entry_that_is_not_there_is_not_found(database: Database) -> None:
+    status, code, text = error_of("show", "a3a344f6-889c", database=database)
+
+    assert (status, code) == (3, "not_found")
+    assert text == (
+        "there is no entry a3a344f6-889c: it was never enqueued in these tables, or was deleted after its end"
+    )
+
+
+# --- what is not text for a terminal
+
+
+def test_what_comes_from_outside_cannot_command_the_terminal(database: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(database, ob, parent="\x1b[2J[bold]\u202e42\n")
+
+    for arguments in (("list",), ("show", str(id))):
+        told = succeeded(*arguments, database=database)
+        assert "\x1b" not in told
+        assert "\u202e" not in told
+        assert r"\x1b[2J[bold]\u202e42\n" in told
+
+
+# --- on a terminal
+
+
+def test_on_a_terminal_a_list_fits_into_its_columns_and_is_coloured(sqlite: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(sqlite, ob, parent="p" * 200, discriminator="d" * 200)
+
+    coloured, plain = on_terminal("list", database=sqlite)[1], on_terminal("list", database=sqlite, NO_COLOR="1")[1]
+
+    assert "\x1b[1;33muncertain" in coloured
+    assert "33m" not in plain
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", plain).splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith(f"{str(id)[:8]}  uncertain  mail.send")
+    assert lines[1].count("…") == 3
+
+
+def test_a_list_that_goes_on_says_how_on_a_terminal(sqlite: Database, ob: outbox.Outbox) -> None:
+    put(sqlite, ob, count=2)
+    following = document("list", "--limit", "1", database=sqlite)["next"]
+
+    _, told = on_terminal("list", "--limit", "1", database=sqlite)
+
+    assert f"the same with --after {following}" in " ".join(re.sub(r"\x1b\[[0-9;]*m", "", told).split())
+
+
+def test_in_a_pipe_nothing_is_cut(sqlite: Database, ob: outbox.Outbox) -> None:
+    id = put_uncertain(sqlite, ob, parent="p" * 200, discriminator="d" * 200)
+
+    (_, line) = succeeded("list", database=sqlite).splitlines()
+
+    assert line.split() == [
+        str(id),
+        "uncertain",
+        "mail.send",
+        f"({'d' * 200})",
+        "p" * 200,
+        "-",
+        *["no", "answer", "within", "30", "s"],
+    ]

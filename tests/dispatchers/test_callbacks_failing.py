@@ -1,0 +1,554 @@
+"""Callbacks that fail: what became of the entry is kept, nothing is sent again, and the callback is tried again."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from support.callbacks import Gate, Shop
+from support.database import Database, Order, colliding_order
+from support.entries import (
+    HOUR,
+    age,
+    claim_one,
+    dispatcher,
+    put,
+    put_one,
+    queue_row,
+    reasons,
+    settlement_row,
+    state,
+    states,
+    until_true,
+)
+
+import outbox
+from dispatchers import KeyConflict, Operations, Outcome, Rejected, Unknown, decide
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import cancel
+from dispatchers.callbacks import CallbackFailed, Calls, Settlement
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Keep, Park, Settle, known_of
+from outbox.sql.dialect import is_passing
+
+CARD = "4242424242424242"
+
+
+@pytest.fixture(params=["sync", "async"])
+def shop(request: pytest.FixtureRequest, database: Database, ob: outbox.Outbox) -> Shop:
+    """The app with callbacks on a Session, and on an AsyncSession."""
+    return Shop(database, ob, is_async=request.param == "async")
+
+
+def failing(shop: Shop, error: BaseException, times: int = 1) -> Callable[[Session, Settlement], None]:
+    """Pays as it should, then raises; after `times` calls it does not raise any more."""
+    calls = count()  # not the length of what was seen: callbacks of several threads may all have seen more by then
+
+    def work(session: Session, settlement: Settlement) -> None:
+        number = next(calls)
+        shop.pay(session, settlement)
+        if number < times:
+            session.flush()
+            raise error
+
+    return work
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def kept(database: Database, id: UUID) -> Any:
+    """What the queue's row knows of the entry."""
+    row = queue_row(database, id)
+    assert (row.lease_token, row.lease_until) == (None, None)
+    return known_of(row.outcome)
+
+
+# --- kept, retried, reported
+
+
+def test_the_outcome_is_kept_nothing_is_sent_again_and_only_the_callback_is_repeated(shop: Shop) -> None:
+    id = put_one(shop.database, shop.ob, parent="invoice:42")
+    adapter = MemoryAdapter()
+    shop.on_settled(failing(shop, ValueError("a bug"), times=2))
+
+    counts = []
+    for _ in range(3):
+        counts.append(shop.run_once(adapters={"crm": adapter}))
+        age(shop.database, HOUR)
+        if len(counts) < 3:
+            known = kept(shop.database, id)
+            assert (known.state, known.result, known.attempts) == ("delivered", {"id": str(id)}, 1)
+            assert (shop.database.orders, len(shop.database.entries)) == ([], 1)
+
+    assert counts == [1, 1, 1]
+    assert len(adapter.deliveries) == 1
+    assert len(shop.database.orders) == 1
+    assert states(shop.database) == {"delivered": 1, "pending": 1}
+    assert (settlement_row(shop.database, id).attempts, shop.seen[2].attempts) == (1, 1)
+    assert shop.seen[2].entry.payload == shop.seen[0].entry.payload
+    assert [(each.state, each.result, each.reason) for each in shop.seen] == [("delivered", {"id": str(id)}, None)] * 3
+
+
+def test_the_callback_is_tried_again_with_backoff(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = (decide.BACKOFF_MAX, decide.BACKOFF_MAX)  # three runs take longer than a second somewhere
+    monkeypatch.setattr(decide.backoff, "__defaults__", longest)
+    put_one(shop.database, shop.ob)
+    shop.on_settled(failing(shop, ValueError("a bug"), times=9))
+
+    class Most:
+        """Jitter of nearly everything, so that the backoff is really waited."""
+
+        def random(self) -> float:
+            return 0.999
+
+        def getrandbits(self, bits: int) -> int:
+            return len(shop.seen) + 1
+
+    for _ in range(3):
+        shop.run_once(adapters={"crm": MemoryAdapter()}, chance=Most())
+
+    assert len(shop.seen) == 1
+
+
+def test_status_tells_of_a_callback_that_failed(shop: Shop) -> None:
+    put_one(shop.database, shop.ob, parent="invoice:42")
+    shop.on_settled(failing(shop, ValueError(CARD)))
+
+    shop.run_once(adapters={"crm": MemoryAdapter()})
+
+    with shop.database.begin() as session:
+        (status,) = shop.ob.status(session, "invoice:42")
+    assert (status.state, status.reason) == ("retry", "delivered, but its callback raised ValueError")
+    assert reasons(shop.database, status.id) == ["delivered, but its callback raised ValueError"]
+
+
+def raise_with_payload(session: Session, settlement: Settlement) -> None:
+    raise ValueError(settlement.entry.payload)
+
+
+def raise_from_the_database(session: Session, settlement: Settlement) -> None:
+    session.execute(sa.text("SELECT * FROM nothing_here WHERE card = :card"), {"card": CARD})
+
+
+def raise_over_the_database(session: Session, settlement: Settlement) -> None:
+    try:
+        raise_from_the_database(session, settlement)
+    except sa.exc.DBAPIError as error:
+        raise RuntimeError(f"cannot charge {CARD}") from error
+
+
+def raise_for_a_flush_in_ruins(session: Session, settlement: Settlement) -> None:
+    session.add_all([colliding_order(), Order(customer="ada", amount=13)])
+    try:
+        session.flush()
+    except sa.exc.IntegrityError:
+        session.execute(sa.select(Order.id))
+
+
+@pytest.mark.parametrize(
+    ("work", "name"),
+    [
+        (raise_with_payload, "ValueError"),
+        (raise_from_the_database, "Error"),
+        (raise_over_the_database, "RuntimeError"),
+        (raise_for_a_flush_in_ruins, "Error"),
+    ],
+)
+def test_a_failure_is_logged_once_with_its_place_but_without_texts(
+    shop: Shop, caplog: pytest.LogCaptureFixture, work: Any, name: str
+) -> None:
+    id = put_one(shop.database, shop.ob, payload={"card": CARD})
+    shop.on_settled(work)
+
+    for _ in range(2):
+        shop.run_once(adapters={"crm": MemoryAdapter()})
+        age(shop.database, HOUR)
+
+    first, second = told(caplog)
+    assert first.startswith(f"entry {id} (crm.upsert): its callback raised ")
+    assert name in first
+    assert work.__name__ in first, "where it was raised"
+    assert name in second
+    assert CARD not in caplog.text
+    assert "13" not in [line.strip() for line in caplog.text.split(",")]
+    assert "DETAIL" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "ends"),
+    [
+        (Rejected("no card", result={"code": 402}), "on_settled", "failed"),
+        (KeyConflict("other"), "on_uncertain", "uncertain"),
+        (Unknown("500", final=True), "on_uncertain", "uncertain"),
+    ],
+)
+def test_every_other_end_is_kept_as_well(shop: Shop, outcome: Outcome, kind: str, ends: str) -> None:
+    id = put_one(shop.database, shop.ob)
+    adapter = MemoryAdapter([outcome])
+    shop.on(kind, "crm.upsert", failing(shop, ValueError("a bug")))
+
+    shop.run_once(adapters={"crm": adapter})
+    doubt = queue_row(shop.database, id)
+    age(shop.database, HOUR)
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+
+    assert len(adapter.deliveries) == len(shop.database.orders) == 1
+    assert (doubt.maybe_sent, doubt.in_doubt_since is not None) == (True, ends == "uncertain")
+    assert shop.states == [ends, ends]
+    assert state(shop.database, id) == ends
+    if ends == "uncertain":
+        row = queue_row(shop.database, id)
+        assert row.in_doubt_since == doubt.in_doubt_since - HOUR
+        assert json.loads(row.outcome) == {"reason": shop.seen[0].reason, "stored": True}
+
+
+def test_a_cancelling_that_fails_is_repeated_and_never_sent(shop: Shop) -> None:
+    id = put_one(shop.database, shop.ob)
+    adapter = MemoryAdapter()
+    shop.on_settled(failing(shop, ValueError("a bug")))
+    with shop.database.engine.begin() as connection:
+        cancel(connection, shop.ob.configuration.tables, id, actor="ada")
+
+    for _ in range(2):
+        shop.run_once(adapters={"crm": adapter})
+        age(shop.database, HOUR)
+
+    assert (state(shop.database, id), adapter.deliveries) == ("cancelled", [])
+    assert len(shop.database.orders) == 1
+
+
+def test_late_proof_of_success_is_kept_though_its_callback_fails(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    store = Claims(database.engine, ob.configuration)
+    stale = claim_one(store)
+    age(database, HOUR)
+    fresh = claim_one(store)
+    late = Keep(Settle("delivered", 1), timedelta(0), "delivered, but its callback raised ValueError")
+    park = Park("the window has passed", 2, True, fresh.in_doubt_since)
+
+    asyncio.run(store.exchange([(fresh, park)], None))
+    assert asyncio.run(store.exchange([(stale, late)], None)).settled == {id}
+
+    assert kept(database, id).state == "delivered"
+
+
+@pytest.mark.parametrize("end", [Settle("failed", 1), Park("500", 1, True, None)])
+def test_other_late_ends_are_not_kept(database: Database, ob: outbox.Outbox, end: Any) -> None:
+    id = put_one(database, ob)
+    store = Claims(database.engine, ob.configuration)
+    stale = claim_one(store)
+    age(database, HOUR)
+    fresh = claim_one(store)
+
+    late = Keep(end, timedelta(0), "its callback raised ValueError")
+    assert asyncio.run(store.exchange([(stale, late)], None)).settled == set()
+
+    assert queue_row(database, id).lease_token == fresh.lease_token
+
+
+# --- a transaction that is not its own
+
+
+def roll_back(session: Session, settlement: Settlement) -> None:
+    session.rollback()
+
+
+def commit(session: Session, settlement: Settlement) -> None:
+    session.commit()
+
+
+def catch_a_failed_flush(session: Session, settlement: Settlement) -> None:
+    session.add_all([colliding_order(), colliding_order()])
+    with suppress(sa.exc.IntegrityError):
+        session.flush()
+
+
+def catch_a_failed_statement(session: Session, settlement: Settlement) -> None:
+    with suppress(sa.exc.ProgrammingError):
+        session.execute(sa.text("SELECT * FROM nothing_here"))
+
+
+ROLLED_BACK = "CallbackError: a callback must not roll back, nor catch a failed flush without session.begin_nested()"
+MISUSES = [
+    (roll_back, ROLLED_BACK),
+    (commit, "CallbackError: a callback must not commit: what it writes commits with the settling of the entry"),
+    (catch_a_failed_flush, ROLLED_BACK),
+]
+
+
+def misuse(shop: Shop, work: Callable[[Session, Settlement], None], text: str, log: pytest.LogCaptureFixture) -> None:
+    id = put_one(shop.database, shop.ob)
+    adapter = MemoryAdapter()
+
+    def paying(session: Session, settlement: Settlement) -> None:
+        shop.pay(session, settlement)
+        session.flush()
+        work(session, settlement)
+
+    shop.on_settled(paying)
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+    age(shop.database, HOUR)
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+
+    assert all(text in told_text for told_text in told(log))
+    assert len(told(log)) == 2
+    assert kept(shop.database, id).state == "delivered"
+    assert (shop.database.orders, len(shop.database.entries), len(adapter.deliveries)) == ([], 1, 1)
+
+
+@pytest.mark.parametrize(("work", "text"), MISUSES)
+def test_who_ends_the_settlings_transaction_keeps_nothing_of_it(
+    shop: Shop, caplog: pytest.LogCaptureFixture, work: Any, text: str
+) -> None:
+    misuse(shop, work, text, caplog)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_statements_error_that_was_caught_keeps_nothing_of_it(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    shop = Shop(postgresql, ob, is_async=is_async)
+
+    misuse(shop, catch_a_failed_statement, "CallbackError: a callback caught a statement's error, and its", caplog)
+
+    assert "ProgrammingError" not in told(caplog)[0].partition("after")[0]
+    assert "25P02" in told(caplog)[0]
+
+
+def test_a_savepoint_may_be_rolled_back_and_its_entries_go_with_it(shop: Shop) -> None:
+    put_one(shop.database, shop.ob)
+
+    def work(session: Session, settlement: Settlement) -> None:
+        shop.pay(session, settlement)
+        with suppress(sa.exc.IntegrityError), session.begin_nested():
+            shop.ob.enqueue(session, "mail.survey", {})
+            session.add_all([colliding_order(), colliding_order()])
+
+    shop.on_settled(work)
+    shop.run_once(adapters={"crm": MemoryAdapter()})
+
+    assert shop.database.operations() == ["crm.upsert", "mail.receipt"]
+    assert len(shop.database.orders) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(1), asyncio.CancelledError(), BaseExceptionGroup("many", [SystemExit(1)])], ids=repr
+)
+def test_whatever_a_callback_raises_is_its_own_failure(shop: Shop, error: BaseException) -> None:
+    put(shop.database, shop.ob, count=6)
+    adapter = MemoryAdapter()
+    shop.on_settled(failing(shop, error))
+
+    assert shop.run_once(adapters={"crm": adapter}) == 6
+    age(shop.database, HOUR)
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+
+    assert len(adapter.deliveries) == len(shop.database.orders) == 6
+
+
+def test_a_coroutine_that_nobody_would_await_is_refused(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_one(database, ob)
+    effects = Operations()
+
+    async def settled(session: Session, settlement: Settlement) -> None: ...
+
+    effects.on_settled("crm")(lambda *arguments: settled(*arguments))
+    working = dispatcher(database, ob, include=[effects], adapters={"crm": MemoryAdapter()})
+
+    assert asyncio.run(working.run_once()) == 1
+
+    assert "CallbackError: a callback that is not `async def` returned an awaitable" in caplog.text
+    assert states(database) == {"retry": 1}
+
+
+# --- refused at the commit
+
+
+class FromPostgres(Exception):
+    def __init__(self, code: str | None) -> None:
+        self.sqlstate = code
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (sa.exc.OperationalError("", {}, FromPostgres(None)), True),  # no connection: the driver knows no code
+        (sa.exc.OperationalError("", {}, FromPostgres("57P01")), True),  # the server is being shut down
+        (sa.exc.OperationalError("", {}, FromPostgres("53300")), True),  # too many connections
+        (sa.exc.OperationalError("", {}, FromPostgres("40001")), True),  # serialization
+        (sa.exc.DBAPIError("", {}, FromPostgres("40P01")), True),  # deadlock
+        (sa.exc.DBAPIError("", {}, FromPostgres("XX000"), connection_invalidated=True), True),
+        (sa.exc.TimeoutError("the pool is empty"), True),
+        (ConnectionRefusedError(), True),
+        (sa.exc.IntegrityError("", {}, FromPostgres("23505")), False),
+        (sa.exc.IntegrityError("", {}, Exception("FOREIGN KEY constraint failed")), False),  # SQLite
+        (sa.exc.OperationalError("", {}, FromPostgres("57014")), False),  # statement_timeout
+        (sa.exc.InternalError("", {}, FromPostgres("25P02")), False),
+        (ValueError("a bug"), False),
+    ],
+)
+def test_only_what_passes_by_itself_is_waited_for(error: Exception, passing: bool) -> None:
+    assert is_passing(error) == passing
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_is_refused_only_at_the_commit_is_kept_as_the_callbacks_failure(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    postgresql.execute(
+        sa.text("ALTER TABLE shop_order ADD CONSTRAINT once UNIQUE (customer) DEFERRABLE INITIALLY DEFERRED")
+    )
+    shop, adapter = Shop(postgresql, ob, is_async=is_async), MemoryAdapter()
+    with postgresql.begin() as session:
+        session.add(Order(customer="invoice:42", amount=1))
+    id = put_one(postgresql, ob, parent="invoice:42")
+    shop.on_settled(shop.pay)
+
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+
+    assert kept(postgresql, id).state == "delivered"
+    assert "its callback raised IntegrityError 23505" in told(caplog)[0]
+    assert "invoice:42" not in caplog.text
+    postgresql.execute(sa.delete(Order))
+    age(postgresql, HOUR)
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+    assert (len(adapter.deliveries), len(postgresql.orders)) == (1, 1)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_database_that_goes_away_during_the_callback_gets_its_effects_once(
+    postgresql: Database, ob: outbox.Outbox, is_async: bool
+) -> None:
+    put_one(postgresql, ob)
+    shop, adapter = Shop(postgresql, ob, is_async=is_async), MemoryAdapter()
+
+    def cut(session: Session, settlement: Settlement) -> None:
+        shop.pay(session, settlement)
+        session.flush()
+        if len(shop.seen) == 1:
+            pid = session.scalar(sa.text("SELECT pg_backend_pid()"))
+            postgresql.execute(sa.text("SELECT pg_terminate_backend(:pid)").bindparams(pid=pid))
+
+    shop.on_settled(cut)
+    shop.run_once(adapters={"crm": adapter})
+    age(postgresql, HOUR)
+    shop.run_once(adapters={"crm": adapter})
+
+    assert len(adapter.deliveries) == len(postgresql.orders) == 1
+    assert states(postgresql) == {"delivered": 1, "pending": 1}
+
+
+def test_nothing_of_a_callback_is_kept_without_its_settling(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    shop = Shop(database, ob, is_async=False)
+    store = Claims(database.engine, ob.configuration)
+    claimed = claim_one(store)
+
+    with pytest.raises(CallbackFailed) as raised:
+        asyncio.run(
+            store.settle_with(claimed, Settle("delivered", 1), Calls(failing(shop, ValueError("a bug"), times=9)))
+        )
+
+    assert repr(raised.value.__cause__) == "ValueError('a bug')"
+    assert queue_row(database, id).lease_token == claimed.lease_token
+    assert (database.orders, len(database.entries)) == ([], 1)
+
+
+# --- no end in sight
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_drain_ends_at_its_grace_though_a_callback_does_not_and_those_behind_it_are_kept(
+    postgresql: Database, ob: outbox.Outbox, is_async: bool
+) -> None:
+    put(postgresql, ob, count=10)
+    gate, effects, adapter = Gate(), Operations(), MemoryAdapter(window=None)
+    stuck: list[UUID] = []
+
+    @effects.on_settled("crm")
+    def hang(session: Session, settlement: Settlement) -> None:
+        stuck.append(settlement.entry.id)
+        gate(session, settlement)
+
+    async def hang_async(session: AsyncSession, settlement: Settlement) -> None:
+        stuck.append(settlement.entry.id)
+        await asyncio.sleep(60)
+
+    if is_async:
+        effects = Operations()
+        effects.on_settled("crm")(hang_async)
+    target = postgresql.async_engine() if is_async else postgresql
+    working = dispatcher(
+        target,
+        ob,
+        include=[effects],
+        adapters={"crm": adapter},
+        grace=timedelta(seconds=0.3),
+        margin=timedelta(minutes=20),
+        lease=timedelta(hours=1),
+    )
+
+    async def main() -> float:
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        await until_true(lambda: len(stuck) == 4 and len(adapter.deliveries) == 10)
+        began = asyncio.get_running_loop().time()
+        stopping.set()
+        await pump
+        return asyncio.get_running_loop().time() - began
+
+    try:
+        took = asyncio.run(main())
+        assert took < 3
+        rows = {row.id: row for row in postgresql.queue}
+        behind = [row for id, row in rows.items() if id not in stuck]
+        assert {rows[id].state for id in stuck} == {"sending"}
+        assert [known_of(row.outcome).state for row in behind] == ["delivered"] * 6  # type: ignore[union-attr]
+        reason = "delivered; the process stopped before its callback ran"
+        assert {json.loads(row.outcome)["reason"] for row in behind} == {reason}
+        assert postgresql.orders == []
+    finally:
+        gate.open()
+
+
+def test_an_abandoned_callback_leaves_nothing_half_done(postgresql: Database, ob: outbox.Outbox) -> None:
+    id = put_one(postgresql, ob)
+    effects, entered = Operations(), asyncio.Event()
+    shop, adapter = Shop(postgresql, ob, is_async=True), MemoryAdapter()
+
+    @effects.on_settled("crm")
+    async def settled(session: AsyncSession, settlement: Settlement) -> None:
+        await session.run_sync(shop.pay, settlement)
+        await session.flush()
+        if not entered.is_set():
+            entered.set()
+            await asyncio.sleep(60)
+
+    working = dispatcher(postgresql.async_engine(), ob, include=[effects], adapters={"crm": adapter})
+
+    async def main() -> None:
+        pump = asyncio.create_task(working.pump(stopping := asyncio.Event()))
+        await entered.wait()
+        stopping.set()
+        await working.abandon()
+        await pump
+
+    asyncio.run(main())
+    assert (state(postgresql, id), postgresql.orders, len(postgresql.entries)) == ("sending", [], 1)
+    age(postgresql, HOUR)
+    assert asyncio.run(working.run_once()) == 1
+
+    assert len(postgresql.orders) == len(adapter.effects) == 1

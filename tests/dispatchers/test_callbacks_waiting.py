@@ -1,0 +1,182 @@
+"""Callbacks that wait for their turn: that is no failure, and nobody else waits for them."""
+
+import asyncio
+import random
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy.orm import Session
+from support.callbacks import Gate, Shop
+from support.database import TABLES, Database
+from support.entries import LEASE, claim, dispatcher, pumping, put, states, until_true, want
+
+import outbox
+from dispatchers import Operations
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.callbacks import Callbacks, Calls, Settlement
+from dispatchers.pipeline.callback_pace import UNLIMITED, CallbackPace
+from dispatchers.pipeline.settlement import Settling
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, Keep, Settle, Transition, known_of
+
+
+@given(
+    at_once=st.integers(1, 50),
+    usable=st.floats(1, 3600),
+    seconds=st.lists(st.floats(0, 600), min_size=1, max_size=20),
+)
+def test_no_more_is_held_than_callbacks_settle_within_a_lease(
+    at_once: int, usable: float, seconds: list[float]
+) -> None:
+    pace = CallbackPace(at_once, timedelta(seconds=usable), ["crm"])
+    for each in seconds:
+        pace.measure(each)
+    for _ in range(1000):
+        if (free := min(pace.free("crm"), 20)) == 0:
+            break
+        pace.hold("crm", free)
+
+    held = pace.entries_max - pace.free("mail")
+    assert held <= 2 * at_once or held == UNLIMITED or held * pace.seconds_each <= at_once * usable / 2 * 1.001
+    assert pace.free("mail") >= pace.entries_max // 2 or held < UNLIMITED // 2, (
+        "one destination leaves half to the others"
+    )
+    assert pace.entries_max >= 2 * at_once, "none of the callbacks waits for a claim"
+
+
+def test_a_backlog_of_callbacks_is_one_delivery_each_and_no_history(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=120)
+    shop = Shop(postgresql, ob, is_async=False)
+    shop.on_settled(lambda session, settlement: session.execute(sa.text("SELECT pg_sleep(0.01)")))
+    adapter = MemoryAdapter()
+    working = shop.dispatcher(adapters={"crm": adapter}, margin=timedelta(seconds=0.1))
+
+    asyncio.run(pumping(working, lambda: states(postgresql)["delivered"] == 120))
+
+    assert len(adapter.deliveries) == len(shop.seen) == 120
+    assert postgresql.rows(TABLES.event) == []
+    assert {row.deliveries for row in postgresql.rows(TABLES.settlement)} == {1}
+
+
+def test_nothing_is_claimed_that_callbacks_cannot_settle_in_time(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=90)
+    put(postgresql, ob, "mail.send", count=90)
+    shop, gate, adapter = Shop(postgresql, ob, is_async=False), Gate(), MemoryAdapter()
+    shop.on_settled(gate)
+    working = shop.dispatcher(
+        adapters={"crm": adapter, "mail": MemoryAdapter()}, callbacks_at_once=2, callback_timeout=timedelta(seconds=50)
+    )
+
+    async def main() -> None:
+        pump = asyncio.create_task(pumping(working, lambda: states(postgresql)["delivered"] == 180))
+        await until_true(lambda: gate.entered == 2 and states(postgresql)["delivered"] == 90, seconds=30)
+        sent = len(adapter.deliveries)
+        gate.opened.set()
+        await pump
+        assert sent == 28, "half of what two callbacks settle in half a lease, at an assumed second each"
+
+    asyncio.run(main())
+
+    assert len(shop.seen) == len(adapter.deliveries) == 90
+
+
+class Stuck:
+    """A store in which the first callback hangs until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.begun: list[UUID] = []
+        self.goes_on = asyncio.Event()
+
+    async def settle_with(self, entry: Claimed, end: Any, calls: Calls) -> bool:
+        self.begun.append(entry.id)
+        await self.goes_on.wait()
+        return True
+
+
+def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=3)
+    store = Claims(postgresql.engine, ob.configuration)
+    claimed = claim(store, want(slots=3))
+    changes: list[tuple[Claimed, Transition]] = []
+
+    async def main() -> None:
+        stuck = Stuck()
+        settling = Settling(
+            stuck,  # type: ignore[arg-type]
+            CallbackPace(1, timedelta(seconds=1), ["crm"]),
+            at_once=1,
+            usable=timedelta(seconds=0.2),
+            clock=asyncio.get_running_loop().time,
+            chance=random.Random(0),
+            callbacks=Callbacks([]),
+            learn=asyncio.Event().wait,  # type: ignore[arg-type]
+            settle=lambda entry, change: changes.append((entry, change)),
+            ended=lambda entry, settled: None,
+            away=lambda error: None,
+        )
+        settling.note_claim(claimed[0].lease_token, asyncio.get_running_loop().time())
+        for entry in claimed:
+            settling.start(entry, Settle("delivered", 1, result={"id": "c_1"}), Calls(lambda *_: None))
+        await until_true(lambda: len(changes) == 2)
+        assert len(settling) == 1
+        stuck.goes_on.set()
+        await settling.finish(timedelta(seconds=20))
+        assert stuck.begun == [claimed[0].id]
+
+    asyncio.run(main())
+    asyncio.run(store.exchange(changes, None))
+
+    assert all(isinstance(change, Keep) and not change.delay for _, change in changes)
+    again = claim(store, want(slots=3))
+    assert {entry.id for entry in again} == {entry.id for entry in claimed[1:]}
+    for entry in again:
+        known = known_of(entry.outcome)
+        assert known is not None
+        assert (known.state, known.result) == ("delivered", {"id": "c_1"})
+    assert postgresql.rows(TABLES.event) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"callbacks_at_once": 0}, "callbacks_at_once must be an int of at least 1, not 0"),
+        (
+            {"callback_timeout": timedelta(0)},
+            r"callback_timeout must be a positive timedelta of at most lease - margin",
+        ),
+        ({"callback_timeout": LEASE}, r"lease - margin \(0:00:55\), not datetime.timedelta\(seconds=60\): raise lease"),
+    ],
+)
+def test_settings_of_callbacks_that_cannot_work_are_refused(settings: dict[str, Any], text: str) -> None:
+    ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test")
+    with pytest.raises(outbox.ConfigurationError, match=text):
+        dispatcher(sa.create_engine("sqlite://"), ob, adapters={"crm": MemoryAdapter()}, **settings)
+
+
+def test_as_many_callbacks_run_at_once_as_the_setting_says(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=12)
+    effects, gate = Operations(), Gate()
+
+    @effects.on_settled("crm")
+    def wait(session: Session, settlement: Settlement) -> None:
+        gate(session, settlement)
+
+    working = dispatcher(
+        postgresql.new_engine(), ob, include=[effects], adapters={"crm": MemoryAdapter()}, callbacks_at_once=7
+    )
+
+    async def main() -> None:
+        pump = asyncio.create_task(pumping(working, lambda: states(postgresql)["delivered"] == 12))
+        try:
+            await until_true(lambda: gate.entered == 7)
+            assert gate.entered == 7
+        finally:
+            gate.opened.set()
+            await pump
+
+    asyncio.run(main())

@@ -1,0 +1,254 @@
+"""What claiming costs, in terms that do not depend on the machine: plans, statements, HOT updates, bytes of WAL."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.database import TABLES, Database, statements_of
+from support.entries import claim, claim_request, dispatcher, put, settle, wait_for, want
+
+import outbox
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.store import claims_postgresql
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, Park, Settle, Transition, Wait
+from outbox.times import EPOCH
+
+WAL_BYTES_MAX = 700  # per drained entry; 480 were measured
+HOT_MIN = 0.9
+STRIPE_FORM = "native stripe version=2025-10-29.clover account=- mode=test"
+
+FILL = """
+    WITH written AS (
+        INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id,
+            destination, payload, options, headers, schema_version, due_at, created_at)
+        SELECT gen_random_uuid(), 'test', '', 'app', 'order:' || n, d || '.upsert', '', 'k1', sha256(n::text::bytea),
+            gen_random_uuid(), d, '{"amount": 2000, "currency": "eur"}', '{}', '{}', 1, now() - n * interval '1 ms', now()
+        FROM generate_series(1, :rows) AS n, unnest(CAST(:names AS text[])) AS d
+        RETURNING id, destination, due_at
+    )
+    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch)
+    SELECT id, destination, 'pending', due_at, 0, 0, false, 0 FROM written
+"""
+
+
+def fill(database: Database, rows: int, *names: str) -> None:
+    """Due entries, `rows` for each destination, none of them known to the planner's statistics."""
+    database.execute(sa.text(FILL).bindparams(rows=rows, names=list(names)))
+
+
+def run(database: Database, *statements: str) -> None:
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def number(database: Database, query: str) -> Any:
+    with database.engine.connect() as connection:
+        return connection.execute(sa.text(query)).scalar_one()
+
+
+@contextmanager
+def explained(engine: sa.Engine) -> Iterator[list[dict[str, Any]]]:
+    """The plans of the claims of the block, which are explained instead of executed."""
+    plans: list[dict[str, Any]] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if statement.lstrip().startswith("UPDATE"):
+            dbapi = connection.connection.dbapi_connection
+            (plan,) = dbapi.execute(f"EXPLAIN (FORMAT JSON) {statement}", rest[0]).fetchone()[0]
+            plans.append(plan["Plan"])
+
+    sa.event.listen(engine, "before_cursor_execute", explain)
+    try:
+        yield plans
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", explain)
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+def plan_of(database: Database, ob: outbox.Outbox, *names: str) -> list[dict[str, Any]]:
+    engine = database.new_engine()
+    with explained(engine) as plans:
+        claimed = claim(Claims(engine, ob.configuration), *(want(name, slots=128) for name in names), entries_max=500)
+    assert len(claimed) == min(500, 128 * len(names))
+    (plan,) = plans
+    return list(nodes(plan))
+
+
+def drained(entries: list[Claimed]) -> list[tuple[Claimed, Transition]]:
+    return [(entry, Settle("delivered", 1, result={"id": "pi_1"})) for entry in entries]
+
+
+def test_a_claim_reads_no_table_from_end_to_end_whatever_the_statistics_say(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    names = ["a", "b", "c", "d"]
+    run(postgresql, "ALTER TABLE outbox_queue SET (autovacuum_enabled = off)")
+    run(
+        postgresql,
+        "ALTER TABLE outbox_entry SET (autovacuum_enabled = off)",
+        "ANALYZE outbox_queue",
+        "ANALYZE outbox_entry",
+    )
+    fill(postgresql, 50_000, *names)
+
+    believed_empty = plan_of(postgresql, ob, *names)
+    run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
+    known = plan_of(postgresql, ob, *names)
+    of_one = plan_of(postgresql, ob, "a")
+    run(postgresql, "DELETE FROM outbox_queue WHERE destination <> 'a'")
+    outdated = plan_of(postgresql, ob, "a")
+    run(postgresql, "ALTER TABLE outbox_queue RESET (autovacuum_enabled)")
+    run(postgresql, "ALTER TABLE outbox_entry RESET (autovacuum_enabled)")
+
+    for plan in (believed_empty, known, of_one, outdated):
+        read = [node for node in plan if node.get("Relation Name") != "outbox_meta"]  # has one row
+        kinds = [f"{node['Node Type']} of {node.get('Relation Name')}" for node in read]
+        assert not [kind for kind in kinds if kind.startswith(("Seq Scan", "Bitmap", "Parallel"))], kinds
+        assert any(node.get("Index Name") == "outbox_queue_due" for node in plan), kinds
+
+
+def test_a_batch_costs_the_same_few_statements_whatever_its_size(postgresql: Database, ob: outbox.Outbox) -> None:
+    fill(postgresql, 1000, "crm")
+    store = Claims(postgresql.engine, ob.configuration)
+    held = claim(store, want(slots=512))
+
+    def outcomes(entries: list[Claimed]) -> list[tuple[Claimed, Transition]]:
+        waits = [(entry, Wait(timedelta(0), "slow", 1, True, EPOCH)) for entry in entries[1::3]]
+        parks = [(entry, Park("vanished", 1, True, EPOCH)) for entry in entries[2::3]]
+        return [*drained(entries[::3]), *waits, *parks]
+
+    with statements_of(postgresql.engine) as small:
+        asyncio.run(store.exchange(outcomes(held[:3]), claim_request(want(slots=4))))
+    with statements_of(postgresql.engine) as large:
+        exchange = asyncio.run(store.exchange(outcomes(held[3:]), claim_request(want(slots=256))))
+
+    assert len(exchange.settled) == 497
+    assert len(exchange.claimed) == 256
+    assert len(small) == len(large) == 3  # ends, moves, claims
+
+
+def test_a_dispatcher_drains_500_entries_in_a_handful_of_statements(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=500)
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, concurrency=512)
+
+    with statements_of(postgresql.engine) as sent:
+        settled = asyncio.run(working.run_once())
+
+    assert settled == 500
+    # what the sweep asks, with the guards of each of its transactions; then a claim and a settling for each half of the slots,
+    # which two lanes may split once more
+    assert len(sent) <= 34
+
+
+def test_many_destinations_are_claimed_in_one_statement(postgresql: Database, ob: outbox.Outbox) -> None:
+    names = [f"host-{number}" for number in range(40)]
+    fill(postgresql, 2, *names)
+    store = Claims(postgresql.engine, ob.configuration)
+    claim(store, want("nobody"))  # a store's first transaction asks for the isolation level
+
+    with statements_of(postgresql.engine) as sent:
+        claimed = claim(store, *(want(name) for name in names))
+
+    assert len(claimed) == 80
+    assert len(sent) == 1
+
+
+def test_destinations_that_want_different_numbers_are_claimed_in_few_statements(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    wanted = {f"host-{number}": number for number in range(1, 41)}
+    fill(postgresql, 40, *wanted)
+    store = Claims(postgresql.engine, ob.configuration)
+    claim(store, want("nobody"))  # a store's first transaction asks for the isolation level
+
+    with statements_of(postgresql.engine) as sent:
+        claimed = claim(store, *(want(name, slots) for name, slots in wanted.items()), entries_max=2000)
+
+    assert len(sent) == 6  # 1, 2, 4, 8, 16 and 32 of each
+    taken = Counter(entry.destination for entry in claimed)
+    assert all(slots / 2 < taken[name] <= slots for name, slots in wanted.items())
+
+
+@pytest.mark.parametrize("form", ["native", STRIPE_FORM], ids=["short form", "Stripe's form"])
+@pytest.mark.parametrize("batch", [100, 500])
+def test_leases_are_hot_updates(postgresql: Database, ob: outbox.Outbox, batch: int, form: str) -> None:
+    fill(postgresql, 5000, "crm")
+    store = Claims(postgresql.engine, ob.configuration)
+
+    updates_before, hot_before = updates_of_queue(postgresql)
+    drain(store, batch, form)
+    postgresql.engine.dispose()  # a backend that ends tells its counts
+    wait_for(lambda: updates_of_queue(postgresql)[0] - updates_before >= 5000, "the counts")
+
+    updates, hot = updates_of_queue(postgresql)
+    assert updates - updates_before == 5000
+    assert (hot - hot_before) / 5000 >= HOT_MIN
+
+
+def updates_of_queue(database: Database) -> tuple[int, int]:
+    """All of them so far, and those that touched no index."""
+    counts = "SELECT n_tup_upd || ' ' || n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox_queue'"
+    updates, hot = number(database, counts).split()
+    return int(updates), int(hot)
+
+
+@pytest.mark.parametrize("batch", [100, 500])
+def test_draining_an_entry_writes_little_wal(postgresql: Database, ob: outbox.Outbox, batch: int) -> None:
+    store = Claims(postgresql.engine, ob.configuration)
+    run(postgresql, "CHECKPOINT")  # where pages are logged in full at their first change, those made after it are not
+
+    written = []
+    for _ in range(3):
+        fill(postgresql, 2000, "crm")
+        before = wal_written(postgresql)
+        drain(store, batch, "native")
+        written.append(wal_written(postgresql) - before)
+
+    # The least: another checkpoint, or others on an older server, only ever add to it.
+    assert 0 < min(written) / 2000 <= WAL_BYTES_MAX
+
+
+def wal_written(database: Database) -> int:
+    """By our one pooled connection, where the server can tell (18 on); else by the whole server, whoever else uses it."""
+    if number(database, "SELECT current_setting('server_version_num')::int") < 180_000:
+        return int(number(database, "SELECT pg_current_wal_insert_lsn() - '0/0'"))
+    number(database, "SELECT pg_stat_force_next_flush() IS NULL")
+    return int(number(database, "SELECT wal_bytes FROM pg_stat_get_backend_wal(pg_backend_pid())"))
+
+
+def drain(store: Claims, batch: int, form: str) -> None:
+    while entries := claim(store, want(slots=512), entries_max=batch, forms={"crm": form}):
+        settle(store, *drained(entries))
+
+
+@pytest.mark.parametrize("slots", [[50] * 40, [50, 40, 30] * 13, list(range(1, 61))], ids=["one", "three", "many"])
+@pytest.mark.parametrize("is_analyzed", [True, False])
+def test_a_claim_locks_no_row_that_it_does_not_take(
+    postgresql: Database, ob: outbox.Outbox, slots: list[int], is_analyzed: bool
+) -> None:
+    """However many are wanted: rows are locked one by one, until there are enough."""
+    names = [f"host-{number}" for number in range(len(slots))]
+    fill(postgresql, 60, *names)
+    if is_analyzed:
+        run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
+    wants = [want(name, each) for name, each in zip(names, slots, strict=True)]
+
+    with postgresql.engine.connect() as connection:
+        claimed = claims_postgresql.claim(connection, TABLES, claim_request(*wants, entries_max=300))
+        xid = connection.scalar(sa.text("SELECT CAST(pg_current_xact_id() AS text)"))
+        locked = number(postgresql, f"SELECT count(*) FROM outbox_queue WHERE CAST(xmax AS text) = '{xid}'")
+
+    assert sum(slots) > 300
+    assert len(claimed) == locked == 300

@@ -1,0 +1,618 @@
+"""Claim and settle: one suite over PostgreSQL, SQLite, and the portable SQL on PostgreSQL."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from support.database import TABLES, Database
+from support.entries import (
+    HOUR,
+    LEASE,
+    NO_LEASE,
+    age,
+    change,
+    claim,
+    claim_at_once,
+    claim_one,
+    claim_request,
+    put,
+    put_one,
+    queue_row,
+    reasons,
+    settle,
+    settlement_row,
+    wait_for,
+    want,
+)
+
+import outbox
+from dispatchers.store import claims_postgresql, claims_sqlite
+from dispatchers.store import gauges as store_gauges
+from dispatchers.store.database import Claims
+from dispatchers.store.gauges import Gauge
+from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition, Wait, outcome_on_record
+from outbox.sql.dialect import is_passing
+from outbox.times import EPOCH, NEVER
+
+MINUTE = timedelta(minutes=1)
+TOKEN = UUID(int=7)
+
+
+@dataclass
+class Bench:
+    """A database with its store, and the outbox that fills it."""
+
+    database: Database
+    store: Claims
+    ob: outbox.Outbox
+
+    def put(self, **settings: Any) -> UUID:
+        return put_one(self.database, self.ob, **settings)
+
+    def row(self, id: UUID) -> Any:
+        return queue_row(self.database, id)
+
+
+@pytest.fixture(params=["postgresql", "portable on postgresql", "sqlite"])
+def bench(request: pytest.FixtureRequest, ob: outbox.Outbox) -> Bench:
+    database = request.getfixturevalue(request.param.rpartition(" ")[2])
+    store = Claims(database.engine, ob.configuration)
+    if request.param.startswith("portable"):
+        store._exchanges._sql = claims_sqlite
+    return Bench(database, store, ob)
+
+
+def moves(entry: Claimed) -> dict[str, Transition]:
+    """One transition of each kind, as a dispatcher would decide it."""
+    return {
+        "delivered": Settle("delivered", entry.attempts + 1, result={"id": "ch_1"}),
+        "failed": Settle("failed", entry.attempts + 1, reason="declined"),
+        "retry": Wait(MINUTE, "slow", entry.attempts + 1, True, entry.leased_at),
+        "uncertain": Park("vanished", entry.attempts + 1, True, entry.leased_at),
+        "handed back": HandBack("no time left", MINUTE),
+    }
+
+
+# --- what a claim takes
+
+
+def test_a_claim_takes_the_oldest_due_of_each_wanted_destination(bench: Bench) -> None:
+    crm = [bench.put() for _ in range(4)]
+    mail = [bench.put(operation="mail.send") for _ in range(3)]
+    bench.put(operation="sms.send")
+    change(bench.database, crm[3], due_at=bench.row(crm[0]).due_at - HOUR)
+
+    claimed = claim(bench.store, want("crm", 2), want("mail", 2))
+
+    assert {entry.id for entry in claimed} == {crm[3], crm[0], mail[0], mail[1]}
+
+
+def test_a_claim_never_takes_more_than_its_slots_or_than_entries_max(bench: Bench) -> None:
+    put(bench.database, bench.ob, count=10)
+    put(bench.database, bench.ob, "mail.send", count=10)
+
+    by_slots = claim(bench.store, want("crm", 3), want("mail", 1))
+    by_total = claim(bench.store, want("crm", 4), want("mail", 8), entries_max=5)
+    of_none = claim(bench.store, want("crm", 4), entries_max=0)
+
+    assert [entry.destination for entry in by_slots].count("crm") == 3
+    assert [entry.destination for entry in by_slots].count("mail") == 1
+    assert len(by_total) == 5
+    assert of_none == []
+
+
+def test_a_claim_writes_a_whole_lease_and_commits_it(bench: Bench) -> None:
+    id = bench.put()
+    token = uuid4()
+
+    claim_one(bench.store, token=token, forms={"crm": "native v1"})
+
+    row = bench.row(id)
+    assert (row.state, row.lease_token, row.deliveries, row.attempts) == ("sending", token, 1, 0)
+    assert row.lease_until - row.leased_at == LEASE
+    assert (row.maybe_sent, row.in_doubt_since, row.sent_as) == (False, None, "native v1")
+
+
+def test_a_claim_returns_what_was_enqueued_and_what_the_row_now_says(bench: Bench) -> None:
+    parent = outbox.ParentKey("k", scope="ada", source="http")
+    given = {"discriminator": "line 1", "options": {"account": "acct_1"}, "payload": {"b": 1, "a": "é"}}
+    id = bench.put(parent=parent, destination="crm", **given)
+
+    entry = claim_one(bench.store)
+
+    row, written = bench.row(id), bench.database.entries[0]
+    for name in ("deliveries", "attempts", "maybe_sent", "in_doubt_since", "key_epoch", "sent_as", "leased_at"):
+        assert getattr(entry, name) == getattr(row, name)
+    for name in ("id", "operation", "payload", "options", "headers", "tag", "kid", "schema_version"):
+        assert getattr(entry, name) == getattr(written, name)
+    fields = asyncio.run(bench.store.key_fields(id))
+    assert outbox.ParentKey(fields.parent, scope=fields.scope, source=fields.source) == parent
+    assert entry.lease_token == row.lease_token
+    assert entry.queued_at == row.due_at
+    assert isinstance(entry.id, UUID)
+    assert entry.leased_at.utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "not_ready",
+    [
+        {"due_at": NEVER, "hold": "paused"},
+        {"state": "uncertain", "due_at": NEVER, "maybe_sent": True},
+        {"state": "sending", "lease_token": TOKEN, "lease_until": NEVER, "leased_at": EPOCH},
+    ],
+    ids=["held", "uncertain", "leased"],
+)
+def test_a_claim_leaves_what_is_not_to_be_sent_now(bench: Bench, not_ready: dict[str, Any]) -> None:
+    id = bench.put()
+    change(bench.database, id, **not_ready)
+    before = bench.row(id)
+
+    assert claim(bench.store) == []
+
+    assert bench.row(id) == before
+
+
+def test_a_claim_leaves_what_is_due_later(bench: Bench) -> None:
+    bench.put(due=HOUR)
+
+    assert claim(bench.store) == []
+
+    age(bench.database, 2 * HOUR)
+    assert len(claim(bench.store)) == 1
+
+
+def test_a_hint_skips_what_was_due_before_it_and_a_cutoff_what_came_due_after(bench: Bench) -> None:
+    older, middle, newer = (bench.put() for _ in range(3))
+    at = bench.row(middle).due_at
+    change(bench.database, older, due_at=at - HOUR)
+    change(bench.database, newer, due_at=at + timedelta(microseconds=1))
+
+    claimed = claim(bench.store, want(hint=at), cutoff=at)
+
+    assert [entry.id for entry in claimed] == [middle]
+    assert {entry.id for entry in claim(bench.store)} == {older, newer}
+
+
+def test_the_first_send_is_pinned_to_the_longest_prefix_that_serves_it(bench: Bench) -> None:
+    forms = {"crm": "short", "crm.upsert": "long", "crm.up": "another word", "mail": "other"}
+    long = bench.put(operation="crm.upsert.all")
+    short = bench.put(operation="crm.upserting")
+
+    claim(bench.store, forms=forms)
+
+    assert bench.row(long).sent_as == "long"
+    assert bench.row(short).sent_as == "short"
+
+
+def test_what_nobody_here_serves_is_pinned_to_nothing(bench: Bench) -> None:
+    id = bench.put()
+
+    claim(bench.store, forms={"mail": "native", "sms": "native"})
+
+    assert bench.row(id).sent_as is None
+
+
+def test_what_was_certainly_never_sent_is_pinned_anew_and_what_is_in_doubt_is_not(bench: Bench) -> None:
+    clean, doubtful = bench.put(), bench.put()
+    change(bench.database, clean, sent_as="old")
+    change(bench.database, doubtful, sent_as="old", maybe_sent=True, in_doubt_since=EPOCH, state="retry")
+
+    claim(bench.store, forms={"crm": "new"})
+
+    assert bench.row(clean).sent_as == "new"
+    assert bench.row(doubtful).sent_as == "old"
+
+
+# --- taking over
+
+
+def test_an_expired_lease_is_taken_over_and_leaves_doubt(bench: Bench) -> None:
+    id = bench.put()
+    claim_one(bench.store, forms={"crm": "first"})
+    age(bench.database, HOUR)
+    lost = bench.row(id)
+
+    entry = claim_one(bench.store, forms={"crm": "second"})
+
+    assert (entry.deliveries, entry.attempts) == (2, 1)
+    assert entry.maybe_sent
+    assert entry.in_doubt_since == lost.leased_at
+    assert entry.sent_as == "first"
+    assert entry.leased_at > lost.leased_at + HOUR / 2
+    assert entry.lease_token != lost.lease_token
+
+
+def test_the_doubt_began_with_the_first_lease_that_was_lost(bench: Bench) -> None:
+    id = bench.put()
+    claim_one(bench.store)
+    for _ in range(3):
+        age(bench.database, HOUR)
+        claim_one(bench.store)
+    age(bench.database, HOUR)
+    first = bench.row(id).in_doubt_since
+
+    entry = claim_one(bench.store)
+
+    assert (entry.deliveries, entry.attempts) == (5, 4)
+    assert entry.in_doubt_since == first
+    assert entry.leased_at - first > 3.5 * HOUR
+
+
+def test_a_lease_that_holds_is_not_taken_over(bench: Bench) -> None:
+    bench.put()
+    claim_one(bench.store)
+
+    age(bench.database, LEASE - timedelta(seconds=20))
+
+    assert claim(bench.store) == []
+
+
+def test_a_process_that_falls_silent_in_the_middle_of_its_claim_does_not_keep_the_entry(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    put_one(postgresql, ob)
+    others = Claims(postgresql.engine, ob.configuration)
+
+    with postgresql.engine.connect() as silent:
+        silent.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '300ms'")
+        assert len(claims_postgresql.claim(silent, TABLES, claim_request())) == 1
+        assert claim(others) == []
+        wait_for(lambda: claim(others), "the server to end the silent one")
+        with pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction timeout") as ended:
+            silent.exec_driver_sql("SELECT 1")
+        assert is_passing(ended.value)
+
+
+@pytest.mark.parametrize(("own", "then"), [("0", "1min"), ("5s", "5s"), ("1h", "1min")])
+def test_a_claim_may_be_silent_for_a_minute_or_less_if_the_session_says(
+    postgresql: Database, ob: outbox.Outbox, own: str, then: str
+) -> None:
+    put_one(postgresql, ob)
+    asked = "SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('synchronous_commit')"
+    with postgresql.engine.connect() as connection:
+        connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = '{own}'")
+        connection.exec_driver_sql("SET synchronous_commit = off")
+        connection.commit()
+        assert len(claims_postgresql.claim(connection, TABLES, claim_request())) == 1
+        assert connection.exec_driver_sql(asked).one() == (then, "on")
+        connection.commit()
+        assert connection.exec_driver_sql(asked).one() == (own, "off")
+
+
+def test_two_claimers_at_once_never_get_the_same_entry(postgresql: Database, ob: outbox.Outbox) -> None:
+    ids = put(postgresql, ob, count=200)
+
+    taken = [entry.id for entry in claim_at_once(postgresql, ob, slots=8)]
+
+    assert sorted(taken) == sorted(ids)
+    assert {row.deliveries for row in postgresql.queue} == {1}
+
+
+# --- settling
+
+
+def test_delivered_ends_the_entry_with_its_result(bench: Bench) -> None:
+    id = bench.put()
+    entry = claim_one(bench.store)
+
+    assert settle(bench.store, (entry, moves(entry)["delivered"])) == {id}
+
+    row = settlement_row(bench.database, id)
+    assert bench.row(id) is None
+    assert tuple(row)[:-1] == (id, "delivered", '{"id": "ch_1"}', None, 1, 1, 0)
+    assert abs(row.settled_at - entry.leased_at) < MINUTE
+    assert reasons(bench.database, id) == []
+
+
+def test_failed_ends_the_entry_with_its_reason_and_a_note(bench: Bench) -> None:
+    id = bench.put()
+    entry = claim_one(bench.store)
+
+    settle(bench.store, (entry, moves(entry)["failed"]))
+
+    assert tuple(settlement_row(bench.database, id))[:-1] == (id, "failed", None, "declined", 1, 1, 0)
+    assert reasons(bench.database, id) == ["declined"]
+
+
+def test_an_entry_that_waits_keeps_its_doubt_and_is_due_after_the_delay(bench: Bench) -> None:
+    id = bench.put()
+    entry = claim_one(bench.store, forms={"crm": "native"})
+
+    settle(bench.store, (entry, moves(entry)["retry"]))
+
+    row = bench.row(id)
+    assert (row.state, row.deliveries, row.attempts, row.sent_as) == ("retry", 1, 1, "native")
+    assert (row.maybe_sent, row.in_doubt_since) == (True, entry.leased_at)
+    assert (row.lease_token, row.lease_until, row.leased_at) == (None, None, None)
+    assert MINUTE <= row.due_at - entry.leased_at < 2 * MINUTE
+    assert row.outcome == outcome_on_record("slow", deliveries=1)
+    (event,) = bench.database.rows(TABLES.event)
+    assert (event.entry_id, event.kind, event.delivery, event.actor, event.reason) == (id, "attempt", 1, None, "slow")
+
+
+def test_an_uncertain_entry_is_never_due_again(bench: Bench) -> None:
+    id = bench.put()
+    entry = claim_one(bench.store)
+
+    settle(bench.store, (entry, moves(entry)["uncertain"]))
+
+    row = bench.row(id)
+    assert (row.state, row.due_at, row.attempts) == ("uncertain", NEVER, 1)
+    assert (row.maybe_sent, row.in_doubt_since) == (True, entry.leased_at)
+    assert row.lease_token is None
+    assert reasons(bench.database, id) == ["vanished"]
+    assert claim(bench.store) == []
+
+
+def test_how_long_an_entry_has_been_tried_counts_from_its_first_lease(bench: Bench) -> None:
+    id = bench.put()
+    entry = claim_one(bench.store)
+    settle(bench.store, (entry, HandBack("no adapter")))
+    assert bench.row(id).first_leased_at is None  # what nobody tried has no age
+
+    age(bench.database, HOUR)
+    first = claim_one(bench.store)
+    settle(bench.store, (first, Wait(timedelta(0), "slow", 1, True, first.leased_at)))
+    assert bench.row(id).first_leased_at == first.first_leased_at == first.leased_at
+
+    age(bench.database, HOUR)
+    claim_one(bench.store)
+    age(bench.database, HOUR)
+    third = claim_one(bench.store)
+    assert third.leased_at - third.first_leased_at > 1.9 * HOUR
+
+
+@pytest.mark.parametrize("before", ["pending", "retry"])
+def test_what_is_handed_back_is_as_it_was_and_counts_nothing(bench: Bench, before: str) -> None:
+    id = bench.put()
+    if before == "retry":
+        entry = claim_one(bench.store)
+        settle(bench.store, (entry, Wait(timedelta(0), "slow", 1, True, entry.leased_at)))
+        age(bench.database, MINUTE)
+    was = bench.row(id)
+    entry = claim_one(bench.store)
+
+    settled = settle(bench.store, (entry, HandBack("no adapter", MINUTE)))
+
+    row = bench.row(id)
+    assert settled == {id}
+    assert row.state == was.state == before
+    for name in ("deliveries", "attempts", "maybe_sent", "in_doubt_since", "lease_token", "outcome", "key_epoch"):
+        assert getattr(row, name) == getattr(was, name)
+    assert MINUTE <= row.due_at - entry.leased_at < 2 * MINUTE
+    assert len(reasons(bench.database, id)) == (before == "retry")
+
+
+def test_what_a_claim_took_over_is_handed_back_with_the_doubt_that_it_found(bench: Bench) -> None:
+    id = bench.put()
+    claim_one(bench.store)
+    age(bench.database, HOUR)
+    entry = claim_one(bench.store)
+
+    settle(bench.store, (entry, HandBack("no adapter")))
+
+    row = bench.row(id)
+    assert (row.state, row.deliveries, row.attempts) == ("retry", 1, 1)
+    assert (row.maybe_sent, row.in_doubt_since) == (True, entry.in_doubt_since)
+
+
+def test_a_batch_settles_each_entry_in_its_own_way(bench: Bench) -> None:
+    ids = put(bench.database, bench.ob, count=5)
+    claimed = {entry.id: entry for entry in claim(bench.store)}
+    batch = [(claimed[id], moves(claimed[id])[kind]) for id, kind in zip(ids, moves(claimed[ids[0]]), strict=True)]
+
+    assert settle(bench.store, *batch) == set(ids)
+
+    ended = [settlement_row(bench.database, id).state for id in ids[:2]]
+    waiting = [bench.row(id).state for id in ids[2:]]
+    assert ended + waiting == ["delivered", "failed", "retry", "uncertain", "pending"]
+
+
+def test_attempts_never_decrease(bench: Bench) -> None:
+    id = bench.put()
+    late = claim_one(bench.store)
+    for _ in range(3):
+        age(bench.database, HOUR)
+        claim_one(bench.store)
+
+    settle(bench.store, (late, moves(late)["delivered"]))
+
+    row = settlement_row(bench.database, id)
+    assert (row.attempts, row.deliveries) == (3, 4)
+
+
+# --- a stale lease
+
+
+def taken_over_by_another(bench: Bench, id: UUID) -> None:
+    age(bench.database, HOUR)
+    claim_one(bench.store)
+
+
+def waiting_again(bench: Bench, id: UUID) -> None:
+    taken_over_by_another(bench, id)
+    change(bench.database, id, state="retry", **NO_LEASE)
+
+
+def uncertain_by_now(bench: Bench, id: UUID) -> None:
+    taken_over_by_another(bench, id)
+    change(bench.database, id, state="uncertain", due_at=NEVER, **NO_LEASE)
+
+
+def pending_again(bench: Bench, id: UUID) -> None:
+    change(bench.database, id, state="pending", **NO_LEASE)
+
+
+SINCE: list[Callable[[Bench, UUID], None]] = [taken_over_by_another, waiting_again, uncertain_by_now, pending_again]
+
+
+@pytest.mark.parametrize("since", SINCE)
+@pytest.mark.parametrize("kind", ["failed", "retry", "uncertain", "handed back"])
+def test_a_stale_lease_settles_nothing(bench: Bench, since: Callable[[Bench, UUID], None], kind: str) -> None:
+    id = bench.put()
+    stale = claim_one(bench.store)
+    since(bench, id)
+    before = bench.row(id)
+
+    assert settle(bench.store, (stale, moves(stale)[kind])) == set()
+
+    assert bench.row(id) == before
+    assert settlement_row(bench.database, id) is None
+    assert reasons(bench.database, id) == []
+
+
+@pytest.mark.parametrize("since", SINCE[:3])
+def test_a_late_proof_of_success_is_kept(bench: Bench, since: Callable[[Bench, UUID], None]) -> None:
+    id = bench.put()
+    stale = claim_one(bench.store)
+    since(bench, id)
+
+    assert settle(bench.store, (stale, moves(stale)["delivered"])) == {id}
+
+    assert bench.row(id) is None
+    assert settlement_row(bench.database, id).state == "delivered"
+    assert settlement_row(bench.database, id).result == '{"id": "ch_1"}'
+
+
+@pytest.mark.parametrize("since", SINCE)
+def test_a_late_success_under_another_key_proves_nothing(bench: Bench, since: Callable[[Bench, UUID], None]) -> None:
+    id = bench.put()
+    stale = claim_one(bench.store)
+    since(bench, id)
+    change(bench.database, id, key_epoch=1)
+    before = bench.row(id)
+
+    assert settle(bench.store, (stale, moves(stale)["delivered"])) == set()
+
+    assert bench.row(id) == before
+
+
+def test_a_late_success_does_not_end_what_is_pending_again(bench: Bench) -> None:
+    id = bench.put()
+    stale = claim_one(bench.store)
+    pending_again(bench, id)
+
+    assert settle(bench.store, (stale, moves(stale)["delivered"])) == set()
+
+    assert bench.row(id).state == "pending"
+
+
+def test_after_a_late_success_the_other_sender_settles_nothing(bench: Bench) -> None:
+    id = bench.put()
+    stale = claim_one(bench.store)
+    age(bench.database, HOUR)
+    fresh = claim_one(bench.store)
+    settle(bench.store, (stale, moves(stale)["delivered"]))
+
+    for change_ in moves(fresh).values():
+        assert settle(bench.store, (fresh, change_)) == set()
+
+    assert settlement_row(bench.database, id).state == "delivered"
+
+
+def test_settling_twice_settles_once(bench: Bench) -> None:
+    ids = put(bench.database, bench.ob, count=5)
+    claimed = {entry.id: entry for entry in claim(bench.store)}
+    batch = [(claimed[id], moves(claimed[id])[kind]) for id, kind in zip(ids, moves(claimed[ids[0]]), strict=True)]
+
+    assert settle(bench.store, *batch) == set(ids)
+    assert settle(bench.store, *batch) == set()
+
+    assert len(bench.database.rows(TABLES.event)) == 3
+
+
+def test_one_exchange_settles_and_then_claims(bench: Bench) -> None:
+    first, second = bench.put(), bench.put()
+    (entry,) = claim(bench.store, want(slots=1))
+
+    exchange = asyncio.run(bench.store.exchange([(entry, HandBack("not now", HOUR))], claim_request()))
+
+    assert exchange.settled == {first}
+    assert [claimed.id for claimed in exchange.claimed] == [second]
+
+
+# --- the other questions
+
+
+@pytest.mark.parametrize("names", [[], ["crm"], ["a", "b", "crm", "ü", "zz"], [f"host-{n:03}" for n in range(120)]])
+def test_the_destinations_are_those_with_unsettled_entries(bench: Bench, names: list[str]) -> None:
+    for name in names:
+        put(bench.database, bench.ob, destination=name, count=2 if len(names) < 10 else 1)
+
+    assert sorted(asyncio.run(bench.store.destinations())) == sorted(names)
+
+
+def test_gauges_count_unsettled_entries_by_destination_and_state(bench: Bench) -> None:
+    put(bench.database, bench.ob, count=3)
+    put(bench.database, bench.ob, "mail.send")
+    (entry,) = claim(bench.store, want(slots=1))
+    settle(bench.store, (entry, moves(entry)["uncertain"]))
+
+    gauges = asyncio.run(bench.store.gauges())
+
+    assert gauges == {"crm": Gauge({"pending": 2, "uncertain": 1}, True), "mail": Gauge({"pending": 1}, True)}
+
+
+def test_gauges_of_a_long_queue_say_that_there_is_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(bench.database, bench.ob, count=5)
+    put(bench.database, bench.ob, "mail.send")
+    (entry,) = claim(bench.store, want(slots=1))
+    settle(bench.store, (entry, moves(entry)["uncertain"]))
+    monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MAX", 3)
+    monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MIN", 3)
+
+    gauges = asyncio.run(bench.store.gauges())
+
+    assert gauges == {"crm": Gauge({"pending": 2, "uncertain": 1}, False), "mail": Gauge({"pending": 1}, True)}
+
+
+# --- what the database itself refuses
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"state": "done"},
+        {"state": "delivered"},
+        {"state": "sending"},
+        {"lease_token": TOKEN, "lease_until": NEVER, "leased_at": EPOCH},
+        {"state": "sending", "lease_token": TOKEN, "leased_at": EPOCH},
+        {"state": "sending", "lease_token": TOKEN, "lease_until": NEVER},
+        {"lease_until": NEVER},
+        {"leased_at": EPOCH},
+        {"in_doubt_since": EPOCH},
+        {"attempts": -1},
+        {"deliveries": -1},
+        {"key_epoch": -1},
+    ],
+    ids=lambda broken: ", ".join(f"{name}={str(value)[:4]}" for name, value in broken.items()),
+)
+def test_the_database_refuses_half_a_lease_and_unknown_states(
+    database: Database, ob: outbox.Outbox, broken: dict[str, Any]
+) -> None:
+    id = put_one(database, ob)
+
+    with pytest.raises(sa.exc.IntegrityError):
+        change(database, id, **broken)
+
+
+# --- closing
+
+
+@pytest.mark.parametrize("kind", ["Engine", "AsyncEngine", "URL"])
+def test_closing_disposes_of_an_engine_only_if_it_was_made_here(
+    database: Database, ob: outbox.Outbox, kind: str
+) -> None:
+    disposed: list[str] = []
+    made = {"Engine": database.new_engine, "AsyncEngine": database.async_engine, "URL": lambda: database.url}[kind]()
+    store = Claims(made, ob.configuration)
+    sa.event.listen(store._engine, "engine_disposed", lambda engine: disposed.append("disposed"))
+
+    asyncio.run(store.close())
+
+    assert disposed == (["disposed"] if kind == "URL" else [])

@@ -1,0 +1,431 @@
+"""The completion of an accepted request: when it comes, what it is handed, what it leaves."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from support.accepted import Checkout, make_due
+from support.database import CHARGE, TABLES, Database, Order
+from support.entries import put_one, queue_row, states
+
+import outbox
+from dispatchers import Completed, Delivered, KeyConflict, Rejected, Settlement
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import resolve
+from dispatchers.maintenance.retention import Retention
+from dispatchers.maintenance.retention_sql import Look, bury_records, delete_entries
+
+DAY = timedelta(days=1)
+CARD = "4242424242424242"
+
+
+@pytest.fixture(params=["sync", "async"])
+def checkout(request: pytest.FixtureRequest, database: Database, ob: outbox.Outbox) -> Checkout:
+    """The app with its completion on a Session, and on an AsyncSession."""
+    return Checkout(database, ob, is_async=request.param == "async")
+
+
+# --- when
+
+
+def test_the_last_entrys_settling_gives_the_request_its_final_response(checkout: Checkout) -> None:
+    checkout.on_completed()
+    accepted = checkout.accept(CHARGE, "mail.receipt")
+
+    assert checkout.run_once() == 2
+
+    record = checkout.record
+    assert (record.state, record.status, accepted.status) == ("succeeded", 201, 202)
+    assert checkout.customers == ["retry-001"]
+    answer = checkout.accept()
+    assert (answer.status, answer.json()) == (201, {CHARGE: "delivered", "mail.receipt": "delivered"})
+    status = checkout.status()
+    assert status is not None
+    assert (status.state, status.response, status.retry_after) == ("succeeded", answer, None)
+
+
+def test_a_request_waits_for_its_slowest_entry(checkout: Checkout) -> None:
+    checkout.on_completed()
+    checkout.accept(CHARGE, "mail.receipt")
+
+    assert checkout.run_once(adapters={"stripe": MemoryAdapter()}) == 1
+    assert (checkout.record.state, checkout.seen) == ("accepted", [])
+    assert checkout.accept().status == 202
+
+    assert checkout.run_once() == 1
+    assert checkout.record.state == "succeeded"
+
+
+def test_what_it_is_handed_tells_each_effects_end_and_result(checkout: Checkout) -> None:
+    checkout.on_completed()
+    checkout.accept(CHARGE, "mail.receipt")
+    stripe = MemoryAdapter(answer=lambda delivery: Delivered({"charge": "ch_1"}))
+    mail = MemoryAdapter(answer=lambda delivery: Rejected("no such address"))
+
+    checkout.run_once(adapters={"stripe": stripe, "mail": mail})
+
+    (completed,) = checkout.seen
+    assert completed.id == checkout.record.id
+    assert (completed.completion, completed.parent.key, completed.parent.scope) == ("checkout", "retry-001", "acct_1")
+    assert sorted((entry.operation, entry.state, entry.result) for entry in completed.entries) == [
+        ("mail.receipt", "failed", None),
+        (CHARGE, "delivered", {"charge": "ch_1"}),
+    ]
+
+
+def test_a_final_response_from_400_on_is_a_failure_that_is_kept(checkout: Checkout) -> None:
+    checkout.on_completed()
+    checkout.accept()
+
+    checkout.run_once(MemoryAdapter(answer=lambda delivery: Rejected("declined")))
+
+    assert (checkout.record.state, checkout.record.status) == ("failed", 402)
+    assert checkout.accept().json() == {CHARGE: "failed"}
+
+
+def test_an_uncertain_entry_keeps_the_request_open_until_somebody_resolves_it(checkout: Checkout) -> None:
+    checkout.on_completed()
+    checkout.accept()
+
+    checkout.run_once(MemoryAdapter(answer=lambda delivery: KeyConflict("of another request")))
+    assert states(checkout.database) == {"uncertain": 1}
+    checkout.run_once()
+    assert (checkout.record.state, checkout.seen) == ("accepted", [])
+    (entry,) = checkout.database.entries
+    with checkout.database.dispatchers_engine.begin() as connection:
+        resolve(connection, TABLES, entry.id, "happened", actor="ada", reason="seen in the service's books")
+    assert checkout.run_once() == 1
+
+    assert checkout.record.state == "succeeded"
+    assert checkout.accept().json() == {CHARGE: "delivered"}
+
+
+def test_what_the_last_entrys_callback_enqueues_keeps_the_request_open(checkout: Checkout) -> None:
+    def charged(session: Session, settlement: Settlement) -> None:
+        checkout.ob.enqueue(session, "mail.receipt", {})
+
+    checkout.effects.on_settled(CHARGE)(charged)  # sync, beside a completion that may be async
+    checkout.on_completed()
+    checkout.accept()
+
+    checkout.run_once(adapters={"stripe": MemoryAdapter()})
+    assert (checkout.record.state, states(checkout.database)) == ("accepted", {"delivered": 1, "pending": 1})
+    checkout.run_once()
+
+    assert checkout.accept().json() == {CHARGE: "delivered", "mail.receipt": "delivered"}
+    assert len(checkout.seen) == 1
+
+
+def test_entries_under_other_parents_are_waited_for(checkout: Checkout) -> None:
+    checkout.on_completed()
+    with (
+        checkout.database.begin() as session,
+        checkout.ob.idempotent(session, "k", scope="acct_1", request={}) as claim,
+    ):
+        checkout.ob.enqueue(session, CHARGE, {}, parent="invoice:42")
+        checkout.ob.enqueue(session, "mail.receipt", {})
+        claim.accept("checkout", headers={"Location": "/1"})
+
+    checkout.run_once(adapters={"mail": MemoryAdapter()})
+    assert checkout.record.state == "accepted"
+    checkout.run_once()
+
+    assert checkout.record.state == "succeeded"
+
+
+def test_what_the_completion_enqueues_is_of_the_request_but_is_not_waited_for(checkout: Checkout) -> None:
+    def complete(session: Session, completed: Completed) -> None:
+        checkout.ob.enqueue(session, "mail.receipt", {})
+        completed.respond(200)
+
+    checkout.on_completed(complete)
+    checkout.accept()
+    checkout.run_once()
+    assert checkout.record.state == "succeeded"
+    checkout.run_once()
+
+    assert states(checkout.database) == {"delivered": 2}
+    (receipt,) = (entry for entry in checkout.database.entries if entry.operation == "mail.receipt")
+    assert (receipt.record_id, receipt.parent_id) == (checkout.record.id, checkout.record.id)
+    assert len(checkout.seen) == 1
+
+
+def test_the_retry_window_counts_from_the_final_response(checkout: Checkout) -> None:
+    checkout.on_completed()
+    checkout.accept()
+    before = checkout.record
+    checkout.database.age_records(3 * DAY)
+
+    checkout.run_once()
+
+    record = checkout.record
+    assert abs(record.replay_until - record.answered_at - DAY) < timedelta(seconds=1)
+    assert abs((record.keep_until - record.answered_at) - (before.keep_until - before.created_at)) < timedelta(
+        seconds=1
+    )
+    assert checkout.accept().status == 201
+
+
+# --- what has no settling to come with
+
+
+def test_a_request_whose_last_entry_the_app_cancels_is_completed_all_the_same(checkout: Checkout) -> None:
+    checkout.on_completed()
+    checkout.accept()
+    assert checkout.cancel(CHARGE)
+    assert checkout.record.state == "accepted"
+
+    assert checkout.run_once() == 0
+
+    assert checkout.record.state == "succeeded"
+    assert checkout.accept().json() == {CHARGE: "cancelled"}
+
+
+def test_a_request_that_another_release_settled_is_completed_by_one_that_knows_how(
+    checkout: Checkout, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkout.accept()
+    assert checkout.run_once(include=[]) == 1, "it knows no completion, and settles in the batch"
+    assert checkout.record.state == "accepted"
+
+    checkout.effects.on_completed("refund")(lambda session, completed: pytest.fail("another's"))
+    checkout.run_once()
+    assert f"request {checkout.record.id} waits: no on_completed('checkout') is registered here" in caplog.text
+    checkout.on_completed()
+    checkout.run_once()
+
+    assert checkout.record.state == "succeeded"
+
+
+def test_more_open_requests_than_a_page_holds_do_not_hide_one_behind_them(
+    database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatchers.store.accepted_requests.ACCEPTED_MAX", 2)
+    monkeypatch.setattr("dispatchers.pipeline.completion.ACCEPTED_MAX", 2)
+    checkout = Checkout(database, ob)
+    checkout.on_completed()
+    for number in range(5):
+        checkout.accept("crm.upsert", key=f"open-{number}")
+    checkout.accept(CHARGE, key="last")
+    checkout.cancel(CHARGE)
+
+    checkout.run_once(adapters={"mail": MemoryAdapter()})
+
+    assert checkout.customers == ["last"]
+
+
+# --- a completion that fails
+
+
+@pytest.mark.parametrize("kind", ["raises", "does not answer", "answers with what is no JSON"])
+def test_a_completion_that_fails_is_tried_again_and_nothing_is_sent_again(
+    checkout: Checkout, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    healthy = False
+
+    def complete(session: Session, completed: Completed) -> None:
+        session.add(Order(customer="ada", amount=2000))
+        if healthy:
+            completed.respond(201)
+        elif kind == "raises":
+            raise ZeroDivisionError(CARD)
+        elif kind == "answers with what is no JSON":
+            completed.respond(201, {"what": object()})
+
+    checkout.on_completed(complete)
+    checkout.accept()
+    adapter = MemoryAdapter()
+
+    checkout.run_once(adapter)
+    (row,) = checkout.database.queue
+    assert (row.state, checkout.record.state, checkout.customers) == ("retry", "accepted", [])
+    assert "delivered, but its completion raised " in row.outcome
+    assert f"entry {row.id} ({CHARGE}): its completion raised " in caplog.text
+    assert CARD not in caplog.text
+    healthy = True
+    make_due(checkout.database)
+    assert checkout.run_once(adapter) == 1
+
+    assert (checkout.record.state, checkout.customers) == ("succeeded", ["ada"])
+    assert len(adapter.deliveries) == 1
+
+
+@pytest.mark.parametrize("with_a_callback", [False, True])
+def test_what_is_refused_at_the_commit_is_the_completions_where_there_is_no_callback(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, with_a_callback: bool
+) -> None:
+    postgresql.execute(sa.text("CREATE TABLE fussy (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
+    checkout = Checkout(postgresql, ob)
+
+    def complete(session: Session, completed: Completed) -> None:
+        session.execute(sa.text("INSERT INTO fussy VALUES (1), (1)"))
+        completed.respond(201)
+
+    checkout.on_completed(complete)
+    if with_a_callback:
+        checkout.effects.on_settled(CHARGE)(lambda session, settlement: None)
+    checkout.accept()
+
+    checkout.run_once()
+
+    said = "its callback raised IntegrityError" if with_a_callback else "its completion raised IntegrityError"
+    assert said in caplog.text
+
+
+def test_a_completion_that_does_not_answer_says_so(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
+    checkout.on_completed(lambda session, completed: None)
+    checkout.accept()
+
+    checkout.run_once()
+
+    assert "NotAnswered: on_completed('checkout') has ended without completed.respond()" in caplog.text
+
+
+def test_a_completion_answers_once(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
+    def complete(session: Session, completed: Completed) -> None:
+        completed.respond(201)
+        completed.respond(202)
+
+    checkout.on_completed(complete)
+    checkout.accept()
+
+    checkout.run_once()
+
+    assert "respond after an answer: on_completed('checkout') has given one already" in caplog.text
+    assert checkout.record.state == "accepted"
+
+
+def test_a_failed_completion_takes_the_callbacks_work_with_it_and_brings_it_back(checkout: Checkout) -> None:
+    failures = iter([True])
+
+    def complete(session: Session, completed: Completed) -> None:
+        if next(failures, False):
+            raise ZeroDivisionError
+        completed.respond(201)
+
+    checkout.effects.on_settled(CHARGE)(lambda session, settlement: session.add(Order(customer="cb", amount=1)))
+    checkout.on_completed(complete)
+    checkout.accept()
+
+    checkout.run_once()
+    assert checkout.customers == []
+    make_due(checkout.database)
+    checkout.run_once()
+
+    assert checkout.customers == ["cb"]
+
+
+def test_a_completion_must_not_commit(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
+    checkout.on_completed(lambda session, completed: session.commit())
+    checkout.accept()
+
+    checkout.run_once()
+
+    assert "CallbackError: a callback must not commit" in caplog.text
+    assert checkout.record.state == "accepted"
+
+
+def test_a_failed_completion_without_a_settling_is_left_alone_for_a_while(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkout = Checkout(database, ob)
+    failures = iter([ZeroDivisionError(), ZeroDivisionError()])
+
+    def complete(session: Session, completed: Completed) -> None:
+        if error := next(failures, None):
+            raise error
+        completed.respond(201)
+
+    now = 1000.0
+    checkout.on_completed(complete)
+    checkout.accept()
+    checkout.cancel(CHARGE)
+
+    async def main() -> list[int]:
+        nonlocal now
+        working = checkout.dispatcher(clock=lambda: now)
+        seen = []
+        for seconds in (0, 1, 1.5, 3, 1.5, 400):
+            now += seconds
+            await working.run_once()
+            seen.append(len(checkout.seen))
+        await working.close()
+        return seen
+
+    assert asyncio.run(main()) == [1, 1, 2, 2, 3, 3]
+    assert f"request {checkout.record.id}: on_completed('checkout') raised ZeroDivisionError" in caplog.text
+    assert checkout.record.state == "succeeded"
+
+
+# --- registering
+
+
+def test_a_completion_that_is_registered_twice_is_refused(checkout: Checkout) -> None:
+    checkout.on_completed()
+
+    with pytest.raises(outbox.ConfigurationError, match=r"on_completed\('checkout'\) is registered twice"):
+        checkout.on_completed()
+
+
+def test_a_malformed_name_of_a_completion_is_refused(checkout: Checkout) -> None:
+    with pytest.raises(outbox.InvalidValue, match="completion 'Check out': must be lower-case words"):
+        checkout.effects.on_completed("Check out")
+
+
+def test_a_completions_name_is_no_prefix(checkout: Checkout) -> None:
+    checkout.effects.on_completed("checkout.eu")(lambda session, completed: pytest.fail("another's"))
+    checkout.effects.on_completed("check")(lambda session, completed: pytest.fail("another's"))
+    checkout.accept()
+
+    checkout.run_once()
+
+    assert checkout.record.state == "accepted"
+
+
+def test_an_async_completion_needs_an_async_engine(database: Database, ob: outbox.Outbox) -> None:
+    checkout = Checkout(database, ob, is_async=True)
+    checkout.on_completed()
+    checkout.is_async = False
+
+    with pytest.raises(outbox.ConfigurationError, match=r"the callback on_completed\('checkout'\) is async"):
+        checkout.dispatcher()
+
+
+# --- what it costs the others
+
+
+def test_entries_of_requests_that_were_answered_at_once_settle_in_the_batch(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    checkout = Checkout(database, ob)
+    checkout.on_completed()
+    with database.begin() as session, ob.idempotent(session, "k", scope="acct_1", request={}) as claim:
+        first = ob.enqueue(session, CHARGE, {}).id
+        claim.respond(201)
+    second = put_one(database, ob, "crm.upsert")
+    working = checkout.dispatcher()
+    alone: list[object] = []
+    working._settling.start = lambda *arguments: alone.append(arguments)  # type: ignore[method-assign]
+
+    assert asyncio.run(working.run_once()) == 2
+    assert not alone
+    assert queue_row(database, first) is None
+    assert queue_row(database, second) is None
+
+
+def test_an_accepted_request_is_never_deleted_by_retention(database: Database, ob: outbox.Outbox) -> None:
+    checkout = Checkout(database, ob)
+    checkout.accept()
+    checkout.run_once(include=[])
+    database.age_records(4000 * DAY)
+    look = Look(Retention(keep=timedelta(0), refuse=DAY), 100)
+
+    for step in (bury_records, delete_entries):
+        with database.dispatchers_engine.begin() as connection:
+            assert step(connection, TABLES, look).deleted == 0
+
+    checkout.on_completed()
+    checkout.run_once()
+    assert checkout.record.state == "succeeded"

@@ -1,0 +1,152 @@
+"""What contradicts a mark of the database's history, and what does not."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from support.database import Database
+
+import outbox
+from dispatchers import Dispatcher
+from dispatchers.database_identity import MARK_EVERY, Mark, bounds, is_due, is_promotion, position, suspicion
+from outbox.errors import ConfigurationError
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+MARK = Mark(
+    environment="prod",
+    system_identifier="71",
+    timeline="00000001",
+    place="5/16400",
+    lsn="0/16EF4C8",
+    checked_at=NOON,
+    number=7,
+)
+NOW = replace(MARK, lsn="0/16EF500", checked_at=NOON + timedelta(seconds=5))
+
+
+def test_the_same_server_a_little_later_is_not_suspicious() -> None:
+    assert suspicion(NOW, MARK, MARK) is None
+    assert suspicion(NOW, MARK, None) is None
+    assert suspicion(NOW, None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "saying"),
+    [
+        (
+            {"system_identifier": "72"},
+            "the server is another one, system identifier 72 instead of 71: the database was restored from a dump, copied or"
+            " upgraded",
+        ),
+        (
+            {"timeline": "00000002"},
+            "the server is on timeline 00000002 instead of 00000001: a standby was promoted, or a backup recovered",
+        ),
+        ({"place": "5/17000"}, "the tables are others, 5/17000 instead of 5/16400: they were restored or copied"),
+        (
+            {"lsn": "0/16EF4C7"},
+            "the write-ahead log went back to 0/16EF4C7 from 0/16EF4C8: an older state was restored",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("by", ["the database's", "a remembered"])
+def test_each_fact_that_changed_is_suspicious_by_either_mark(changed: dict[str, Any], saying: str, by: str) -> None:
+    now = replace(NOW, **changed)
+
+    reason = suspicion(now, MARK, None) if by == "the database's" else suspicion(now, replace(now), MARK)
+
+    assert reason == saying
+
+
+PROMOTED = replace(NOW, timeline="00000002")
+
+
+def test_a_later_timeline_alone_is_a_promotion() -> None:
+    assert is_promotion(PROMOTED, MARK, MARK)
+    assert is_promotion(PROMOTED, MARK, None)
+    assert not is_promotion(NOW, MARK, MARK)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"system_identifier": "72"},
+        {"place": "5/17000"},
+        {"lsn": "0/16EF4C7"},
+        {"timeline": "00000000"},
+        {"timeline": None},
+    ],
+    ids=str,
+)
+def test_a_promotion_that_contradicts_a_mark_is_none(changed: dict[str, Any]) -> None:
+    assert not is_promotion(replace(PROMOTED, **changed), MARK, MARK)
+
+
+def test_a_promotion_that_lost_the_last_mark_is_none() -> None:
+    known = replace(MARK, number=MARK.number + 1, checked_at=MARK.checked_at + timedelta(minutes=1))
+
+    assert not is_promotion(PROMOTED, MARK, known)
+
+
+@pytest.mark.parametrize("changed", [{"system_identifier": None}, {"timeline": None}, {"place": None}])
+def test_what_a_mark_knows_and_the_server_no_longer_tells_is_suspicious(changed: dict[str, Any]) -> None:
+    assert suspicion(replace(NOW, **changed), MARK, None) is not None
+    assert suspicion(NOW, replace(MARK, **changed), None) is None
+
+
+def test_a_database_without_the_last_mark_that_was_committed_is_suspicious() -> None:
+    later = replace(MARK, checked_at=NOON + timedelta(minutes=1), number=8)
+
+    assert suspicion(NOW, MARK, later) == (
+        "the database has mark 7 of 2026-01-31 12:00:00 UTC, and mark 8 of 2026-01-31 12:01:00 UTC had been committed: it was"
+        " set back"
+    )
+    assert suspicion(NOW, None, MARK) == (
+        "the database has no mark, and mark 7 of 2026-01-31 12:00:00 UTC had been committed: it was set back"
+    )
+
+
+def test_a_mark_that_somebody_wrote_since_in_the_place_of_the_lost_one_hides_nothing() -> None:
+    rewritten = replace(MARK, checked_at=NOON + timedelta(hours=1))
+
+    assert "it was set back" in str(suspicion(NOW, rewritten, MARK))
+    assert suspicion(NOW, replace(rewritten, number=8), MARK) is None
+
+
+def test_what_was_lost_came_after_the_mark_unless_somebody_wrote_that_later() -> None:
+    lost = replace(MARK, checked_at=NOON + timedelta(minutes=1), number=8)
+    promoted = replace(NOW, timeline="00000002")
+
+    assert bounds(NOW, MARK, lost)
+    assert bounds(promoted, MARK, None)
+    assert not bounds(NOW, replace(MARK, checked_at=NOON + timedelta(hours=1)), lost)
+    assert bounds(promoted, replace(MARK, checked_at=NOON + timedelta(hours=1)), lost)
+
+
+def test_what_a_process_remembers_is_outdated_once_a_person_has_resumed() -> None:
+    resumed = replace(MARK, timeline="00000002", resumed_at=NOON)
+    now = replace(NOW, timeline="00000002")
+
+    assert suspicion(now, resumed, MARK) is None
+    assert suspicion(now, resumed, replace(MARK, resumed_at=NOON - timedelta(days=1))) is None
+    assert suspicion(now, resumed, replace(MARK, resumed_at=NOON)) is not None
+    assert suspicion(now, replace(resumed, resumed_at=None), replace(resumed, number=8)) is not None
+
+
+def test_a_position_grows_with_the_log_whatever_its_digits() -> None:
+    assert position("0/FF000000") < position("1/0") < position("1/A") < position("A/0")
+
+
+def test_a_mark_is_due_after_its_time_and_never_while_the_clock_is_behind_it() -> None:
+    assert is_due(replace(MARK, checked_at=NOON + MARK_EVERY), MARK)
+    assert not is_due(replace(MARK, checked_at=NOON + MARK_EVERY / 2), MARK)
+    assert not is_due(replace(MARK, checked_at=NOON - timedelta(days=1)), MARK)
+
+
+@pytest.mark.parametrize("slip", ["false", "0", 1, None])
+def test_only_a_bool_declares_that_promotions_lose_nothing(sqlite: Database, ob: outbox.Outbox, slip: Any) -> None:
+    """The text "false", as an environment variable brings it, is true."""
+    with pytest.raises(ConfigurationError, match=r"promotions_lose_nothing=.*: must be True or False"):
+        Dispatcher(sqlite.engine, outbox=ob, promotions_lose_nothing=slip)

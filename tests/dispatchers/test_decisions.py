@@ -1,0 +1,576 @@
+"""What a person decides: on record under a name, refused where it could be untrue, carried out by a dispatcher."""
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from support.callbacks import Shop
+from support.database import TABLES, Database
+from support.entries import (
+    HOUR,
+    age,
+    change,
+    claim,
+    claim_one,
+    put_one,
+    queue_row,
+    run_once,
+    settle,
+    settlement_row,
+    state,
+    wait_for,
+)
+
+import outbox
+from dispatchers import FOREVER, Deferred, Delivered, KeyConflict, Outcome, Rejected, Unknown
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import decisions
+from dispatchers.delivery import Window
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Park, known_of
+from outbox.keys import derive_tag, encode_native, key_fields
+from outbox.sql.dialect import clock
+from outbox.times import NEVER
+
+DAY = 24 * HOUR
+KNOWN = "it is known to be delivered, and only its callback is due"
+
+
+@pytest.fixture(params=["sync", "async"])
+def shop(request: pytest.FixtureRequest, database: Database, ob: outbox.Outbox) -> Shop:
+    """The app with callbacks on a Session, and on an AsyncSession."""
+    return Shop(database, ob, is_async=request.param == "async")
+
+
+def decide(database: Database, what: Callable[..., None], id: UUID, *verdict: str, **settings: Any) -> None:
+    with database.engine.begin() as connection:
+        what(connection, TABLES, id, *verdict, **{"actor": "ada", "reason": "looked at it", **settings})
+
+
+def history(database: Database, id: UUID) -> list[tuple[str, str | None, str | None]]:
+    return [(row.kind, row.actor, row.reason) for row in database.rows(TABLES.event) if row.entry_id == id]
+
+
+# --- entries in every state
+
+
+def uncertain(database: Database, ob: outbox.Outbox, outcome: Outcome | None = None, **settings: Any) -> UUID:
+    """An entry that may have happened: by default one whose sender got no answer from a service that keeps no keys."""
+    id = put_one(database, ob, **settings)
+    adapter = MemoryAdapter([outcome or Unknown("no answer")], window=None)
+    run_once(database, ob, adapters={"crm": adapter})
+    assert state(database, id) == "uncertain"
+    return id
+
+
+def in_doubt(database: Database, ob: outbox.Outbox) -> UUID:
+    """An entry that may have happened under a key which the service still knows, and whose answer it does not."""
+    id = put_one(database, ob, parent="invoice:42")
+    store = Claims(database.engine, ob.configuration)
+    claimed = claim_one(store, forms={"crm": "native"})
+    settle(store, (claimed, Park("somebody is to look", 1, True, claimed.leased_at)))
+    return id
+
+
+def in_state(name: str, database: Database, ob: outbox.Outbox) -> UUID:
+    if name == "uncertain":
+        return uncertain(database, ob)
+    id = put_one(database, ob)
+    answers: dict[str, Outcome] = {
+        "retry": Deferred("busy"),
+        "maybe sent": Unknown("no answer"),
+        "delivered": Delivered(),
+        "failed": Rejected("no"),
+    }
+    if name in answers:
+        run_once(database, ob, adapters={"crm": MemoryAdapter([answers[name]])})
+    elif name == "sending":
+        claim(Claims(database.engine, ob.configuration))
+    elif name == "held":
+        change(database, id, hold="a clone")
+    elif name == "cancelled":
+        with database.begin() as session:
+            ob.cancel(session, id)
+    elif name == "its callback is due":
+        shop = Shop(database, ob, is_async=False)
+        shop.on_settled(lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
+        shop.run_once(adapters={"crm": MemoryAdapter()})
+    return id
+
+
+def resolve(connection: Any, tables: Any, id: UUID, **settings: Any) -> None:
+    decisions.resolve(connection, tables, id, "happened", **settings)
+
+
+BEING_SENT = "it is being sent, or looked for, now; ask again when that has ended"
+ENDED = "it has ended, and that is final"
+HELD = r"it is held \(a clone\): `release` it first"
+LOOK_FIRST = "it may have happened: `resolve` it, once you have looked at the service"
+MAYBE_SENT = "it may have been sent, so it cannot be cancelled any more"
+NOT_HELD = "it is not held"
+UNCERTAIN_ONLY = "only an uncertain one can be resolved"
+
+ALLOWED: list[tuple[Any, str]] = [
+    (decisions.retry, "pending"),
+    (decisions.retry, "retry"),
+    (decisions.retry, "maybe sent"),
+    (decisions.retry, "its callback is due"),
+    (decisions.cancel, "pending"),
+    (decisions.cancel, "retry"),
+    (resolve, "uncertain"),
+    (decisions.release, "held"),
+]
+
+REFUSED: list[tuple[Any, str, str, str]] = [
+    (decisions.retry, "sending", "sending", BEING_SENT),
+    (decisions.retry, "uncertain", "uncertain", LOOK_FIRST),
+    (decisions.retry, "held", "pending", HELD),
+    (decisions.retry, "failed", "failed", ENDED),
+    (decisions.cancel, "sending", "sending", BEING_SENT),
+    (decisions.cancel, "uncertain", "uncertain", "only a waiting one can be cancelled"),
+    (decisions.cancel, "maybe sent", "retry", MAYBE_SENT),
+    (decisions.cancel, "its callback is due", "retry", KNOWN),
+    (decisions.cancel, "held", "pending", HELD),
+    (decisions.cancel, "delivered", "delivered", ENDED),
+    (resolve, "pending", "pending", UNCERTAIN_ONLY),
+    (resolve, "retry", "retry", UNCERTAIN_ONLY),
+    (resolve, "maybe sent", "retry", UNCERTAIN_ONLY),
+    (resolve, "sending", "sending", BEING_SENT),
+    (resolve, "its callback is due", "retry", UNCERTAIN_ONLY),
+    (resolve, "cancelled", "cancelled", ENDED),
+    (decisions.release, "pending", "pending", NOT_HELD),
+    (decisions.release, "uncertain", "uncertain", NOT_HELD),
+    (decisions.release, "delivered", "delivered", ENDED),
+]
+
+
+def named(value: Any) -> str:
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("what", "given"), ALLOWED, ids=named)
+def test_a_decision_that_a_state_allows_makes_the_entry_due_and_is_on_record(
+    database: Database, ob: outbox.Outbox, what: Any, given: str
+) -> None:
+    id = in_state(given, database, ob)
+    change(database, id, due_at=NEVER)
+    before = history(database, id)
+
+    decide(database, what, id, actor="ada@shop", reason="a good one")
+
+    assert queue_row(database, id).due_at < NEVER
+    verdict = "happened: " if what is resolve else ""
+    assert history(database, id) == [*before, ("decision", "ada@shop", f"{verdict}a good one")]
+
+
+@pytest.mark.parametrize(("what", "given", "shown", "text"), REFUSED, ids=named)
+def test_a_decision_that_a_state_does_not_allow_changes_nothing(
+    database: Database, ob: outbox.Outbox, what: Any, given: str, shown: str, text: str
+) -> None:
+    id = in_state(given, database, ob)
+    before = (queue_row(database, id), history(database, id))
+
+    with pytest.raises(outbox.DecisionRefused, match=f"entry {id} is {shown}: {text}") as refused:
+        decide(database, what, id)
+
+    assert refused.value.state == shown
+    assert (queue_row(database, id), history(database, id)) == before
+
+
+@pytest.mark.parametrize("what", [decisions.retry, decisions.cancel, resolve, decisions.release], ids=named)
+def test_an_unknown_entry_is_said_to_be_unknown(database: Database, what: Any) -> None:
+    id = uuid4()
+
+    with pytest.raises(outbox.EntryNotFound, match=f"no entry has the id {id}"):
+        decide(database, what, id)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"reason": "  "}, outbox.InvalidValue, "reason '  ': must say how you know: it stays on record"),
+        ({"actor": ""}, outbox.InvalidValue, "actor '': must name who decides: it stays on record"),
+        ({"actor": "a" * 256}, outbox.InvalidValue, "has 256 characters; at most 255 are kept"),
+        ({"reason": "r" * 1001}, outbox.InvalidValue, "has 1001 characters; at most 1000 are kept"),
+        ({"reason": "a\0b"}, outbox.InvalidValue, "holds a NUL character or a lone surrogate"),
+        ({"reason": "a\ud83d"}, outbox.InvalidValue, "holds a NUL character or a lone surrogate"),
+        ({"result": float("nan")}, outbox.NotSerializable, "the result is not JSON: it holds NaN"),
+        ({"result": "x" * 70_000}, outbox.NotSerializable, "the result has 70002 bytes of JSON, at most 65536 are"),
+    ],
+)
+def test_what_cannot_stay_on_record_is_refused_before_anything_is_written(
+    database: Database, ob: outbox.Outbox, given: Any, error: type[Exception], text: str
+) -> None:
+    id = uncertain(database, ob)
+    before = queue_row(database, id)
+
+    with pytest.raises(error, match=text):
+        decide(database, resolve, id, **given)
+
+    assert queue_row(database, id) == before
+
+
+def test_a_verdict_that_nobody_knows_is_refused(database: Database, ob: outbox.Outbox) -> None:
+    with pytest.raises(outbox.InvalidValue, match="verdict 'perhaps': must be one of"):
+        decide(database, decisions.resolve, uncertain(database, ob), "perhaps")
+
+
+# --- happened, did not happen
+
+
+@pytest.mark.parametrize(("verdict", "ends"), [("happened", "delivered"), ("did_not_happen", "failed")])
+def test_a_persons_word_settles_with_its_reason_and_its_callback(shop: Shop, verdict: str, ends: str) -> None:
+    database = shop.database
+    id = uncertain(database, shop.ob)
+    shop.on_settled(shop.pay)
+    adapter = MemoryAdapter()
+
+    decide(database, decisions.resolve, id, verdict, reason="seen in the list", result={"id": "c_1"})
+    assert state(database, id) == "uncertain", "until a dispatcher carries it out"
+    assert shop.run_once(adapters={"crm": adapter}) == 1
+
+    row = settlement_row(database, id)
+    assert (row.state, row.reason, json.loads(row.result), row.attempts) == (ends, "seen in the list", {"id": "c_1"}, 1)
+    assert [(each.state, each.reason, each.result) for each in shop.seen] == [(ends, "seen in the list", {"id": "c_1"})]
+    assert (adapter.deliveries, len(database.orders)) == ([], 1)
+
+
+@pytest.mark.parametrize("verdict", ["happened", "did_not_happen", "send_again"])
+def test_the_history_tells_of_a_persons_word_once(database: Database, ob: outbox.Outbox, verdict: str) -> None:
+    id = uncertain(database, ob)
+    before = history(database, id)
+
+    decide(database, decisions.resolve, id, verdict)
+    run_once(database, ob, adapters={"crm": MemoryAdapter(window=None)})
+
+    assert state(database, id) in ("delivered", "failed", "pending")
+    ((kind, actor, told),) = history(database, id)[len(before) :]
+    assert (kind, actor) == ("decision", "ada")
+    assert "looked at it" in (told or "")
+
+
+def test_a_later_word_takes_the_place_of_one_that_was_not_yet_carried_out(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    id = uncertain(database, ob)
+
+    decide(database, decisions.resolve, id, "did_not_happen", actor="bob")
+    decide(database, decisions.resolve, id, "happened")
+    run_once(database, ob, adapters={"crm": MemoryAdapter()})
+
+    assert state(database, id) == "delivered"
+    assert [actor for kind, actor, _ in history(database, id) if kind == "decision"] == ["bob", "ada"]
+
+
+def test_a_decision_on_what_nobody_serves_waits_and_stays_uncertain(database: Database, ob: outbox.Outbox) -> None:
+    id = uncertain(database, ob, parent="invoice:42")
+    decide(database, decisions.resolve, id, "happened")
+
+    assert run_once(database, ob, adapters={"mail": MemoryAdapter()}) == 0
+
+    with database.begin() as session:
+        (status,) = ob.status(session, "invoice:42")
+    assert (status.state, status.reason) == ("uncertain", "looked at it")
+    age(database, HOUR)
+    assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 1
+    assert state(database, id) == "delivered"
+
+
+def test_a_cancelling_that_nobody_serves_stays_pending(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    decide(database, decisions.cancel, id)
+
+    run_once(database, ob, adapters={"mail": MemoryAdapter()})
+
+    assert (state(database, id), queue_row(database, id).deliveries) == ("pending", 0)
+
+
+# --- send again
+
+
+def send_again(database: Database, ob: outbox.Outbox, id: UUID, adapter: MemoryAdapter) -> Any:
+    """Decide so, and let a dispatcher take note; the row as it then waits."""
+    decide(database, decisions.resolve, id, "send_again")
+    assert run_once(database, ob, adapters={"crm": adapter}) == 1
+    return queue_row(database, id)
+
+
+def later_key(database: Database, ob: outbox.Outbox, epoch: int) -> str:
+    entry = database.entries[0]
+    fields = key_fields("test", outbox.ParentKey(entry.parent), entry.operation, entry.discriminator)
+    return encode_native(derive_tag(ob.configuration.keyring, "k1", fields, epoch))
+
+
+@pytest.mark.parametrize("window", [DAY, FOREVER])
+def test_inside_the_window_it_is_sent_again_under_the_same_key(
+    database: Database, ob: outbox.Outbox, window: Window
+) -> None:
+    id = in_doubt(database, ob)
+    doubt = queue_row(database, id).in_doubt_since
+    adapter = MemoryAdapter(window=window)
+
+    row = send_again(database, ob, id, adapter)
+    assert (row.state, row.key_epoch, row.attempts, row.maybe_sent, row.in_doubt_since) == (
+        "pending",
+        0,
+        0,
+        True,
+        doubt,
+    )
+    age(database, HOUR)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert [delivery.key for delivery in adapter.deliveries] == [ob.child_key("invoice:42", "crm.upsert")]
+    assert (state(database, id), settlement_row(database, id).key_epoch) == ("delivered", 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "window", "aged"),
+    [
+        (None, DAY, DAY),
+        (None, DAY, DAY - timedelta(seconds=70)),  # the quiescence would outlast what is left of it
+        (KeyConflict("other"), FOREVER, timedelta(0)),
+        (Unknown("500", final=True), FOREVER, timedelta(0)),
+        (None, None, timedelta(0)),
+    ],
+    ids=["past the window", "nearly past", "another request is stored", "an answer is stored", "no keys"],
+)
+def test_where_the_same_key_is_worth_nothing_the_next_epoch_is_really_sent(
+    database: Database, ob: outbox.Outbox, answer: Outcome | None, window: Window, aged: timedelta
+) -> None:
+    id = in_doubt(database, ob) if answer is None else uncertain(database, ob, answer, parent="invoice:42")
+    age(database, aged)
+    adapter = MemoryAdapter(window=window)
+
+    row = send_again(database, ob, id, adapter)
+    assert (row.state, row.key_epoch, row.attempts, row.maybe_sent, row.in_doubt_since) == ("pending", 1, 0, True, None)
+    age(database, HOUR)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    (delivery,) = adapter.deliveries
+    assert delivery.key == later_key(database, ob, 1) != ob.child_key("invoice:42", "crm.upsert")
+    assert (delivery.attempt, state(database, id), settlement_row(database, id).key_epoch) == (1, "delivered", 1)
+
+
+def test_the_key_of_epoch_one_is_the_one_in_the_documentation(database: Database) -> None:
+    prod = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="prod")
+    parent = outbox.ParentKey("8e03978e-40d5-43e8-bc93-6894a57f9324", scope="acct_1", source="http")
+    id = put_one(database, prod, "stripe.payment_intents.create", parent=parent)
+    adapter = MemoryAdapter([KeyConflict("other")])
+    for _ in range(3):
+        run_once(database, prod, adapters={"stripe": adapter})
+        age(database, HOUR)
+        if state(database, id) == "uncertain":
+            decide(database, decisions.resolve, id, "send_again")
+    age(database, HOUR)
+    run_once(database, prod, adapters={"stripe": adapter})
+
+    keys = [delivery.key for delivery in adapter.deliveries]  # docs/keys.md, its first vector and that one's epoch 1
+    assert keys == ["ck1_Yt6xpy24Jou9mN4o5TTSP1m0D2yEkGhZ", "ck1_0WP0qKVUWerrxcJoC-o5Cw7TIxISsOs3"]
+
+
+def test_it_waits_until_no_earlier_sender_can_be_at_work(database: Database, ob: outbox.Outbox) -> None:
+    id = in_doubt(database, ob)
+    adapter = MemoryAdapter()
+
+    send_again(database, ob, id, adapter)
+
+    age(database, timedelta(seconds=60))  # the lease is over, the margin is not
+    assert run_once(database, ob, adapters={"crm": adapter}) == 0
+    age(database, timedelta(seconds=5))
+    assert run_once(database, ob, adapters={"crm": adapter}) == 1
+    assert len(adapter.deliveries) == 1
+
+
+def test_nobody_can_hurry_what_waits_out_an_earlier_sender(database: Database, ob: outbox.Outbox) -> None:
+    id = in_doubt(database, ob)
+    adapter = MemoryAdapter()
+    send_again(database, ob, id, adapter)
+
+    with pytest.raises(outbox.DecisionRefused, match="as soon as no earlier sender can be at work any more"):
+        decide(database, decisions.retry, id)
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 0
+    assert adapter.deliveries == []
+
+
+@pytest.mark.parametrize("conclusive", [False, True])
+def test_a_rejection_of_a_later_epoch_is_uncertain_and_may_be_sent_again_under_one_more(
+    database: Database, ob: outbox.Outbox, conclusive: bool
+) -> None:
+    id = uncertain(database, ob, KeyConflict("other"))
+    adapter = MemoryAdapter([Rejected("declined", conclusive=conclusive)])
+    send_again(database, ob, id, adapter)
+    age(database, HOUR)
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 1
+    assert state(database, id) == "uncertain"
+
+    row = send_again(database, ob, id, adapter)
+    assert row.key_epoch == (2 if conclusive else 1), "a stored answer would only be repeated"
+
+
+@pytest.mark.parametrize(("conclusive", "ends"), [(False, "uncertain"), (True, "failed")])
+def test_under_the_same_key_a_rejection_is_uncertain_unless_it_is_conclusive(
+    database: Database, ob: outbox.Outbox, conclusive: bool, ends: str
+) -> None:
+    id = in_doubt(database, ob)
+    adapter = MemoryAdapter([Rejected("bad request", conclusive=conclusive)], window=DAY)
+    send_again(database, ob, id, adapter)
+    age(database, HOUR)
+
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert state(database, id) == ends
+
+
+def test_its_attempts_and_its_age_are_counted_anew(database: Database, ob: outbox.Outbox) -> None:
+    id = in_doubt(database, ob)
+    adapter = MemoryAdapter([Unknown("no answer")] * 3)
+    adapter.attempts_max, adapter.age_max = 2, 3 * HOUR
+    age(database, 2 * HOUR)
+    send_again(database, ob, id, adapter)
+
+    found = []
+    for _ in range(2):
+        age(database, 2 * HOUR)
+        run_once(database, ob, adapters={"crm": adapter})
+        found.append((state(database, id), queue_row(database, id).attempts))
+
+    assert found == [("retry", 1), ("uncertain", 2)]
+    assert [delivery.attempt for delivery in adapter.deliveries] == [1, 2]
+
+
+def test_a_new_epoch_may_go_out_in_another_form(database: Database, ob: outbox.Outbox) -> None:
+    same, new = in_doubt(database, ob), uncertain(database, ob, KeyConflict("other"), destination="eu")
+    adapter = MemoryAdapter()
+    adapter.pinned = "version=2"
+    for id in (same, new):
+        decide(database, decisions.resolve, id, "send_again")
+    assert run_once(database, ob, adapters={"crm": adapter}) == 2
+    age(database, HOUR)
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 1
+
+    assert [delivery.id for delivery in adapter.deliveries] == [new]
+    assert (state(database, same), queue_row(database, same).sent_as) == ("retry", "native")
+
+
+def test_what_is_sent_again_cannot_be_cancelled(database: Database, ob: outbox.Outbox) -> None:
+    id = uncertain(database, ob)
+    send_again(database, ob, id, MemoryAdapter())
+
+    with database.begin() as session:
+        assert not ob.cancel(session, id)
+    with pytest.raises(outbox.DecisionRefused, match=MAYBE_SENT):
+        decide(database, decisions.cancel, id)
+
+
+# --- what is held
+
+
+def test_an_uncertain_entry_that_is_released_is_not_sent(database: Database, ob: outbox.Outbox) -> None:
+    id = in_doubt(database, ob)
+    change(database, id, hold="a clone")
+    adapter = MemoryAdapter()
+
+    decide(database, decisions.release, id)
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 0
+    assert (state(database, id), queue_row(database, id).hold, adapter.deliveries) == ("uncertain", None, [])
+
+
+def test_a_decision_that_was_held_is_carried_out_once_it_is_released(database: Database, ob: outbox.Outbox) -> None:
+    id = uncertain(database, ob)
+    decide(database, decisions.resolve, id, "happened")
+    change(database, id, hold="a clone", due_at=NEVER)
+
+    decide(database, decisions.release, id)
+
+    assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 1
+    assert state(database, id) == "delivered"
+
+
+def test_a_halted_lane_goes_on_and_that_is_on_record(database: Database) -> None:
+    id = uuid4()
+    halted = {"ordering_key": "acct_1", "entry_id": id, "reason": "uncertain", "since": clock()}
+    database.execute(sa.insert(TABLES.halted).values(halted))
+
+    with database.engine.begin() as connection:
+        decisions.release_lane(connection, TABLES, "acct_1", actor="ada")
+
+    assert database.rows(TABLES.halted) == []
+    assert history(database, id) == [("decision", "ada", "its lane was released from: uncertain")]
+    with (
+        pytest.raises(outbox.EntryNotFound, match="no lane with the ordering key 'acct_1' is halted"),
+        database.engine.begin() as connection,
+    ):
+        decisions.release_lane(connection, TABLES, "acct_1", actor="ada")
+
+
+# --- races
+
+
+def waiting_for_a_lock(database: Database) -> int:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with database.new_engine().connect() as connection:
+        return connection.scalar(sa.text(query)) or 0
+
+
+def test_of_two_who_decide_at_once_the_second_sees_what_the_first_did(postgresql: Database, ob: outbox.Outbox) -> None:
+    id = uncertain(postgresql, ob)
+    first = postgresql.engine.connect()
+    first.begin()
+    decisions.resolve(first, TABLES, id, "did_not_happen", actor="bob", reason="not in the list")
+
+    second = threading.Thread(target=decide, args=(postgresql, decisions.resolve, id, "happened"))
+    second.start()
+    wait_for(lambda: not second.is_alive() or waiting_for_a_lock(postgresql), "the second to meet the first's lock")
+    first.commit()
+    first.close()
+    second.join()
+
+    assert known_of(queue_row(postgresql, id).outcome).state == "delivered"  # type: ignore[union-attr]
+    assert [reason for kind, _, reason in history(postgresql, id) if kind == "decision"] == [
+        "did_not_happen: not in the list",
+        "happened: looked at it",
+    ]
+
+
+def test_a_claim_passes_by_what_somebody_is_deciding(postgresql: Database, ob: outbox.Outbox) -> None:
+    deciding, other = put_one(postgresql, ob), put_one(postgresql, ob)
+    adapter = MemoryAdapter()
+
+    with postgresql.engine.begin() as connection:
+        decisions.cancel(connection, TABLES, deciding, actor="ada")
+        assert run_once(postgresql.new_engine(), ob, adapters={"crm": adapter}) == 1
+    assert run_once(postgresql, ob, adapters={"crm": adapter}) == 1
+
+    assert [delivery.id for delivery in adapter.deliveries] == [other]
+    assert state(postgresql, deciding) == "cancelled"
+
+
+def test_a_decision_never_lands_on_an_entry_that_was_claimed_meanwhile(
+    sqlite: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = put_one(sqlite, ob)
+    store = Claims(sqlite.engine, ob.configuration)
+    look = decisions._require
+
+    def look_and_be_late(*arguments: Any) -> None:
+        look(*arguments)
+        claim(store)  # between the look and the write: SQLite, unprepared, has no lock on what was only read
+
+    monkeypatch.setattr(decisions, "_require", look_and_be_late)
+    with (
+        pytest.raises(outbox.DecisionRefused, match="it has just changed: look again"),
+        sqlite.unprepared_engine().begin() as connection,
+    ):
+        decisions.cancel(connection, TABLES, id, actor="ada")
+
+    assert (state(sqlite, id), queue_row(sqlite, id).outcome) == ("sending", None)

@@ -1,0 +1,536 @@
+"""The dispatcher on a real database: what is sent, under which key, and what becomes of the entry."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.database import CHARGE, TABLES, Database
+from support.entries import (
+    HOUR,
+    age,
+    change,
+    claim,
+    dispatcher,
+    put,
+    put_one,
+    queue_row,
+    reasons,
+    run_once,
+    settlement_row,
+    state,
+    states,
+)
+
+import outbox
+from dispatchers import Deferred, Delivered, Delivery, Dispatcher, KeyConflict, Operations, Outcome, Rejected, Unknown
+from dispatchers.adapters import MemoryAdapter, StripeAdapter
+from dispatchers.store.database import Claims
+from dispatchers.testing.stripe_core import API_KEY
+from dispatchers.testing.stripe_service import running_stripe
+from outbox.sql.schema import SCHEMA_VERSION
+
+DAY = 24 * HOUR
+SECRET = bytes(range(32))
+SLOW = Unknown("no answer")
+
+
+class Misbehaving(MemoryAdapter):
+    """Executes the first send as told, then does something unheard of; later sends are answered."""
+
+    def __init__(self, misbehave: Callable[[], Any], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._misbehave = misbehave
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        outcome = await super().send(delivery)
+        if len(self.deliveries) > 1:
+            return outcome
+        answer = self._misbehave()
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def misbehave() -> None:
+        raise error
+
+    return misbehave
+
+
+# --- what is sent
+
+
+def test_run_once_sends_what_is_due_and_says_how_many_it_settled(database: Database, ob: outbox.Outbox) -> None:
+    ids = put(database, ob, count=3)
+    adapter = MemoryAdapter()
+
+    settled = run_once(database, ob, adapters={"crm": adapter})
+
+    assert settled == 3
+    assert {delivery.id for delivery in adapter.deliveries} == set(ids)
+    assert states(database) == {"delivered": 3}
+    assert run_once(database, ob, adapters={"crm": adapter}) == 0
+
+
+def test_what_the_service_answered_is_in_the_status(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, parent="invoice:42")
+
+    run_once(database, ob, adapters={"crm": MemoryAdapter([Delivered({"id": "c_1"})])})
+
+    with database.begin() as session:
+        (status,) = ob.status(session, "invoice:42")
+    assert (status.state, status.result, status.attempts) == ("delivered", {"id": "c_1"}, 1)
+
+
+def test_a_delivery_is_what_was_enqueued(database: Database, ob: outbox.Outbox) -> None:
+    options = {"account": "acct_1"}
+    id = put_one(database, ob, payload={"b": 1, "a": "é"}, options=options, parent="invoice:42", discriminator="1")
+    adapter = MemoryAdapter()
+
+    run_once(database, ob, adapters={"crm": adapter})
+
+    (delivery,) = adapter.deliveries
+    assert (delivery.id, delivery.operation, delivery.attempt) == (id, "crm.upsert", 1)
+    assert delivery.body == database.entries[0].payload
+    assert (delivery.payload, delivery.options, delivery.headers) == ({"b": 1, "a": "é"}, options, {})
+    assert delivery.key == ob.child_key("invoice:42", "crm.upsert", "1")
+
+
+def test_an_operation_may_be_async_or_sync(database: Database, ob: outbox.Outbox) -> None:
+    effects = Operations()
+    threads = []
+
+    @effects.operation("crm.upsert")
+    async def upsert(delivery: Delivery) -> Outcome:
+        threads.append(threading.current_thread())
+        return Delivered("async")
+
+    @effects.operation("mail")
+    def send(delivery: Delivery) -> Outcome:
+        threads.append(threading.current_thread())
+        return Delivered("sync")
+
+    first, second = put_one(database, ob), put_one(database, ob, "mail.send")
+
+    assert run_once(database, ob, include=[effects]) == 2
+
+    assert settlement_row(database, first).result == '"async"'
+    assert settlement_row(database, second).result == '"sync"'
+    assert threads.count(threading.main_thread()) == 1
+
+
+@pytest.mark.parametrize("kind", ["url", "text", "engine", "async engine"])
+def test_a_target_is_a_url_or_an_engine_of_either_kind(database: Database, ob: outbox.Outbox, kind: str) -> None:
+    target = {
+        "url": lambda: database.url,
+        "text": lambda: database.url.render_as_string(hide_password=False),
+        "engine": lambda: database.engine,
+        "async engine": database.async_engine,
+    }[kind]()
+    put(database, ob, count=10)
+    adapter = MemoryAdapter([SLOW])
+
+    async def main() -> int:
+        working = dispatcher(target, ob, adapters={"crm": adapter})
+        await working.check()
+        settled = await working.run_once()
+        await working.close()
+        return settled
+
+    assert asyncio.run(main()) == 10
+
+    assert states(database) == {"delivered": 9, "retry": 1}
+
+
+@pytest.mark.parametrize("target", ["hunter2", "postgresql+nodriver://shop:hunter2@host/shop", "sqlite://:hunter2:x"])
+def test_a_url_that_is_none_is_refused_and_not_shown(ob: outbox.Outbox, target: str) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        Dispatcher(target, adapters={"crm": MemoryAdapter()}, outbox=ob)
+
+    assert str(refused.value) == (
+        "a dispatcher needs a SQLAlchemy URL of a known driver, such as postgresql+psycopg://user@host/name (it is not shown)"
+    )
+
+
+def test_what_is_due_later_waits_and_so_does_what_came_due_again(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, due=HOUR)
+    adapter = MemoryAdapter([Deferred("busy", after=timedelta(0))] * 5)
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 0
+
+    age(database, 2 * HOUR)
+    assert run_once(database, ob, adapters={"crm": adapter}) == 1
+    assert len(adapter.deliveries) == 1
+
+
+def test_two_dispatchers_share_the_work_and_send_nothing_twice(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=200)
+    adapter = MemoryAdapter()
+
+    async def main() -> list[int]:
+        both = [dispatcher(database.new_engine(), ob, adapters={"crm": adapter}, concurrency=8) for _ in range(2)]
+        return await asyncio.gather(*(each.run_once() for each in both))
+
+    assert sum(asyncio.run(main())) == 200
+
+    assert len(adapter.deliveries) == len(adapter.effects) == 200
+
+
+def test_run_once_serves_every_destination_however_many(database: Database, ob: outbox.Outbox) -> None:
+    with database.begin() as session:
+        for number in range(120):
+            ob.enqueue(session, "crm.upsert", {}, parent=f"order:{number}", destination=f"host-{number}")
+
+    assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 120
+
+
+# --- what is not sent
+
+
+def test_what_was_cancelled_is_not_sent(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    adapter = MemoryAdapter()
+
+    with database.begin() as session:
+        assert ob.cancel(session, id)
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 0
+    assert adapter.deliveries == []
+    assert state(database, id) == "cancelled"
+
+
+def test_what_is_being_sent_or_may_have_been_sent_cannot_be_cancelled(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    answers: list[bool] = []
+
+    def cancelling(delivery: Delivery) -> Outcome:
+        with database.begin() as session:
+            answers.append(ob.cancel(session, id))
+        return SLOW
+
+    run_once(database, ob, adapters={"crm": MemoryAdapter(cancelling)})
+    with database.begin() as session:
+        answers.append(ob.cancel(session, id))
+
+    assert answers == [False, False]
+    assert state(database, id) == "retry"
+
+
+def test_an_operation_that_nobody_here_serves_waits_uncounted_and_is_logged(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    id = put_one(database, ob, payload={"card": "4242"})
+
+    assert run_once(database, ob, adapters={"mail": MemoryAdapter()}) == 0
+
+    row = queue_row(database, id)
+    assert (row.state, row.deliveries, row.attempts, row.maybe_sent) == ("pending", 0, 0, False)
+    assert reasons(database, id) == []
+    assert f"entry {id} (crm.upsert) waits: no adapter here serves it" in caplog.text
+    assert "4242" not in caplog.text
+    age(database, HOUR)
+    assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 1
+
+
+def test_an_entry_of_a_newer_release_waits_for_one(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    database.execute(sa.update(TABLES.entry).values(schema_version=SCHEMA_VERSION + 1))
+    adapter = MemoryAdapter()
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 0
+
+    assert adapter.deliveries == []
+    assert (state(database, id), queue_row(database, id).deliveries) == ("pending", 0)
+
+
+# --- attempts whose fate is unknown
+
+
+@pytest.mark.parametrize(
+    "misbehave",
+    [
+        raising(ValueError("a bug")),
+        raising(BaseExceptionGroup("many", [SystemExit(1)])),
+        raising(asyncio.CancelledError()),
+        lambda: None,
+        lambda: "delivered",
+        lambda: Delivered,
+        lambda: asyncio.sleep(10),
+    ],
+    ids=["raises", "raises a group", "is cancelled inside", "None", "text", "a class", "hangs"],
+)
+def test_whatever_an_adapter_does_the_next_attempt_has_the_same_key(
+    database: Database, ob: outbox.Outbox, misbehave: Callable[[], Any]
+) -> None:
+    id = put_one(database, ob)
+    adapter = Misbehaving(misbehave, timeout=timedelta(milliseconds=200))
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 1
+
+    row = queue_row(database, id)
+    assert (row.state, row.attempts, row.maybe_sent, row.lease_token) == ("retry", 1, True, None)
+    assert row.in_doubt_since is not None
+    age(database, HOUR)
+    assert run_once(database, ob, adapters={"crm": adapter}) == 1
+    assert [delivery.attempt for delivery in adapter.deliveries] == [1, 2]
+    assert len({delivery.key for delivery in adapter.deliveries}) == len(adapter.effects) == 1
+    assert state(database, id) == "delivered"
+
+
+def test_an_outcome_with_a_field_of_the_wrong_type_settles_all_the_same(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    adapter = MemoryAdapter([Deferred("busy", after=5)])  # type: ignore[arg-type]
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 1
+
+    assert state(database, id) == "retry"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "becomes"),
+    [
+        (Delivered({"at": datetime(2026, 1, 1, tzinfo=UTC)}), "delivered"),
+        (Delivered({"amount": float("nan")}), "delivered"),
+        (Delivered("a\0b"), "delivered"),
+        (Delivered({("a", 1): 2}), "delivered"),
+        (Rejected("no\0such\0thing"), "failed"),
+        (Rejected("half a \ud83d"), "failed"),
+        (Rejected(404), "failed"),  # type: ignore[arg-type]
+        (Unknown("half a \ud83d"), "retry"),
+    ],
+    ids=["datetime", "not a number", "NUL in it", "odd key", "NUL", "surrogate", "number", "surrogate, unknown"],
+)
+def test_an_answer_that_the_database_cannot_hold_holds_up_nobody(
+    database: Database, ob: outbox.Outbox, outcome: Outcome, becomes: str
+) -> None:
+    odd, sound = put_one(database, ob, destination="a"), put_one(database, ob, destination="b")
+    adapter = MemoryAdapter(lambda delivery: outcome if delivery.id == odd else Delivered())
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 2
+
+    assert state(database, sound) == "delivered"
+    assert state(database, odd) == becomes
+    ended = settlement_row(database, odd)
+    if ended is not None and ended.result is not None:
+        json.loads(ended.result, parse_constant=pytest.fail)
+
+
+def test_the_key_is_the_same_in_every_process_even_after_a_rotation(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, parent="invoice:42")
+    rotated = outbox.Outbox(outbox.Keyring({"k1": SECRET, "k2": SECRET[::-1]}, current="k2"), env="test")
+    adapter = MemoryAdapter([SLOW, SLOW])
+
+    for process in (ob, rotated, rotated):
+        run_once(database, process, adapters={"crm": adapter})
+        age(database, HOUR)
+
+    assert [delivery.key for delivery in adapter.deliveries] == [ob.child_key("invoice:42", "crm.upsert")] * 3
+    assert states(database) == {"delivered": 1}
+
+
+def test_a_later_key_epoch_has_a_key_of_its_own(database: Database) -> None:
+    # The first vector of docs/keys, and its epoch 1.
+    prod = outbox.Outbox(outbox.Keyring({"k1": SECRET}, current="k1"), env="prod")
+    parent = outbox.ParentKey("8e03978e-40d5-43e8-bc93-6894a57f9324", scope="acct_1", source="http")
+    id = put_one(database, prod, CHARGE, parent=parent)
+    adapter = MemoryAdapter([SLOW])
+
+    run_once(database, prod, adapters={"stripe": adapter})
+    age(database, HOUR)
+    change(database, id, key_epoch=1, maybe_sent=False, in_doubt_since=None)
+    run_once(database, prod, adapters={"stripe": adapter})
+
+    keys = [delivery.key for delivery in adapter.deliveries]
+    assert keys == ["ck1_Yt6xpy24Jou9mN4o5TTSP1m0D2yEkGhZ", "ck1_0WP0qKVUWerrxcJoC-o5Cw7TIxISsOs3"]
+    assert settlement_row(database, id).key_epoch == 1
+
+
+def test_an_epoch_whose_secret_is_not_here_is_not_sent_and_not_counted(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    change(database, id, key_epoch=1)
+    other = outbox.Keyring({"k2": SECRET}, current="k2")
+    adapter = MemoryAdapter()
+
+    run_once(database, ob, keyring=other, adapters={"crm": adapter})
+
+    row = queue_row(database, id)
+    assert adapter.deliveries == []
+    assert (row.state, row.attempts, row.maybe_sent) == ("retry", 0, False)
+
+
+# --- windows
+
+
+def vanish(database: Database, ob: outbox.Outbox, form: str = "native") -> None:
+    """A sender claims everything and is never heard of again."""
+    claim(Claims(database.engine, ob.configuration), forms={"crm": form})
+
+
+def test_a_key_past_its_window_is_never_sent_again(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    adapter = MemoryAdapter([SLOW, SLOW, SLOW], window=DAY)
+    for aged in (20 * HOUR, 3 * HOUR, 2 * HOUR):
+        run_once(database, ob, adapters={"crm": adapter})
+        age(database, aged)
+
+    assert run_once(database, ob, adapters={"crm": adapter}) == 1
+
+    assert [delivery.attempt for delivery in adapter.deliveries] == [1, 2, 3]
+    assert (state(database, id), queue_row(database, id).attempts) == ("uncertain", 3)
+    age(database, DAY)
+    assert run_once(database, ob, adapters={"crm": adapter}) == 0
+
+
+def test_after_a_sender_vanished_the_window_counts_from_its_lease(database: Database, ob: outbox.Outbox) -> None:
+    inside = put_one(database, ob)
+    vanish(database, ob)
+    adapter = MemoryAdapter([SLOW], window=DAY)
+
+    age(database, 23 * HOUR)
+    run_once(database, ob, adapters={"crm": adapter})
+    age(database, HOUR)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert len(adapter.deliveries) == 1
+    assert (state(database, inside), queue_row(database, inside).attempts) == ("uncertain", 2)
+
+
+@pytest.mark.parametrize("at_least_once", [False, True])
+def test_without_keys_only_who_asked_for_it_sends_again(
+    database: Database, ob: outbox.Outbox, at_least_once: bool
+) -> None:
+    vanished = put_one(database, ob)
+    vanish(database, ob)
+    age(database, HOUR)
+    unanswered = put_one(database, ob)
+    adapter = MemoryAdapter(
+        lambda delivery: SLOW if delivery.id == unanswered and delivery.attempt == 1 else Delivered()
+    )
+    adapter.window, adapter.at_least_once = None, at_least_once
+
+    for _ in range(2):
+        run_once(database, ob, adapters={"crm": adapter})
+        age(database, HOUR)
+
+    expected = "delivered" if at_least_once else "uncertain"
+    assert (state(database, vanished), state(database, unanswered)) == (expected, expected)
+    assert len(adapter.deliveries) == (3 if at_least_once else 1)
+
+
+def test_an_adapter_that_is_pinned_otherwise_sends_only_what_was_never_sent(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = MemoryAdapter(), MemoryAdapter()
+    old.pinned, new.pinned = "version=1", "version=2"
+    doubtful = put_one(database, ob)
+    vanish(database, ob, "native version=1")
+    age(database, HOUR)
+    clean = put_one(database, ob)
+
+    assert run_once(database, ob, adapters={"crm": new}) == 1
+
+    assert [delivery.id for delivery in new.deliveries] == [clean]
+    assert (state(database, doubtful), queue_row(database, doubtful).sent_as) == ("retry", "native version=1")
+    assert f"entry {doubtful} (crm.upsert) waits: it was sent as 'native version=1'" in caplog.text
+    age(database, HOUR)
+    assert run_once(database, ob, adapters={"crm": old}) == 1
+    assert [delivery.id for delivery in old.deliveries] == [doubtful]
+
+
+def test_an_entry_ages_from_its_first_attempt_not_while_nobody_works(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    adapter = MemoryAdapter([Deferred("busy")] * 2)
+    age(database, 10 * DAY)  # the dispatcher was switched off
+
+    run_once(database, ob, adapters={"crm": adapter})
+    assert state(database, id) == "retry"
+    age(database, 10 * DAY)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert state(database, id) == "failed"
+    assert "busy" in settlement_row(database, id).reason
+
+
+# --- the service knows better
+
+
+@pytest.mark.parametrize(
+    "earlier", [[], [Deferred("busy")], [Unknown("no answer")]], ids=["first", "later", "in doubt"]
+)
+def test_a_key_conflict_is_uncertain_at_once_and_never_sent_again(
+    database: Database, ob: outbox.Outbox, earlier: list[Outcome]
+) -> None:
+    id = put_one(database, ob)
+    adapter = MemoryAdapter([*earlier, KeyConflict("other parameters")])
+
+    for _ in range(4):
+        run_once(database, ob, adapters={"crm": adapter})
+        age(database, HOUR)
+
+    assert len(adapter.deliveries) == len(earlier) + 1
+    assert state(database, id) == "uncertain"
+
+
+def test_a_lost_row_enqueued_again_with_other_content_meets_its_old_key(database: Database, ob: outbox.Outbox) -> None:
+    with running_stripe() as stripe:
+        adapter = StripeAdapter(api_key=API_KEY, base_url=stripe.url)
+        put(database, ob, CHARGE, parent="invoice:42", payload=charge(2000))
+        run_once(database, ob, adapters={"stripe": adapter})
+        for table in (TABLES.entry, TABLES.queue, TABLES.settlement):
+            database.execute(sa.delete(table))  # as a restore from last night's backup would
+
+        id = put_one(database, ob, CHARGE, parent="invoice:42", payload=charge(3000))
+        assert run_once(database, ob, adapters={"stripe": adapter}) == 1
+
+        assert [effect.amount for effect in stripe.ledger.charges] == [2000]
+    assert state(database, id) == "uncertain"
+    assert "holds this key for another request" in (reasons(database, id)[0] or "")
+
+
+def test_a_lost_row_enqueued_again_unchanged_is_delivered_without_a_second_charge(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    with running_stripe() as stripe:
+        adapter = StripeAdapter(api_key=API_KEY, base_url=stripe.url)
+        for _ in range(2):
+            for table in (TABLES.entry, TABLES.queue, TABLES.settlement):
+                database.execute(sa.delete(table))
+            put(database, ob, CHARGE, parent="invoice:42", payload=charge(2000))
+            run_once(database, ob, adapters={"stripe": adapter})
+
+        assert len(stripe.ledger.charges) == 1
+    assert states(database) == {"delivered": 1}
+    assert adapter.replays == 1
+
+
+def charge(amount: int) -> dict[str, Any]:
+    return {"amount": amount, "currency": "eur", "payment_method": "pm_card_visa", "confirm": True}
+
+
+@pytest.mark.parametrize("grace", [timedelta(seconds=-1), 30])
+def test_a_grace_that_is_none_is_refused_at_the_start_and_not_at_sigterm(grace: Any) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        Dispatcher("sqlite://", adapters={"crm": MemoryAdapter()}, grace=grace)
+
+    assert str(refused.value) == f"grace must be a timedelta of 0 s or more, not {grace!r}"
+
+
+@pytest.mark.parametrize("given", [Operations(), [MemoryAdapter()], "effects"])
+def test_what_is_included_are_operations_in_a_list(given: Any) -> None:
+    with pytest.raises(outbox.ConfigurationError) as refused:
+        Dispatcher("sqlite://", include=given)
+
+    assert str(refused.value) == f"include must be a list of dispatchers.Operations, such as [effects], not {given!r}"
+
+
+@pytest.mark.parametrize("setting", ["lease", "margin", "poll"])
+@pytest.mark.parametrize("span", [timedelta(0), timedelta(seconds=-5), 5])
+def test_a_span_that_would_stretch_a_promise_is_refused(setting: str, span: Any) -> None:
+    settings: Any = {"adapters": {"crm": MemoryAdapter()}, setting: span}
+
+    with pytest.raises(outbox.ConfigurationError, match=f"{setting} must be a positive timedelta, not "):
+        Dispatcher("sqlite://", **settings)

@@ -1,0 +1,502 @@
+"""The dispatcher under pressure: limits, services that hang, a store that breaks, and one that is no database at all."""
+
+import ast
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from support.database import TABLES, Database
+from support.entries import (
+    HOUR,
+    Blocking,
+    WrappedStore,
+    age,
+    dispatcher,
+    pumping,
+    put,
+    put_one,
+    queue_row,
+    run_once,
+    settlement_row,
+    states,
+    until_true,
+)
+
+import dispatchers
+import outbox
+from dispatchers import Deferred, Delivered, Delivery, Dispatcher, Operations, Outcome, Unknown
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.callbacks import Callback
+from dispatchers.database_identity import Mark, Watched
+from dispatchers.flow_control.state import Pressures
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.database import Claims
+from dispatchers.store.gauges import Gauge
+from dispatchers.store.protocol import Exchange
+from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.transitions import Claimed, End, Ending, HandBack, Park, Settle, Wait
+from outbox.keys import KeyFields, Keyring, ParentKey, derive_tag, key_fields
+
+# --- pressure
+
+
+def test_the_limits_on_what_is_in_flight_hold(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=20)
+    put(database, ob, "mail.send", count=20)
+    crm, mail = Blocking(), Blocking()
+
+    async def main() -> None:
+        working = dispatcher(database, ob, adapters={"crm": crm, "mail": mail}, concurrency=4, in_flight_max=6)
+        pump = asyncio.create_task(pumping(working, lambda: states(database) == {"delivered": 40}))
+        await until_true(lambda: crm.waiting + mail.waiting >= 6)
+        await asyncio.sleep(0.1)  # time enough to overstep them
+        assert crm.waiting + mail.waiting == 6
+        crm.released.set()
+        mail.released.set()
+        await pump
+
+    asyncio.run(main())
+
+    assert max(crm.most, mail.most) == 4
+
+
+def test_a_destination_that_hangs_starves_no_other(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=20)
+    mails = put(database, ob, "mail.send", count=20)
+    dead, mail = Blocking(), MemoryAdapter()
+
+    async def main() -> None:
+        working = dispatcher(database, ob, adapters={"crm": dead, "mail": mail}, concurrency=4)
+        await pumping(working, lambda: states(database)["delivered"] == len(mails) and not dead.released.set())
+
+    asyncio.run(main())
+
+    assert {delivery.id for delivery in mail.deliveries} == set(mails)
+
+
+def test_sync_operations_that_hang_starve_no_other_destination(database: Database, ob: outbox.Outbox) -> None:
+    effects = Operations()
+    released = threading.Event()
+
+    @effects.operation("crm")
+    def hang(delivery: Delivery) -> Outcome:
+        released.wait(20)
+        return Delivered()
+
+    put(database, ob, count=40)
+    working = dispatcher(database, ob, include=[effects], adapters={"mail": MemoryAdapter()})
+
+    async def main() -> None:
+        pump = asyncio.create_task(pumping(working, released.is_set))
+        await asyncio.sleep(0.5)  # by now they hang
+        put(database, ob, "mail.send")
+        try:
+            await until_true(lambda: states(database)["delivered"] == 1, seconds=3)
+        finally:
+            released.set()
+            await pump
+
+    asyncio.run(main())
+
+
+def test_waiting_for_a_thread_is_no_part_of_a_sync_operations_timeout(database: Database, ob: outbox.Outbox) -> None:
+    effects = Operations()
+
+    @effects.operation("crm", timeout=timedelta(seconds=0.4))
+    def slow(delivery: Delivery) -> Outcome:
+        time.sleep(0.1)
+        return Delivered()
+
+    put(database, ob, count=60)
+
+    run_once(database, ob, include=[effects])
+
+    assert states(database) == {"delivered": 60}
+
+
+def test_a_send_that_outlives_its_lease_costs_no_slot(database: Database, ob: outbox.Outbox) -> None:
+    class Stubborn(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            outcome = await super().send(delivery)
+            while len(self.deliveries) == 1:
+                try:
+                    await asyncio.sleep(0.01)
+                except asyncio.CancelledError:
+                    continue  # as code that catches everything does
+            return outcome
+
+    put(database, ob, count=1)
+    adapter = Stubborn(timeout=timedelta(milliseconds=50))
+    working = dispatcher(
+        database,
+        ob,
+        adapters={"crm": adapter},
+        lease=timedelta(milliseconds=200),
+        margin=timedelta(milliseconds=20),
+        concurrency=2,
+    )
+
+    async def main() -> None:
+        await pumping(working, lambda: states(database) == {"delivered": 1}, seconds=5)
+        put(database, ob, count=4)
+        adapter.timeout = timedelta(seconds=1)
+        await pumping(working, lambda: states(database) == {"delivered": 5}, seconds=5)
+
+    asyncio.run(main())
+
+    assert states(database) == {"delivered": 5}
+    assert set(adapter.effects.values()) == {1}
+
+
+# --- a store that breaks
+
+
+@pytest.fixture
+def one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a store's fates meet its exchanges in order."""
+    monkeypatch.setattr("dispatchers.dispatcher.LANES", 1)
+
+
+@pytest.mark.usefixtures("one_lane")
+@pytest.mark.parametrize(
+    "fates",
+    [["", "before"], ["", "after"], ["", "before", "before", "after"], ["before", "", "after", "before"]],
+    ids=", ".join,
+)
+def test_outcomes_are_kept_while_the_database_is_away_and_settled_once(
+    database: Database, ob: outbox.Outbox, fates: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatchers.dispatcher.STORE_RETRY_SECONDS", (0.01, 0.01))
+    sent, waiting = put_one(database, ob, destination="a"), put_one(database, ob, destination="a")
+    adapter = MemoryAdapter(lambda delivery: Delivered() if delivery.id == sent else Deferred("busy", after=HOUR))
+    store = WrappedStore(Claims(database.engine, ob.configuration), *fates)
+    working = dispatcher(None, ob, adapters={"crm": adapter}, store=store)
+
+    asyncio.run(pumping(working, lambda: states(database) == {"delivered": 1, "retry": 1} and not store.failing))
+
+    assert len(adapter.deliveries) == 2
+    row, settled = queue_row(database, waiting), settlement_row(database, sent)
+    assert (row.deliveries, row.attempts) == (1, 0)
+    assert (settled.deliveries, settled.attempts) == (1, 1)
+    assert len(database.rows(TABLES.event)) == 1
+
+
+@pytest.mark.usefixtures("one_lane")
+def test_run_once_raises_what_the_database_raises_and_the_next_call_settles(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    put(database, ob, count=3)
+    adapter = MemoryAdapter()
+    store = WrappedStore(Claims(database.engine, ob.configuration), "", "before")
+    working = dispatcher(None, ob, adapters={"crm": adapter}, store=store)
+
+    with pytest.raises(sa.exc.OperationalError):
+        asyncio.run(working.run_once())
+    assert states(database) == {"sending": 3}
+
+    assert asyncio.run(working.run_once()) == 3
+    assert states(database) == {"delivered": 3}
+    assert len(adapter.deliveries) == 3
+
+
+@pytest.mark.usefixtures("one_lane")
+def test_a_claim_whose_acknowledgement_was_lost_is_taken_over_in_doubt(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    adapter = MemoryAdapter()
+    store = WrappedStore(Claims(database.engine, ob.configuration), "after")
+    working = dispatcher(None, ob, adapters={"crm": adapter}, store=store)
+
+    with pytest.raises(sa.exc.OperationalError):
+        asyncio.run(working.run_once())
+    assert asyncio.run(working.run_once()) == 0
+    assert adapter.deliveries == []
+    age(database, HOUR)
+
+    assert asyncio.run(working.run_once()) == 1
+    assert settlement_row(database, id).attempts == 2
+
+
+def test_a_database_error_is_logged_without_what_was_to_be_stored(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatchers.dispatcher.STORE_RETRY_SECONDS", (0.01, 0.01))
+    put(database, ob)
+    table, away = TABLES.settlement.name, "elsewhere"
+
+    def answer(delivery: Delivery) -> Delivered:
+        """After the claim, which reads the settlements too."""
+        database.execute(sa.text(f"ALTER TABLE {table} RENAME TO {away}"))
+        return Delivered({"email": "ada@example.com"})
+
+    working = dispatcher(database, ob, adapters={"crm": MemoryAdapter(answer)})
+
+    def repaired() -> bool:
+        if "the database " in caplog.text:
+            database.execute(sa.text(f"ALTER TABLE {away} RENAME TO {table}"))
+            return True
+        return False
+
+    asyncio.run(pumping(working, repaired))
+
+    assert states(database) == {"delivered": 1}
+    if (
+        database.engine.dialect.name == "postgresql"
+    ):  # which says what is wrong: nobody should look for a network's fault
+        assert (
+            "the database refuses what it is asked: the outbox's table 'outbox_settlement' does not exist"
+            in caplog.text
+        )
+    assert "ada@example.com" not in caplog.text
+
+
+# --- no database at all
+
+
+class FakeStore:
+    """One destination in memory, on a clock that only its tests turn."""
+
+    takes_async_callbacks = True
+
+    def __init__(self, count: int = 1) -> None:
+        self.seconds = 1000.0
+        self.lag = 0.0
+        self.lag_of_keys = 0.0
+        self.queue = [fake_entry(number) for number in range(count)]
+        self.requests: list[ClaimRequest] = []
+        self.changes: list[Any] = []
+        self.others: list[str] = []
+        self.exchanges = 0
+
+    @property
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds)
+
+    async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
+        self.exchanges += 1
+        self.changes += [change for _, change in settlements]
+        claimed = []
+        if request is not None and request.wants:
+            self.requests.append(request)
+            size = min(sum(want.slots for want in request.wants if want.destination == "crm"), request.entries_max)
+            taken, self.queue = self.queue[:size], self.queue[size:]
+            claimed = [entry._replace(leased_at=self.now, lease_token=request.token) for entry in taken]
+            self.seconds += self.lag
+        return Exchange({entry.id for entry, _ in settlements}, claimed)
+
+    async def settle_with(self, entry: Claimed, end: End, callback: Callback) -> bool:
+        raise NotImplementedError
+
+    async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
+        return frozenset(registered)
+
+    async def take_over(self, callbacks: Collection[str]) -> int:
+        return 0
+
+    async def destinations(self) -> list[str]:
+        return ["crm", *self.others]
+
+    async def watch(self, env: str, known: Mark | None) -> Watched:
+        return Watched(mark=None)
+
+    async def seek(self, wanted: Wanted, quiescence: timedelta, after: UUID | None) -> UUID | None:
+        return None
+
+    async def pressures(self) -> Pressures:
+        return Pressures(self.now, {})
+
+    async def gauges(self) -> dict[str, Gauge]:
+        return {}
+
+    async def key_fields(self, entry_id: UUID) -> KeyFields:
+        self.seconds += self.lag_of_keys
+        return key_fields("test", ParentKey("order:1"), "crm.upsert", "")
+
+    @property
+    def place(self) -> str:
+        return "nowhere"
+
+    async def unknown_kid(self, known: Sequence[str]) -> str | None:
+        return None
+
+    async def require_environment(self, env: str) -> None:
+        pass
+
+    async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
+        pass
+
+    async def check(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def fake_entry(number: int, **fields: Any) -> Claimed:
+    long_ago = datetime(2026, 1, 1, tzinfo=UTC)
+    ring = outbox.Keyring({"k1": bytes(32)})
+    given = {
+        "id": UUID(int=number + 1),
+        "destination": "crm",
+        "env": "test",
+        "operation": "crm.upsert",
+        "payload": b"{}",
+        "options": "{}",
+        "headers": "{}",
+        "tag": derive_tag(ring, "k1", key_fields("test", ParentKey(f"order:{number}"), "crm.upsert", "")),
+        "kid": "k1",
+        "schema_version": 1,
+        "due_at": long_ago,
+        "created_at": long_ago,
+        "first_leased_at": long_ago,
+        "queued_at": long_ago,
+        "deliveries": 1,
+        "attempts": 0,
+        "maybe_sent": False,
+        "in_doubt_since": None,
+        "key_epoch": 0,
+        "sent_as": None,
+        "leased_at": long_ago,
+        "outcome": None,
+        "record_id": None,
+        "completion": None,
+        "ordering_key": None,
+        "position": None,
+        "ended": None,
+        "lease_token": UUID(int=0),
+    }
+    return Claimed(**given | fields)
+
+
+def simulated(store: FakeStore, ob: outbox.Outbox, adapter: Any, seed: int = 1, **settings: Any) -> Dispatcher:
+    return Dispatcher(
+        outbox=ob,
+        adapters={"crm": adapter},
+        store=store,
+        clock=lambda: store.seconds,
+        chance=random.Random(seed),
+        **settings,
+    )
+
+
+def test_a_store_without_a_database_drives_it_the_same_way_each_time(ob: outbox.Outbox) -> None:
+    runs = []
+    for seed in (1, 1, 2):
+        store = FakeStore(count=300)
+        adapter = MemoryAdapter([Unknown("slow"), Deferred("busy")])
+        assert asyncio.run(simulated(store, ob, adapter, seed).run_once()) == 300
+        runs.append(([request.token for request in store.requests], store.changes))
+
+    assert runs[0] == runs[1] != runs[2]
+    assert sum(isinstance(change, Settle) for change in runs[0][1]) == 298
+    assert sum(isinstance(change, Wait) for change in runs[0][1]) == 2
+
+
+def test_what_would_outlive_its_lease_is_handed_back_unsent(ob: outbox.Outbox) -> None:
+    store = FakeStore(count=2)
+    store.lag = 56.0  # the claim's answer took so long
+    adapter = MemoryAdapter(timeout=timedelta(seconds=1))
+
+    asyncio.run(simulated(store, ob, adapter, lease=timedelta(seconds=60), margin=timedelta(seconds=5)).run_once())
+
+    assert adapter.deliveries == []
+    assert [type(change) for change in store.changes] == [HandBack, HandBack]
+
+
+def test_nothing_is_sent_whose_key_took_so_long_to_come_that_the_lease_is_over(ob: outbox.Outbox) -> None:
+    store = FakeStore()
+    store.queue = [fake_entry(0, maybe_sent=True, key_epoch=1)]
+    store.lag_of_keys = 70.0
+    adapter = MemoryAdapter()
+
+    asyncio.run(simulated(store, ob, adapter, keyring=outbox.Keyring({"k1": bytes(32)})).run_once())
+
+    assert adapter.deliveries == []
+    assert [type(change) for change in store.changes] == [HandBack]
+
+
+@pytest.mark.parametrize(("seconds_more", "sent"), [(0, 1), (3, 0)])
+def test_the_window_is_measured_by_the_databases_clock_and_the_time_since_the_claim(
+    ob: outbox.Outbox, seconds_more: int, sent: int
+) -> None:
+    store = FakeStore()
+    window, timeout, margin = timedelta(hours=1), timedelta(seconds=1), timedelta(seconds=5)
+    doubt = store.now - (window - timeout - margin) + timedelta(seconds=2)  # two seconds are left
+    store.queue = [fake_entry(0, maybe_sent=True, in_doubt_since=doubt, attempts=1, deliveries=2)]
+    store.lag = seconds_more
+    adapter = MemoryAdapter(window=window, timeout=timeout)
+
+    asyncio.run(simulated(store, ob, adapter, margin=margin).run_once())
+
+    assert len(adapter.deliveries) == sent
+    assert isinstance(store.changes[0], Settle if sent else Park)
+
+
+def test_a_full_dispatcher_does_not_ask_the_database_again_and_again(ob: outbox.Outbox) -> None:
+    store, adapter = FakeStore(count=10), Blocking()
+    store.others = [f"host-{number}" for number in range(2000)]
+    asked: list[int] = []
+
+    async def main() -> None:
+        working = simulated(store, ob, adapter, in_flight_max=4, poll=timedelta(seconds=10))
+        pump = asyncio.create_task(pumping(working, lambda: len(store.changes) == 10))
+        await until_true(lambda: adapter.waiting == 4)
+        before = store.exchanges
+        await asyncio.sleep(0.2)
+        asked.append(store.exchanges - before)
+        adapter.released.set()
+        await pump
+
+    asyncio.run(main())
+
+    assert asked[0] < 5
+
+
+# --- nothing below the daemon reads the time or the random source by itself
+
+MODULES = {"time", "random", "secrets"}
+NAMES = {"uuid1", "uuid4", "now", "utcnow", "today", "urandom", "getrandom"}
+PACKAGE = Path(dispatchers.__file__).parent
+ALLOWED = {
+    "callback_transactions.py": {"calling", "give_up", "seconds_left"},  # how long a function of the app's really takes
+    "dispatcher.py": {"steady_clock", "_STEADY", "__init__"},  # the defaults of what is handed in
+    "sql_bodies.py": {"_old_enough"},  # `today` is the database's
+    "retry_after.py": {"retry_after"},  # an HTTP date counts from our own clock where the answer tells none
+}
+
+
+def readings(path: Path) -> set[str]:
+    """The functions and constants in a module that read a clock or chance. The event loop's clock is the loop's maker's."""
+    tree = ast.parse(path.read_text())
+    found = {"import" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in MODULES}
+    constants = [node for node in tree.body if isinstance(node, ast.Assign)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for outer in (*constants, *functions):
+        name = outer.name if not isinstance(outer, ast.Assign) else ast.unparse(outer.targets[0])
+        inner = [outer.value] if isinstance(outer, ast.Assign) else outer.body
+        if any(_reads(node) for part in inner for node in ast.walk(part)):
+            found.add(name)
+    return found
+
+
+def _reads(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return node.value.id in MODULES or node.attr in NAMES
+    return isinstance(node, ast.Name) and node.id in NAMES - {"now"}
+
+
+def test_nothing_below_the_daemon_reads_a_clock_or_chance_by_itself() -> None:
+    paths = {*PACKAGE.glob("*.py"), *PACKAGE.glob("adapters/*.py")} - {PACKAGE / "daemon.py"}
+    named = {path.relative_to(PACKAGE).as_posix(): path for path in paths}
+
+    found = {name: readings(path) - ALLOWED.get(name, set()) for name, path in named.items()}
+
+    assert {name: where for name, where in found.items() if where} == {}
+    assert any(readings(path) for path in paths)  # the search finds what there is

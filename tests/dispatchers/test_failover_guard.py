@@ -1,0 +1,381 @@
+"""The watch over the database's history, on both databases: marks, memories, files, and what a hold keeps from happening."""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.database import TABLES, Database
+from support.entries import (
+    claim,
+    claim_one,
+    dispatcher,
+    put,
+    put_one,
+    run_once,
+    settle,
+    state,
+    states,
+    until_true,
+)
+
+import outbox
+from dispatchers import database_identity
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import decisions
+from dispatchers.database_identity import Mark, Watched
+from dispatchers.store import database_identity as store_identity
+from dispatchers.store.database import Claims
+from dispatchers.transitions import HandBack, Settle, Wait
+from outbox.errors import ConfigurationError, DecisionRefused, Held
+
+META = TABLES.meta
+LATER = timedelta(minutes=5)
+
+
+@pytest.fixture
+def store(database: Database, ob: outbox.Outbox) -> Claims:
+    return Claims(database.engine, ob.configuration)
+
+
+def watch(store: Claims, known: Mark | None = None, env: str = "test") -> Watched:
+    return asyncio.run(store.watch(env, known))
+
+
+def mark_of(watched: Watched) -> Mark:
+    assert watched.mark is not None
+    return watched.mark
+
+
+def hold(database: Database, reason: str = "restored") -> None:
+    database.execute(sa.update(META).values(held_reason=reason))
+
+
+# --- the mark
+
+
+def test_the_first_look_writes_a_mark_and_the_next_ones_leave_it_for_a_while(store: Claims, database: Database) -> None:
+    first = watch(store)
+    again = watch(store, first.mark)
+
+    assert first == again
+    assert mark_of(first).environment == "test"
+    assert mark_of(first).place is not None
+    assert len(database.rows(META)) == 1
+
+
+def test_a_mark_is_renewed_when_it_is_old_and_never_goes_back(store: Claims, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = mark_of(watch(store))
+    monkeypatch.setattr(database_identity, "MARK_EVERY", timedelta(0))
+
+    second = mark_of(watch(store, first))
+
+    assert second.checked_at > first.checked_at
+    assert replace(second, checked_at=first.checked_at, lsn=first.lsn, number=1) == first
+    assert second.number == 2
+
+
+def test_of_two_that_renew_a_mark_at_once_the_second_leaves_the_firsts(store: Claims, database: Database) -> None:
+    old = mark_of(watch(store))
+    first, second = (replace(old, checked_at=old.checked_at + LATER * count) for count in (2, 1))
+
+    with database.engine.begin() as connection:
+        store_identity.renew(connection, TABLES, old, first)
+        store_identity.renew(connection, TABLES, old, second)
+
+    assert [(row.number, row.checked_at) for row in database.rows(META)] == [(2, first.checked_at)]
+
+
+def test_a_mark_that_another_writes_during_a_look_is_not_one_of_a_longer_log(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Claims(postgresql.engine, ob.configuration)
+    mark = mark_of(watch(store))
+    read_server = store_identity.read_server
+
+    def overtaken(*given: Any, **settings: Any) -> Mark:
+        now = read_server(*given, **settings)
+        with postgresql.engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE longer_log AS SELECT generate_series(1, 10000)")
+        with postgresql.engine.begin() as connection:
+            store_identity.renew(connection, TABLES, mark, read_server(connection, TABLES, "test", tells=True))
+        return now
+
+    monkeypatch.setattr(store_identity, "read_server", overtaken)
+
+    assert watch(store, mark).held is None
+
+
+def test_a_mark_that_is_missing_holds_every_dispatcher(store: Claims, database: Database) -> None:
+    known = mark_of(watch(store))
+    database.execute(sa.delete(META))
+
+    assert str(watch(store, known).held).startswith("the database has no mark, and mark 1 of ")
+    assert watch(store).held == watch(store, known).held  # also one that remembers nothing
+
+
+def test_an_older_mark_than_the_one_remembered_holds_every_dispatcher(store: Claims, database: Database) -> None:
+    mark = mark_of(watch(store))
+
+    assert "it was set back" in str(watch(store, replace(mark, checked_at=mark.checked_at + LATER, number=2)).held)
+    assert "it was set back" in str(watch(store).held)
+    assert database.rows(META)[0].checked_at == mark.checked_at  # doubt will count from there
+
+
+def test_a_mark_that_was_renewed_after_the_loss_does_not_tell_since_when(store: Claims, database: Database) -> None:
+    """By a dispatcher that remembers nothing, and looked first."""
+    mark = mark_of(watch(store))
+
+    assert "it was set back" in str(watch(store, replace(mark, checked_at=mark.checked_at - LATER, number=2)).held)
+
+    assert database.rows(META)[0].checked_at is None  # so `resume` asks for it
+
+
+def test_a_hold_that_a_person_has_ended_meanwhile_is_not_put_on_record_again(store: Claims, database: Database) -> None:
+    mark = mark_of(watch(store))
+    database.execute(sa.update(META).values(resumed_at=mark.checked_at))
+
+    with database.engine.begin() as connection:
+        store_identity.hold(connection, TABLES, mark, "restored")
+
+    assert database.rows(META)[0].held_reason is None
+
+
+def test_a_copied_file_is_another_place(sqlite: Database, ob: outbox.Outbox, tmp_path: Path) -> None:
+    watch(Claims(sqlite.engine, ob.configuration))
+    sqlite.dispose()
+    copy = Database(sqlite.url.set(database=str(shutil.copy(str(sqlite.url.database), tmp_path / "copy.db"))))
+
+    assert "the tables are others, file " in str(watch(Claims(copy.engine, ob.configuration)).held)
+
+    copy.dispose()
+
+
+def test_a_server_that_does_not_let_its_user_ask_is_watched_by_what_it_does_tell(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = f"poor_{os.getpid()}"
+    with postgresql.engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {role}")
+        connection.exec_driver_sql(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        connection.exec_driver_sql("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+    engine = postgresql.new_engine(connect_args={"options": f"-c role={role}"})
+    store = Claims(engine, ob.configuration)
+
+    with caplog.at_level(logging.WARNING):
+        first, again = watch(store), watch(store)
+
+    assert first == again
+    assert (mark_of(first).system_identifier, mark_of(first).timeline, mark_of(first).lsn) == (None, None, None)
+    assert mark_of(first).place is not None
+    assert [record.getMessage() for record in caplog.records] == [
+        "the server does not let this role ask for its system identifier, its timeline and its log's position: a failover is"
+        " not noticed, and of restored and copied databases only some are"
+    ]
+    engine.dispose()
+    with postgresql.engine.begin() as connection:
+        connection.exec_driver_sql("GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC")
+        connection.exec_driver_sql(f"DROP OWNED BY {role}")
+        connection.exec_driver_sql(f"DROP ROLE {role}")
+
+
+# --- what a hold keeps from happening
+
+
+def test_nothing_is_claimed_while_every_dispatcher_holds(store: Claims, database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=2)
+    watch(store)
+    hold(database)
+
+    assert claim(store) == []
+    database.execute(sa.update(META).values(held_reason=None))
+    assert len(claim(store)) == 2
+
+
+def test_nothing_is_claimed_where_the_mark_is_an_earlier_one_than_was_seen(
+    store: Claims, database: Database, ob: outbox.Outbox
+) -> None:
+    put(database, ob, count=2)
+    seen = mark_of(watch(store)).number
+
+    assert claim(store, seen=seen + 1) == []
+    assert len(claim(store, seen=seen)) == 2
+
+
+def test_nothing_is_claimed_where_a_mark_was_seen_and_none_is(
+    store: Claims, database: Database, ob: outbox.Outbox
+) -> None:
+    put_one(database, ob)
+    seen = mark_of(watch(store)).number
+    database.execute(sa.delete(META))
+
+    assert claim(store, seen=seen) == []
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Settle("failed", 1, reason="status 422"),
+        Wait(timedelta(0), "slow", 1, False, None),
+        HandBack("not tried"),
+    ],
+    ids=["failed", "wait", "hand back"],
+)
+def test_of_what_is_in_flight_only_success_is_believed_while_every_dispatcher_holds(
+    store: Claims, database: Database, ob: outbox.Outbox, end: Any
+) -> None:
+    id = put_one(database, ob)
+    watch(store)
+    claimed = claim_one(store)
+    hold(database)
+
+    assert settle(store, (claimed, end)) == set()
+    assert state(database, id) == "sending"
+    assert settle(store, (claimed, Settle("delivered", 1))) == {id}
+
+
+def test_nothing_is_cancelled_while_every_dispatcher_holds(
+    store: Claims, database: Database, ob: outbox.Outbox
+) -> None:
+    id = put_one(database, ob)
+    watch(store)
+    hold(database)
+
+    with database.begin() as session:
+        assert not ob.cancel(session, id)
+    saying = f"entry {id} is pending: the database may have forgotten that it was sent: `outbox resume --after-restore` first"
+    with pytest.raises(DecisionRefused, match=saying), database.engine.begin() as connection:
+        decisions.cancel(connection, TABLES, id, actor="ada")
+    database.execute(sa.update(META).values(held_reason=None))
+    with database.begin() as session:
+        assert ob.cancel(session, id)
+
+
+def test_an_entry_that_counts_as_maybe_sent_is_looked_at_before_its_first_claim_sends_it(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    id = put_one(database, ob)
+    queue = TABLES.queue
+    database.execute(sa.update(queue).values(maybe_sent=True, in_doubt_since=queue.c.due_at, state="retry"))
+    service = MemoryAdapter(window=None)
+
+    run_once(database, ob, adapters={"crm": service})
+
+    assert state(database, id) == "uncertain"
+    assert service.deliveries == []
+
+
+# --- the dispatcher
+
+
+def test_run_once_raises_held_with_the_reason_and_the_way_out(database: Database, ob: outbox.Outbox) -> None:
+    service = MemoryAdapter()
+    run_once(database, ob, adapters={"crm": service})
+    put_one(database, ob)
+    hold(database, "the server is another one")
+
+    with pytest.raises(Held) as caught:
+        run_once(database, ob, adapters={"crm": service})
+
+    assert str(caught.value) == (
+        "nothing is sent, every dispatcher of this database holds: the server is another one; `outbox status` tells more,"
+        " `outbox resume --after-restore` lets them go on"
+    )
+    assert service.deliveries == []
+
+
+def test_a_dispatcher_at_work_stays_up_while_it_holds_and_goes_on_when_told(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dispatchers import dispatcher as module
+
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
+    caplog.set_level(logging.WARNING, "outbox.dispatcher")
+
+    def told(text: str) -> Callable[[], bool]:
+        return lambda: any(text in record.getMessage() for record in caplog.records)
+
+    async def main() -> None:
+        working = dispatcher(database, ob, adapters={"crm": MemoryAdapter()})
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        put_one(database, ob)
+        await until_true(lambda: states(database)["delivered"] == 1)
+        hold(database, "the disk was lost")
+        await until_true(told("nothing is sent, every dispatcher holds: the disk was lost"))
+        put_one(database, ob)
+        database.execute(sa.update(META).values(held_reason=None))
+        await until_true(told("a person has resumed: sending again"))
+        await until_true(lambda: states(database)["delivered"] == 2)
+        stopping.set()
+        await pump
+        await working.close()
+
+    asyncio.run(main())
+
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+# --- the file
+
+
+def test_the_mark_outside_the_database_is_remembered_across_processes(
+    database: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark.json"
+    run_once(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
+    told = json.loads(mark.read_text())
+    database.execute(sa.delete(META))
+
+    with pytest.raises(Held, match="the database has no mark, and mark 1 of "):
+        run_once(database, ob, adapters={"crm": MemoryAdapter()}, mark=str(mark))
+
+    assert told["environment"] == "test"
+    assert list(tmp_path.glob("mark*")) == [mark]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"checked_at": 5}', "\udce4"], ids=repr)
+def test_a_mark_that_is_none_is_refused_at_the_start(
+    content: str, database: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    mark.write_text(content, errors="surrogateescape")
+
+    with pytest.raises(ConfigurationError) as caught:
+        dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
+
+    assert str(caught.value).startswith(f"mark {str(mark)!r} cannot be read as a mark of the database's history (")
+    assert str(caught.value).endswith("): if you trust the database, remove the file; a dispatcher writes it anew")
+
+
+def test_a_mark_in_a_folder_that_is_not_there_is_refused_at_the_start(
+    database: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    mark = tmp_path / "gone" / "mark"
+
+    with pytest.raises(ConfigurationError) as caught:
+        dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
+
+    assert str(caught.value) == f"mark {str(mark)!r}: there is no folder {str(mark.parent)!r} to write in"
+
+
+def test_a_mark_that_cannot_be_written_is_reported_and_the_work_goes_on(
+    database: Database, ob: outbox.Outbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark = tmp_path / "folder" / "mark"
+    mark.parent.mkdir()
+    put_one(database, ob)
+    working = dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
+    mark.parent.rmdir()
+
+    assert asyncio.run(working.run_once()) == 1
+
+    assert f"the mark {mark} could not be written: No such file or directory" in caplog.text

@@ -1,0 +1,485 @@
+"""Claims of a fair destination: one suite over PostgreSQL and SQLite."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.database import TABLES, Database
+from support.entries import (
+    HOUR,
+    age,
+    change,
+    claim,
+    claim_at_once,
+    claim_request,
+    put_one,
+    queue_row,
+    run_once,
+    settle,
+    want,
+)
+from support.ordering import LaneService, put_in_lane, send_all
+
+import outbox
+from dispatchers import Delivered, Delivery, Limits, Operations, Outcome
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import pause
+from dispatchers.flow_control import fair_share
+from dispatchers.store import claims_postgresql, claims_sqlite
+from dispatchers.store import fair_share as store_fair_share
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, Settle, Wait
+from outbox.times import NEVER
+
+MOMENT = timedelta(microseconds=1)
+RING = outbox.Keyring({"k1": bytes(range(32))}, current="k1")
+numbers = iter(range(1_000_000_000))
+
+
+@pytest.fixture
+def ob() -> outbox.Outbox:
+    return outbox.Outbox(RING, env="test", fair={"crm"})
+
+
+@pytest.fixture
+def unfair() -> outbox.Outbox:
+    """The same app before it was told that the destination is fair."""
+    return outbox.Outbox(RING, env="test")
+
+
+@dataclass
+class Bench:
+    """A database with its store, and the outbox that fills it. of: whose each entry is."""
+
+    database: Database
+    ob: outbox.Outbox
+    store: Claims = field(init=False)
+    of: dict[UUID, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store = Claims(self.database.engine, self.ob.configuration)
+
+    def put(self, scope: str, *, ob: outbox.Outbox | None = None, **given: Any) -> UUID:
+        parent = outbox.ParentKey(f"order:{next(numbers)}", scope=scope)
+        id = put_one(self.database, ob or self.ob, parent=parent, **given)
+        self.of[id] = scope
+        return id
+
+    def flood(self, scope: str, count: int, **given: Any) -> list[UUID]:
+        """Many entries that are alike, but for a microsecond each by which they are due earlier than the one before."""
+        first = self.put(scope, **given)
+        (entry,) = (row._asdict() for row in self.database.entries if row.id == first)
+        row = queue_row(self.database, first)._asdict()
+        ids = [uuid4() for _ in range(count - 1)]
+        rows = [row | {"id": id, "due_at": row["due_at"] - n * MOMENT} for n, id in enumerate(ids, start=1)]
+        if rows:
+            with self.database.engine.begin() as connection:
+                connection.execute(sa.insert(TABLES.entry), [entry | {"id": id} for id in ids])
+                connection.execute(sa.insert(TABLES.queue), rows)
+        self.of |= dict.fromkeys(ids, scope)
+        return [first, *ids]
+
+    def claim(self, slots: int, **given: Any) -> Counter[str]:
+        """How many entries of each scope a claim brings."""
+        return self.told(claim(self.store, want(slots=slots), **given))
+
+    def told(self, entries: Sequence[Claimed]) -> Counter[str]:
+        return Counter(self.of[entry.id] for entry in entries)
+
+
+@pytest.fixture
+def bench(database: Database, ob: outbox.Outbox) -> Bench:
+    return Bench(database, ob)
+
+
+# --- what stands in the queue
+
+
+def test_whose_an_entry_is_stands_in_the_queue_of_a_fair_destination_and_of_no_other(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    ada = outbox.ParentKey("order:1", scope="ada")
+    with database.begin() as session:
+        ob.enqueue(session, "crm.upsert", {}, parent=ada)
+        ob.enqueue(session, "crm.upsert", {}, parent="order:2")
+        ob.enqueue(session, "crm.upsert", {}, parent=ada, discriminator="lane", ordering_key="a")
+        ob.enqueue(session, "mail.send", {}, parent=ada)
+        ob.enqueue(session, "mail.send", {}, parent=ada, discriminator="lane", ordering_key="a")
+        ob.enqueue(session, "mail.send", {}, parent=ada, discriminator="elsewhere", destination="crm")
+        ob.enqueue(session, "crm.upsert", {}, parent=ada, discriminator="elsewhere", destination="crm:7")
+    with database.begin() as session:
+        ob.enqueue(session, "crm.upsert", {}, parent=ada, discriminator="alone")
+
+    found = Counter((row.destination, row.fair, row.scope, row.ordering_key) for row in database.queue)
+    assert found == {
+        ("crm", "crm", "ada", None): 3,
+        ("crm", "crm", "", None): 1,
+        ("crm", "crm", "ada", "a"): 1,
+        ("mail", None, None, None): 1,
+        ("mail", None, None, "a"): 1,
+        ("crm:7", None, None, None): 1,
+    }
+
+
+def test_an_entry_of_a_fair_destination_is_cancelled_as_any_other(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob, parent=outbox.ParentKey("order:1", scope="ada"))
+
+    with database.begin() as session:
+        assert ob.cancel(session, id)
+
+    assert database.queue == []
+
+
+# --- who gets how much
+
+
+def test_a_tenant_with_three_entries_does_not_wait_for_one_with_ten_thousand(bench: Bench) -> None:
+    bench.flood("big", 10_000)
+    small = [bench.put("small") for _ in range(3)]
+
+    claimed = claim(bench.store, want(slots=50))
+
+    assert bench.told(claimed) == {"big": 47, "small": 3}
+    assert {entry.id for entry in claimed} >= set(small)
+    assert bench.claim(50) == {"big": 50}
+
+
+def test_the_portable_sql_shares_out_on_postgresql_too(postgresql: Database, ob: outbox.Outbox) -> None:
+    bench = Bench(postgresql, ob)
+    bench.store._exchanges._sql = claims_sqlite
+    bench.flood("big", 30)
+    bench.put("small")
+
+    assert [bench.claim(10), bench.claim(1), bench.claim(30)] == [{"big": 9, "small": 1}, {"big": 1}, {"big": 20}]
+
+
+def test_without_being_told_that_it_is_fair_the_oldest_go_first(bench: Bench, unfair: outbox.Outbox) -> None:
+    bench.flood("big", 100, ob=unfair)
+    for _ in range(3):
+        bench.put("small", ob=unfair)
+
+    assert bench.claim(64) == {"big": 64}
+
+
+def test_big_ones_share_what_the_small_ones_leave_over_and_each_scope_has_its_oldest_sent_first(bench: Bench) -> None:
+    big = bench.flood("big", 500)  # the later in the list, the older
+    bench.flood("other", 500)
+    bench.put("small")
+
+    claimed = claim(bench.store, want(slots=21))
+
+    assert bench.told(claimed) == {"big": 10, "other": 10, "small": 1}
+    assert {entry.id for entry in claimed if bench.of[entry.id] == "big"} == set(big[-10:])
+
+
+def test_of_more_tenants_than_slots_each_has_its_turn_in_time(bench: Bench) -> None:
+    bench.flood("big", 200)
+    for number in range(40):
+        bench.put(f"tenant {number:02}")
+        bench.put(f"tenant {number:02}")
+
+    first = Counter[str]()
+    for _ in range(3):  # 41 scopes, 16 at a time
+        first += bench.claim(16)
+
+    assert len(first) == 41
+    assert max(first.values()) <= 2
+
+
+def test_one_slot_at_a_time_goes_round(bench: Bench) -> None:
+    bench.flood("big", 50)
+    bench.flood("other", 2)
+    bench.put("small")
+
+    turns = [next(iter(bench.claim(1))) for _ in range(7)]
+
+    assert turns == ["big", "other", "small", "big", "other", "big", "big"]
+
+
+def test_tenants_behind_very_many_that_have_nothing_due_are_found_within_a_round(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (fair_share, store_fair_share):
+        monkeypatch.setattr(module, "SCOPES_MAX", 10)
+    bench.flood("big", 300)
+    for number in range(60):
+        bench.put(f"tenant {number:02}", due=HOUR if number % 12 else None)
+
+    rounds = Counter[str]()
+    for _ in range(7):  # 61 scopes, 10 looked at in each
+        rounds += bench.claim(20)
+
+    assert set(rounds) == {"big", *(f"tenant {number:02}" for number in range(0, 60, 12))}
+    assert sum(rounds.values()) >= 7 * 16  # what nobody else is found for goes to the oldest
+
+
+def test_a_claim_takes_no_more_than_entries_max_and_fair_destinations_stand_beside_others(bench: Bench) -> None:
+    bench.flood("big", 100)
+    bench.put("small")
+    for _ in range(4):
+        put_one(bench.database, bench.ob, "mail.send", parent=f"mail:{next(numbers)}")
+
+    few = claim(bench.store, want("crm", 8), want("mail", 4), entries_max=5)
+    more = claim(bench.store, want("crm", 8), want("mail", 4), want("sms", 4))
+    none = claim(bench.store, want("crm", 8), entries_max=0)
+
+    assert [entry.destination for entry in few] == ["crm"] * 5
+    assert bench.told(few) == {"big": 4, "small": 1}
+    assert Counter(entry.destination for entry in more) == {"crm": 8, "mail": 4}
+    assert none == []
+
+
+def test_what_came_due_after_the_cutoff_counts_for_nothing(bench: Bench) -> None:
+    bench.flood("big", 20)
+    late = bench.put("late")
+    cutoff = queue_row(bench.database, late).due_at - MOMENT
+
+    assert bench.claim(10, cutoff=cutoff) == {"big": 10}
+    assert bench.claim(10) == {"big": 9, "late": 1}
+
+
+def test_a_hint_that_the_newest_have_moved_on_hides_nothing_that_is_older(bench: Bench) -> None:
+    """A dispatcher's own hint is the latest due time it was handed: of a small tenant, after all that a big one waits for."""
+    bench.flood("big", 100)
+    bench.put("small")
+
+    assert bench.claim(10)["small"] == 1
+    assert bench.told(claim(bench.store, want(slots=10, hint=NEVER))) == {"big": 10}
+
+
+# --- what a claim has always done
+
+
+def test_an_expired_lease_is_taken_over_in_its_scopes_turn_and_leaves_doubt(bench: Bench) -> None:
+    small = bench.put("small")
+    bench.claim(1)
+    bench.flood("big", 100)
+    age(bench.database, HOUR)
+
+    claimed = {entry.id: entry for entry in claim(bench.store, want(slots=10))}
+
+    assert bench.told(list(claimed.values())) == {"big": 9, "small": 1}
+    assert (claimed[small].deliveries, claimed[small].attempts, claimed[small].maybe_sent) == (2, 1, True)
+
+
+def test_an_entry_that_is_to_be_sent_again_has_its_turn_with_its_scope(bench: Bench) -> None:
+    small = bench.put("small")
+    (entry,) = claim(bench.store, want(slots=1))
+    bench.flood("big", 100)
+    settle(bench.store, (entry, Wait(HOUR, "slow", 1, True, entry.leased_at)))
+
+    assert bench.claim(10) == {"big": 10}
+    age(bench.database, 2 * HOUR)
+    claimed = claim(bench.store, want(slots=10))
+
+    assert bench.told(claimed) == {"big": 9, "small": 1}
+    assert [entry.attempts for entry in claimed if entry.id == small] == [1]
+
+
+@pytest.mark.parametrize(
+    "not_ready",
+    [
+        {"due_at": NEVER, "hold": "paused"},
+        {"state": "uncertain", "due_at": NEVER, "maybe_sent": True},
+        {"state": "sending", "lease_token": uuid4(), "lease_until": NEVER, "leased_at": NEVER},
+    ],
+    ids=["held", "uncertain", "leased"],
+)
+def test_what_is_not_to_be_sent_now_has_no_turn(bench: Bench, not_ready: dict[str, Any]) -> None:
+    change(bench.database, bench.put("held"), **not_ready)
+    bench.flood("big", 20)
+    bench.put("small")
+
+    assert bench.claim(13) == {"big": 12, "small": 1}
+    assert bench.claim(8) == {"big": 8}
+    assert bench.claim(8) == {}
+
+
+def test_nothing_of_a_fair_destination_that_is_paused_is_claimed_but_what_was_admitted(bench: Bench) -> None:
+    bench.flood("big", 20)
+    bench.put("small")
+    with bench.database.engine.begin() as connection:
+        pause(connection, TABLES, "crm", actor="ada", reason=None)
+
+    assert bench.claim(10) == {}
+    admitted = claim(bench.store, want(slots=4)._replace(admitted=True))
+    assert bench.told(admitted) == {"big": 3, "small": 1}
+
+
+def test_a_database_that_is_held_hands_out_nothing(bench: Bench) -> None:
+    bench.flood("big", 20)
+    bench.database.execute(sa.insert(TABLES.meta).values(id=1, held_reason="it was restored"))
+
+    assert bench.claim(10) == {}
+
+
+def test_the_entries_of_a_lane_stay_in_order(database: Database, ob: outbox.Outbox) -> None:
+    for number in range(5):
+        for scope in ("zoe", "ada"):
+            parent = outbox.ParentKey(f"change:{number}", scope=scope)
+            put_in_lane(database, ob, f"{number} {scope}", lane="one for all", parent=parent)
+    service = LaneService()
+
+    send_all(database, ob, service)
+
+    assert service.came["one for all"] == [f"{number} {scope}" for number in range(5) for scope in ("zoe", "ada")]
+
+
+# --- switched on, and off
+
+
+def test_what_was_enqueued_before_the_switch_has_its_turns_as_one_scope_more(
+    bench: Bench, unfair: outbox.Outbox
+) -> None:
+    bench.flood("before", 1000, ob=unfair)
+    bench.flood("big", 1000)
+    bench.put("small")
+
+    assert bench.claim(17) == {"big": 8, "small": 1, "before": 8}
+    assert bench.claim(1) + bench.claim(1) + bench.claim(1) + bench.claim(1) == {"big": 2, "before": 2}
+
+
+def test_what_an_app_enqueues_that_was_not_told_yet_is_not_left_behind(bench: Bench, unfair: outbox.Outbox) -> None:
+    bench.flood("big", 100)
+    bench.put("untold", ob=unfair)
+    bench.flood("big", 100)
+
+    claims = 0
+    while "untold" not in bench.claim(10):
+        claims += 1
+
+    assert claims <= 10  # no longer than it would wait elsewhere
+
+
+def test_switched_off_again_everything_is_sent_the_oldest_first(bench: Bench, unfair: outbox.Outbox) -> None:
+    bench.flood("big", 20)
+    bench.put("small")
+    bench.put("new", ob=unfair)
+    bench.store = Claims(bench.database.engine, unfair.configuration)
+
+    assert bench.claim(16) == {"big": 16}
+    assert bench.claim(16) == {"big": 4, "small": 1, "new": 1}
+
+
+# --- nothing is lost
+
+
+def test_claimers_at_once_never_get_the_same_entry_and_leave_none(postgresql: Database, ob: outbox.Outbox) -> None:
+    bench = Bench(postgresql, ob)
+    ids = bench.flood("big", 150)
+    for number in range(50):
+        ids.append(bench.put(f"tenant {number % 12}"))
+
+    taken = [entry.id for entry in claim_at_once(postgresql, ob, slots=7)]
+
+    assert sorted(taken) == sorted(ids)
+    assert {row.deliveries for row in postgresql.queue} == {1}
+
+
+def test_a_claim_that_is_not_committed_yet_keeps_nothing_from_others_but_what_it_takes(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    bench = Bench(postgresql, ob)
+    for scope in ("ada", "ben"):
+        bench.flood(scope, 2)
+
+    with postgresql.engine.begin() as connection:
+        first = claims_postgresql.claim(connection, TABLES, claim_request(want(slots=2)), fair_share.Rounds({"crm"}))
+        assert bench.told(first) == {"ada": 1, "ben": 1}
+        assert bench.claim(2) == {"ada": 1, "ben": 1}
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
+    request: pytest.FixtureRequest, ob: outbox.Outbox, unfair: outbox.Outbox, kind: str
+) -> None:
+    bench = Bench(request.getfixturevalue(kind), ob)
+
+    @settings(max_examples=12, deadline=None)
+    @given(
+        waiting=st.dictionaries(st.sampled_from("abcdefg"), st.integers(1, 20), min_size=1),
+        untold=st.integers(0, 10),
+        slots=st.lists(st.integers(1, 12), min_size=1, max_size=12),
+    )
+    def share_and_drain(waiting: dict[str, int], untold: int, slots: list[int]) -> None:
+        for table in (TABLES.entry, TABLES.queue):
+            bench.database.execute(table.delete())
+        bench.store = Claims(bench.database.engine, ob.configuration)  # nobody's turn is known
+        left = Counter(waiting)
+        for scope, count in waiting.items():
+            bench.flood(scope, count)
+        if untold:
+            left["untold"] = untold
+            bench.flood("untold", untold, ob=unfair)
+        claims = iter(slots)
+        while left.total():
+            most = next(claims, 12)
+            claimed = claim(bench.store, want(slots=most))
+            got = bench.told(claimed)
+            assert 0 < got.total() <= most
+            assert got <= left
+            for scope in +left - Counter({"untold": left["untold"]}):
+                assert got[scope] >= min(left[scope], most // len(+left)) or left.total() <= most
+            left -= got
+            settle(bench.store, *((entry, Settle("delivered", 1)) for entry in claimed))
+
+    share_and_drain()
+    assert bench.database.queue == []
+
+
+# --- the whole dispatcher
+
+
+def test_a_dispatcher_sends_a_small_tenants_entries_among_the_first_and_all_of_the_others(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    bench = Bench(database, ob)
+    bench.flood("big", 600)
+    small = {bench.put("small") for _ in range(3)}
+    order: list[UUID] = []
+
+    class Noting(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            order.append(delivery.id)
+            return Delivered()
+
+    assert run_once(database, ob, adapters={"crm": Noting()}, limits={"crm": Limits(concurrency=40)}) == 603
+
+    assert small <= set(order[:60])  # two claims of half the slots each, and what the first of them sent meanwhile
+    assert len(set(order)) == 603
+
+
+def test_what_a_callback_enqueues_has_its_turn_too(postgresql: Database, ob: outbox.Outbox) -> None:
+    effects = Operations()
+
+    @effects.operation("crm")
+    async def send(delivery: Delivery) -> Delivered:
+        return Delivered()
+
+    @effects.on_settled("crm.upsert")
+    def settled(session: Any, settlement: Any) -> None:
+        ob.enqueue(session, "crm.note", {}, due=HOUR)
+
+    put_one(postgresql, ob, parent=outbox.ParentKey("order:1", scope="ada"))
+    run_once(postgresql, ob, include=[effects])
+
+    (row,) = postgresql.queue
+    assert (row.destination, row.scope) == ("crm", "ada")
+
+
+def test_an_async_engine_shares_out_alike(database: Database, ob: outbox.Outbox) -> None:
+    bench = Bench(database, ob)
+    bench.flood("big", 100)
+    bench.put("small")
+    bench.store = Claims(database.async_engine(), ob.configuration)
+
+    assert bench.claim(10) == {"big": 9, "small": 1}
+    asyncio.run(bench.store.close())

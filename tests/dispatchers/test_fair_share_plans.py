@@ -1,0 +1,171 @@
+"""What sharing out costs, in terms that do not depend on the machine: plans, statements, index entries; and what others pay."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.database import TABLES, Database, statements_of
+from support.entries import claim, put, settle, want
+from test_claim_plans import HOT_MIN, drained, fill, nodes, number, run, updates_of_queue
+
+import outbox
+from dispatchers.store.database import Claims
+from dispatchers.store.fair_share import read_scopes
+from outbox.times import NEVER
+
+FILL = """
+    WITH written AS (
+        INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id,
+            destination, payload, options, headers, schema_version, due_at, created_at)
+        SELECT gen_random_uuid(), 'test', 'tenant ' || s, 'app', 'order:' || n, 'crm.upsert', '', 'k1', sha256(n::text::bytea),
+            gen_random_uuid(), 'crm', '{}', '{}', '{}', 1, now() - n * interval '1 ms', now()
+        FROM generate_series(1, :scopes) AS s, generate_series(1, :each) AS n
+        RETURNING id, destination, due_at, scope
+    )
+    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, fair, scope)
+    SELECT id, destination, 'pending', due_at, 0, 0, false, 0, destination, scope FROM written
+"""
+
+
+@pytest.fixture
+def fair() -> outbox.Outbox:
+    return outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test", fair={"crm"})
+
+
+def fill_scopes(database: Database, scopes: int, each: int) -> None:
+    database.execute(sa.text(FILL).bindparams(scopes=scopes, each=each))
+
+
+@contextmanager
+def plans_of(engine: sa.Engine) -> Iterator[list[list[dict[str, Any]]]]:
+    """The nodes of the plans of what is claimed in the block: each statement is explained, and then executed."""
+    plans: list[list[dict[str, Any]]] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> None:
+        dbapi = connection.connection.dbapi_connection
+        if "outbox_queue" in statement:
+            (plan,) = dbapi.execute(f"EXPLAIN (FORMAT JSON) {statement}", parameters).fetchone()[0]
+            plans.append(list(nodes(plan["Plan"])))
+
+    sa.event.listen(engine, "before_cursor_execute", explain)
+    try:
+        yield plans
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", explain)
+
+
+def read_by(database: Database, fair: outbox.Outbox) -> list[str]:
+    """How a claim of a fair destination reads the tables, after others have been there."""
+    engine = database.new_engine()
+    store = Claims(engine, fair.configuration)
+    claim(store, want(slots=64))
+    with plans_of(engine) as plans:
+        assert len(claim(store, want(slots=64))) == 64
+    found = [node for plan in plans for node in plan if node.get("Relation Name") != "outbox_meta"]  # has one row
+    return [f"{node['Node Type']} by {node.get('Index Name')}" for node in found if "Scan" in node["Node Type"]]
+
+
+def test_sharing_out_reads_no_table_from_end_to_end_whatever_the_statistics_say(
+    postgresql: Database, fair: outbox.Outbox
+) -> None:
+    for table in ("outbox_queue", "outbox_entry"):
+        run(postgresql, f"ALTER TABLE {table} SET (autovacuum_enabled = off)", f"ANALYZE {table}")
+    fill_scopes(postgresql, 1, 20_000)
+    fill_scopes(postgresql, 2000, 5)
+
+    believed_empty = read_by(postgresql, fair)
+    run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
+    known = read_by(postgresql, fair)
+    run(postgresql, "DELETE FROM outbox_queue WHERE scope <> 'tenant 1'", "ANALYZE outbox_queue")
+    fill_scopes(postgresql, 300, 3)
+    believed_of_one = read_by(postgresql, fair)
+    run(postgresql, "DELETE FROM outbox_queue WHERE scope = 'tenant 1'")
+    outdated = read_by(postgresql, fair)
+    for table in ("outbox_queue", "outbox_entry"):
+        run(postgresql, f"ALTER TABLE {table} RESET (autovacuum_enabled)")
+
+    for kinds in (believed_empty, known, believed_of_one, outdated):
+        bitmaps = {"Bitmap Heap Scan by None", "Bitmap Index Scan by outbox_queue_pkey"}  # of what is leased
+        read = [kind for kind in kinds if kind not in bitmaps]
+        assert not [kind for kind in read if kind.startswith(("Seq Scan", "Bitmap", "Parallel"))], kinds
+        by_scope = [kind for kind in kinds if "outbox_queue_fair" in kind]
+        assert len(by_scope) == 5, kinds  # two steps, whether there is anything, how much, and the lease
+
+
+def test_what_is_shared_out_is_planned_for_the_queue_as_it_is(postgresql: Database, fair: outbox.Outbox) -> None:
+    """Psycopg prepares what it has sent five times; PostgreSQL may then keep a plan that it made while little was there."""
+    store = Claims(postgresql.new_engine(pool_size=1), fair.configuration)
+    fill_scopes(postgresql, 3, 10)
+    for _ in range(15):
+        claim(store, want(slots=1))
+
+    with store._engine.connect() as connection:
+        prepared = connection.exec_driver_sql("SELECT statement, generic_plans FROM pg_prepared_statements").all()
+
+    kept = {statement.split()[0]: plans for statement, plans in prepared}
+    assert kept["WITH"] == kept["UPDATE"] == 0  # the walk, and the leases
+
+
+def test_a_claim_costs_the_same_few_statements_however_many_scopes_wait(
+    postgresql: Database, fair: outbox.Outbox
+) -> None:
+    store = Claims(postgresql.engine, fair.configuration)
+    claim(store, want("nobody"))  # a store's first transaction asks for the isolation level
+
+    with statements_of(postgresql.engine) as of_none:
+        assert claim(store, want(slots=16)) == []
+    put(postgresql, fair, count=16)
+    with statements_of(postgresql.engine) as of_few:
+        assert len(claim(store, want(slots=16))) == 16
+    fill_scopes(postgresql, 1, 100)
+    with statements_of(postgresql.engine) as of_one_scope:
+        assert len(claim(store, want(slots=16))) == 16
+    fill_scopes(postgresql, 1000, 2)
+    with statements_of(postgresql.engine) as of_many_scopes:
+        assert len(claim(store, want(slots=16))) == 16
+
+    assert [len(sent) for sent in (of_none, of_few, of_one_scope, of_many_scopes)] == [1, 2, 3, 3]
+
+
+def test_a_claim_looks_no_further_than_it_takes_to_find_an_entry_for_each_slot(
+    postgresql: Database, fair: outbox.Outbox
+) -> None:
+    fill_scopes(postgresql, 100, 1)
+
+    with postgresql.engine.connect() as connection:
+        behind, before = read_scopes(connection, TABLES, want(slots=16), NEVER, "tenant 95")
+
+    assert [scope for scope, _ in behind] == [f"tenant {number}" for number in (96, 97, 98, 99)]
+    assert (len(before), {entries for _, entries in before}) == (12, {1})
+
+
+def test_what_goes_to_no_fair_destination_stands_in_no_index_of_theirs(
+    postgresql: Database, ob: outbox.Outbox, fair: outbox.Outbox
+) -> None:
+    size = "SELECT pg_relation_size('outbox_queue_fair')"
+    empty = number(postgresql, size)
+    fill(postgresql, 5000, "mail")
+    put(postgresql, fair, "mail.send", count=10)
+    put(postgresql, ob, count=10)
+
+    with statements_of(postgresql.engine) as sent:
+        claim(Claims(postgresql.engine, fair.configuration), want("mail"))
+
+    assert number(postgresql, size) == empty
+    assert len([statement for statement in sent if "outbox_queue" in statement]) == 1
+
+
+def test_leases_of_a_fair_destination_are_hot_updates(postgresql: Database, fair: outbox.Outbox) -> None:
+    fill_scopes(postgresql, 50, 40)
+    store = Claims(postgresql.engine, fair.configuration)
+
+    updates_before, hot_before = updates_of_queue(postgresql)
+    while entries := claim(store, want(slots=500)):
+        settle(store, *drained(entries))
+    postgresql.engine.dispose()  # a backend that ends tells its counts
+
+    updates, hot = updates_of_queue(postgresql)
+    assert updates - updates_before == 2000
+    assert (hot - hot_before) / 2000 >= HOT_MIN

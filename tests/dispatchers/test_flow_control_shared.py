@@ -1,0 +1,570 @@
+"""What weighs on a destination holds back all dispatchers, through the database, and costs the others nothing.
+
+Each dispatcher here has connections of its own, as a process would.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Barrier
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from support.database import TABLES, Database, statements_of
+from support.entries import (
+    HOUR,
+    age,
+    change,
+    claim_request,
+    dispatcher,
+    pumping,
+    put,
+    put_one,
+    queue_row,
+    run_once,
+    settlement_row,
+    state,
+    states,
+    until_true,
+    want,
+)
+from support.lookups import looked_for
+
+import outbox
+from dispatchers import Absent, Breaker, CannotTell, Deferred, Delivered, Delivery, Limits, Operations, Outcome, Unknown
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import pause, resume
+from dispatchers.delivery import Finding
+from dispatchers.flow_control.state import News, Pressing, Pressures
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import Exchange
+from outbox.sql.dialect import clock_plus
+from outbox.times import NEVER
+
+MINUTE = timedelta(minutes=1)
+DAY = timedelta(days=1)
+LASTING = Breaker(wait=HOUR, wait_max=DAY)  # longer than any machine takes for a test
+FRAGILE = {"crm": Limits(concurrency=1, breaker=Breaker(failures=3, wait=HOUR, wait_max=DAY))}
+ONE_AT_A_TIME = {"crm": Limits(concurrency=1)}
+
+
+class Crm(MemoryAdapter):
+    """Answers every delivery alike, as it is told last."""
+
+    def __init__(self, answer: Outcome) -> None:
+        super().__init__(lambda delivery: self.answer)
+        self.answer = answer
+
+
+def crm_row(database: Database) -> Any:
+    (row,) = (row for row in database.rows(TABLES.destination) if row.name == "crm")
+    return row
+
+
+def work(database: Database, ob: outbox.Outbox, adapter: Any, **settings: Any) -> int:
+    """One round of a dispatcher of its own; returns how many entries the service was sent by it."""
+    before = len(adapter.deliveries)
+    run_once(database.new_engine(), ob, adapters={"crm": adapter}, **settings)
+    return len(adapter.deliveries) - before
+
+
+def untouched(database: Database) -> list[Any]:
+    """The entries of which no trace is left that anybody ever held them."""
+    return [row for row in database.queue if (row.state, row.deliveries, row.attempts) == ("pending", 0, 0)]
+
+
+def decide(database: Database, decision: Any, name: str = "crm", reason: str | None = None) -> None:
+    with database.engine.begin() as connection:
+        decision(connection, TABLES, name, actor="ada", reason=reason)
+
+
+# --- cool-down
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Deferred("HTTP 429", HOUR, cools=True), Unknown("HTTP 503", HOUR, cools=True)],
+    ids=["429 with Retry-After", "503 with Retry-After"],
+)
+def test_one_answer_that_asks_for_quiet_stops_the_whole_fleet(
+    database: Database, ob: outbox.Outbox, answer: Outcome
+) -> None:
+    put(database, ob, count=10)
+    crm = Crm(answer)
+
+    assert work(database, ob, crm, limits=ONE_AT_A_TIME) == 1
+    assert [work(database, ob, crm) for _ in range(3)] == [0, 0, 0]
+
+    assert len(untouched(database)) == 9
+    crm.answer = Delivered()
+    age(database, 30 * MINUTE)
+    assert work(database, ob, crm) == 0
+    age(database, 31 * MINUTE)
+    assert work(database, ob, crm) == 10
+
+
+def test_an_answer_about_one_entry_holds_back_no_other(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=5)
+    crm = MemoryAdapter([Deferred("not before tomorrow", DAY)])
+
+    work(database, ob, crm, limits=ONE_AT_A_TIME)
+
+    assert states(database) == {"delivered": 4, "retry": 1}
+
+
+def test_quiet_without_a_time_is_short_and_counts_as_a_failure(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=5)
+
+    sent = work(database, ob, Crm(Deferred("HTTP 401", cools=True)), limits=ONE_AT_A_TIME)
+
+    row = crm_row(database)
+    assert (row.breaker, row.breaker_failures) == ("closed", sent)
+    assert row.cool_until > row.changed_at
+    assert row.cool_until <= row.changed_at + timedelta(seconds=1)
+
+
+def test_a_running_dispatcher_learns_of_it_from_another_within_a_sweep(database: Database, ob: outbox.Outbox) -> None:
+    crm, mail = Crm(Delivered()), MemoryAdapter()
+    quiet = {"crm": News(cool=HOUR)}
+
+    async def main() -> None:
+        working = dispatcher(database.new_engine(), ob, adapters={"crm": crm, "mail": mail})
+        pump = asyncio.create_task(pumping(working, lambda: len(mail.deliveries) == 2))
+        put(database, ob)
+        await until_true(lambda: len(crm.deliveries) == 1)
+        other = Claims(database.new_engine(), ob.configuration)
+        await other.exchange([], claim_request(want("nobody"), pressing=news(quiet)))
+        put(database, ob)
+        put(database, ob, "mail.send", count=2)  # behind it
+        await pump
+
+    asyncio.run(main())
+
+    assert len(crm.deliveries) == 1
+    assert len(untouched(database)) == 1
+
+
+def news(told: dict[str, News], **settings: Any) -> Pressing:
+    return Pressing(**{"news": told, "decided": frozenset(), "limits": {}} | settings)
+
+
+# --- the breaker
+
+
+def test_failures_that_several_dispatchers_met_open_the_breaker_for_all(database: Database, ob: outbox.Outbox) -> None:
+    limits = {"crm": Limits(concurrency=1, breaker=LASTING)}
+    put(database, ob, count=10)
+    crm = Crm(Unknown("HTTP 500"))
+
+    for _ in range(2):
+        store = Claims(database.new_engine(), ob.configuration)
+        asyncio.run(store.exchange([], claim_request(want("nobody"), pressing=news({"crm": News(failures=4)}))))
+
+    assert crm_row(database).breaker_failures == 8
+    assert work(database, ob, crm, limits=limits) == 2
+    assert crm_row(database).breaker == "open"
+    assert work(database, ob, crm, limits=limits) == 0
+    assert len(untouched(database)) == 8
+
+
+def test_an_answer_closes_the_count_before_the_breaker_opens(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=8)
+    bad = Unknown("HTTP 500")
+
+    work(database, ob, MemoryAdapter([bad, bad, Delivered(), bad, bad, Delivered()]), limits=FRAGILE)
+
+    assert states(database) == {"delivered": 4, "retry": 4}
+    assert crm_row(database).breaker_failures == 0
+
+
+def test_of_many_dispatchers_one_probes(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=20)
+    work(database, ob, Crm(Unknown("HTTP 500")), limits=FRAGILE)
+    age(database, 2 * HOUR)
+    stores = [Claims(database.new_engine(), ob.configuration) for _ in range(6)]
+    barrier = Barrier(len(stores))
+
+    def probe(store: Claims) -> Exchange:
+        asyncio.run(store.destinations())  # connected, so that all come at once
+        request = claim_request(want(slots=50), pressing=news({}, decided=frozenset({"crm"})))
+        barrier.wait()
+        return asyncio.run(store.exchange([], request))
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        exchanges = list(threads.map(probe, stores))
+
+    (entry,) = (entry for exchange in exchanges for entry in exchange.claimed)
+    assert (crm_row(database).breaker, crm_row(database).breaker_token) == ("half_open", entry.lease_token)
+
+
+def test_a_probe_that_gets_through_lets_everything_through(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=20)
+    crm = Crm(Unknown("HTTP 500"))
+    assert work(database, ob, crm, limits=FRAGILE) == 3
+    assert work(database, ob, crm, limits=FRAGILE) == 0
+    age(database, 2 * HOUR)
+    crm.answer = Delivered()
+
+    assert work(database, ob, crm, limits=FRAGILE) == 20
+
+    assert states(database) == {"delivered": 20}
+    assert (crm_row(database).breaker, crm_row(database).breaker_failures) == ("closed", 0)
+
+
+def test_a_probe_that_fails_shuts_it_for_longer(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=20)
+    crm = Crm(Unknown("HTTP 500"))
+    work(database, ob, crm, limits=FRAGILE)
+
+    age(database, HOUR)
+    assert [work(database, ob, crm, limits=FRAGILE) for _ in range(2)] == [1, 0]
+    age(database, HOUR)
+    assert work(database, ob, crm, limits=FRAGILE) == 0
+    age(database, HOUR)
+    assert work(database, ob, crm, limits=FRAGILE) == 1
+
+
+def test_a_dispatcher_that_dies_with_the_probe_leaves_it_to_another_when_its_lease_ends(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    put(database, ob, count=5)
+    crm = Crm(Unknown("HTTP 500"))
+    work(database, ob, crm, limits=FRAGILE)
+    age(database, 2 * HOUR)
+    dead = Claims(database.new_engine(), ob.configuration)
+    request = claim_request(want(slots=50), pressing=news({}, decided=frozenset({"crm"})), lease=HOUR)
+    (probe,) = asyncio.run(dead.exchange([], request)).claimed
+    crm.answer = Delivered()
+
+    assert work(database, ob, crm, limits=FRAGILE) == 0
+    age(database, HOUR + MINUTE)
+    assert work(database, ob, crm, limits=FRAGILE) == 5
+
+    assert states(database) == {"delivered": 5}
+    assert settlement_row(database, probe.id).deliveries >= 2
+    late = News(failures=1, probe=probe.lease_token, passed=False)
+    asyncio.run(dead.exchange([], claim_request(want("nobody"), pressing=news({"crm": late}))))
+    assert crm_row(database).breaker == "closed"
+
+
+def test_a_probe_that_nobody_here_can_send_leaves_its_place(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=5)
+    crm = Crm(Unknown("HTTP 500"))
+    work(database, ob, crm, limits=FRAGILE)
+    age(database, 2 * HOUR)
+    strange = put_one(database, ob, "unserved.operation", destination="crm")
+    change(database, strange, due_at=clock_plus(-3 * HOUR))  # it is the first
+    crm.answer = Delivered()
+
+    assert work(database, ob, crm, limits=FRAGILE) == 5
+
+    row = queue_row(database, strange)
+    assert (row.state, row.deliveries) == ("pending", 0)
+
+
+def test_without_a_breaker_a_broken_service_is_asked_again_and_again(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=30)
+
+    assert work(database, ob, Crm(Unknown("HTTP 500")), limits={"crm": Limits(breaker=None)}) == 30
+
+
+# --- the rate
+
+
+def test_all_dispatchers_together_keep_to_a_rate(database: Database, ob: outbox.Outbox) -> None:
+    limits = {"crm": Limits(rate=0.001, burst=5)}
+    put(database, ob, count=20)
+    crm = Crm(Delivered())
+
+    assert sum(work(database, ob, crm, limits=limits) for _ in range(3)) == 5
+    age(database, timedelta(seconds=3100))
+    assert sum(work(database, ob, crm, limits=limits) for _ in range(3)) == 3
+
+    assert len(untouched(database)) == 12
+    assert crm_row(database).rate_per_second == 0.001
+
+
+def test_dispatchers_that_come_at_once_keep_to_it_too(database: Database, ob: outbox.Outbox) -> None:
+    pressing = news({}, decided=frozenset({"crm"}), limits={"crm": Limits(rate=0.001, burst=7)})
+    put(database, ob, count=30)
+    stores = [Claims(database.new_engine(), ob.configuration) for _ in range(4)]
+    barrier = Barrier(len(stores))
+
+    def claim_until_none(store: Claims) -> int:
+        asyncio.run(store.destinations())
+        barrier.wait()
+        requests = (claim_request(want(slots=4), pressing=pressing, token=uuid4()) for _ in range(6))
+        return sum(len(asyncio.run(store.exchange([], request)).claimed) for request in requests)
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        claimed = list(threads.map(claim_until_none, stores))
+
+    assert sum(claimed) == 7
+
+
+def test_a_dispatcher_goes_on_when_its_rate_allows_it_without_waiting_for_its_poll(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    put(database, ob, count=6)
+    crm = Crm(Delivered())
+    working = dispatcher(
+        database, ob, adapters={"crm": crm}, limits={"crm": Limits(rate=50, burst=1)}, poll=timedelta(hours=1)
+    )
+
+    asyncio.run(pumping(working, lambda: len(crm.deliveries) == 6))
+
+    assert states(database) == {"delivered": 6}
+
+
+# --- pauses
+
+
+def test_a_paused_destination_is_sent_nothing_by_anybody_until_it_is_resumed(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    put(database, ob, count=3)
+    put(database, ob, "mail.send")
+    crm, mail = Crm(Delivered()), MemoryAdapter()
+    decide(database, pause, reason="they asked us to")
+
+    for _ in range(2):
+        run_once(database.new_engine(), ob, adapters={"crm": crm, "mail": mail})
+
+    assert (len(crm.deliveries), len(mail.deliveries)) == (0, 1)
+    assert len(untouched(database)) == 3
+    decide(database, resume)
+    assert work(database, ob, crm) == 3
+
+
+def test_running_dispatchers_obey_a_pause_and_its_end(database: Database, ob: outbox.Outbox) -> None:
+    crm, mail = Crm(Delivered()), MemoryAdapter()
+
+    async def main() -> None:
+        working = dispatcher(database.new_engine(), ob, adapters={"crm": crm, "mail": mail})
+        pump = asyncio.create_task(pumping(working, lambda: len(crm.deliveries) == 3))
+        put(database, ob)
+        await until_true(lambda: len(crm.deliveries) == 1)
+        decide(database, pause)
+        put(database, ob, count=2)
+        put(database, ob, "mail.send")
+        await until_true(lambda: len(mail.deliveries) == 1)
+        assert len(crm.deliveries) == 1
+        decide(database, resume)
+        await pump
+
+    asyncio.run(main())
+
+
+def test_while_it_is_paused_nothing_ages(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    crm = Crm(Deferred("busy"))
+    work(database, ob, crm)
+    decide(database, pause)
+    age(database, 10 * DAY)  # 3 are allowed
+    decide(database, resume)
+
+    assert work(database, ob, crm) == 1
+
+    assert state(database, id) == "retry"
+    age(database, 4 * DAY)
+    work(database, ob, crm)
+    assert state(database, id) == "failed"
+
+
+def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_has_stopped(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    """A dispatcher that has just begun, and whose first look takes its time."""
+    id = put_one(database, ob)
+    crm = Crm(Deferred("busy"))
+    work(database, ob, crm)
+    decide(database, pause)
+    age(database, 10 * DAY)  # 3 are allowed
+    decide(database, resume)
+
+    async def main() -> None:
+        answered = asyncio.Event()
+
+        class Slow(Claims):
+            async def pressures(self) -> Pressures:
+                await answered.wait()
+                return await super().pressures()
+
+        store = Slow(database.new_engine(), ob.configuration)
+        working = dispatcher(None, ob, adapters={"crm": crm}, store=store)
+        pump = asyncio.create_task(pumping(working, lambda: len(crm.deliveries) == 2))
+        await asyncio.sleep(0.2)  # time enough for the other lane to claim
+        assert len(crm.deliveries) == 1
+        answered.set()
+        await pump
+
+    asyncio.run(main())
+
+    assert state(database, id) == "retry"
+
+
+@pytest.mark.parametrize("found", [Absent(), CannotTell("down")])
+def test_what_is_to_be_looked_for_does_not_age_either_while_it_is_paused(
+    database: Database, ob: outbox.Outbox, found: Finding
+) -> None:
+    id, service = looked_for(database, ob, "request", finds=[found])
+    decide(database, pause)
+    age(database, 10 * DAY)
+    decide(database, resume)
+
+    run_once(database, ob, adapters={"crm": service})
+
+    row = queue_row(database, id)
+    assert row.state == ("pending" if isinstance(found, Absent) else "uncertain")
+    assert row.due_at < NEVER  # it is sent again, or looked for
+
+
+def test_to_resume_ends_a_cool_down_and_closes_a_breaker(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=5)
+    crm = Crm(Unknown("HTTP 500"))
+    work(database, ob, crm, limits=FRAGILE)
+    crm.answer = Deferred("HTTP 429", HOUR, cools=True)
+    age(database, 2 * HOUR)
+    work(database, ob, crm, limits=FRAGILE)
+    crm.answer = Delivered()
+
+    decide(database, resume)
+
+    age(database, MINUTE)  # the entries' own backoff
+    assert work(database, ob, crm) == 4
+    assert crm_row(database).breaker == "closed"
+
+
+# --- whom it costs nothing
+
+
+def test_a_dead_destination_takes_its_few_failures_and_then_no_slot_and_no_statement(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    dead, mail = Crm(Unknown("timeout")), MemoryAdapter()
+    working: Any = {"adapters": {"crm": dead, "mail": mail}, "limits": {"crm": Limits(breaker=LASTING)}}
+    put(postgresql, ob, count=1000)
+    run_once(postgresql, ob, **working)
+    before = len(dead.deliveries)
+    put(postgresql, ob, "mail.send", count=50)
+    engine = postgresql.new_engine()
+
+    with statements_of(engine) as sent:
+        assert run_once(engine, ob, **working, concurrency=60, in_flight_max=60) == 50
+
+    assert before < 200  # what was under way when the breaker opened
+    assert len(dead.deliveries) == before
+    about = [
+        statement
+        for statement in sent
+        if statement.startswith(("SELECT outbox_d", "UPDATE outbox_d", "INSERT INTO outbox_d"))
+    ]
+    assert len(about) == 1  # the sweep
+
+
+def test_a_process_that_stopped_while_it_held_a_destinations_row_stops_nobody(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    limits = {"crm": Limits(rate=1000)}
+    put(postgresql, ob, count=3)
+    put(postgresql, ob, "mail.send", count=3)
+    crm, mail = Crm(Unknown("HTTP 500")), MemoryAdapter()
+    decide(postgresql, pause)
+    decide(postgresql, resume)  # now there is a row
+    working = {"adapters": {"crm": crm, "mail": mail}}
+
+    with postgresql.engine.connect() as stopped:
+        row = sa.select(TABLES.destination).where(TABLES.destination.c.name == "crm").with_for_update()
+        assert len(stopped.execute(row).all()) == 1
+        run_once(postgresql.new_engine(), ob, **working, limits=limits)
+        assert (len(crm.deliveries), len(mail.deliveries)) == (0, 3)
+        run_once(postgresql.new_engine(), ob, **working)  # it has no rate to share, and fails to tell what it met
+        assert len(crm.deliveries) == 3
+
+    assert crm_row(postgresql).breaker_failures == 0
+
+
+def test_news_that_could_not_be_told_are_told_later(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=3)
+    decide(postgresql, pause)
+    decide(postgresql, resume)
+    crm = Crm(Deferred("refused", HOUR))  # so that nothing more goes wrong meanwhile
+
+    async def main() -> None:
+        working = dispatcher(postgresql.new_engine(), ob, adapters={"crm": crm})
+        with postgresql.engine.connect() as other:
+            other.execute(sa.select(TABLES.destination).with_for_update())
+            await working.run_once()
+        await pumping(working, lambda: crm_row(postgresql).breaker_failures >= 3)
+        await working.close()
+
+    asyncio.run(main())
+
+
+def test_a_small_tenant_with_a_destination_of_its_own_is_served_beside_the_backlog_of_another(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    put(postgresql, ob, count=10_000, destination="crm:big")
+    small = put_one(postgresql, ob, destination="crm:small")
+    order: list[UUID] = []
+
+    class Noting(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            order.append(delivery.id)
+            return Delivered()
+
+    run_once(postgresql, ob, adapters={"crm": Noting()})
+
+    assert len(order) == 10_001
+    assert order.index(small) < 200  # two lanes with half of the big one's slots each, twice
+
+
+# --- what is told of it
+
+
+def test_a_probe_that_settles_with_its_callback_opens_the_way_too(database: Database, ob: outbox.Outbox) -> None:
+    effects = Operations()
+    effects.on_settled("crm")(lambda session, settlement: None)
+    put(database, ob, count=5)
+    crm = Crm(Unknown("HTTP 500"))
+    settings: Any = {"adapters": {"crm": crm}, "include": [effects], "limits": FRAGILE}
+    run_once(database.new_engine(), ob, **settings)
+    age(database, 2 * HOUR)
+    crm.answer = Delivered()
+
+    asyncio.run(
+        pumping(dispatcher(database.new_engine(), ob, **settings), lambda: states(database) == {"delivered": 5})
+    )
+
+
+def test_the_log_says_what_keeps_a_destination_from_going_on_and_when_it_does(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "outbox.dispatcher")
+    put(database, ob, count=6)
+    crm = Crm(Unknown("HTTP 500"))
+
+    async def main() -> None:
+        working = dispatcher(database.new_engine(), ob, adapters={"crm": crm}, limits=FRAGILE)
+        await working.run_once()
+        decide(database, resume)
+        await working._sweep()
+        crm.answer = Deferred("HTTP 429", HOUR, cools=True)
+        age(database, MINUTE)
+        await working.run_once()
+        decide(database, pause)
+        for _ in range(3):
+            await working._sweep()
+        await working.close()
+
+    asyncio.run(main())
+
+    said = [record.getMessage() for record in caplog.records if "destination" in record.getMessage()]
+    assert said == [
+        "destination 'crm' is sent nothing: its circuit breaker is open",
+        "destination 'crm' goes on",
+        "destination 'crm' is sent nothing: it asked for quiet",
+        "destination 'crm' is sent nothing: it is paused",
+    ]

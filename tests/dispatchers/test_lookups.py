@@ -1,0 +1,393 @@
+"""Looks at a service for what may have been executed: each way out of doubt, on a real database."""
+
+import asyncio
+import json
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.database import Database
+from support.entries import (
+    HOUR,
+    LEASE,
+    age,
+    change,
+    claim_one,
+    put_one,
+    queue_row,
+    run_once,
+    settlement_row,
+    state,
+)
+from support.lookups import DAY, QUIET, Losing, decide_on, events, keyless, look, sent_and_looked_for
+
+import outbox
+from dispatchers import Absent, CannotTell, Delivery, Found, KeyConflict, Operations, Rejected, Unknown
+from dispatchers.admin import decisions
+from dispatchers.store.database import Claims
+from dispatchers.transitions import looks_of
+from outbox.times import NEVER
+
+
+@pytest.fixture
+def store(database: Database, ob: outbox.Outbox) -> Claims:
+    return Claims(database.engine, ob.configuration)
+
+
+# --- each way out
+
+
+def test_an_unknown_outcome_waits_for_a_look_before_it_is_uncertain(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+
+    run_once(database, ob, adapters={"crm": keyless("answer")})
+
+    row = queue_row(database, id)
+    assert (row.state, row.maybe_sent) == ("retry", True)
+    assert LEASE < row.due_at - row.first_leased_at < QUIET  # no sender can be at work any more by then
+    assert json.loads(row.outcome)["reason"] == "no answer; the service keeps no keys"
+
+
+def test_what_is_found_is_delivered_and_never_sent_again(database: Database, ob: outbox.Outbox) -> None:
+    adapter = keyless("answer")
+
+    id = sent_and_looked_for(database, ob, adapter)
+
+    settled = settlement_row(database, id)
+    assert (settled.state, settled.attempts, settled.reason) == ("delivered", 1, "found at the service")
+    assert json.loads(settled.result) == {"id": str(id)}
+    assert adapter.effects.total() == len(adapter.deliveries) == 1
+    assert events(database, id) == [
+        ("attempt", "no answer; the service keeps no keys"),
+        ("look", "found at the service"),
+    ]
+
+
+def test_what_is_absent_is_sent_again_once(database: Database, ob: outbox.Outbox) -> None:
+    adapter = keyless("request")
+
+    id = sent_and_looked_for(database, ob, adapter)
+    waits = queue_row(database, id)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert (waits.state, waits.maybe_sent, waits.in_doubt_since, waits.attempts) == ("pending", False, None, 1)
+    assert waits.first_leased_at is not None  # its age goes on counting
+    assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
+    assert events(database, id)[1] == ("look", "not at the service: to be sent again, under the same key")
+
+
+def test_past_the_window_what_is_absent_is_sent_again_under_a_new_key(database: Database, ob: outbox.Outbox) -> None:
+    adapter = Losing("request", window=DAY)
+    id = put_one(database, ob)
+    run_once(database, ob, adapters={"crm": adapter})
+    age(database, DAY)
+
+    for _ in range(3):  # the window is found to have passed; the look; the send
+        look(database, ob, adapter)
+
+    settled = settlement_row(database, id)
+    assert (settled.state, settled.attempts, settled.key_epoch) == ("delivered", 2, 1)
+    assert adapter.effects.total() == 1
+    assert list(adapter.effects) != [ob.child_key("order:0", "crm.upsert")]
+
+
+def test_past_the_window_what_is_found_is_delivered(database: Database, ob: outbox.Outbox) -> None:
+    adapter = Losing("answer", window=DAY)
+    id = put_one(database, ob)
+    run_once(database, ob, adapters={"crm": adapter})
+    age(database, DAY)
+
+    for _ in range(2):
+        look(database, ob, adapter)
+
+    assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
+
+
+def test_a_vanished_sender_leads_to_a_look_where_there_are_no_keys(
+    database: Database, ob: outbox.Outbox, store: Claims
+) -> None:
+    id, adapter = put_one(database, ob), keyless()
+    claim_one(store)
+    age(database, QUIET)
+
+    run_once(database, ob, adapters={"crm": adapter})
+    look(database, ob, adapter)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
+
+
+def test_what_a_look_cannot_tell_is_uncertain_and_looked_for_again(database: Database, ob: outbox.Outbox) -> None:
+    adapter = keyless("answer", finds=[CannotTell("unreachable"), CannotTell("unreachable"), Found({"id": 7})])
+
+    id = sent_and_looked_for(database, ob, adapter)
+    first = queue_row(database, id)
+    look(database, ob, adapter)
+    second = queue_row(database, id)
+    look(database, ob, adapter, HOUR)
+
+    why = "no answer; the service keeps no keys; a look could not tell: unreachable"
+    assert first.state == second.state == "uncertain"
+    assert json.loads(first.outcome)["reason"] == json.loads(second.outcome)["reason"] == why
+    assert timedelta(minutes=1) <= second.due_at - second.first_leased_at - 2 * QUIET  # later and later
+    assert (state(database, id), json.loads(settlement_row(database, id).result)) == ("delivered", {"id": 7})
+    assert [kind for kind, _ in events(database, id)] == ["attempt", "look", "look", "look"]
+    assert len(adapter.deliveries) == 1
+
+
+@pytest.mark.parametrize(
+    ("finding", "told"),
+    [(KeyError("secret"), "the adapter raised KeyError"), (None, "the adapter answered with a NoneType")],
+)
+def test_a_find_that_fails_could_not_tell(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, finding: Any, told: str
+) -> None:
+    adapter = keyless("answer", finds=[finding])
+
+    with caplog.at_level(logging.ERROR, "outbox.dispatcher"):
+        id = sent_and_looked_for(database, ob, adapter)
+
+    assert state(database, id) == "uncertain"
+    assert events(database, id)[1][1] == f"no answer; the service keeps no keys; a look could not tell: {told}"
+    assert ("raised for entry" in caplog.text) == (finding is not None)
+
+
+def test_a_find_that_hangs_is_cancelled_at_its_deadline(database: Database, ob: outbox.Outbox) -> None:
+    async def hang(delivery: Delivery) -> Found:
+        await asyncio.Event().wait()
+        return Found()
+
+    adapter = keyless("answer", finds=hang, timeout=timedelta(seconds=0.1))
+
+    id = sent_and_looked_for(database, ob, adapter)
+
+    assert events(database, id)[1][1] == (
+        "no answer; the service keeps no keys; a look could not tell: no answer within 0.1 s"
+    )
+
+
+def test_at_least_once_is_sent_again_only_if_a_look_says_so(database: Database, ob: outbox.Outbox) -> None:
+    adapter = keyless("answer", finds=[CannotTell("down"), Absent()])
+    adapter.at_least_once = True
+
+    id = sent_and_looked_for(database, ob, adapter)
+    first = state(database, id), len(adapter.deliveries)
+    look(database, ob, adapter, HOUR)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert first == ("uncertain", 1)
+    assert (state(database, id), len(adapter.deliveries)) == ("delivered", 2)
+
+
+def test_a_look_is_given_the_delivery_of_the_attempts_before_it(database: Database, ob: outbox.Outbox) -> None:
+    adapter = keyless("answer", finds=[CannotTell("down")])
+    id = put_one(database, ob, options={"account": "a"})
+    run_once(database, ob, adapters={"crm": adapter})
+
+    look(database, ob, adapter, HOUR)
+
+    (sent,), (looked,) = adapter.deliveries, adapter.looks
+    assert (looked.id, looked.key, looked.body, looked.options) == (id, sent.key, sent.body, sent.options)
+    assert looked.attempt == sent.attempt == 1
+    assert looked.due_at == database.entries[0].due_at == sent.due_at - HOUR  # as `look` has aged it
+    assert HOUR <= looked.age < HOUR + QUIET
+
+
+# --- when a look counts
+
+
+def test_an_early_look_is_no_proof_of_absence(database: Database, ob: outbox.Outbox) -> None:
+    adapter = keyless("request", finds=[Absent(), Absent()])
+    id = put_one(database, ob)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    decide_on(database, id, decisions.retry)  # now
+    run_once(database, ob, adapters={"crm": adapter})
+    early = queue_row(database, id)
+    look(database, ob, adapter)
+
+    assert (early.state, early.maybe_sent, len(adapter.looks)) == ("retry", True, 2)
+    assert "an earlier sender may still be at work" in json.loads(early.outcome)["reason"]
+    assert state(database, id) == "pending"
+
+
+def test_looks_come_to_an_end_by_age(database: Database, ob: outbox.Outbox) -> None:
+    adapter = keyless("answer", finds=[CannotTell("down")] * 2)
+    id = sent_and_looked_for(database, ob, adapter)
+
+    look(database, ob, adapter, adapter.age_max)
+    last = queue_row(database, id)
+    look(database, ob, adapter, DAY)  # nor does reconciling begin anew
+
+    assert (last.state, last.due_at) == ("uncertain", NEVER)
+    assert queue_row(database, id).due_at == NEVER
+
+
+@pytest.mark.parametrize("limit", ["attempts", "age"])
+def test_what_is_absent_at_a_limit_is_failed(database: Database, ob: outbox.Outbox, limit: str) -> None:
+    adapter = keyless("request")
+    if limit == "attempts":
+        adapter.attempts_max = 1
+    else:
+        adapter.age_max = QUIET
+
+    id = sent_and_looked_for(database, ob, adapter)
+
+    told = "1 attempts were allowed" if limit == "attempts" else "it has been tried for 0:02:00"
+    assert (state(database, id), len(adapter.deliveries)) == ("failed", 0)
+    assert settlement_row(database, id).reason == f"not at the service, and {told}"
+    assert events(database, id)[1] == ("look", f"not at the service, and {told}")
+
+
+def test_absence_under_a_new_key_is_no_proof_for_the_old_one(database: Database, ob: outbox.Outbox) -> None:
+    """A find may look for the present key only."""
+    adapter = keyless("answer", "request", finds=[CannotTell("down"), Absent()])
+    adapter.attempts_max = 2
+    id = sent_and_looked_for(database, ob, adapter)
+    decide_on(database, id, decisions.resolve, "send_again")
+    run_once(database, ob, adapters={"crm": adapter})
+    look(database, ob, adapter)
+
+    look(database, ob, adapter, HOUR)
+    again = queue_row(database, id)
+
+    assert (again.key_epoch, again.state, again.maybe_sent, again.in_doubt_since) == (1, "pending", True, None)
+
+
+def test_an_answer_that_the_service_has_stored_needs_a_new_key(database: Database, ob: outbox.Outbox) -> None:
+    adapter = Losing(Unknown("500", final=True), finds=[Absent()], window=DAY)
+
+    id = sent_and_looked_for(database, ob, adapter)
+
+    row = queue_row(database, id)
+    assert (row.state, row.key_epoch, row.maybe_sent) == ("pending", 1, False)
+
+
+def test_a_key_that_the_service_holds_for_another_request_is_never_looked_for(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    """What a look finds under it is that other request's effect, and what it does not find proves nothing of this one."""
+    adapter = Losing(KeyConflict("other parameters"), finds=[Found(), Absent()], window=DAY)
+    id = put_one(database, ob)
+
+    for _ in range(4):
+        run_once(database, ob, adapters={"crm": adapter})
+        age(database, QUIET)
+
+    row = queue_row(database, id)
+    assert (row.state, row.key_epoch, row.due_at) == ("uncertain", 0, NEVER)
+    assert len(adapter.finds) == 2
+
+
+def test_within_the_window_the_same_key_is_good_enough(database: Database, ob: outbox.Outbox) -> None:
+    adapter = Losing("request", Rejected("no such customer"), finds=[Absent()], window=DAY)
+    id = put_one(database, ob)
+    for _ in range(2):
+        run_once(database, ob, adapters={"crm": adapter})
+        age(database, QUIET)
+
+    look(database, ob, adapter)
+
+    row = queue_row(database, id)
+    assert (row.state, row.key_epoch, row.maybe_sent) == ("pending", 0, False)
+
+
+# --- what became uncertain when nobody could look
+
+
+def test_what_became_uncertain_without_a_find_is_looked_for_once_there_is_one(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    adapter = keyless("answer", finds=None)
+    id = put_one(database, ob)
+    run_once(database, ob, adapters={"crm": adapter})
+    before = queue_row(database, id)
+    adapter.find = adapter._in_the_books
+
+    run_once(database, ob, adapters={"crm": adapter})  # begins it
+    begun = queue_row(database, id)
+    look(database, ob, adapter)
+
+    assert (before.state, before.due_at, begun.state) == ("uncertain", NEVER, "uncertain")
+    assert begun.due_at - begun.first_leased_at > LEASE
+    assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
+
+
+@pytest.mark.parametrize("spared", ["held", "decided", "of another form", "not served"])
+def test_some_are_not_looked_for(database: Database, ob: outbox.Outbox, spared: str) -> None:
+    adapter = keyless("answer", finds=None)
+    id = put_one(database, ob, "crm.other" if spared == "not served" else "crm.upsert")
+    run_once(database, ob, adapters={"crm": adapter})
+    if spared == "held":
+        change(database, id, hold="told so")
+    elif spared == "of another form":
+        change(database, id, sent_as="uuid8 acct_2")
+    elif spared == "decided":
+        decide_on(database, id, decisions.resolve, "did_not_happen")
+        change(database, id, due_at=NEVER)
+    watching = keyless(finds=[Found()])
+
+    serving = {"crm.upsert" if spared == "not served" else "crm": watching}
+    for _ in range(2):
+        run_once(database, ob, adapters=serving)
+        age(database, QUIET)
+
+    assert looks_of(queue_row(database, id).outcome) is None
+    assert (state(database, id), watching.looks) == ("uncertain", [])
+
+
+def test_nothing_is_looked_for_under_another_account(database: Database, ob: outbox.Outbox) -> None:
+    """It would not be there, and that would be taken for proof."""
+    adapter = keyless("answer", finds=[Absent()])
+    id = put_one(database, ob)
+    run_once(database, ob, adapters={"crm": adapter})
+    adapter.pinned = "acct_2"
+
+    look(database, ob, adapter)
+    waits = queue_row(database, id)
+    look(database, ob, adapter, adapter.age_max)
+
+    assert (waits.state, adapter.looks) == ("retry", [])
+    assert (queue_row(database, id).state, queue_row(database, id).due_at) == ("uncertain", NEVER)
+    assert "would be looked for as 'native acct_2'" in json.loads(queue_row(database, id).outcome)["reason"]
+
+
+def test_an_adapter_that_lost_its_find_leaves_it_to_a_person(database: Database, ob: outbox.Outbox) -> None:
+    adapter = keyless("answer")
+    id = put_one(database, ob)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    adapter.find = None
+    look(database, ob, adapter)
+
+    assert (state(database, id), len(adapter.deliveries)) == ("uncertain", 1)
+
+
+def test_a_released_entry_is_looked_for_at_once(database: Database, ob: outbox.Outbox) -> None:
+    adapter = keyless("answer", finds=[CannotTell("down"), Found()])
+    id = sent_and_looked_for(database, ob, adapter)
+    change(database, id, hold="told so", due_at=NEVER)
+
+    decide_on(database, id, decisions.release)
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert state(database, id) == "delivered"
+
+
+# --- callbacks
+
+
+def test_callbacks_hear_of_it_once(database: Database, ob: outbox.Outbox) -> None:
+    heard: list[tuple[str, str | None]] = []
+    effects = Operations()
+    effects.on_uncertain("crm")(lambda session, settlement: heard.append((settlement.state, settlement.reason)))
+    effects.on_settled("crm")(lambda session, settlement: heard.append((settlement.state, settlement.reason)))
+    adapter = keyless("answer", finds=[CannotTell("down"), CannotTell("down"), Found()])
+
+    sent_and_looked_for(database, ob, adapter, include=[effects])
+    for _ in range(2):
+        look(database, ob, adapter, HOUR, include=[effects])
+
+    why = "no answer; the service keeps no keys; a look could not tell: down"
+    assert heard == [("uncertain", why), ("delivered", "found at the service")]

@@ -1,0 +1,190 @@
+"""Looks beside others who act on the same entry, and looks whose process dies."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.database import Database
+from support.entries import (
+    HOUR,
+    age,
+    claim_one,
+    dispatcher,
+    put_one,
+    queue_row,
+    run_once,
+    settle,
+    settlement_row,
+    state,
+    write_factory,
+)
+from support.entries import daemon as process
+from support.lookups import QUIET, decide_on, keyless, look, looked_for
+
+import outbox
+from dispatchers import Absent, CannotTell, Delivery, Found
+from dispatchers.admin import decisions
+from dispatchers.decide_lookup import VANISHED_MAX
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Settle
+from outbox.errors import DecisionRefused
+from outbox.times import NEVER
+
+
+@pytest.fixture
+def store(database: Database, ob: outbox.Outbox) -> Claims:
+    return Claims(database.engine, ob.configuration)
+
+
+def during_a_look(act: Callable[[], Any], finding: Any) -> Callable[[Delivery], Any]:
+    """A sync find, on a thread of its own, in whose midst something else happens."""
+
+    def find(delivery: Delivery) -> Any:
+        act()
+        return finding
+
+    return find
+
+
+@pytest.mark.parametrize("finding", [Absent(), CannotTell("down"), Found({"by": "the look"})], ids=repr)
+def test_late_proof_of_success_during_a_look_stands(
+    database: Database, ob: outbox.Outbox, store: Claims, finding: Any
+) -> None:
+    id = put_one(database, ob)
+    slow_sender = claim_one(store)
+    adapter = keyless()
+    age(database, QUIET)
+    run_once(database, ob, adapters={"crm": adapter})
+    adapter.find = during_a_look(
+        lambda: settle(store, (slow_sender, Settle("delivered", 1, result={"by": "the sender"}))), finding
+    )
+
+    look(database, ob, adapter)
+    look(database, ob, adapter)
+
+    assert (state(database, id), adapter.deliveries) == ("delivered", [])
+    assert json.loads(settlement_row(database, id).result) == {"by": "the sender"}
+
+
+def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+    id, adapter = looked_for(database, ob, finds=[CannotTell("down")])
+    look(database, ob, adapter)
+    refusals: list[str] = []
+
+    def say() -> None:
+        with pytest.raises(DecisionRefused) as refused:
+            decide_on(database, id, decisions.resolve, "did_not_happen")
+        refusals.append(str(refused.value))
+
+    adapter.find = during_a_look(say, CannotTell("down"))
+    look(database, ob, adapter, HOUR)
+
+    assert refusals == [f"entry {id} is sending: it is being sent, or looked for, now; ask again when that has ended"]
+    decide_on(database, id, decisions.resolve, "did_not_happen")
+    run_once(database, ob, adapters={"crm": adapter})
+    assert state(database, id) == "failed"
+
+
+def test_a_persons_word_before_a_look_is_what_counts(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+    id, adapter = looked_for(database, ob, finds=[CannotTell("down"), Absent()])
+    run_once(database, ob, adapters={"crm": adapter})
+
+    decide_on(database, id, decisions.resolve, "happened")
+    look(database, ob, adapter, HOUR)
+
+    assert (state(database, id), len(adapter.looks)) == ("delivered", 1)
+
+
+def test_two_dispatchers_make_one_look(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+    id, adapter = looked_for(database, ob, "request", finds=[Absent()])
+
+    async def both() -> None:
+        dispatchers = [dispatcher(database, ob, adapters={"crm": adapter}) for _ in range(2)]
+        await asyncio.gather(*(each.run_once() for each in dispatchers))
+        await asyncio.gather(*(each.run_once() for each in dispatchers))
+        for each in dispatchers:
+            await each.close()
+
+    asyncio.run(both())
+
+    assert (state(database, id), len(adapter.looks), adapter.effects.total()) == ("delivered", 1, 1)
+
+
+def test_a_look_that_lost_its_lease_changes_nothing(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+    """Its process was stopped for long; another one has looked since, and found it."""
+    id, adapter = looked_for(database, ob, finds=[Found({"by": "another"})])
+    stopped = keyless()
+
+    def be_stopped() -> None:
+        age(database, QUIET)
+        run_once(database, ob, adapters={"crm": adapter})
+
+    stopped.find = during_a_look(be_stopped, Absent())
+    run_once(database, ob, adapters={"crm": stopped})
+
+    assert (state(database, id), stopped.deliveries) == ("delivered", [])
+    assert json.loads(settlement_row(database, id).result) == {"by": "another"}
+
+
+# --- crashes
+
+
+def test_a_look_whose_process_vanished_is_made_again(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+    id, adapter = looked_for(database, ob)
+    claim_one(store)
+    age(database, QUIET)
+
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert (state(database, id), len(adapter.deliveries)) == ("delivered", 1)
+
+
+def test_a_vanished_look_is_no_attempt(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+    id, adapter = looked_for(database, ob, finds=[CannotTell("down")])
+    claim_one(store)
+    age(database, QUIET)
+
+    run_once(database, ob, adapters={"crm": adapter})
+
+    assert (state(database, id), queue_row(database, id).attempts) == ("uncertain", 1)
+
+
+def test_looks_that_kill_their_process_come_to_an_end(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+    id, adapter = looked_for(database, ob, finds=[])
+    for _ in range(VANISHED_MAX):
+        claim_one(store)
+        age(database, QUIET)
+
+    run_once(database, ob, adapters={"crm": adapter})
+
+    row = queue_row(database, id)
+    assert (row.state, row.due_at, row.attempts) == ("uncertain", NEVER, 1)
+    assert json.loads(row.outcome)["reason"].endswith("3 looks in turn ended with their process")
+
+
+def test_a_process_killed_in_a_look_leaves_it_to_the_next(database: Database, ob: outbox.Outbox, tmp_path: Any) -> None:
+    id, adapter = put_one(database, ob), keyless("answer")
+    run_once(database, ob, adapters={"crm": adapter})
+    age(database, QUIET)
+    write_factory(
+        tmp_path,
+        """
+import signal
+
+def die(delivery):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def make():
+    return Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter(window=None, find=die)})
+""",
+    )
+    with process(tmp_path, database.url) as killed:
+        assert killed.wait() == -9
+
+    looking = queue_row(database, id)
+    look(database, ob, adapter)
+
+    assert (looking.state, looking.deliveries) == ("sending", 2)
+    assert (state(database, id), len(adapter.deliveries), adapter.effects.total()) == ("delivered", 1, 1)

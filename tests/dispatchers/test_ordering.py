@@ -1,0 +1,522 @@
+"""Entries of one ordering key go out one at a time, in commit order; behind a bad end their lane halts, or goes on."""
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from support.database import TABLES, Database
+from support.entries import (
+    HOUR,
+    LEASE,
+    age,
+    change,
+    claim,
+    claim_one,
+    dispatcher,
+    put,
+    queue_row,
+    run_once,
+    state,
+    until_true,
+)
+from support.lookups import keyless, look
+from support.ordering import BUSY, LaneService, halted, put_in_lane, send_all, states_of
+
+import outbox
+from dispatchers import Absent, CannotTell, Delivered, Delivery, KeyConflict, Outcome, Rejected
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import decisions
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, Park, Settle
+from outbox.session import flush_all
+from outbox.sql.dialect import clock
+from outbox.times import NEVER
+
+REFUSED = Rejected("status 422: no such customer")
+CONFLICT = KeyConflict("another request")
+
+
+def release(database: Database, lane: str = "ada") -> None:
+    with database.engine.begin() as connection:
+        decisions.release_lane(connection, TABLES, lane, actor="bob")
+
+
+def decide(database: Database, decision: Any, id: UUID, *arguments: Any, **settings: Any) -> None:
+    with database.engine.begin() as connection:
+        decision(connection, TABLES, id, *arguments, actor="bob", reason="looked", **settings)
+
+
+# --- in order
+
+
+def test_entries_of_one_key_go_out_in_the_order_in_which_they_were_committed(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    service = LaneService()
+    names = [f"order:{number}" for number in range(12)]
+    ids = put_in_lane(database, ob, *names)
+
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": names}
+    assert states_of(database, ids) == ["delivered"] * 12
+
+
+def test_the_entries_of_one_flush_keep_the_order_of_their_enqueues(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService()
+    with database.begin() as session:
+        for number in range(8):
+            lane = f"lane {number % 2}"
+            payload = {"lane": lane, "name": str(number)}
+            ob.enqueue(session, "crm.upsert", payload, parent=f"order:{number}", ordering_key=lane)
+
+    assert run_once(database, ob, adapters={"crm": service}) == 8
+
+    assert service.came == {"lane 0": ["0", "2", "4", "6"], "lane 1": ["1", "3", "5", "7"]}
+
+
+def test_a_lane_goes_across_operations_and_destinations(database: Database, ob: outbox.Outbox) -> None:
+    came: list[str] = []
+
+    class Service(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            came.append(delivery.operation)
+            return Delivered()
+
+    operations = ["stripe.charge", "mail.send", "crm.upsert", "mail.send"]
+    for number, operation in enumerate(operations):
+        put(database, ob, operation, parent=f"step {number}", ordering_key="order:7")
+
+    service = Service()
+    while run_once(database, ob, adapters={"stripe": service, "mail": service, "crm": service}):
+        pass
+
+    assert came == operations
+
+
+def test_lanes_do_not_wait_for_each_other_nor_others_for_lanes(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService(slow=BUSY)
+    put_in_lane(database, ob, "slow", "behind")
+    put_in_lane(database, ob, "first", "second", lane="bob")
+    (free,) = put_in_lane(database, ob, "free", lane="none", ordering_key=None)
+
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["slow"], "bob": ["first", "second"], "none": ["free"]}
+    assert state(database, free) == "delivered"
+
+
+def test_what_waits_behind_a_retry_waits_until_that_has_ended(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService(first=BUSY)
+    ids = put_in_lane(database, ob, "first", "second")
+
+    send_all(database, ob, service)
+    assert states_of(database, ids) == ["retry", "blocked"]
+    assert queue_row(database, ids[1]).deliveries == 0
+    service.answers.clear()
+    age(database, HOUR)
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["first", "first", "second"]}
+
+
+def test_the_head_is_waited_for_however_late_it_is_due(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService()
+    put_in_lane(database, ob, "later", due=HOUR)
+    put_in_lane(database, ob, "now")
+
+    send_all(database, ob, service)
+    assert service.came == {}
+    age(database, 2 * HOUR)
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["later", "now"]}
+
+
+def test_what_is_due_later_is_not_sent_earlier_for_being_next(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService()
+    with database.begin() as session:
+        for name, due in (("now", None), ("later", HOUR)):
+            payload = {"lane": "ada", "name": name}
+            ob.enqueue(session, "crm.upsert", payload, parent=name, ordering_key="ada", due=due)
+
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["now"]}
+    assert queue_row(database, ids_of(database)["later"]).due_at < NEVER
+
+
+def ids_of(database: Database) -> dict[str, UUID]:
+    return {entry.parent: entry.id for entry in database.entries}
+
+
+def test_many_that_are_due_but_not_the_head_keep_no_other_entry_from_being_sent(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    """More than a claim takes: the claims that bring none that may go are not the end of the work."""
+    service = LaneService(head=BUSY)
+    put_in_lane(database, ob, "head", *(f"behind {number}" for number in range(7)))
+    put_in_lane(database, ob, "free", lane="none", ordering_key=None)
+
+    run_once(database, ob, adapters={"crm": service}, concurrency=2)
+
+    assert service.came == {"ada": ["head"], "none": ["free"]}
+
+
+def test_a_daemon_sends_the_next_in_the_round_trip_that_settles_the_head(database: Database, ob: outbox.Outbox) -> None:
+    """Its poll is an hour: nothing but the settling can bring the next one."""
+    service = LaneService()
+    names = [f"order:{number}" for number in range(20)]
+    ids = put_in_lane(database, ob, *names)
+
+    async def main() -> None:
+        working = dispatcher(database, ob, adapters={"crm": service}, poll=HOUR)
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        await until_true(lambda: state(database, ids[-1]) == "delivered")
+        stopping.set()
+        await pump
+        await working.close()
+
+    asyncio.run(main())
+
+    assert service.came == {"ada": names}
+
+
+# --- what leaves no hole
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_entries_out_of_the_lane(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    service = LaneService()
+
+    def enqueue(session: Session, name: str) -> None:
+        payload = {"lane": "ada", "name": name}
+        ob.enqueue(session, "crm.upsert", payload, parent=name, ordering_key="ada")
+        flush_all(session)
+
+    with database.begin() as session:
+        enqueue(session, "first")
+        savepoint = session.begin_nested()
+        enqueue(session, "undone")
+        savepoint.rollback()
+        enqueue(session, "second")
+    with database.session() as session:
+        enqueue(session, "never")
+        session.rollback()
+    put_in_lane(database, ob, "third")
+
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["first", "second", "third"]}
+
+
+def test_a_duplicate_that_is_ignored_is_not_the_head_of_what_comes_with_it(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    service = LaneService()
+    put_in_lane(database, ob, "first")
+    send_all(database, ob, service)
+
+    with database.begin() as session:
+        for name in ("first", "second", "third"):
+            payload = {"lane": "ada", "name": name}
+            ob.enqueue(session, "crm.upsert", payload, parent=name, ordering_key="ada", if_exists="ignore")
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["first", "second", "third"]}
+
+
+# --- halted
+
+
+@pytest.mark.parametrize(("answer", "ends"), [(REFUSED, "failed"), (CONFLICT, "uncertain")])
+def test_a_lane_halts_behind_a_bad_end_until_a_person_lets_it_go_on(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, answer: Outcome, ends: str
+) -> None:
+    service = LaneService(bad=answer)
+    ids = put_in_lane(database, ob, "bad", "second", "third")
+
+    send_all(database, ob, service)
+    put_in_lane(database, ob, "fourth")
+    send_all(database, ob, service)
+
+    assert states_of(database, ids) == [ends, "blocked", "blocked"]
+    assert halted(database) == {"ada": ids[0]}
+    assert f"the lane of 'ada' halts behind entry {ids[0]}: " in caplog.text
+    release(database)
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["bad", "second", "third", "fourth"]}
+    assert (halted(database), state(database, ids[0])) == ({}, ends)
+
+
+@pytest.mark.parametrize(("answer", "ends"), [(REFUSED, "failed"), (CONFLICT, "uncertain")])
+def test_a_lane_goes_on_behind_a_bad_end_where_the_adapter_says_so(
+    database: Database, ob: outbox.Outbox, answer: Outcome, ends: str
+) -> None:
+    service = LaneService(bad=answer)
+    service.halts_lane = False
+    ids = put_in_lane(database, ob, "bad", "second", "third")
+
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["bad", "second", "third"]}
+    assert states_of(database, ids) == [ends, "delivered", "delivered"]
+    assert halted(database) == {}
+
+
+def uncertain_head(database: Database, ob: outbox.Outbox, service: LaneService) -> list[UUID]:
+    """A lane that has halted behind an uncertain head, with two that wait."""
+    service.answers["bad"] = CONFLICT
+    ids = put_in_lane(database, ob, "bad", "second", "third")
+    send_all(database, ob, service)
+    service.answers.clear()
+    assert states_of(database, ids) == ["uncertain", "blocked", "blocked"]
+    return ids
+
+
+def test_what_turns_out_to_have_happened_lifts_the_halt(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService()
+    ids = uncertain_head(database, ob, service)
+
+    decide(database, decisions.resolve, ids[0], "happened")
+    send_all(database, ob, service)
+
+    assert states_of(database, ids) == ["delivered"] * 3
+    assert halted(database) == {}
+
+
+def test_what_did_not_happen_leaves_the_lane_halted_until_it_is_released(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService()
+    ids = uncertain_head(database, ob, service)
+
+    decide(database, decisions.resolve, ids[0], "did_not_happen")
+    send_all(database, ob, service)
+    assert states_of(database, ids) == ["failed", "blocked", "blocked"]
+    release(database)
+    send_all(database, ob, service)
+
+    assert states_of(database, ids) == ["failed", "delivered", "delivered"]
+
+
+def test_a_persons_word_on_what_was_passed_by_halts_nothing_anew(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService(second=BUSY)
+    ids = uncertain_head(database, ob, service)
+    service.answers["second"] = BUSY
+    release(database)
+    send_all(database, ob, service)
+
+    decide(database, decisions.resolve, ids[0], "did_not_happen")
+    send_all(database, ob, service)
+
+    assert states_of(database, ids) == ["failed", "retry", "blocked"]
+    assert halted(database) == {}
+
+
+def test_what_is_sent_again_goes_before_those_that_its_lane_was_halted_for(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    service = LaneService()
+    ids = uncertain_head(database, ob, service)
+
+    decide(database, decisions.resolve, ids[0], "send_again")
+    send_all(database, ob, service)
+    assert states_of(database, ids) == ["pending", "blocked", "blocked"]
+    age(database, HOUR)
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["bad", "bad", "second", "third"]}
+    assert halted(database) == {}
+
+
+def test_what_is_sent_again_behind_a_released_lane_is_its_head_once_more(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService()
+    ids = uncertain_head(database, ob, service)
+    service.answers["second"] = BUSY
+    release(database)
+    send_all(database, ob, service)
+
+    decide(database, decisions.resolve, ids[0], "send_again")
+    send_all(database, ob, service)
+    service.answers.clear()
+    age(database, HOUR)
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["bad", "second", "bad", "second", "third"]}
+    assert states_of(database, ids) == ["delivered"] * 3
+
+
+def test_what_a_look_finds_absent_waits_out_those_that_were_let_by(database: Database, ob: outbox.Outbox) -> None:
+    service = keyless("request", finds=[CannotTell("down"), Absent()])
+    ids = put_in_lane(database, ob, "bad", "second")
+    run_once(database, ob, adapters={"crm": service})
+    look(database, ob, service)
+    release(database)
+    under_way = claim_one(Claims(database.engine, ob.configuration))
+    change(database, ids[0], due_at=clock())
+
+    run_once(database, ob, adapters={"crm": service})
+    run_once(database, ob, adapters={"crm": service})
+    absent = queue_row(database, ids[0])
+    age(database, HOUR)
+    run_once(database, ob, adapters={"crm": service})
+
+    assert under_way.id == ids[1]
+    assert (absent.state, absent.deliveries) == ("pending", 3)  # sent once, looked for twice
+    assert absent.due_at > under_way.leased_at + LEASE
+    assert states_of(database, ids)[0] == "delivered"
+
+
+def test_late_proof_of_success_lifts_the_halt(database: Database, ob: outbox.Outbox) -> None:
+    store = Claims(database.engine, ob.configuration)
+    ids = put_in_lane(database, ob, "slow", "second")
+    (late,) = claim(store)
+    age(database, HOUR)
+    (taken_over,) = claim(store)
+    parked = Park("its sender vanished", taken_over.attempts, True, taken_over.in_doubt_since)
+    asyncio.run(store.exchange([(taken_over, parked)], None))
+    assert halted(database) == {"ada": ids[0]}
+
+    asyncio.run(store.exchange([(late, Settle("delivered", 1))], None))
+
+    assert halted(database) == {}
+    assert [entry.id for entry in claim(store)] == [ids[1]]
+
+
+# --- cancelled
+
+
+def test_cancelling_the_head_lets_the_next_one_go(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService(first=BUSY)
+    ids = put_in_lane(database, ob, "first", "second", "third")
+    send_all(database, ob, service)
+    assert states_of(database, ids) == ["retry", "blocked", "blocked"]
+
+    with database.begin() as session:
+        assert ob.cancel(session, ids[0])
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["first", "second", "third"]}
+
+
+def test_a_cancelled_one_behind_the_head_is_left_out(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService(first=BUSY)
+    ids = put_in_lane(database, ob, "first", "second", "third")
+    send_all(database, ob, service)
+
+    with database.begin() as session:
+        assert ob.cancel(session, ids[1])
+    decide(database, decisions.cancel, ids[2])
+    service.answers.clear()
+    age(database, HOUR)
+    put_in_lane(database, ob, "fourth")
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["first", "first", "fourth"]}
+    assert states_of(database, ids) == ["delivered", "cancelled", "cancelled"]
+
+
+def test_cancelling_the_first_of_a_flush_lets_the_others_of_it_go(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService()
+    with database.begin() as session:
+        entries = [
+            ob.enqueue(session, "crm.upsert", {"lane": "ada", "name": name}, parent=name, ordering_key="ada")
+            for name in ("first", "second", "third")
+        ]
+
+    with database.begin() as session:
+        assert ob.cancel(session, entries[0].id)
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["second", "third"]}
+
+
+# --- whatever makes an entry due too early
+
+
+def test_a_blocked_entry_that_somebody_makes_due_is_blocked_again(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService(first=BUSY)
+    ids = put_in_lane(database, ob, "first", "second")
+    send_all(database, ob, service)
+
+    change(database, ids[1], due_at=outbox.sql.dialect.clock())
+    send_all(database, ob, service)
+
+    assert states_of(database, ids) == ["retry", "blocked"]
+    assert queue_row(database, ids[1]).deliveries == 0
+
+
+def test_retry_refuses_what_waits_behind_the_head(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService(first=BUSY)
+    ids = put_in_lane(database, ob, "first", "second")
+    send_all(database, ob, service)
+
+    with pytest.raises(outbox.DecisionRefused, match="it waits behind another entry of its lane, as `show` tells"):
+        decide(database, decisions.retry, ids[1])
+
+
+def test_a_held_head_keeps_its_lane_waiting(database: Database, ob: outbox.Outbox) -> None:
+    service = LaneService()
+    ids = put_in_lane(database, ob, "first", "second")
+    change(database, ids[0], hold="restored from a backup", due_at=NEVER)
+
+    send_all(database, ob, service)
+    assert service.came == {}
+    decide(database, decisions.release, ids[0])
+    send_all(database, ob, service)
+
+    assert service.came == {"ada": ["first", "second"]}
+
+
+# --- what it costs
+
+
+def statements(database: Database, work: Any) -> list[str]:
+    """The first words of what `work` has executed."""
+    found: list[str] = []
+
+    def executed(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        found.append(" ".join(statement.split()[:3]))
+
+    sa.event.listen(database.engine, "before_cursor_execute", executed)
+    try:
+        work()
+    finally:
+        sa.event.remove(database.engine, "before_cursor_execute", executed)
+    return found
+
+
+@pytest.mark.parametrize(("lanes", "count"), [([None] * 6, 1), (["a", "b", "a", "c"], 2), ([None, "a", None, "b"], 3)])
+def test_a_flush_takes_so_many_statements(
+    postgresql: Database, ob: outbox.Outbox, lanes: list[str | None], count: int
+) -> None:
+    def flush() -> None:
+        with postgresql.begin() as session:
+            for number, lane in enumerate(lanes):
+                ob.enqueue(session, "crm.upsert", {}, parent=f"order:{number}", ordering_key=lane)
+
+    flush_once = statements(postgresql, flush)
+
+    assert len(flush_once) == count
+
+
+def test_what_has_no_ordering_key_is_claimed_and_settled_by_one_statement_each(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    put(postgresql, ob, count=5)
+    store = Claims(postgresql.engine, ob.configuration)
+    asyncio.run(store.exchange([], None))  # it asks for the isolation level, once
+    claimed: list[Claimed] = []
+    first = statements(postgresql, lambda: claimed.extend(claim(store)))
+    second = statements(
+        postgresql,
+        lambda: asyncio.run(store.exchange([(entry, Settle("delivered", 1)) for entry in claimed], None)),
+    )
+
+    assert len(claimed) == 5
+    assert (len(first), len(second)) == (1, 1)

@@ -1,0 +1,101 @@
+"""A lane's length costs nothing: what is asked of it reads its head. Nor does it cost a statement that so many leave theirs."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from support.database import TABLES, Database, statements_of
+from support.entries import HOUR, age, claim, claim_one, claim_request, settle, want
+from support.ordering import LaneService, halted, put_in_lane, send_all
+from test_claim_plans import nodes, run
+
+import outbox
+from dispatchers import Unknown
+from dispatchers.store import claims_postgresql
+from dispatchers.store.database import Claims
+from dispatchers.store.ordering import sort_out
+from dispatchers.transitions import Settle
+from outbox.sql.ordering import Place, advance
+
+FILL = """
+    WITH written AS (
+        INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id,
+            destination, payload, options, headers, schema_version, due_at, created_at, ordering_key)
+        SELECT gen_random_uuid(), 'test', '', 'app', 'order:' || n, 'crm.upsert', '', 'k1', sha256(n::text::bytea),
+            gen_random_uuid(), 'crm', '{}', '{}', '{}', 1, now(), now(), 'lane ' || n % 5
+        FROM generate_series(1, 20000) AS n
+        RETURNING id, destination, ordering_key
+    )
+    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key, position)
+    SELECT id, destination, 'pending', '9999-12-31Z', 0, 0, false, 0, ordering_key, nextval('outbox_position') FROM written
+"""
+
+
+def test_the_head_of_a_long_lane_and_who_comes_after_it_are_found_by_the_index(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    put_in_lane(postgresql, ob, "head", lane="lane 0")
+    postgresql.execute(sa.text(FILL))
+    run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
+    head = claim_one(Claims(postgresql.new_engine(), ob.configuration))
+    engine = postgresql.new_engine()
+    plans: list[dict[str, Any]] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        given = parameters[0] if many else parameters
+        (plan,) = connection.connection.dbapi_connection.execute(
+            f"EXPLAIN (FORMAT JSON) {statement}", given
+        ).fetchone()[0]
+        plans.append(plan["Plan"])
+
+    with engine.begin() as connection:
+        sa.event.listen(engine, "before_cursor_execute", explain)
+        assert sort_out(connection, TABLES, [head]).may_go == [head]
+        advance(connection, TABLES, [Place("lane 0", 1)])
+
+    assert len(plans) == 2
+    for plan in plans:
+        types = [node["Node Type"] for node in nodes(plan) if "outbox_" in node.get("Relation Name", "")]
+        assert set(types) - {"ModifyTable"} <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}, (
+            types
+        )  # the last by id
+        assert "outbox_queue_lane" in [node.get("Index Name") for node in nodes(plan)]
+        assert [node["Plan Rows"] for node in nodes(plan) if node["Node Type"] == "Limit"] == [1]
+
+
+def test_the_dead_rows_before_a_head_are_walked_over_once_a_lane(postgresql: Database, ob: outbox.Outbox) -> None:
+    """Vacuum may not remove what was drained while a report holds the horizon; fifty entries of a lane meet it once."""
+    put_in_lane(postgresql, ob, *(f"entry {number}" for number in range(50)), lane="lane 0")
+    postgresql.execute(sa.update(TABLES.queue).values(due_at=sa.func.now()))
+    engine = postgresql.new_engine()
+    looks: list[int] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        if not statement.startswith("SELECT lane"):
+            return
+        query = f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}"
+        (plan,) = connection.connection.dbapi_connection.execute(query, parameters).fetchone()[0]
+        looks.extend(node["Actual Loops"] for node in nodes(plan["Plan"]) if node.get("Alias") == "first")
+
+    with engine.begin() as connection:
+        claimed = claims_postgresql.claim(connection, TABLES, claim_request(want(slots=50)))
+        sa.event.listen(engine, "before_cursor_execute", explain)
+        sort_out(connection, TABLES, claimed)
+
+    assert len(claimed) == 50
+    assert looks == [1]
+
+
+def test_late_proof_lifts_the_halts_of_its_own_entries_in_one_statement(database: Database, ob: outbox.Outbox) -> None:
+    names = ("ada", "bob", "eve")
+    ids = [put_in_lane(database, ob, f"{name} 1", f"{name} 2", lane=name)[0] for name in names]
+    store = Claims(database.engine, ob.configuration)
+    vanished = {entry.id: entry for entry in claim(store) if entry.id in ids}
+    age(database, HOUR)
+    send_all(database, ob, LaneService(**dict.fromkeys([f"{name} 1" for name in names], Unknown("", final=True))))
+    assert set(halted(database)) == set(names)
+
+    with statements_of(database.engine) as sent:
+        settle(store, *((vanished[id], Settle("delivered", 1)) for id in ids[:2]))
+
+    assert halted(database) == {"eve": ids[2]}
+    assert len([statement for statement in sent if "DELETE FROM outbox_halted" in statement]) == 1

@@ -1,0 +1,49 @@
+"""What `outbox status`, `list` and `show` tell of lanes, and what their release does."""
+
+from support.cli_runner import document, succeeded
+from support.database import Database
+from support.entries import queue_row
+from support.ordering import BUSY, LaneService, put_in_lane, send_all, states_of
+
+import outbox
+from dispatchers import Rejected
+
+
+def test_list_show_and_status_tell_behind_whom_an_entry_waits(database: Database, ob: outbox.Outbox) -> None:
+    head, second, third = put_in_lane(database, ob, "head", "second", "third")
+    send_all(database, ob, LaneService(head=BUSY))
+
+    listed = document("list", database=database)["entries"]
+    shown = document("show", str(second), database=database)
+    overview = document("status", database=database)
+
+    assert {entry["id"]: entry["behind"] for entry in listed} == {
+        str(head): None,
+        str(second): str(head),
+        str(third): str(head),
+    }
+    assert (shown["behind"], shown["due_at"], shown["position"]) == (
+        str(head),
+        None,
+        queue_row(database, second).position,
+    )
+    assert (overview["blocked"], overview["destinations"][0]["blocked"]) == (2, 2)
+    assert f"behind {head} of its lane" in succeeded("list", database=database)
+    assert f"{head}\n" in succeeded("show", str(third), database=database)
+    assert "2 behind others of their lanes\n" in succeeded("status", database=database)
+    assert f"behind {head} of its lane" in succeeded("status", "third", "--env", "test", database=database)
+
+
+def test_they_tell_of_the_entry_that_a_lane_has_halted_behind(database: Database, ob: outbox.Outbox) -> None:
+    head, second = put_in_lane(database, ob, "head", "second")
+    service = LaneService(head=Rejected("declined"))
+    send_all(database, ob, service)
+
+    assert document("show", str(second), database=database)["behind"] == str(head)
+    assert f"behind {head}: declined\n" in succeeded("status", database=database)
+    succeeded("release", "--ordering-key", "ada", "--actor", "bob", "--reason", "the customer left", database=database)
+    send_all(database, ob, service)
+
+    assert states_of(database, [head, second]) == ["failed", "delivered"]
+    events = document("show", str(head), database=database)["events"]
+    assert (events[-1]["actor"], events[-1]["reason"]) == ("bob", "the customer left")

@@ -1,0 +1,224 @@
+"""What the log says of a database that is away: one line with the cause, then seldom one, and one when it is back."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+from support.database import Database
+from support.entries import dispatcher, put, until_true
+from support.relays import relay
+
+import outbox
+from dispatchers import Delivered, Delivery
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.pipeline.outage_log import Outages, cause_of, ends_by_itself, is_outage
+from outbox.sql.dialect import is_passing
+
+SECRETS = {"username": "nobody-here", "password": "hunter2"}
+
+
+async def error_of(url: sa.URL) -> Exception:
+    if url.get_dialect().is_async:
+        engine = create_async_engine(url)
+        try:
+            await engine.connect()
+        except Exception as error:
+            return error
+        finally:
+            await engine.dispose()
+    else:
+        try:
+            sa.create_engine(url).connect()
+        except Exception as error:
+            return error
+    raise AssertionError("connected")
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize(
+    ("where", "cause", "waits"),
+    [
+        ({"host": "127.0.0.1", "port": 1, **SECRETS}, "the connection is refused", True),
+        ({"host": "nobody-here.invalid", "port": 5432, **SECRETS}, "the host's name cannot be resolved", True),
+        ({"host": "/nobody-here", "port": 5432, **SECRETS}, "there is no socket where the server's should be", True),
+        ({"database": "nobody-here", "password": "hunter2"}, ("there is no such database", "the user or"), False),
+        (SECRETS, ("the user or the database does not exist", "the server lets", "the password is"), False),
+    ],
+    ids=["refused", "dns", "socket", "database", "user"],
+)
+def test_the_cause_is_told_without_names_and_secrets(
+    postgresql: Database, driver: str, where: dict[str, Any], cause: Any, waits: bool
+) -> None:
+    url = postgresql.url.set(drivername=f"postgresql+{driver}")
+    if "host" in where:
+        url = url.set(query={})
+    error = asyncio.run(error_of(url.set(**where)))
+
+    told = cause_of(error)
+
+    assert told.startswith(cause)
+    assert not any(secret in told for secret in ("hunter2", "nobody-here"))
+    assert is_outage(error)
+    assert ends_by_itself(error) == waits
+    assert is_passing(error) or not waits
+
+
+def closed_because(cause: Exception | None, context: Exception | None = None) -> Exception:
+    """As asyncpg raises it, wrapped by SQLAlchemy."""
+    driver = ConnectionResetError("closed in the middle of operation")
+    driver.__context__ = context
+    if cause is not None:  # to set None would hide the context
+        driver.__cause__ = cause
+    return DBAPIError("SELECT 1", {}, driver)
+
+
+class InternalClientError(Exception):
+    """As asyncpg and SQLAlchemy both name theirs."""
+
+
+class BufferError(Exception):
+    pass
+
+
+def of_server(code: str) -> Exception:
+    error = Exception("by nobody-here")
+    error.sqlstate = code  # type: ignore[attr-defined]
+    return error
+
+
+def internal(text: str) -> Exception:
+    driver, adapted = InternalClientError(text), InternalClientError(text)
+    driver.__context__ = BufferError("overread of hunter2")
+    adapted.__cause__ = driver
+    return DBAPIError("SELECT 1", {}, adapted)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (closed_because(of_server("57P01")), "the server ended the connection, or is shutting down (Exception 57P01)"),
+        (closed_because(None, of_server("57P01")), "the connection was closed (ConnectionResetError)"),
+        (internal("protocol is in the failed state"), "InternalClientError from BufferError"),
+        (
+            internal("while performing authentication"),
+            "the server's part in the authentication makes no sense to the driver",
+        ),
+    ],
+)
+def test_the_real_cause_is_told_where_the_driver_hides_it(error: Exception, told: str) -> None:
+    """What was only being handled when it was raised does not count as its cause, where the error itself says why."""
+    assert cause_of(error).startswith(told)
+
+
+def test_asyncpg_tells_why_the_server_closed_its_connection(postgresql: Database) -> None:
+    async def main() -> str:
+        engine = create_async_engine(postgresql.url.set(drivername="postgresql+asyncpg"))
+        try:
+            async with engine.connect() as connection:
+                await connection.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+        except DBAPIError as error:
+            return cause_of(error)
+        finally:
+            await engine.dispose()
+        raise AssertionError("still connected")
+
+    told = asyncio.run(main())
+
+    assert told == "the server ended the connection, or is shutting down (AdminShutdownError 57P01)"
+
+
+def test_asyncpg_tells_why_it_could_not_authenticate(postgresql: Database) -> None:
+    """A proxy that answers in a way of its own; the driver's error would be just InternalClientError."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.write(b"N")  # no TLS
+        await reader.read(1000)
+        writer.write(b"R" + (22).to_bytes(4) + (10).to_bytes(4) + b"SCRAM-SHA-256\0")  # and no end of the list
+        await reader.read(1000)
+        writer.close()
+
+    async def main() -> Exception:
+        async with await asyncio.start_server(answer, "127.0.0.1") as server:
+            port = server.sockets[0].getsockname()[1]
+            where = {"host": "127.0.0.1", "port": port, "query": {}, **SECRETS}
+            return await error_of(postgresql.url.set(drivername="postgresql+asyncpg", **where))
+
+    told = cause_of(asyncio.run(main()))
+
+    assert told == "the server's part in the authentication makes no sense to the driver (InternalClientError)"
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "the database " in record.getMessage()]
+
+
+def test_an_outage_is_reported_once_then_seldom_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    clock = iter([*range(0, 400, 5), 400, 1000])
+    outages = Outages(lambda: next(clock))
+    refused = ConnectionRefusedError(111, "Connection refused")
+
+    for _ in range(0, 400, 5):
+        outages.failed(refused)
+    outages.answered()
+    outages.answered()
+    outages.failed(refused)
+
+    cause = "the connection is refused (ConnectionRefusedError)"
+    first = f"the database is away: {cause}; outcomes are kept in memory, and it is asked again until it answers"
+    assert lines(caplog) == [
+        first,
+        f"the database is away, for 0:01:00 now: {cause}; it is asked again",
+        f"the database is away, for 0:03:00 now: {cause}; it is asked again",
+        "the database is back after 0:06:40; sending goes on",
+        first,
+    ]
+
+
+def test_a_dispatcher_reports_an_outage_in_one_line_and_its_end_in_another(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many sends come back meanwhile, and however often it asks."""
+    tries = 0
+    released = asyncio.Event()
+
+    async def answer_late(delivery: Delivery) -> Delivered:
+        await released.wait()
+        return Delivered()
+
+    async def main() -> None:
+        nonlocal tries
+        with relay(postgresql.url) as (between, url):
+            engine = sa.create_engine(url, poolclass=sa.NullPool)
+
+            @sa.event.listens_for(engine, "do_connect")
+            def count(*_: Any) -> None:
+                nonlocal tries
+                tries += 1
+
+            service = MemoryAdapter()
+            service.send = answer_late  # type: ignore[method-assign]
+            working = dispatcher(engine, ob, adapters={"crm": service})
+            stopping = asyncio.Event()
+            pump = asyncio.create_task(working.pump(stopping))
+            await until_true(lambda: len(working._sends) == 20)
+            between.refuse()
+            before = tries
+            released.set()
+            await until_true(lambda: tries > before + 8)
+            between.accept()
+            await until_true(lambda: not postgresql.queue)
+            stopping.set()
+            await pump
+
+    put(postgresql, ob, count=20)
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+
+    first, second = lines(caplog)
+    assert first.startswith("the database is away: the connection was closed (OperationalError); ")
+    assert second.startswith("the database is back after ")

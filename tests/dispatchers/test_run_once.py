@@ -1,0 +1,50 @@
+"""What comes due again while `run_once` is at work is left for its next call, however late a lane's claim comes."""
+
+import asyncio
+from datetime import timedelta
+
+from support.database import Database
+from support.entries import dispatcher, put
+
+import outbox
+from dispatchers import Deferred
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import Exchange
+from dispatchers.transitions import Ending
+
+
+class LateClaims(Claims):
+    """The second exchange reaches the database late, as behind SQLite's one writer."""
+
+    calls = 0
+
+    async def exchange(self, settlements: list[Ending], request: ClaimRequest) -> Exchange:  # type: ignore[override]
+        self.calls += 1
+        if self.calls == 2:
+            await asyncio.sleep(0.3)
+        return await super().exchange(settlements, request)
+
+
+def test_no_entry_is_sent_twice_in_one_call(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=4)
+    adapter = MemoryAdapter(lambda delivery: Deferred("busy", after=timedelta(0)))
+
+    class Never:
+        """Jitter of nothing: what waits is due again at once."""
+
+        def random(self) -> float:
+            return 0.0
+
+        def getrandbits(self, bits: int) -> int:
+            return adapter_token.pop()
+
+    adapter_token = list(range(1, 1000))
+    store = LateClaims(database.engine, ob.configuration)
+    working = dispatcher(None, ob, adapters={"crm": adapter}, store=store, chance=Never())
+
+    settled = asyncio.run(working.run_once())
+
+    assert settled == 4
+    assert len({delivery.id for delivery in adapter.deliveries}) == len(adapter.deliveries) == 4

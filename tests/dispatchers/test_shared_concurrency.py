@@ -1,0 +1,444 @@
+"""The slots of a destination that its dispatchers share: never more sends at once than there are slots, whoever sends.
+
+Each dispatcher here has connections of its own, as a process would.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from threading import Barrier
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.database import TABLES, Database
+from support.entries import (
+    HOUR,
+    LEASE,
+    Blocking,
+    age,
+    claim_request,
+    dispatcher,
+    pumping,
+    put,
+    run_once,
+    states,
+    until_true,
+    want,
+)
+
+import outbox
+from dispatchers import Breaker, Delivery, Limits, Operations, Outcome, Unknown
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import pause, resume
+from dispatchers.flow_control.permits import Taken, as_record, on_record
+from dispatchers.flow_control.state import SLOTS_WAIT, News, Pressing, Pressure, admitted, claimed, heard, opens_at
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import Exchange
+from dispatchers.transitions import Claimed
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+FIRST, SECOND_ONE = UUID(int=1), UUID(int=2)
+CALM = Pressure()
+THREE = Limits(concurrency_in_all=3)
+THREE_OF_CRM = {"crm": THREE}
+
+
+# --- the rules
+
+
+def test_what_one_claim_takes_no_other_gets_until_its_sends_are_told_to_have_ended() -> None:
+    pressure = claimed(CALM, THREE, NOW, 2, FIRST, LEASE)
+    assert admitted(pressure, THREE, NOW, 50) == 1
+    pressure = claimed(pressure, THREE, NOW, 1, SECOND_ONE, LEASE)
+    assert admitted(pressure, THREE, NOW, 50) == 0
+
+    pressure = heard(pressure, News(left={FIRST: 1}), THREE, NOW)
+    assert admitted(pressure, THREE, NOW, 50) == 1
+    pressure = heard(pressure, News(left={FIRST: 0}), THREE, NOW)
+
+    assert admitted(pressure, THREE, NOW, 50) == 2
+    assert [each.token for each in pressure.slots_taken] == [SECOND_ONE]
+
+
+def test_slots_of_which_nothing_is_heard_come_free_when_their_lease_ends_and_no_sooner() -> None:
+    pressure = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
+
+    assert admitted(pressure, THREE, NOW + LEASE - SECOND, 50) == 0
+    assert admitted(pressure, THREE, NOW + LEASE, 50) == 3
+
+
+def test_what_has_come_free_leaves_no_trace_behind() -> None:
+    pressure = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
+
+    later = claimed(pressure, THREE, NOW + LEASE, 1, SECOND_ONE, LEASE)
+
+    assert [each.token for each in later.slots_taken] == [SECOND_ONE]
+    assert heard(later, News(left={SECOND_ONE: 0}), THREE, NOW + LEASE).slots_taken == ()
+
+
+def test_news_of_a_claims_end_told_twice_or_late_change_nothing() -> None:
+    pressure = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
+    one_left = heard(pressure, News(left={FIRST: 1}), THREE, NOW)
+
+    assert heard(one_left, News(left={FIRST: 1}), THREE, NOW) == one_left
+    assert heard(one_left, News(left={FIRST: 2}), THREE, NOW) == one_left
+    none_left = heard(one_left, News(left={FIRST: 0}), THREE, NOW)
+    assert heard(none_left, News(left={FIRST: 1}), THREE, NOW) == none_left
+
+
+def test_of_news_told_together_what_is_left_last_counts() -> None:
+    told = News(left={FIRST: 2, SECOND_ONE: 1}).then(News(left={FIRST: 1}))
+
+    assert told.left == {FIRST: 1, SECOND_ONE: 1}
+
+
+def test_a_smaller_limit_counts_what_was_taken_under_a_larger_one() -> None:
+    pressure = claimed(CALM, Limits(concurrency_in_all=10), NOW, 10, FIRST, LEASE)
+
+    assert admitted(pressure, THREE, NOW, 50) == 0
+    assert admitted(heard(pressure, News(left={FIRST: 2}), THREE, NOW), THREE, NOW, 50) == 1
+
+
+def test_without_a_slot_it_is_worth_asking_again_soon_but_not_at_once() -> None:
+    pressure = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
+
+    assert opens_at(pressure, THREE, NOW) == NOW + SLOTS_WAIT
+    assert opens_at(claimed(CALM, THREE, NOW, 2, FIRST, LEASE), THREE, NOW) is None
+
+
+def test_a_claim_gets_what_both_rate_and_slots_leave() -> None:
+    both = Limits(concurrency_in_all=3, rate=1, burst=2)
+
+    assert admitted(CALM, both, NOW, 50) == 2
+    once = claimed(CALM, both, NOW, 2, FIRST, LEASE)
+    assert admitted(once, both, NOW, 50) == 0
+    assert opens_at(once, both, NOW) == NOW + SECOND
+    assert admitted(once, both, NOW + 2 * SECOND, 50) == 1
+
+
+def test_a_probe_needs_a_slot_too() -> None:
+    limits = Limits(concurrency_in_all=3, breaker=Breaker(failures=1, wait=SECOND))
+    pressure = heard(claimed(CALM, limits, NOW, 3, FIRST, LEASE), News(failures=1), limits, NOW)
+
+    assert admitted(pressure, limits, NOW + 2 * SECOND, 50) == 0
+    assert admitted(heard(pressure, News(left={FIRST: 1}), limits, NOW), limits, NOW + 2 * SECOND, 50) == 1
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["claim", "end", "tell", "tell again", "crash"]), st.integers(0, 9), st.floats(0, 20)
+        ),
+        max_size=40,
+    )
+)
+def test_no_history_sees_more_sends_at_once_than_there_are_slots(history: list[tuple[str, int, float]]) -> None:
+    """`under_way`: how many sends of each claim really are, and until when its lease lasts; told is what anyone ever said."""
+    pressure, now = CALM, NOW
+    under_way: dict[UUID, tuple[int, datetime]] = {}
+    gone: set[UUID] = set()
+    told: list[News] = []
+    for number, (move, chosen, pause_seconds) in enumerate(history):
+        now += timedelta(seconds=pause_seconds)
+        living = [token for token, (sends, until) in under_way.items() if token not in gone and sends and until > now]
+        token = living[chosen % len(living)] if living else None
+        if move == "claim" and (entries := admitted(pressure, THREE, now, 1 + chosen % 3)):
+            pressure = claimed(pressure, THREE, now, entries, UUID(int=number), LEASE)
+            under_way[UUID(int=number)] = entries, now + LEASE
+        elif move in ("end", "tell") and token is not None:
+            under_way[token] = under_way[token][0] - 1, under_way[token][1]
+            told.append(News(left={token: under_way[token][0]}))
+            if move == "tell":
+                pressure = heard(pressure, told[-1], THREE, now)
+        elif move == "tell again" and told:
+            pressure = heard(pressure, told[chosen % len(told)], THREE, now)
+        elif move == "crash" and token is not None:
+            gone.add(token)
+        assert sum(sends for sends, until in under_way.values() if until > now) <= 3
+
+    assert admitted(pressure, THREE, now + LEASE, 50) == 3
+
+
+def test_what_is_taken_is_read_as_it_was_written() -> None:
+    taken = (Taken(FIRST, 2, NOW), Taken(SECOND_ONE, 1, NOW + 0.000001 * SECOND))
+
+    assert on_record(as_record(taken)) == taken
+    assert (as_record(()), on_record(None)) == (None, ())
+
+
+# --- on a database
+
+
+def taken_of(database: Database) -> tuple[Taken, ...]:
+    """What is on record as taken of crm."""
+    return next((on_record(row.slots_taken) for row in database.rows(TABLES.destination) if row.name == "crm"), ())
+
+
+def claim_slots(store: Claims, *, slots: int = 50, **pressing: Any) -> Exchange:
+    """What a dispatcher with this limit asks for."""
+    given: dict[str, Any] = {"news": {}, "decided": frozenset({"crm"}), "limits": THREE_OF_CRM}
+    request = claim_request(want(slots=slots), pressing=Pressing(**given | pressing), lease=HOUR)
+    return asyncio.run(store.exchange([], request))
+
+
+def held_by_another(database: Database, ob: outbox.Outbox) -> tuple[Claims, list[Claimed]]:
+    """All three slots, for an hour: as by a dispatcher that hangs, or was killed."""
+    other = Claims(database.new_engine(), ob.configuration)
+    held: list[Claimed] = []
+    while len(held) < 3:  # PostgreSQL takes them in powers of two
+        held += claim_slots(other).claimed
+    return other, held
+
+
+def tell_ends(store: Claims, held: list[Claimed]) -> None:
+    left = {"crm": News(left={entry.lease_token: 0 for entry in held})}
+    claim_slots(store, slots=0, news=left, decided=frozenset())
+
+
+def work(database: Database, ob: outbox.Outbox, adapter: Any, **settings: Any) -> int:
+    before = len(adapter.deliveries)
+    run_once(database.new_engine(), ob, **{"adapters": {"crm": adapter}, "limits": THREE_OF_CRM} | settings)
+    return len(adapter.deliveries) - before
+
+
+def test_dispatchers_together_send_no_more_at_once_than_their_limit_and_use_all_of_it(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    limits = {"crm": Limits(concurrency=2, concurrency_in_all=3)}  # so that neither takes them all
+    put(database, ob, count=30)
+    crm = Blocking()
+
+    async def main() -> None:
+        working = [
+            dispatcher(database.new_engine(), ob, adapters={"crm": crm}, limits=limits, grace=HOUR) for _ in range(2)
+        ]
+        pumps = [asyncio.create_task(pumping(each, lambda: states(database) == {"delivered": 30})) for each in working]
+        await until_true(lambda: crm.waiting == 3)
+        await asyncio.sleep(0.1)  # time enough to overstep it
+        assert crm.waiting == 3
+        crm.released.set()
+        await asyncio.gather(*pumps)
+        for each in working:
+            await each.close()
+
+    asyncio.run(main())
+
+    assert crm.most == 3
+    assert taken_of(database) == ()
+
+
+def test_dispatchers_that_claim_at_once_keep_to_it_too(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=30)
+    stores = [Claims(database.new_engine(), ob.configuration) for _ in range(4)]
+    barrier = Barrier(len(stores))
+
+    def claim_until_none(store: Claims) -> int:
+        asyncio.run(store.destinations())  # connected, so that all come at once
+        barrier.wait()
+        limits = {"crm": Limits(concurrency_in_all=7)}
+        return sum(len(claim_slots(store, slots=4, limits=limits).claimed) for _ in range(6))
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        found = list(threads.map(claim_until_none, stores))
+
+    assert sum(found) == 7
+    assert sum(each.slots for each in taken_of(database)) == 7
+
+
+def test_who_finds_no_slot_returns_and_gets_those_of_a_dead_dispatcher_when_its_lease_ends(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    put(database, ob, count=10)
+    held_by_another(database, ob)
+    crm = MemoryAdapter()
+
+    assert work(database, ob, crm) == 0
+    age(database, HOUR - timedelta(minutes=1))
+    assert work(database, ob, crm) == 0
+    age(database, timedelta(minutes=1))
+    assert work(database, ob, crm) == 10
+
+    assert states(database) == {"delivered": 10}
+    assert taken_of(database) == ()
+
+
+def test_what_is_given_up_at_once_keeps_its_slots(database: Database, ob: outbox.Outbox) -> None:
+    """Nobody knows what the service makes of it: as after a crash."""
+    put(database, ob, count=10)
+    crm = Blocking()
+
+    async def main() -> None:
+        working = dispatcher(database, ob, adapters={"crm": crm}, limits=THREE_OF_CRM)
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        await until_true(lambda: crm.waiting == 3)
+        stopping.set()
+        await working.abandon()
+        await pump
+
+    asyncio.run(main())
+
+    assert sum(each.slots for each in taken_of(database)) == 3
+    assert work(database, ob, MemoryAdapter()) == 0
+
+
+def test_a_dispatcher_uses_its_own_slots_again_at_once(
+    database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatchers.flow_control.state.SLOTS_WAIT", HOUR)
+    put(database, ob, count=10)
+    crm = MemoryAdapter()
+    working = dispatcher(database, ob, adapters={"crm": crm}, limits={"crm": Limits(concurrency_in_all=2)}, poll=HOUR)
+
+    asyncio.run(pumping(working, lambda: states(database) == {"delivered": 10}))
+
+
+def test_a_dispatcher_that_waits_takes_what_another_frees_without_asking_all_the_time(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    put(database, ob, count=4)
+    other, held = held_by_another(database, ob)
+    crm = MemoryAdapter()
+    asked: list[int] = []
+
+    class CountingStore(Claims):
+        exchanges = 0
+
+        async def exchange(self, *arguments: Any) -> Exchange:
+            self.exchanges += 1
+            return await super().exchange(*arguments)
+
+    async def main() -> None:
+        store = CountingStore(database.new_engine(), ob.configuration)
+        working = dispatcher(None, ob, store=store, adapters={"crm": crm}, limits=THREE_OF_CRM, poll=HOUR)
+        pump = asyncio.create_task(pumping(working, lambda: len(crm.deliveries) == 1))
+        await until_true(lambda: store.exchanges > 0)
+        await asyncio.sleep(2 * SLOTS_WAIT.total_seconds())
+        asked.append(store.exchanges)
+        assert crm.deliveries == []
+        await asyncio.to_thread(tell_ends, other, held)
+        await pump
+
+    asyncio.run(main())
+
+    assert asked[0] <= 2 * 3  # two lanes, which ask, and ask again
+
+
+def test_what_settles_with_a_callback_leaves_its_slot_before_a_dispatcher_ends(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    effects = Operations()
+    effects.on_settled("crm")(lambda session, settlement: None)
+    put(database, ob, count=5)
+    working = dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, include=[effects], limits=THREE_OF_CRM)
+
+    asyncio.run(pumping(working, lambda: states(database) == {"delivered": 5}))
+
+    assert taken_of(database) == ()
+
+
+@pytest.mark.parametrize("drains", [False, True], ids=["run_once", "a drain"])
+def test_slots_that_cannot_be_freed_at_once_are_freed_a_moment_later(
+    postgresql: Database, ob: outbox.Outbox, drains: bool
+) -> None:
+    """Another dispatcher is just deciding about the destination."""
+    put(postgresql, ob)
+    deciding = postgresql.engine.connect()
+
+    class Busy(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            deciding.execute(sa.select(TABLES.destination).with_for_update())
+            asyncio.get_running_loop().call_later(0.2, deciding.rollback)
+            return await super().send(delivery)
+
+    working = dispatcher(postgresql.new_engine(), ob, adapters={"crm": Busy()}, limits=THREE_OF_CRM)
+
+    async def main() -> None:
+        if drains:
+            await pumping(working, lambda: states(postgresql) == {"delivered": 1})
+        else:
+            await working.run_once()
+
+    asyncio.run(main())
+    deciding.close()
+
+    assert states(postgresql) == {"delivered": 1}
+    assert taken_of(postgresql) == ()
+
+
+def test_a_process_that_stays_on_a_destinations_row_keeps_nobody_from_ending(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatchers.dispatcher.TELLS_MAX", 2)
+    put(postgresql, ob)
+    stopped = postgresql.engine.connect()
+
+    class Stopping(MemoryAdapter):
+        async def send(self, delivery: Delivery) -> Outcome:
+            stopped.execute(sa.select(TABLES.destination).with_for_update())
+            return await super().send(delivery)
+
+    assert work(postgresql, ob, Stopping()) == 1
+    stopped.close()
+
+    assert [each.slots for each in taken_of(postgresql)] == [1]  # until its lease ends
+
+
+def test_a_breaker_a_rate_and_a_pause_hold_back_what_has_a_slot(database: Database, ob: outbox.Outbox) -> None:
+    limits = {"crm": Limits(concurrency_in_all=1, breaker=Breaker(failures=3, wait=HOUR, wait_max=HOUR))}
+    put(database, ob, count=10)
+    crm = MemoryAdapter([Unknown("HTTP 500")] * 3)
+
+    assert work(database, ob, crm, limits=limits) == 3
+    assert taken_of(database) == ()
+    assert work(database, ob, crm, limits=limits) == 0
+    with database.engine.begin() as connection:
+        pause(connection, TABLES, "crm", actor="ada")
+    age(database, 2 * HOUR)
+    assert work(database, ob, crm, limits=limits) == 0
+    with database.engine.begin() as connection:
+        resume(connection, TABLES, "crm", actor="ada")
+    assert work(database, ob, crm, limits={"crm": Limits(concurrency_in_all=3, rate=0.001, burst=4)}) == 4
+    assert work(database, ob, crm, limits={"crm": Limits(concurrency_in_all=3)}) == 6
+
+    assert states(database) == {"delivered": 10}
+
+
+def test_a_probe_that_gets_through_frees_its_slot_and_lets_everything_through(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    limits = {"crm": Limits(concurrency_in_all=1, breaker=Breaker(failures=1, wait=HOUR, wait_max=HOUR))}
+    put(database, ob, count=6)
+    crm = MemoryAdapter([Unknown("HTTP 500")])
+    assert work(database, ob, crm, limits=limits) == 1
+    age(database, 2 * HOUR)
+
+    assert work(database, ob, crm, limits=limits) == 6
+
+    assert states(database) == {"delivered": 6}
+
+
+def test_a_resumption_frees_no_slot_of_what_is_being_sent(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=6)
+    held_by_another(database, ob)
+    with database.engine.begin() as connection:
+        pause(connection, TABLES, "crm", actor="ada")
+        resume(connection, TABLES, "crm", actor="ada")
+
+    assert work(database, ob, MemoryAdapter()) == 0
+
+
+def test_a_dispatcher_without_the_limit_neither_counts_nor_is_counted(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=6)
+    held_by_another(database, ob)
+    before = taken_of(database)
+
+    assert work(database, ob, MemoryAdapter(), limits={}) == 3
+
+    assert taken_of(database) == before

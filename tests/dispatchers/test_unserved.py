@@ -1,0 +1,234 @@
+"""What no dispatcher serves: it can be cancelled, its reason stays the one that counts, and slips in names are reported."""
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.cli_runner import document, succeeded
+from support.database import Database
+from support.entries import age, dispatcher, put_one, run_once, settlement_row, state
+
+import outbox
+from dispatchers import Adapter, Delivered, Delivery, Dispatcher, Limits, Operations, Settlement
+from dispatchers.adapters import MemoryAdapter, StripeAdapter
+from dispatchers.pipeline.triage import CANCELLED_DELAY
+from outbox.errors import ConfigurationError
+
+MINUTES = timedelta(minutes=2)
+TYPO = "stripe.payment_intent.create"
+
+
+def others(database: Database, ob: outbox.Outbox) -> int:
+    """A dispatcher that serves something else."""
+    return run_once(database, ob, adapters={"mail": MemoryAdapter()})
+
+
+def shown(database: Database, id: Any) -> Any:
+    return document("show", str(id), database=database)
+
+
+# --- cancelling
+
+
+def test_what_no_dispatcher_has_served_for_a_minute_is_cancelled_at_once(database: Database, ob: outbox.Outbox) -> None:
+    typo = put_one(database, ob, TYPO, ordering_key="order:1")
+    behind = put_one(database, ob, "mail.send", ordering_key="order:1")
+    others(database, ob)
+    later = put_one(database, ob, TYPO)  # which that dispatcher does not claim any more
+    served = put_one(database, ob, "mail.send")
+    age(database, MINUTES)
+    young = put_one(database, ob, TYPO)
+
+    for id, at_once in ((later, True), (young, False), (served, False)):
+        assert document("cancel", str(id), database=database)["settled"] == at_once
+    told = succeeded("cancel", str(typo), "--reason", "a slip", database=database)
+
+    assert told == f"entry {typo} is cancelled: no dispatcher serves it\n"
+    settled = settlement_row(database, typo)
+    assert (settled.state, settled.reason, settled.deliveries, settled.attempts) == ("cancelled", "a slip", 0, 0)
+    assert shown(database, typo)["events"][0]["reason"] == "a slip"
+    assert others(database, ob) == 2  # and the cancellation of what it serves
+    assert state(database, behind) == "delivered"
+
+
+def test_a_cancellation_that_no_process_takes_up_is_settled_by_any_dispatcher_after_a_minute(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    id = put_one(database, ob, TYPO)
+
+    told = document("cancel", str(id), "--reason", "a slip", database=database)
+    others(database, ob)
+    waits = state(database, id)
+    age(database, MINUTES)
+    others(database, ob)
+
+    assert (told["settled"], waits, state(database, id)) == (False, "pending", "cancelled")
+    assert settlement_row(database, id).reason == "a slip"
+
+
+def test_the_process_that_serves_it_settles_a_cancellation_with_its_callback(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    id = put_one(database, ob)
+    effects, ended = Operations(), []
+
+    @effects.operation("crm.upsert")
+    def upsert(delivery: Delivery) -> Delivered:
+        return Delivered()
+
+    @effects.on_settled("crm.upsert")
+    def settled(session: Any, settlement: Settlement) -> None:
+        ended.append(settlement.state)
+
+    document("cancel", str(id), database=database)
+    others(database, ob)
+    age(database, CANCELLED_DELAY)
+    run_once(database, ob, include=[effects])
+
+    assert (state(database, id), ended) == ("cancelled", ["cancelled"])
+
+
+# --- its reason
+
+
+def test_the_reason_stays_that_of_the_process_that_serves_the_entry(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    before = put_one(database, ob, TYPO)
+
+    def answer(delivery: Delivery) -> Any:
+        return {"no": "outcome"}
+
+    run_once(database, ob, adapters={"crm": MemoryAdapter(answer)})
+    served = shown(database, id)["reason"]
+    age(database, MINUTES)
+    others(database, ob)
+
+    assert "dict" in served
+    assert shown(database, id)["reason"] == served
+    assert shown(database, before)["reason"] == "no adapter here serves it"
+
+
+def test_while_it_is_being_sent_it_has_no_reason_of_a_process_that_could_not(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    id = put_one(database, ob)
+    others(database, ob)
+    seen: list[Any] = []
+
+    def answer(delivery: Delivery) -> Delivered:
+        with database.session() as session:
+            seen.append([(entry.state, entry.reason) for entry in ob.status(session, "order:0")])
+        seen.append(shown(database, id)["reason"])
+        return Delivered()
+
+    waiting = shown(database, id)["reason"]
+    age(database, MINUTES)
+    run_once(database, ob, adapters={"crm": MemoryAdapter(answer)})
+
+    assert waiting == "no adapter here serves it"
+    assert seen == [[("sending", None)], None]
+
+
+# --- names that fit nothing
+
+
+class Knowing(MemoryAdapter):
+    def nearest(self, operation: str) -> str | None:
+        return "crm.contacts.upsert"
+
+    def serves(self, operation: str) -> bool:
+        return operation == "crm.contacts.upsert"
+
+
+def started(database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, **settings: Any) -> list[str]:
+    with caplog.at_level(logging.WARNING, "outbox.dispatcher"):
+        dispatcher(database, ob, **{"adapters": {"x.y": MemoryAdapter(), "crm": Knowing()}} | settings)
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("x.yy", "; did you mean 'x.y'?"), ("crm.contact", "; did you mean 'crm.contacts.upsert'?"), ("zebra", "")],
+)
+@pytest.mark.parametrize("kind", ["on_settled", "on_uncertain"])
+def test_a_callback_that_fits_no_operation_is_reported_at_the_start(
+    sqlite: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, kind: str, name: str, meant: str
+) -> None:
+    effects = Operations()
+    for fitting in ("x", "x.y", "x.y.z", "crm.contacts.upsert", name):
+        getattr(effects, kind)(fitting)(lambda session, settlement: None)
+
+    assert started(sqlite, ob, caplog, include=[effects]) == [
+        f"{kind}({name!r}) fits no operation that is served here, so it is never called by this dispatcher"
+        f"{meant or '.'} It stays on record until `outbox callbacks forget '{kind} {name}'`"
+    ]
+
+
+@pytest.mark.parametrize(("name", "meant"), [("cmr", "; did you mean 'crm'?"), ("crm.contacts", ""), ("eu-bank", "")])
+def test_a_limit_of_a_destination_that_is_not_served_is_reported_at_the_start(
+    sqlite: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, name: str, meant: str
+) -> None:
+    limits = dict.fromkeys(("crm", "crm:acct_1", name), Limits(rate=5))
+
+    assert started(sqlite, ob, caplog, limits=limits) == [
+        f"limits={{{name!r}: ...}} fits no destination of the operations served here: it holds only for entries that are"
+        f" enqueued with destination={name!r}{meant}"
+    ]
+
+
+def test_what_waits_unserved_is_reported_with_the_operation_that_was_meant(
+    sqlite: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_one(sqlite, ob, TYPO)
+
+    run_once(sqlite, ob, adapters={"stripe": StripeAdapter(api_key="sk_test_fake")})
+
+    meant = "no adapter here serves it; did you mean 'stripe.payment_intents.create'?"
+    assert caplog.messages[-1].endswith(f"({TYPO}) waits: {meant}")
+
+
+@pytest.mark.parametrize(
+    ("operation", "meant"),
+    [
+        ("stripe.payment_intent.create", "stripe.payment_intents.create"),
+        ("stripe.checkout.session.create", "stripe.checkout.sessions.create"),
+        ("stripe.refunds.creat", "stripe.refunds.create"),
+        ("stripe.refunds.create", "stripe.refunds.create"),
+        ("stripe.checkout", "stripe.checkout"),
+        ("stripe.qqqq.create", None),
+        ("stripe.refunds.create.more", None),
+    ],
+)
+def test_stripes_operations_are_known_from_the_sdk(operation: str, meant: str | None) -> None:
+    assert StripeAdapter(api_key="sk_test_fake").nearest(operation) == meant
+
+
+def test_stripes_publishable_key_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match=r"begins with pk_: that is a publishable key") as caught:
+        StripeAdapter(api_key="pk_test_4242")
+
+    assert "4242" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_odd"),
+    [("2024", True), ("latest", True), ("2024-06-20", False), ("2025-03-31.basil", False), (None, False)],
+)
+def test_a_version_that_stripe_cannot_have_is_reported(
+    caplog: pytest.LogCaptureFixture, version: str | None, is_odd: bool
+) -> None:
+    StripeAdapter(api_key="sk_test_fake", api_version=version)
+
+    assert [f"StripeAdapter(api_version={version!r}) is no version" in line for line in caplog.messages] == [
+        True
+    ] * is_odd
+
+
+def test_adapters_that_are_no_mapping_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"adapters must be a mapping from an operation's prefix .* not list"):
+        Dispatcher("sqlite://", adapters=[MemoryAdapter()])  # type: ignore[arg-type]
+
+
+def test_an_adapter_without_a_list_of_its_operations_has_no_suggestion() -> None:
+    assert Adapter.nearest(MemoryAdapter(), "crm.upsert") is None

@@ -1,0 +1,110 @@
+"""What cannot be sent here is told once a minute for each operation, and it is seen that it waits."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from support.cli_runner import document
+from support.database import TABLES, Database
+from support.entries import HOUR, age, change, put, put_one, run_once
+from test_scheduler import claimed
+
+import outbox
+from dispatchers import Deferred
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.maintenance.jobs import report_lag
+from dispatchers.pipeline.unserved_log import OPERATIONS_MAX, REPORT_SECONDS, Reports
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed
+
+
+def unserved(operation: str = "crm.upsert") -> Claimed:
+    return claimed("crm")._replace(operation=operation)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if " waits: " in record.getMessage()]
+
+
+def test_many_entries_of_one_operation_are_told_of_once(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(database, ob, count=80)
+
+    run_once(database, ob, adapters={"crm.other": MemoryAdapter()})
+
+    (line,) = told(caplog)
+    assert line.endswith(" (crm.upsert) waits: no adapter here serves it")
+
+
+def test_after_a_minute_it_is_told_again_with_how_many_there_were(caplog: pytest.LogCaptureFixture) -> None:
+    now = 1000.0
+    reports = Reports(lambda: now)
+    first, second = unserved(), unserved()
+    for entry in (first, second, first, second, unserved()):
+        reports.leave(entry, "nobody serves it")
+    reports.leave(unserved("mail.send"), "nobody serves it")
+
+    now += REPORT_SECONDS
+    reports.leave(first, "nobody serves it")
+
+    assert told(caplog) == [
+        f"entry {first.id} (crm.upsert) waits: nobody serves it",
+        told(caplog)[1],
+        f"entry {first.id} (crm.upsert) waits: nobody serves it; and 2 more of this operation",
+    ]
+    assert "(mail.send)" in told(caplog)[1]
+
+
+def test_operations_without_number_do_not_fill_the_memory() -> None:
+    reports = Reports(lambda: 0.0)
+
+    for number in range(3 * OPERATIONS_MAX):
+        reports.leave(unserved(f"crm.n{number}"), "nobody serves it")
+
+    assert len(reports._reports) <= OPERATIONS_MAX
+
+
+def lags(database: Database, ob: outbox.Outbox) -> dict[str, timedelta]:
+    return asyncio.run(report_lag(Claims(database.engine, ob.configuration).run, TABLES))
+
+
+def test_what_is_handed_back_again_and_again_has_been_waiting_all_the_time(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    put(database, ob, count=3)
+    put(database, ob, "mail.send", due=2 * HOUR)
+    for _ in range(3):
+        age(database, HOUR / 2)
+        run_once(database, ob, adapters={"crm.other": MemoryAdapter()})
+
+    assert {name: lag // HOUR for name, lag in lags(database, ob).items()} == {"crm": 1}
+    (crm, _) = document("destinations", database=database)["destinations"]
+    assert 5400 <= crm["oldest_due_seconds"] < 5500
+    assert 5400 <= document("status", database=database)["destinations"][0]["oldest_due_seconds"] < 5500
+
+
+def test_an_entry_pinned_to_another_form_has_been_waiting_too(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    change(database, id, state="retry", deliveries=1, attempts=1, maybe_sent=True, in_doubt_since=sent(database, id))
+    change(database, id, sent_as="native version=1")
+    for _ in range(2):
+        age(database, HOUR)
+        run_once(database, ob, adapters={"crm": MemoryAdapter()})
+
+    assert lags(database, ob)["crm"] // HOUR == 2
+
+
+def sent(database: Database, id: object) -> object:
+    return next(row.due_at for row in database.queue if row.id == id)
+
+
+def test_what_was_tried_has_waited_since_it_is_due_again(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob)
+    age(database, HOUR)
+    run_once(database, ob, adapters={"crm.other": MemoryAdapter()})
+    age(database, HOUR)
+    run_once(database, ob, adapters={"crm": MemoryAdapter([Deferred("busy", timedelta(seconds=1))])})
+    age(database, HOUR / 2)
+
+    assert lags(database, ob)["crm"] < HOUR

@@ -1,0 +1,151 @@
+"""`outbox verify`: silent about what the library wrote, and finding each way in which a row can break a promise."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from support.cli_runner import SECRET_TEXT, command, document, put_ended, put_held, put_uncertain
+from support.database import TABLES, Database
+from support.entries import put, put_one
+
+import outbox
+from outbox.sql.schema import Tables
+
+Harm = Callable[[sa.Connection, UUID], object]
+
+
+def verdicts(database: Database) -> dict[str, list[str]]:
+    """The rules that are broken, and by what."""
+    result = command("verify", "--json", database=database, OUTBOX_SECRET=SECRET_TEXT)
+    assert result.exit_code in (0, 6), result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found["is_clean"] == (result.exit_code == 0)
+    broken = [verdict for verdict in found["verdicts"] if verdict["violations"]]
+    return {verdict["rule"]: [violation["text"] for violation in verdict["violations"]] for verdict in broken}
+
+
+def test_what_the_library_wrote_breaks_no_rule(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=3)
+    put_uncertain(database, ob)
+    put_held(database, ob)
+    put_ended(database, ob)
+
+    told = document("verify", database=database, OUTBOX_SECRET=SECRET_TEXT)
+
+    assert told["is_clean"]
+    assert told["without_secret"] == 0
+    assert [verdict["violations"] for verdict in told["verdicts"]] == [[]] * len(told["verdicts"])
+
+
+def _set(table: sa.Table, **values: object) -> Harm:
+    return lambda connection, id: connection.execute(table.update().where(table.c.id == id).values(values))
+
+
+def _sent(**counts: int) -> Harm:
+    return _set(TABLES.queue, state="retry", maybe_sent=True, **counts)
+
+
+def _end(tables: Tables, **values: object) -> Harm:
+    row = {"state": "delivered", "deliveries": 1, "attempts": 1, "key_epoch": 0, "settled_at": sa.func.now()} | values
+
+    def harm(connection: sa.Connection, id: UUID) -> None:
+        created = sa.select(tables.entry.c.created_at).where(tables.entry.c.id == id).scalar_subquery()
+        connection.execute(tables.settlement.insert().values(row | {"id": id, "settled_at": created}))
+
+    return harm
+
+
+def _take(table: sa.Table) -> Harm:
+    return lambda connection, id: connection.execute(table.delete().where(table.c.id == id))
+
+
+def _give_another_its_key(connection: sa.Connection, id: UUID) -> None:
+    entry = TABLES.entry
+    tag = sa.select(entry.c.tag).where(entry.c.id == id).scalar_subquery()
+    connection.execute(entry.update().where(entry.c.id != id).values(tag=tag))
+
+
+def _halt(connection: sa.Connection, id: UUID) -> None:
+    connection.execute(
+        TABLES.halted.insert().values(ordering_key="lane", entry_id=uuid4(), reason="-", since=sa.func.now())
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "harm", "text"),
+    [
+        ("kept", _take(TABLES.queue), "neither waits nor has ended"),
+        ("ended once", _end(TABLES), "waits as pending, and has ended as delivered"),
+        ("whole", _take(TABLES.entry), "waits or has ended, and is no entry"),
+        ("own key", _give_another_its_key, "has the key of entry "),
+        ("counted", _sent(attempts=2, deliveries=1), "was sent 2 times in 1 deliveries"),
+        ("same key", _set(TABLES.queue, key_epoch=1), "has key epoch 1, and nobody decided that it was to be sent anew so often"),
+        ("halted", _halt, "halts the lane lane, and is no entry"),
+        ("derived", _set(TABLES.entry, scope="another"), "its id is not that of its fields, "),
+        ("derived", _set(TABLES.entry, parent_id=uuid4()), "its parent's id is not that of its parent"),
+        ("derived", _set(TABLES.entry, tag=b"x" * 32), "its key is not the one that derives from its fields"),
+        ("derived", _set(TABLES.entry, operation="Not One"), "operation "),
+    ],
+)  # fmt: skip
+def test_a_row_that_breaks_a_rule_is_named(
+    database: Database, ob: outbox.Outbox, rule: str, harm: Harm, text: str
+) -> None:
+    put(database, ob)
+    id = put_one(database, ob, parent="harmed")
+    with database.engine.begin() as connection:
+        harm(connection, id)
+
+    broken = verdicts(database)
+
+    assert any(found.startswith(text) for found in broken[rule])
+    alone = {"own key": {"own key", "derived"}}  # the other entry's key is not its own either
+    assert set(broken) == alone.get(rule, {rule})
+
+
+def test_one_decision_explains_one_new_key_and_no_second(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    decision = {"entry_id": id, "kind": "decision", "reason": "send_again: it is not there"}
+    with database.engine.begin() as connection:
+        connection.execute(TABLES.event.insert().values(decision | {"at": _created(id)}))
+        connection.execute(TABLES.queue.update().values(key_epoch=1))
+    assert verdicts(database) == {}
+
+    with database.engine.begin() as connection:
+        connection.execute(TABLES.queue.update().values(key_epoch=2))
+
+    assert set(verdicts(database)) == {"same key"}
+
+
+def _created(id: UUID) -> Any:
+    return sa.select(TABLES.entry.c.created_at).where(TABLES.entry.c.id == id).scalar_subquery()
+
+
+def test_an_end_before_the_enqueueing_is_named(postgresql: Database, ob: outbox.Outbox) -> None:
+    put_ended(postgresql, ob)
+    with postgresql.engine.begin() as connection:
+        connection.execute(TABLES.settlement.update().values(settled_at=sa.text("now() - interval '1 year'")))
+
+    assert set(verdicts(postgresql)) == {"in order"}
+
+
+def test_without_the_secret_the_keys_are_not_checked_and_that_is_told(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=2)
+
+    result = command("verify", database=database)
+
+    assert result.exit_code == 0
+    assert result.stdout.endswith("2 entries; the keys of 2 not derived anew: their secrets are not in OUTBOX_SECRET\n")
+
+
+def test_many_violations_are_cut_and_that_is_told(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=101)
+    with database.engine.begin() as connection:
+        connection.execute(TABLES.queue.delete())
+
+    told: dict[str, Any] = json.loads(command("verify", "--json", database=database).stdout)
+
+    (kept,) = [verdict for verdict in told["verdicts"] if verdict["rule"] == "kept"]
+    assert (len(kept["violations"]), kept["has_more"]) == (100, True)

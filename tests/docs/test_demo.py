@@ -1,0 +1,114 @@
+"""The demo as users run it: it ends well on both databases, fails where it must, and leaves nothing behind."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RUN_SECONDS_MAX = 450  # three runs side by side take about forty on an idle machine; a busy one may take ten times that
+
+
+@contextmanager
+def demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A run of the demo; whatever it has started ends with the block."""
+    command = [sys.executable, "-m", "examples.demo", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)  # a no-op once it has ended
+
+
+def counts(output: str, words: str) -> tuple[int, int]:
+    """What stands behind these words in the last table: of charges, of receipts."""
+    found = re.search(rf"│ *{re.escape(words)} *│ *(\d+) *│ *(\d*) *│", output)
+    assert found, output
+    return int(found[1]), int(found[2] or 0)
+
+
+def count(output: str, words: str) -> int:
+    """What stands behind these words in the table before."""
+    found = re.search(rf"│ *{re.escape(words)} *│ *(\d+) *│\n", output)
+    assert found, output
+    return int(found[1])
+
+
+def check_that_one_was_resolved(output: str) -> None:
+    """If there is anything uncertain to show it on, which chance decides."""
+    if "Nothing is uncertain: there is nothing for a person to look at." in output:
+        return
+    typed = re.search(r"\n\$ outbox resolve (\S+) --(happened|did-not-happen) --reason ", output)
+    assert typed, output
+    id, verdict = typed.groups()
+    did = {"happened": "it happened", "did-not-happen": "it did not happen and will not"}[verdict]
+    assert f"\nentry {id}: {did}; a running dispatcher settles it, callbacks included\n" in output
+    settled = "delivered" if verdict == "happened" else "failed"
+    assert re.search(rf"\n  its (charge|receipt) is now {settled}\n", output), output
+    assert f"{id}" in output.partition("Settled by a person's word, as shown:")[2]
+
+
+def test_the_demo_does_everything_once_on_both_databases_and_fails_where_the_keys_are_forgotten() -> None:
+    """Three runs of half a minute, most of it waiting: side by side, and so in one test."""
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(demo(*arguments.split()))
+            for arguments in ("--orders 20", "--orders 20 --sqlite", "--orders 40 --forgetful --sqlite")
+        ]
+        postgresql, sqlite, forgetful = (run.communicate(timeout=RUN_SECONDS_MAX)[0] for run in runs)
+
+    for output, run, database in ((postgresql, runs[0], "PostgreSQL"), (sqlite, runs[1], "SQLite")):
+        assert run.returncode == 0, output
+        assert output.startswith("20 customers check out"), output
+        assert re.search(rf"│ checkouts, on [\w ]*{database}[^│]*│ 20 │", output), output
+        assert count(output, "times the dispatcher was killed with SIGKILL at work") > 0
+        check_that_one_was_resolved(output)
+        orders, receipts = counts(output, "promised: orders with a 201, receipts of those charged")
+        charged, mailed = counts(output, "once, and settled as delivered")
+        unsure = counts(output, "uncertain, and said so")
+        assert orders == 20
+        assert receipts == charged == 20 - unsure[0] - count_of_failed(output, 0)
+        assert mailed == receipts - unsure[1] - count_of_failed(output, 1)
+        assert counts(output, "twice or more") == (0, 0)
+        assert counts(output, "missing, and not said so") == (0, 0)
+        assert output.endswith(
+            "\nPASSED: nothing charged or mailed twice, nothing missing;"
+            f" {unsure[0]} charges and {unsure[1]} receipts are uncertain, and the outbox says so\n"
+        )
+
+    assert runs[2].returncode == 1, forgetful
+    assert "Today the payment service forgets every key at once" in forgetful
+    assert counts(forgetful, "promised: orders with a 201, receipts of those charged")[0] == 40
+    assert counts(forgetful, "twice or more")[0] > 0
+    assert counts(forgetful, "duplicates suppressed downstream, by the same child key")[0] == 0
+    assert re.search(r"\n  order \S+: delivered, and charged [2-9] times\n", forgetful)
+    assert re.search(r"\nFAILED: \d+ problems\n$", forgetful)
+
+
+def count_of_failed(output: str, column: int) -> int:
+    """Those that a person found not to have happened: the line is there only if there are some."""
+    words = "not at all, and settled as failed"
+    return counts(output, words)[column] if words in output else 0
+
+
+def test_a_killed_demo_leaves_no_folder_behind() -> None:
+    program = (
+        "import time\n"
+        "from examples.demo.folder import temporary_folder\n"
+        "with temporary_folder('outbox-demo-test-') as folder:\n"
+        "    (folder / 'shop.sqlite').touch()\n"
+        "    print(folder, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert (folder / "shop.sqlite").exists()
+
+        process.kill()
+        process.stdout.read()  # until whoever removes the folder, and has inherited it, has ended too
+
+        assert not folder.exists()

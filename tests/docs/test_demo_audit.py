@@ -1,0 +1,279 @@
+"""The audit of the demo: it passes when ledgers, outbox and shop agree, and names each thing that is wrong."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from support.demo_audit import charge, charge_id, charging, mail, mailing, promise, receipt_id
+
+from dispatchers.testing.stripe_ledger import Effect
+from examples.demo.audit import Audit, Excuses, audit
+from examples.demo.mail_ledger import Mail
+from examples.demo.promises import Promise
+
+OWED_AND_CHARGED = "order B: ada owed 2000 eur, and {} was charged {}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Of two orders, A and B, with which all went well. charge, receipt: what the outbox says of B's entries."""
+
+    orders: int = 2
+    promises: Sequence[Promise] = (promise("A"), promise("B"))
+    charges: Sequence[Effect] = (charge("A"), charge("B"))
+    mails: Sequence[Mail] = (mail("A"), mail("B"))
+    charge: Sequence[str] = ("delivered",)
+    receipt: Sequence[str] = ("delivered",)
+    paid: Sequence[str] = ("A", "B")
+    excuses: Excuses = field(default_factory=Excuses)
+
+    def audited(self) -> Audit:
+        said_of_b = [charging("B", state) for state in self.charge] + [mailing("B", state) for state in self.receipt]
+        return audit(
+            orders=self.orders,
+            promises=self.promises,
+            charges=self.charges,
+            mails=self.mails,
+            statements={"A": [charging("A", "delivered"), mailing("A", "delivered")], "B": said_of_b},
+            paid=self.paid,
+            excuses=self.excuses,
+        )
+
+
+ONLY_A = Evidence(charges=(charge("A"),), mails=(mail("A"),), receipt=(), paid=("A",))
+"""What is left where B was neither charged nor mailed."""
+
+UNMAILED = Evidence(mails=(mail("A"),))
+STORED_500 = Excuses(stored_500={"charge-B"})
+STRUCK = Excuses(struck={charge_id("B"), receipt_id("B")})
+DECIDED = Excuses(decided={charge_id("B"), receipt_id("B")})
+UNSURE = {"charge": ("uncertain",), "excuses": STORED_500}
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        pytest.param(Evidence(), id="each charged and mailed once"),
+        pytest.param(replace(ONLY_A, **UNSURE), id="a charge is uncertain, and did not happen"),
+        pytest.param(
+            replace(ONLY_A, charges=Evidence.charges, **UNSURE), id="a charge is uncertain, and happened once"
+        ),
+        pytest.param(replace(ONLY_A, charge=("failed",), excuses=DECIDED), id="a person found that it did not happen"),
+        pytest.param(Evidence(receipt=("uncertain",), excuses=STRUCK), id="a kill struck a mail that was accepted"),
+        pytest.param(
+            replace(UNMAILED, receipt=("uncertain",), excuses=STRUCK), id="a kill struck a mail before it left"
+        ),
+        pytest.param(
+            Evidence(mails=(mail("A"), mail("B", reply_lost=True)), receipt=("uncertain",)),
+            id="a mail's reply was lost",
+        ),
+        pytest.param(
+            replace(UNMAILED, receipt=("failed",), excuses=DECIDED), id="a person found that no mail was sent"
+        ),
+        pytest.param(
+            Evidence(orders=0, promises=(), charges=(), mails=(), paid=()),
+            id="no orders at all",
+        ),
+    ],
+)
+def test_an_audit_passes_when_ledgers_outbox_and_shop_agree(evidence: Evidence) -> None:
+    result = evidence.audited()
+
+    assert result.problems == []
+    assert result.passed
+
+
+@pytest.mark.parametrize(
+    ("evidence", "problem"),
+    [
+        pytest.param(
+            Evidence(charges=(*Evidence.charges, charge("B"))),
+            "order B: delivered, and charged 2 times",
+            id="one is charged twice",
+        ),
+        pytest.param(
+            replace(ONLY_A, charges=(*Evidence.charges, charge("B")), **UNSURE),
+            "order B: uncertain, and charged 2 times",
+            id="uncertain, and charged twice",
+        ),
+        pytest.param(
+            Evidence(charges=(charge("A"), charge("B", amount=2001))),
+            OWED_AND_CHARGED.format("ada", "2001 eur"),
+            id="a wrong amount",
+        ),
+        pytest.param(
+            Evidence(charges=(charge("A"), charge("B", currency="usd"))),
+            OWED_AND_CHARGED.format("ada", "2000 usd"),
+            id="a wrong currency",
+        ),
+        pytest.param(
+            Evidence(charges=(charge("A"), charge("B", customer="bob"))),
+            OWED_AND_CHARGED.format("bob", "2000 eur"),
+            id="a wrong customer",
+        ),
+        pytest.param(
+            replace(ONLY_A, charges=(charge("A"), charge("B", amount=1)), **UNSURE),
+            OWED_AND_CHARGED.format("ada", "1 eur"),
+            id="uncertain, and charged a wrong amount",
+        ),
+        pytest.param(
+            replace(ONLY_A, charge=("uncertain",)),
+            "order B: uncertain, and the payment service has stored no 500 for it",
+            id="a charge is uncertain for no reason",
+        ),
+        pytest.param(
+            replace(ONLY_A, charge=("uncertain",), excuses=STRUCK),
+            "order B: uncertain, and the payment service has stored no 500 for it",
+            id="a kill is no reason for a charge, whose key is remembered",
+        ),
+        pytest.param(
+            replace(ONLY_A, charge=("failed",)), "order B: failed, and charged 0 times", id="failed: a good card pays"
+        ),
+        pytest.param(
+            replace(ONLY_A, charges=Evidence.charges, charge=("failed",), excuses=DECIDED),
+            "order B: failed, and charged 1 times",
+            id="a person said that it did not happen, and it did",
+        ),
+        pytest.param(
+            replace(ONLY_A, charge=("pending",)), "order B: pending, and charged 0 times", id="a charge was never sent"
+        ),
+        pytest.param(
+            replace(ONLY_A, charges=Evidence.charges, charge=("retry",)),
+            "order B: retry, and charged 1 times",
+            id="charged, and still waiting",
+        ),
+        pytest.param(
+            replace(ONLY_A, charges=Evidence.charges, charge=()),
+            "order B: without an entry, and charged 1 times",
+            id="an order without an entry",
+        ),
+        pytest.param(
+            replace(ONLY_A, charges=Evidence.charges, charge=("delivered", "delivered")),
+            "order B: delivered and delivered, and charged 1 times",
+            id="an order with two charges enqueued",
+        ),
+        pytest.param(
+            Evidence(charges=(*Evidence.charges, charge("C"))),
+            "order C: charged 1 times, and no client knows of it",
+            id="a charge for an order of nobody",
+        ),
+        pytest.param(
+            Evidence(charges=(*Evidence.charges, charge("", metadata={}))),
+            "order : charged 1 times, and no client knows of it",
+            id="a charge without an order",
+        ),
+    ],
+)
+def test_an_audit_names_what_is_wrong_with_a_charge(evidence: Evidence, problem: str) -> None:
+    result = evidence.audited()
+
+    assert result.problems == [problem]
+    assert not result.passed
+
+
+@pytest.mark.parametrize(
+    ("evidence", "problem"),
+    [
+        pytest.param(
+            Evidence(mails=(*Evidence.mails, mail("B"))),
+            "order B: receipt delivered, and mailed 2 times",
+            id="one is mailed twice",
+        ),
+        pytest.param(
+            Evidence(mails=(*Evidence.mails, mail("B")), receipt=("uncertain",), excuses=STRUCK),
+            "order B: receipt uncertain, and mailed 2 times",
+            id="uncertain, and mailed twice",
+        ),
+        pytest.param(UNMAILED, "order B: receipt delivered, and mailed 0 times", id="a mail is missing"),
+        pytest.param(
+            replace(UNMAILED, receipt=("pending",)), "order B: receipt pending, and mailed 0 times", id="never sent"
+        ),
+        pytest.param(
+            replace(UNMAILED, receipt=("failed",)),
+            "order B: receipt failed, and mailed 0 times",
+            id="failed: a good address gets its mail",
+        ),
+        pytest.param(
+            Evidence(receipt=("failed",), excuses=DECIDED),
+            "order B: receipt failed, and mailed 1 times",
+            id="a person said that it was not mailed, and it was",
+        ),
+        pytest.param(
+            Evidence(receipt=("uncertain",)),
+            "order B: receipt uncertain, though no kill struck it and no reply was lost",
+            id="a receipt is uncertain for no reason",
+        ),
+        pytest.param(
+            replace(UNMAILED, receipt=()),
+            "order B: its charge is delivered, and 0 receipts were enqueued",
+            id="a charge without a receipt",
+        ),
+        pytest.param(
+            Evidence(charge=("uncertain",), excuses=STORED_500, paid=("A",)),
+            "order B: its charge is uncertain, and 1 receipts were enqueued",
+            id="a receipt too early",
+        ),
+        pytest.param(
+            replace(ONLY_A, charges=Evidence.charges, mails=Evidence.mails, **UNSURE),
+            "order B: receipt without an entry, and mailed 1 times",
+            id="a mail that nobody enqueued",
+        ),
+        pytest.param(
+            Evidence(mails=(mail("A"), mail("B", recipient="bob@example.com"))),
+            "order B: its receipt was for ada@example.com, and bob@example.com got it",
+            id="a mail to somebody else",
+        ),
+        pytest.param(
+            Evidence(mails=(*Evidence.mails, mail("C"))),
+            "order C: mailed 1 times, and no client knows of it",
+            id="a mail for an order of nobody",
+        ),
+    ],
+)
+def test_an_audit_names_what_is_wrong_with_a_receipt(evidence: Evidence, problem: str) -> None:
+    assert evidence.audited().problems == [problem]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "problem"),
+    [
+        pytest.param(
+            Evidence(paid=("A",)),
+            "order B: not marked as paid, and its charge is delivered",
+            id="charged, and not marked as paid",
+        ),
+        pytest.param(
+            replace(ONLY_A, **UNSURE, paid=("A", "B")),
+            "order B: marked as paid, and its charge is uncertain",
+            id="marked as paid too early",
+        ),
+        pytest.param(
+            replace(ONLY_A, promises=(promise("A"), promise("B", order_ids=[]))),
+            "checkout key-B: never answered 201",
+            id="a checkout that was never answered",
+        ),
+        pytest.param(
+            Evidence(promises=(promise("A", order_ids=["A", "B"]),), orders=1),
+            "checkout key-A: answered with 2 orders: ['A', 'B']",
+            id="a checkout that made two orders",
+        ),
+        pytest.param(
+            replace(ONLY_A, promises=(promise("A"),)),
+            "2 checkouts were made, 1 have come to an end",
+            id="a checkout of which nothing was heard",
+        ),
+    ],
+)
+def test_an_audit_names_what_is_wrong_with_an_order(evidence: Evidence, problem: str) -> None:
+    assert evidence.audited().problems == [problem]
+
+
+def test_an_audit_names_every_problem_and_not_just_the_first() -> None:
+    result = Evidence(charges=(charge("A"), charge("A"), charge("C"))).audited()
+
+    assert result.problems == [
+        "order A: delivered, and charged 2 times",
+        "order B: delivered, and charged 0 times",
+        "order B: mailed 1 times, and never charged",
+        "order C: charged 1 times, and no client knows of it",
+    ]

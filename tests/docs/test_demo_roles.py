@@ -1,0 +1,181 @@
+"""Those who play in the demo: the killer, the person who looks at what is uncertain, the mail server."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+import pytest
+from support.demo_audit import charge, charging, mail, mailing
+from support.mail_servers import KEY, adapter_for, send
+
+from dispatchers.delivery import Deferred, Delivered, Outcome, Unknown
+from dispatchers.testing.stripe_ledger import StripeLedger
+from examples.demo.act import Files
+from examples.demo.killer import POINTS, Killer, Lease
+from examples.demo.mail_ledger import Mail, MailRecord, read_mails
+from examples.demo.mail_server import Doorkeeper, Manners
+from examples.demo.person import Finding, findings, most_telling
+from examples.demo.statements import CHARGE, RECEIPT, Statement
+
+RECEIPT_MAIL = {"to": "ada@example.com", "subject": "Your receipt", "text": "Paid\n", "headers": {"X-Order-Id": "A"}}
+
+
+# --- the killer
+
+
+def lease(number: int, token: str) -> Lease:
+    return Lease(UUID(int=number), token, "email")
+
+
+def test_a_kill_is_due_only_when_enough_has_ended_and_something_is_being_sent() -> None:
+    killer = Killer(entries=100)
+    enough = int(POINTS[0] * 100)
+
+    assert not killer.due(enough - 1, [lease(1, "a")])
+    assert not killer.due(enough, [])
+    assert killer.due(enough, [lease(1, "a")])
+
+
+def test_what_an_earlier_kill_left_behind_counts_for_no_later_one() -> None:
+    killer = Killer(entries=100)
+    orphan, living = lease(1, "a"), lease(2, "b")
+    killer.strike([orphan])
+
+    assert not killer.due(100, [orphan])
+    assert killer.strike([orphan, living]) == [living]
+    assert killer.struck == [[orphan], [living]]
+
+
+def test_a_kill_that_found_nothing_in_hand_is_not_counted() -> None:
+    killer = Killer(entries=100)
+
+    killer.strike([])
+
+    assert killer.struck == []
+
+
+def test_nothing_is_killed_after_the_last_point() -> None:
+    killer = Killer(entries=100)
+    for number, _ in enumerate(POINTS):
+        killer.strike([lease(number, f"token {number}")])
+
+    assert not killer.due(100, [lease(99, "of the living")])
+
+
+# --- the person
+
+
+def finding(statement: Statement, found: str | None) -> Finding:
+    return Finding(order_id="A", entry=statement, found=found)
+
+
+def test_a_person_looks_up_each_uncertain_entry_in_the_ledger_of_its_own_far_side(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    StripeLedger(files.payments).add_effects([charge("A", id="ch_A"), charge("C", id="ch_C")])
+    MailRecord(files.mails).accept(mail("C", message_id="<C>"))
+    statements = {
+        "A": [charging("A", "uncertain")],
+        "B": [charging("B", "uncertain")],
+        "C": [charging("C", "delivered"), mailing("C", "uncertain")],
+        "D": [charging("D", "delivered"), mailing("D", "uncertain")],
+    }
+
+    found = {(each.order_id, each.entry.operation): each.found for each in findings(statements, files)}
+
+    assert found == {("A", CHARGE): "ch_A", ("B", CHARGE): None, ("C", RECEIPT): "<C>", ("D", RECEIPT): None}
+
+
+def test_a_person_would_rather_resolve_a_charge_that_happened() -> None:
+    happened, not_charged = finding(charging("A", "uncertain"), "ch_1"), finding(charging("B", "uncertain"), None)
+    mailed = finding(mailing("C", "uncertain"), "<1@shop>")
+
+    assert most_telling([mailed, not_charged, happened]) is happened
+    assert most_telling([mailed, not_charged]) is not_charged
+    assert most_telling([]) is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "found", "verdict", "reason"),
+    [
+        (charging("A", "uncertain"), "ch_1", "--happened", "the payment service has ch_1 for this order"),
+        (charging("A", "uncertain"), None, "--did-not-happen", "the payment service has no charge for this order"),
+        (mailing("A", "uncertain"), "<1@shop>", "--happened", "the mail server has accepted <1@shop> for this order"),
+        (mailing("A", "uncertain"), None, "--did-not-happen", "the mail server has accepted no mail for this order"),
+    ],
+)
+def test_a_person_puts_on_record_what_the_ledger_says(
+    statement: Statement, found: str | None, verdict: str, reason: str
+) -> None:
+    command = finding(statement, found).command
+
+    assert command == ["resolve", str(statement.id), verdict, "--reason", reason, "--actor", "you"]
+
+
+# --- the mail server
+
+
+def mailed(tmp_path: Path, times: int = 1, **manners: float) -> list[Outcome]:
+    """What the adapter makes of this server, one send after another."""
+    none = {"busy": 0.0, "hang_up": 0.0, "greylist": 0.0, "lose": 0.0, "latency_seconds": 0.0}
+    doorkeeper = Doorkeeper(Manners(**none | manners), MailRecord(tmp_path / "mails"), Random(1))
+
+    async def main() -> list[Outcome]:
+        server = await asyncio.get_running_loop().create_server(doorkeeper.connected, "127.0.0.1", 0)
+        adapter = adapter_for(server.sockets[0].getsockname()[1])
+        outcomes = [await send(adapter, RECEIPT_MAIL) for _ in range(times)]
+        await adapter.aclose()
+        server.close()
+        return outcomes
+
+    return asyncio.run(main())
+
+
+def test_a_mail_that_the_server_accepts_is_in_its_ledger_with_the_key_and_the_order(tmp_path: Path) -> None:
+    (outcome,) = mailed(tmp_path)
+
+    assert isinstance(outcome, Delivered)
+    assert read_mails(tmp_path / "mails").accepted == [
+        Mail(
+            message_id=f"<{KEY}@example.com>",
+            key=KEY,
+            recipient="ada@example.com",
+            order_id="A",
+            subject="Your receipt",
+            reply_lost=False,
+        )
+    ]
+
+
+def test_a_mail_whose_reply_is_lost_is_in_the_ledger_and_its_fate_unknown_to_the_sender(tmp_path: Path) -> None:
+    (outcome,) = mailed(tmp_path, lose=1)
+
+    assert isinstance(outcome, Unknown)
+    ledger = read_mails(tmp_path / "mails")
+    assert [mail.reply_lost for mail in ledger.accepted] == [True]
+    assert ledger.lost == 1
+
+
+@pytest.mark.parametrize(
+    ("manners", "how"),
+    [({"busy": 1}, "421 too many connections"), ({"hang_up": 1}, "hung up"), ({"greylist": 1}, "450 greylisted")],
+)
+def test_a_mail_that_is_turned_away_is_to_be_sent_later_and_not_among_the_accepted(
+    tmp_path: Path, manners: dict[str, float], how: str
+) -> None:
+    outcomes = mailed(tmp_path, times=2, **manners)
+
+    assert [type(outcome) for outcome in outcomes] == [Deferred, Deferred]
+    ledger = read_mails(tmp_path / "mails")
+    assert ledger.accepted == []
+    assert ledger.turned_away == {how: 2}
+
+
+def test_a_ledger_is_read_up_to_the_line_that_is_being_written(tmp_path: Path) -> None:
+    record = MailRecord(tmp_path / "mails")
+    record.turn_away("hung up")
+    with (tmp_path / "mails").open("a") as file:
+        file.write('{"accepted": {"message')
+
+    assert read_mails(tmp_path / "mails").turned_away == {"hung up": 1}
+    assert read_mails(tmp_path / "missing").accepted == []

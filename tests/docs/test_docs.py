@@ -1,0 +1,214 @@
+"""The documents are true: snippets and links. (Their tables: test_docs_tables.py.)
+
+A page's snippets run from top to bottom in one new directory, each Python one as a program of its own:
+
+- ```python runs, with SQLite where it needs a database. A first line `# shop.py` is its file's name, under which later
+  ones import it. `<!-- not run: reason -->` on the line before it leaves it out, and NOT_RUN below must say so too.
+- ```sh runs only after `<!-- run -->`; what it exports holds for the rest of the page. After `<!-- run until stopped -->` it is
+  one command that starts a dispatcher, which must come up, and stop at a SIGTERM.
+- ```text after one of these is its output, to the letter.
+
+Where a page has an install line, a ```sh block of one `pip install "sqlalchemy-outbox[...]"`, its snippets run in a new
+environment that holds what this line installs and no more.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Timer
+
+import pytest
+from support.docs_pages import FENCE, PAGES, ROOT, Snippet, snippets_of
+from support.installs import Environments
+
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "examples").glob("*/README.md"))]
+NOT_RUN: list[tuple[str, str]] = [("http-api.md", "it needs PostgreSQL")] * 2 + [("proof.md", "it kills the process")]
+"""Page and reason of every Python snippet that is left out."""
+
+SECONDS_MAX = 60
+SECRET = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+
+
+# --- snippets
+
+
+class Reader:
+    """Follows a page as a person would, in a directory of its own. Raises AssertionError where it leads astray."""
+
+    def __init__(self, directory: Path, python: Path = Path(sys.executable)) -> None:
+        self.directory = directory
+        self.python = python
+        ours = ("OUTBOX_", "DATABASE_URL", "PYTHON", "COLUMNS")  # pytest-xdist's workers have a width
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        self.environment["PATH"] = os.pathsep.join([str(python.parent), os.environ["PATH"]])
+        self.output: str | None = None
+
+    def follow(self, markdown: str) -> None:
+        for snippet in snippets_of(markdown):
+            self._follow(snippet)
+
+    def _follow(self, snippet: Snippet) -> None:
+        match snippet.language, snippet.mark:
+            case "python", None:
+                self.output = self.run_python(snippet)
+            case "python", str(mark) if mark.startswith("not run: "):
+                self.output = None
+            case "sh", "run":
+                self.output = self.run_shell(snippet)
+            case "sh", "run until stopped":
+                self.output = self.run_until_stopped(snippet)
+            case "text", None:
+                assert self.output in (None, snippet.text), f"line {snippet.line}: it prints\n{self.output}"
+            case _, None:
+                self.output = None
+            case language, mark:
+                raise AssertionError(f"line {snippet.line}: <!-- {mark} --> says nothing about ```{language}")
+
+    def run_python(self, snippet: Snippet) -> str:
+        named = re.match(r"# (\w+\.py)\n", snippet.text)
+        file = self.directory / (named[1] if named else f"line_{snippet.line}.py")
+        file.write_text(snippet.text)
+        return self._run(snippet, str(self.python), file.name)
+
+    def run_shell(self, snippet: Snippet) -> str:
+        output = self._run(snippet, "bash", "-euc", f"{snippet.text}\nenv -0 > .environment")
+        exported = (self.directory / ".environment").read_text().split("\0")
+        self.environment = dict(line.split("=", 1) for line in exported if line)
+        return output
+
+    def run_until_stopped(self, snippet: Snippet) -> str:
+        with self._start("bash", "-euc", f"exec {snippet.text}") as process:
+            late = Timer(SECONDS_MAX, process.kill)
+            late.start()
+            seen = ""
+            for line in process.stdout or ():
+                seen += line
+                if "outbox.daemon: sending" in line:
+                    process.terminate()
+            late.cancel()
+        assert process.returncode == 0, f"line {snippet.line}: exit status {process.returncode}\n{seen}"
+        return seen
+
+    def _run(self, snippet: Snippet, *command: str) -> str:
+        with self._start(*command) as process:
+            late = Timer(SECONDS_MAX, process.kill)
+            late.start()
+            output, _ = process.communicate()
+            late.cancel()
+        assert process.returncode == 0, f"line {snippet.line}: exit status {process.returncode}\n{output}"
+        return output
+
+    def _start(self, *command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
+    return Environments(tmp_path_factory.mktemp("environments"))
+
+
+def installed(markdown: str) -> str | None:
+    """What the page's install line installs, if it has one."""
+    lines = [snippet.text for snippet in snippets_of(markdown) if snippet.language == "sh"]
+    found = [match[1] for line in lines if (match := re.fullmatch(r"pip install (.*sqlalchemy-outbox\[.*)\n", line))]
+    return found[0] if found else None
+
+
+@every_page
+def test_every_snippet_runs_as_printed(page: Path, tmp_path: Path, environments: Environments) -> None:
+    markdown = page.read_text()
+    line = installed(markdown)
+    reader = Reader(tmp_path) if line is None else Reader(tmp_path, environments.make(line))
+
+    reader.follow(markdown)
+
+
+def test_readers_who_run_the_readme_twice_see_no_traceback(tmp_path: Path) -> None:
+    markdown = (ROOT / "README.md").read_text()
+    Reader(tmp_path).follow(markdown)
+
+    for snippet in snippets_of(markdown):
+        if snippet.language == "python":
+            again = Reader(tmp_path)
+            again.environment |= {"OUTBOX_SECRET": SECRET, "OUTBOX_ENV": "dev"}
+            assert "Traceback" not in again.run_python(snippet)
+
+
+def test_only_the_snippets_that_are_known_here_are_left_out() -> None:
+    marks = [(page.name, snippet.mark) for page in PAGES for snippet in snippets_of(page.read_text())]
+
+    left_out = [(name, mark.removeprefix("not run: ")) for name, mark in marks if mark and mark.startswith("not run")]
+
+    assert left_out == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    "markdown",
+    [
+        "```python\n1 / 0\n```\n",
+        "```python\nprint(1)\n```\n\n```text\n2\n```\n",
+        "<!-- run -->\n```sh\nfalse\n```\n",
+        "<!-- runs -->\n```sh\ntrue\n```\n",
+    ],
+    ids=["an exception", "another output", "a failing command", "a misspelt mark"],
+)
+def test_a_snippet_that_does_not_do_what_the_page_says_is_noticed(markdown: str, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+
+    with pytest.raises(AssertionError, match=r"line \d"):
+        reader.follow(markdown)
+
+
+# --- links
+
+
+def links_of(markdown: str) -> list[str]:
+    prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", markdown))
+    return re.findall(r"\]\(([^)\s]+)\)|^\[[^]]+\]: (\S+)", prose, re.M)
+
+
+def anchors_of(markdown: str) -> set[str]:
+    """The headings' anchors, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", markdown), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path, markdown: str) -> Iterator[str]:
+    for link in map("".join, links_of(markdown)):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        found = target.exists() and target.is_relative_to(ROOT)
+        text = markdown if target == page else target.read_text() if found and target.suffix == ".md" else ""
+        if not found or (anchor and anchor not in anchors_of(text)):
+            yield link
+
+
+@pytest.mark.parametrize("page", LINKED, ids=[str(page.relative_to(ROOT)) for page in LINKED])
+def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
+    assert list(broken_links(page, page.read_text())) == []
+
+
+def test_a_link_that_leads_nowhere_is_noticed() -> None:
+    page = ROOT / "docs" / "keys.md"
+    markdown = (
+        "# A `word`, and more\n[a](gone.md) [b](#a-word-and-more) [c](#gone) [d](../README.md) [e](http://x.test)\n"
+    )
+
+    broken = list(broken_links(page, markdown))
+
+    assert broken == ["gone.md", "#gone"]

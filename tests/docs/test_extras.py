@@ -1,0 +1,104 @@
+"""Where an optional package is not installed: the error names the extra that brings it."""
+
+import subprocess
+import sys
+
+import pytest
+import sqlalchemy as sa
+from support.cli_runner import SECRET_TEXT
+from support.database import IMPORT_PATH, Database
+from support.entries import dispatcher
+
+import outbox
+from dispatchers import Dispatcher
+from dispatchers.adapters import MemoryAdapter
+from outbox import migrations
+from outbox.errors import ConfigurationError
+
+ENVIRONMENT = {"PYTHONPATH": IMPORT_PATH, "OUTBOX_SECRET": SECRET_TEXT, "OUTBOX_ENV": "test"}
+BLOCK = """
+import runpy, sys, traceback
+for name in {packages!r}:
+    sys.modules[name] = None
+try:
+    {program}
+except (ImportError, SystemExit) as error:
+    print(f"{{type(error).__name__}}: {{error}}")
+"""
+RUN = "from dispatchers import Dispatcher; from dispatchers.adapters import MemoryAdapter; Dispatcher("
+RUN += "'sqlite:///x.db', adapters={'crm': MemoryAdapter()}).run()"
+
+
+@pytest.mark.parametrize(
+    ("packages", "program", "says"),
+    [
+        (
+            ["click"],
+            "sys.argv[1:] = ['--help']; runpy.run_module('dispatchers', run_name='__main__')",
+            "SystemExit: outbox: the command line needs the package 'click': pip install 'sqlalchemy-outbox[dispatcher]'",
+        ),
+        (
+            ["apscheduler", "apscheduler.schedulers.asyncio"],
+            RUN,
+            "ImportError: Dispatcher.run() needs the package 'apscheduler': pip install 'sqlalchemy-outbox[dispatcher]'",
+        ),
+        *(
+            (
+                [package],
+                f"import outbox.http.{module}",
+                f"ImportError: outbox.http.{module} needs the package '{package}': pip install 'sqlalchemy-outbox[{module}]'",
+            )
+            for module, package in [
+                ("fastapi", "fastapi"),
+                ("starlette", "anyio"),
+                ("starlette", "starlette"),
+                ("flask", "flask"),
+                ("django", "django"),
+            ]
+        ),
+    ],
+)
+def test_a_part_without_its_package_names_the_extra(packages: list[str], program: str, says: str) -> None:
+    source = BLOCK.format(packages=packages, program=program)
+    command = [sys.executable, "-c", source]
+    told = subprocess.run(
+        command,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert told.stdout.splitlines()[-1] == says
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (
+            "postgresql+psycopg2://user:hunter2@host/shop",
+            "the driver 'psycopg2' of the URL postgresql+psycopg2://... is not installed: pip install"
+            " 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://...",
+        ),
+        ("mysql://user:hunter2@host/shop", "the outbox runs on postgresql and sqlite, not on 'mysql'"),
+    ],
+)
+def test_a_url_that_nothing_here_can_open_says_what_to_write(ob: outbox.Outbox, url: str, says: str) -> None:
+    with pytest.raises(ConfigurationError) as dispatching:
+        Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter()})
+
+    assert str(dispatching.value) == says
+    if "psycopg2" in url:
+        with pytest.raises(ConfigurationError) as migrating:
+            migrations.upgrade(url)
+        assert str(migrating.value) == says
+
+
+def test_an_engine_of_another_database_is_refused(sqlite: Database, ob: outbox.Outbox) -> None:
+    engine = sa.create_engine(sqlite.url)
+    engine.dialect.name = "oracle"
+
+    with pytest.raises(ConfigurationError, match="the outbox runs on postgresql and sqlite, not on 'oracle'"):
+        dispatcher(engine, ob, adapters={"crm": MemoryAdapter()})
+    with pytest.raises(ConfigurationError, match="not on 'oracle'"):
+        ob.check(engine)

@@ -1,0 +1,55 @@
+"""What is published: the source distribution, the wheel that is built from it, and the extras."""
+
+import shutil
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.docs_pages import ROOT, rows_of
+from support.installs import LEFT_BEHIND, build
+
+PUBLISHED = {"alembic", "benchmarks", "dispatchers", "docs", "examples", "outbox", "tests"}
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a checkout in which somebody has made an environment, as `python3 -m venv .b` does."""
+    checkout = tmp_path_factory.mktemp("checkout") / "outbox"
+    shutil.copytree(ROOT, checkout, ignore=LEFT_BEHIND)
+    (checkout / ".b" / "bin").mkdir(parents=True)
+    (checkout / ".b" / "bin" / "python3").symlink_to("/usr/bin/python3")
+    (checkout / "notes").mkdir()
+    (checkout / "notes" / "private.txt").write_text("not to be published")
+    return build("sdist", checkout, tmp_path_factory.mktemp("sdist"))
+
+
+def test_the_source_distribution_holds_the_project_and_nothing_else(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        paths = [Path(*Path(name).parts[1:]) for name in archive.getnames()]
+
+    assert {path.parts[0] for path in paths if len(path.parts) > 1} == PUBLISHED
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= {str(path) for path in paths}
+
+
+def test_the_wheel_builds_from_the_source_distribution(sdist: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+
+    with zipfile.ZipFile(build("wheel", source, tmp_path / "wheel")) as wheel:
+        names = wheel.namelist()
+
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"outbox", "dispatchers"}
+    assert "outbox/_migrations/versions/0001_first.py" in names
+
+
+def test_the_table_of_extras_names_every_extra() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+
+    rows = rows_of((ROOT / "docs" / "getting-started.md").read_text(), "extra", "for")
+
+    named = [name.strip("` ") for row in rows for name in row["extra"].split(",")]
+    assert sorted(named) == sorted(extras)

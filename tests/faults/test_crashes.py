@@ -1,0 +1,219 @@
+"""Processes that are killed: what the service did equals what the outbox says, entry by entry."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from support.database import CHARGE, TABLES, Database
+from support.entries import (
+    HOUR,
+    MOMENTS,
+    Daemon,
+    FileService,
+    age,
+    claim_one,
+    daemon,
+    put_one,
+    run_once,
+    settlement_row,
+    state,
+    states,
+    wait_for,
+    write_factory,
+)
+from support.verify import broken_rules
+
+import outbox
+from dispatchers import FOREVER
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.delivery import Window
+from dispatchers.store.database import Claims
+from dispatchers.testing.stripe_ledger import StripeLedger
+from outbox.keys import Tag, encode_native
+
+TO_STRIPE = """
+def make():
+    stripe = StripeAdapter(
+        api_key="sk_test_fake", base_url=os.environ["STRIPE_URL"], timeout=timedelta(seconds=0.5)
+    )
+    stripe.find = None  # this is about kills: what nobody can tell is to stay uncertain
+    return Dispatcher(
+        url,
+        outbox=ob,
+        adapters={"stripe": stripe},
+        lease=timedelta(seconds=2),
+        margin=timedelta(seconds=0.2),
+        poll=timedelta(seconds=0.05),
+        concurrency=32,
+    )
+"""
+
+TO_FILES = """
+from support.entries import FileService, ShortLivedClaims
+
+def make():
+    moment = os.environ["MOMENT"]
+    return Dispatcher(
+        outbox=ob, adapters={"crm": FileService(here, moment)}, store=ShortLivedClaims(url, ob, moment)
+    )
+"""
+
+FAULTS = {"lose": 0.04, "lose-request": 0.01, "fail": 0.01, "fail-before": 0.01, "unavailable": 0.02, "slow": 0.01}
+TIMES = {"slow-for": 0.8, "latency": 0.03}  # a slow request takes longer than the adapter's timeout
+
+
+@contextmanager
+def stripe_process(directory: Path) -> Iterator[tuple[str, StripeLedger]]:
+    """The payment service as a process of its own; yields its URL and its books."""
+    path = directory / "ledger.sqlite"
+    settings = [f"--{name}={value}" for name, value in {**FAULTS, **TIMES, "seed": 1, "ledger": path}.items()]
+    command = [sys.executable, "-m", "dispatchers.testing.stripe_service", *settings]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        port = process.stdout.readline().strip()
+        ledger = StripeLedger(path)
+        yield f"http://127.0.0.1:{port}", ledger
+        ledger.close()
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def enqueue_charges(database: Database, ob: outbox.Outbox, count: int) -> None:
+    """One in ten is declined; each has an amount of its own."""
+    with database.begin() as session:
+        for number in range(count):
+            card = "pm_card_chargeDeclined" if number % 10 == 0 else "pm_card_visa"
+            payload = {"amount": 1000 + number, "currency": "eur", "payment_method": card, "confirm": True}
+            ob.enqueue(session, CHARGE, payload, parent=f"order:{number}")
+
+
+def ended(database: Database) -> int:
+    return sum(count for state, count in states(database).items() if state not in ("pending", "sending", "retry"))
+
+
+def cancel_some(database: Database, ob: outbox.Outbox, ids: list[UUID]) -> set[UUID]:
+    """Those for which the outbox said that they are cancelled."""
+    with database.begin() as session:
+        return {id for id in ids if ob.cancel(session, id)}
+
+
+@pytest.mark.parametrize(("kind", "count", "kills"), [("postgresql", 2000, 8), ("sqlite", 200, 3)])
+def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
+    request: pytest.FixtureRequest, ob: outbox.Outbox, tmp_path: Path, kind: str, count: int, kills: int
+) -> None:
+    database: Database = request.getfixturevalue(kind)
+    chance = random.Random(7)
+    enqueue_charges(database, ob, count)
+    ids = [entry.id for entry in database.entries]
+    cancelled = cancel_some(database, ob, ids[:5])
+    write_factory(tmp_path, TO_STRIPE)
+
+    with ExitStack() as stack:
+        url, ledger = stack.enter_context(stripe_process(tmp_path))
+
+        def start() -> Daemon:
+            return stack.enter_context(daemon(tmp_path, database.url, STRIPE_URL=url))
+
+        workers = [start(), start()]
+        killed = 0
+        for kill in range(kills):
+            reached = (kill + 1) * count // (kills + 2)
+            wait_for(lambda reached=reached: ended(database) >= reached, f"{reached} to end", 90, workers)
+            wait_for(lambda: states(database)["sending"], "someone to send", 90, workers)
+            time.sleep(chance.uniform(0, 0.05))
+            victim = chance.randrange(2)
+            killed += workers[victim].process.poll() is None
+            workers[victim].kill()
+            workers[victim] = start()
+            cancelled |= cancel_some(database, ob, chance.sample(ids, 5))
+        wait_for(lambda: ended(database) == count, "every entry to end", 90, workers)
+        for worker in workers:  # the one that was started last may not have its handlers yet
+            wait_for(lambda worker=worker: "sending: " in worker.output, "its start", workers=[worker])
+            worker.terminate()
+        assert [worker.wait() for worker in workers] == [0, 0]
+
+        audit(database, ledger, cancelled)
+        assert killed == kills
+        assert ledger.count("lost") > 0
+        assert ledger.count("replayed") > 0
+    assert struck(database) > 0
+
+
+def audit(database: Database, ledger: StripeLedger, cancelled: set[UUID]) -> None:
+    """Each entry against the charges under its key, and each charge against the entries."""
+    charges = Counter(charge.key for charge in ledger.charges)
+    sizes = {charge.key: charge.amount for charge in ledger.charges}
+    found = states(database)
+    state_of = {row.id: row.state for row in (*database.queue, *database.rows(TABLES.settlement))}
+    allowed = {"delivered": {1}, "failed": {0}, "cancelled": {0}, "uncertain": {0, 1}}
+    for entry in database.entries:
+        key = encode_native(Tag(bytes(entry.tag)))
+        happened = charges.pop(key, 0)
+        assert happened in allowed[state_of[entry.id]], (state_of[entry.id], happened)
+        if happened:
+            assert sizes[key] == 1000 + int(entry.parent.partition(":")[2])
+    assert not charges, "charges that no entry asked for"
+    assert {id for id, state in state_of.items() if state == "cancelled"} == cancelled
+    assert found["delivered"] > 0.8 * sum(found.values())
+    assert found["failed"] > 0.05 * sum(found.values())
+    assert found["uncertain"] < 0.06 * sum(found.values())
+    assert broken_rules(database) == {}
+
+
+def struck(database: Database) -> int:
+    """How many entries lost a sender: a delivery of which nothing was ever noted, neither a success nor a reason."""
+    noted = Counter(event.entry_id for event in database.rows(TABLES.event))
+    rows = [*database.queue, *database.rows(TABLES.settlement)]
+    return sum(row.deliveries > noted[row.id] + (row.state == "delivered") for row in rows)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_process_killed_at_any_moment_leaves_work_that_the_next_one_finishes_under_the_same_key(
+    database: Database, ob: outbox.Outbox, tmp_path: Path, moment: str
+) -> None:
+    id = put_one(database, ob, parent="invoice:42")
+    write_factory(tmp_path, TO_FILES)
+    service = FileService(tmp_path)
+    settled = moment == "after settling"
+
+    with daemon(tmp_path, database.url, MOMENT=moment) as process:
+        assert process.wait() == -signal.SIGKILL, process.output
+    assert states(database) == {"delivered" if settled else "sending": 1}
+    age(database, HOUR)
+    finished = run_once(database, ob, adapters={"crm": service})
+
+    key = ob.child_key("invoice:42", "crm.upsert")
+    assert finished == (0 if settled else 1)
+    assert states(database) == {"delivered": 1}
+    assert service.effects == [key]
+    assert set(service.sent) == {key}
+    assert len(service.sent) == (2 if moment in ("on the way back", "before settling") else 1)
+    assert settlement_row(database, id).attempts == (1 if settled else 2)
+
+
+@pytest.mark.parametrize("window", [FOREVER, None])
+def test_an_entry_that_kills_every_process_that_takes_it_comes_to_an_end(
+    database: Database, ob: outbox.Outbox, window: Window
+) -> None:
+    id = put_one(database, ob)
+    adapter = MemoryAdapter(window=window)
+    adapter.attempts_max = 3
+    for _ in range(3):
+        claim_one(Claims(database.engine, ob.configuration))
+        age(database, HOUR)
+
+    finished = run_once(database, ob, adapters={"crm": adapter})
+
+    assert (finished, adapter.deliveries) == (1, [])
+    assert state(database, id) == "uncertain"

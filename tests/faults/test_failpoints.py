@@ -1,0 +1,41 @@
+"""Processes killed at every named point: what the services did equals what the outbox says, each time."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.crash import ROUNDS
+from support.database import IMPORT_PATH, Database
+
+from dispatchers.testing.failpoints import POINTS, failpoint
+from outbox.errors import InvalidValue
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_process_killed_at_any_point_leaves_nothing_untrue(postgresql: Database, point: str) -> None:
+    url = postgresql.url.render_as_string(hide_password=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "support.crash", "--url", url, "--point", point],
+        env=os.environ | {"PYTHONPATH": IMPORT_PATH},
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, done.stdout) == (0, f"{point}: {ROUNDS} killed, all is true\n"), done.stdout + done.stderr
+
+
+def test_a_point_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(InvalidValue, match=r"failpoint 'settle.never': must be one of \['callback.after_commit', "):
+        failpoint("settle.never").__enter__()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_point_leaves_nothing_behind_when_its_block_ends(point: str) -> None:
+    seam = POINTS[point]
+    before = [getattr(owner, seam.name) for owner in seam.owners]
+
+    with failpoint(point):
+        assert [getattr(owner, seam.name) for owner in seam.owners] != before
+
+    assert [getattr(owner, seam.name) for owner in seam.owners] == before

@@ -1,0 +1,159 @@
+"""PgBouncer in transaction mode stands between: each transaction may get another connection of the server."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from support.concurrency import ANSWER, PATIENCE, RacingShop, at_once, retried
+from support.database import ALL, CHARGE, NOTHING, PAYLOAD
+from support.entries import put, run_once, states
+from support.migrations import blank_database
+from support.pgbouncer import NO_PREPARED, BouncedDatabase, find_pgbouncer, pgbouncer
+
+import outbox
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.store.database import Claims
+from outbox import migrations
+from outbox.session import flush_all
+
+WAIT = {"in_flight": "wait", "wait": timedelta(seconds=PATIENCE)}
+POOL = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def program():
+    find_pgbouncer()
+
+
+@pytest.fixture
+def bounced(postgresql):
+    with pgbouncer(postgresql.url, pool_size=POOL) as url:
+        database = BouncedDatabase(url)
+        yield database
+        database.dispose()
+
+
+@pytest.fixture(params=["sync", "async"])
+def shop(request, bounced, ob):
+    return RacingShop(bounced, ob, is_async=request.param == "async")
+
+
+def test_the_connections_do_go_through_it_and_share_a_few_of_the_servers(bounced):
+    clients = [bounced.unprepared_engine(poolclass=sa.NullPool).connect() for _ in range(3 * POOL)]
+
+    servers = set()
+    for client in clients:
+        servers.add(client.scalar(sa.text("SELECT pg_backend_pid()")))
+        client.commit()
+    for client in clients:
+        client.close()
+
+    assert len(servers) < len(clients)
+
+
+def test_entries_commit_or_vanish_with_the_transaction(shop):
+    def enqueue(session):
+        shop.ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
+
+    def fail(session):
+        enqueue(session)
+        flush_all(session)
+        raise outbox.OutboxError("fails")
+
+    (failed,) = at_once(1, lambda: shop.unit(fail))
+    assert (str(failed), shop.database.counts()) == ("fails", NOTHING)
+
+    shop.unit(enqueue)
+
+    assert len(shop.database.entries) == len(shop.database.queue) == 1
+
+
+def test_while_one_works_the_others_are_told_at_once(shop):
+    def ask_too(session):
+        refused.extend(at_once(3, shop.request))
+
+    refused = []
+    shop.while_working = ask_too
+
+    answers = at_once(1, shop.request)  # on a thread: in the async case its handler runs on an event loop
+
+    assert [type(outcome) for outcome in refused] == [outbox.KeyInFlight] * 3
+    assert [*answers, *at_once(20, shop.request)] == [ANSWER] * 21
+    assert shop.executions == 1
+    assert shop.database.counts() == ALL
+
+
+def test_the_others_wait_for_its_answer(shop):
+    shop.while_working = lambda session: shop.wait_until_others_wait(5)
+
+    outcomes = at_once(6, lambda: shop.request(**WAIT))
+
+    assert outcomes == [ANSWER] * 6
+    assert shop.executions == 1
+    assert shop.database.counts() == ALL
+
+
+def test_of_more_than_it_has_connections_one_works_to_the_end(shop):
+    answers = at_once(2 * POOL, lambda: retried(lambda: shop.request(in_flight="wait", wait=timedelta(seconds=1))))
+
+    assert answers == [answers[0]] * 2 * POOL
+    assert shop.database.counts() == ALL
+
+
+def test_nothing_is_left_on_the_servers_connections(bounced, ob):
+    """A lock or a setting of the session would be found by whoever gets the connection next."""
+    shop = RacingShop(bounced, ob, is_async=False)
+    wait_briefly = {"in_flight": "wait", "wait": timedelta(milliseconds=20)}
+    shop.while_working = lambda session: at_once(3, lambda: shop.request(**wait_briefly))
+    shop.request()
+    run_once(bounced, ob, adapters={"stripe": MemoryAdapter()})
+    look = sa.text(
+        "SELECT current_setting('lock_timeout'), current_setting('synchronous_commit'), current_setting('search_path'),"
+        " (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'), (SELECT count(*) FROM pg_prepared_statements)"
+    )
+
+    clients = [bounced.unprepared_engine(poolclass=sa.NullPool).connect() for _ in range(POOL)]
+    found = {tuple(client.execute(look).one()) for client in clients}  # each in an open transaction: all the servers'
+    for client in clients:
+        client.close()
+
+    assert found == {("0", "on", '"$user", public', 0, 0)}
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_two_dispatchers_deliver_each_entry_once(bounced, ob, kind):
+    put(bounced, ob, count=200)
+    service = MemoryAdapter()
+
+    def drain():
+        engine = bounced.async_engine() if kind == "async" else bounced.new_engine()
+        return run_once(engine, ob, adapters={"crm": service})
+
+    assert sum(at_once(2, drain)) == 200
+    assert len({delivery.id for delivery in service.deliveries}) == len(service.deliveries) == 200
+    assert states(bounced) == {"delivered": 200}
+
+
+def test_a_level_that_the_engine_sets_ends_with_the_transaction(bounced, ob):
+    shop = RacingShop(bounced, ob, is_async=False, isolation_level="SERIALIZABLE")
+    look = sa.text("SHOW transaction_isolation")
+
+    seen = shop.unit(lambda session: session.execute(look).scalar_one())
+    store = Claims(shop.engine, ob.configuration)
+    stores = asyncio.run(store.run(lambda connection: connection.execute(look).scalar_one()))
+    asyncio.run(store.close())
+    with bounced.engine.connect() as connection:
+        after = connection.scalar(look)
+
+    assert (seen, stores, after) == ("serializable", "read committed", "read committed")
+
+
+def test_migrations_run_through_it_two_at_once(server_url):
+    with blank_database(server_url) as blank, pgbouncer(blank.url, pool_size=POOL) as url:
+        engine = sa.create_engine(url, connect_args=NO_PREPARED, poolclass=sa.NullPool)
+
+        outcomes = at_once(2, lambda: migrations.upgrade(engine))
+
+        assert not any(isinstance(outcome, Exception) for outcome in outcomes), outcomes
+        migrations.check(engine)

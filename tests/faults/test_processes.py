@@ -1,0 +1,299 @@
+"""Dispatchers as processes on a hostile ground: they are stopped, and their database swallows everything, or crashes.
+
+Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/hostile.md.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from support.apps.oom_sender import ATTEMPTS_MAX
+from support.database import TABLES, Database
+from support.entries import (
+    HOUR,
+    FileService,
+    GatedService,
+    age,
+    daemon,
+    put,
+    put_one,
+    queue_row,
+    run_once,
+    settlement_row,
+    state,
+    states,
+    wait_for,
+    write_factory,
+)
+from support.relays import relay
+from support.verify import broken_rules
+
+import outbox
+from dispatchers import FOREVER
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.delivery import Window
+from dispatchers.testing.postgres import temporary_postgres
+from outbox.session import flush_all
+
+# --- processes that stop for a while
+
+GATED = """
+from support.entries import GatedService
+
+def make():
+    service = GatedService(here)
+    service.window = FOREVER if os.environ["WINDOW"] == "forever" else None
+    return Dispatcher(
+        url, outbox=ob, adapters={"crm": service}, grace=timedelta(seconds=1), poll=timedelta(hours=1)
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("window", "meanwhile", "sent"), [(FOREVER, "delivered", 2), (None, "uncertain", 1)], ids=["keys", "no keys"]
+)
+def test_a_process_stopped_in_mid_send_beyond_its_lease_does_no_harm_when_it_wakes(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path, window: Window, meanwhile: str, sent: int
+) -> None:
+    id = put_one(postgresql, ob, parent="invoice:42")
+    key = ob.child_key("invoice:42", "crm.upsert")
+    write_factory(tmp_path, GATED)
+    service = FileService(tmp_path)
+    service.window = window
+
+    with daemon(tmp_path, postgresql.url, WINDOW="none" if window is None else "forever") as stopped:
+        wait_for(lambda: GatedService(tmp_path).waiting, "the send", workers=[stopped])
+        wait_for(lambda: not transactions(postgresql), "nothing but the send to be under way", workers=[stopped])
+        stopped.process.send_signal(signal.SIGSTOP)
+        age(postgresql, HOUR)
+        assert run_once(postgresql, ob, adapters={"crm": service}) == 1
+        assert state(postgresql, id) == meanwhile
+        settled = settlement_row(postgresql, id)
+        GatedService(tmp_path).open()
+        stopped.process.send_signal(signal.SIGCONT)
+        if window is None:  # its success is proof, however late
+            wait_for(lambda: state(postgresql, id) == "delivered", "the late proof", workers=[stopped])
+        else:
+            wait_for(lambda: "its lease was lost before it settled" in stopped.output, "a word", workers=[stopped])
+            assert settlement_row(postgresql, id) == settled
+        stopped.terminate()
+        assert stopped.wait() == 0, stopped.output
+
+    assert state(postgresql, id) == "delivered"
+    assert service.effects == [key]
+    assert service.sent == [key] * sent
+
+
+def transactions(database: Database) -> int:
+    """How many of the others are at work."""
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with database.engine.connect() as connection:
+        found: int = connection.execute(sa.text(f"{others} AND state <> 'idle'")).scalar_one()
+        return found
+
+
+# --- a payload that kills its process
+
+
+def supervised(database: Database, directory: Path, keys: str) -> list[int]:
+    """How each of the dispatchers ended that were started, one after another, until nothing waited any more."""
+    script = Path(__file__).parents[1] / "support" / "apps" / "oom_sender.py"
+    command = [sys.executable, str(script), database.url.render_as_string(hide_password=False), str(directory), keys]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return [int(line) for line in ended.split()]
+
+
+def put_poison_first(database: Database, ob: outbox.Outbox) -> tuple[UUID, str]:
+    """Ten entries, which are claimed together; returns the first, which kills, and its key."""
+    with database.begin() as session:
+        poison, *_ = [
+            ob.enqueue(session, "crm.upsert", "poison" if not number else "", parent=f"order:{number}")
+            for number in range(10)
+        ]
+    return poison.id, poison.child_key
+
+
+def test_a_payload_that_kills_every_process_that_sends_it_ends_uncertain_and_the_others_are_delivered(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    id, key = put_poison_first(postgresql, ob)
+
+    ended = supervised(postgresql, tmp_path, "keys")
+
+    sent, row = Counter(FileService(tmp_path).sent), queue_row(postgresql, id)
+    assert ended == [-signal.SIGKILL] * ATTEMPTS_MAX + [0]
+    assert states(postgresql) == {"delivered": 9, "uncertain": 1}
+    assert (row.state, row.attempts, sent[key]) == ("uncertain", ATTEMPTS_MAX, ATTEMPTS_MAX)
+    assert len(FileService(tmp_path).effects) == len(sent) == 10
+    assert broken_rules(postgresql) == {}
+
+
+def test_a_payload_that_kills_is_sent_once_where_no_keys_are_kept_and_takes_along_what_was_claimed_with_it(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    id, key = put_poison_first(postgresql, ob)
+
+    ended = supervised(postgresql, tmp_path, "no keys")
+
+    assert ended == [-signal.SIGKILL, 0]
+    assert state(postgresql, id) == "uncertain"
+    assert states(postgresql) == {"uncertain": 10}  # none of them can be told from those that had been sent
+    assert FileService(tmp_path).sent == [key]
+    assert broken_rules(postgresql) == {}
+
+
+# --- a database that swallows everything
+
+
+@pytest.mark.parametrize(
+    ("signals", "told"), [(1, "the grace is over and the database does not answer"), (2, "SIGTERM again")]
+)
+def test_a_daemon_whose_database_swallows_everything_ends_when_told_and_loses_nothing(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path, signals: int, told: str
+) -> None:
+    put(postgresql, ob, count=3)
+    write_factory(tmp_path, GATED)
+
+    with relay(postgresql.url) as (between, url), daemon(tmp_path, url, WINDOW="forever") as process:
+        wait_for(lambda: GatedService(tmp_path).waiting == 3, "the sends", workers=[process])
+        between.swallow()
+        GatedService(tmp_path).open()
+        for number in range(signals):
+            process.terminate()
+            wait_for(lambda number=number: process.output.count("SIGTERM") > number, "the signal to be heard")
+        assert process.wait(60) == 1, process.output
+
+    assert told in process.output
+    assert states(postgresql) == {"sending": 3}
+    age(postgresql, HOUR)
+    assert run_once(postgresql, ob, adapters={"crm": FileService(tmp_path)}) == 3
+    assert states(postgresql) == {"delivered": 3}
+    assert len(FileService(tmp_path).effects) == 3
+
+
+# --- a database that is restarted again and again
+
+QUICK = """
+from support.entries import FileService
+
+def make():
+    service = FileService(here)
+    service.timeout = timedelta(seconds=1)
+    return Dispatcher(
+        url,
+        outbox=ob,
+        adapters={"crm": service},
+        lease=timedelta(seconds=5),
+        margin=timedelta(seconds=0.2),
+        poll=timedelta(seconds=0.05),
+        concurrency=4,
+    )
+"""
+
+
+def test_a_database_that_crashes_again_and_again_loses_nothing_and_has_nothing_sent_without_its_knowledge(
+    ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    write_factory(tmp_path, QUICK)
+    with temporary_postgres(durable=False) as server:
+        database = Database(sa.make_url(server.url))
+        TABLES.metadata.create_all(database.engine)
+
+        with daemon(tmp_path, database.url) as process:
+            for crash in range(5):
+                put_despite(database, ob, f"batch:{crash}", count=30)
+                wait_for(lambda crash=crash: delivered(database) > 30 * crash, "progress", 60, [process])
+                kill_server_process(database)
+            wait_for(lambda: delivered(database) == 150, "the end", 60, [process])
+            process.terminate()
+            assert process.wait() == 0, process.output
+
+        attempts = {row.id: row.attempts for row in database.rows(TABLES.settlement)}
+        database.dispose()
+
+    service = FileService(tmp_path)
+    sent = Counter(service.sent)
+    assert len(service.effects) == len(sent) == 150
+    assert sum(sent.values()) <= sum(attempts.values())
+
+
+def put_despite(database: Database, ob: outbox.Outbox, batch: str, *, count: int) -> None:
+    """Enqueue as an app does: again, until the commit has been acknowledged."""
+
+    def enqueue() -> bool:
+        with suppress(sa.exc.OperationalError), database.begin() as session:
+            for number in range(count):
+                ob.enqueue(session, "crm.upsert", {}, parent=batch, discriminator=str(number), if_exists="ignore")
+            flush_all(session)
+            return True
+        return False
+
+    wait_for(enqueue, "the database to take entries", 60)
+
+
+def delivered(database: Database) -> int:
+    with suppress(sa.exc.OperationalError):
+        return states(database)["delivered"]
+    return 0
+
+
+def kill_server_process(database: Database) -> None:
+    """The server takes that for a crash: it ends every connection, and recovers from its log."""
+    checkpointer = sa.text("SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
+
+    def find() -> int | None:
+        with (
+            suppress(sa.exc.OperationalError),
+            database.engine.connect() as connection,
+        ):  # of before the last crash, perhaps
+            return connection.scalar(checkpointer)
+        return None
+
+    os.kill(wait_for(find, "a checkpointer"), signal.SIGKILL)
+
+
+# --- stopped between its settling and the commit
+
+STOPPED = """
+from sqlalchemy import create_engine, event
+import signal
+
+def make():
+    engine = create_engine(url)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def stop(connection, cursor, statement, *rest):
+        if "INSERT INTO outbox_settlement" in statement:
+            (here / "stopped").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    limits = {"lease": timedelta(seconds=4), "margin": timedelta(seconds=0.5)}
+    return Dispatcher(engine, outbox=ob, adapters={"crm": MemoryAdapter(timeout=timedelta(seconds=1))}, **limits)
+"""
+
+
+def test_a_process_stopped_between_its_settling_and_the_commit_keeps_nobody_waiting(
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    id = put_one(postgresql, ob)
+    write_factory(tmp_path, STOPPED)
+    service = MemoryAdapter()
+
+    with daemon(tmp_path, postgresql.url) as stopped:
+        wait_for(lambda: (tmp_path / "stopped").exists(), "the settling", 60, workers=[stopped])
+        wait_for(
+            lambda: run_once(postgresql, ob, adapters={"crm": service}) and not postgresql.queue,
+            "the server to end the stopped one's transaction",
+            40,
+            workers=[stopped],
+        )
+
+    assert state(postgresql, id) == "delivered"
+    assert [delivery.id for delivery in service.deliveries] == [id]

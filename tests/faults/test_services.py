@@ -1,0 +1,363 @@
+"""Far sides that misbehave, met by a whole dispatcher over real sockets: what the entry becomes, and what has arrived there.
+
+What each answer means to an adapter: tests/adapters/test_http_wire.py, tests/adapters/test_stripe_adapter.py. The whole list: docs/hostile.md.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from random import Random
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import httpx
+import pytest
+from support.database import CHARGE, TABLES, Database
+from support.entries import HOUR, age, put_one, queue_row, run_once, settlement_row, state
+from support.loopback import closed_port
+
+import outbox
+from dispatchers.adapters import HttpAdapter, StripeAdapter
+from dispatchers.testing import hostile_http as hostile
+from dispatchers.testing.hostile_http import Behaviour, HostileHttp
+from dispatchers.testing.stripe_core import API_KEY
+from dispatchers.testing.stripe_faults import Fault, Faults
+from dispatchers.testing.stripe_service import RunningStripe, running_stripe
+
+SHORT = timedelta(seconds=0.4)  # for all of a send to a far side that lets it wait; more than any other here takes
+LONG = timedelta(seconds=20)
+WEEK = timedelta(days=7)
+
+
+@pytest.fixture(scope="module")
+def listening() -> Iterator[HostileHttp]:
+    with hostile.hostile_http() as running:
+        yield running
+
+
+@pytest.fixture
+def far_side(listening: HostileHttp) -> Iterator[HostileHttp]:
+    listening.behave(hostile.answer())
+    listening.requests.clear()
+    return listening
+
+
+def send(database: Database, ob: outbox.Outbox, url: str, timeout: timedelta = LONG) -> None:
+    """A dispatcher's `run_once`, with an adapter for the far side of a service that keeps its keys for a week."""
+    given: dict[str, Any] = {"window": WEEK, "statuses": {409: "in_progress", 422: "key_conflict"}}
+    run_once(database, ob, adapters={"crm": HttpAdapter(base_url=url, timeout=timeout, **given)})
+
+
+def put_contact(database: Database, ob: outbox.Outbox) -> UUID:
+    return put_one(database, ob, payload={"url": "/contacts", "json": {"name": "Ada"}})
+
+
+class Standing(NamedTuple):
+    """How an entry stands: its state, how many sends may have left, and whether it may have happened."""
+
+    state: str
+    attempts: int
+    maybe_sent: bool
+
+
+def standing(database: Database, id: UUID) -> Standing:
+    row = queue_row(database, id)
+    return Standing(row.state, row.attempts, row.maybe_sent)
+
+
+def arrived(far_side: HostileHttp) -> int:
+    """How many requests, all of which must be one and the same."""
+    assert len({bytes(request) for request in far_side.requests}) <= 1
+    return len(far_side.requests)
+
+
+# --- nothing was sent
+
+
+@pytest.mark.parametrize("how", ["refused", "no such name", "no TLS"])
+def test_what_surely_never_left_counts_no_attempt_and_may_be_cancelled(
+    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, how: str
+) -> None:
+    urls = {
+        "refused": closed_port(),
+        "no such name": "http://crm.invalid",
+        "no TLS": far_side.url.replace("http", "https"),
+    }
+    id = put_contact(sqlite, ob)
+
+    for _ in range(2):
+        send(sqlite, ob, urls[how])
+        age(sqlite, HOUR)
+
+    assert standing(sqlite, id) == ("retry", 0, False)
+    assert arrived(far_side) == 0
+    with sqlite.begin() as session:
+        assert ob.cancel(session, id)
+
+
+# --- it may have happened: the same key again, and then it is known
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "timeout"),
+    [
+        pytest.param(hostile.hang, SHORT, id="hangs before the first byte"),
+        pytest.param(hostile.drip_head, SHORT, id="a head that never ends, byte by byte"),
+        pytest.param(hostile.close, LONG, id="the answer is lost"),
+        pytest.param(hostile.reset, LONG, id="reset"),
+        pytest.param(hostile.garble, LONG, id="no HTTP"),
+        pytest.param(hostile.giant_head(), LONG, id="a giant head"),
+        pytest.param(hostile.answer(409), LONG, id="the key is in flight"),
+        *(pytest.param(hostile.redirect(status), LONG, id=str(status)) for status in (301, 302, 303, 307, 308)),
+        *(pytest.param(hostile.answer(status), LONG, id=str(status)) for status in (500, 502, 503, 504)),
+    ],
+)
+def test_what_tells_nothing_leaves_doubt_and_the_same_request_goes_out_again(
+    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, behaviour: Behaviour, timeout: timedelta
+) -> None:
+    id = put_contact(sqlite, ob)
+    far_side.behave(behaviour)
+
+    send(sqlite, ob, far_side.url, timeout)
+
+    assert standing(sqlite, id) == ("retry", 1, True)
+    assert arrived(far_side) == 1
+    far_side.behave(hostile.answer(201))
+    age(sqlite, HOUR)
+    send(sqlite, ob, far_side.url)
+    assert (state(sqlite, id), settlement_row(sqlite, id).attempts) == ("delivered", 2)
+    assert arrived(far_side) == 2
+
+
+# --- it happened, whatever became of the body
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "timeout"),
+    [
+        pytest.param(hostile.answer(204), LONG, id="empty"),
+        pytest.param(hostile.answer(200, body=b'{"id": '), LONG, id="broken JSON"),
+        pytest.param(hostile.cut_short(), LONG, id="half a body"),
+        pytest.param(hostile.reset_in_body(), LONG, id="reset in the body"),
+        pytest.param(hostile.drip_body(), SHORT, id="a body that never ends, byte by byte"),
+        pytest.param(hostile.giant(), LONG, id="a giant body"),
+        pytest.param(hostile.gzip_bomb(), LONG, id="a gzip bomb"),
+    ],
+)
+def test_what_says_success_is_delivered_and_never_sent_again(
+    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, behaviour: Behaviour, timeout: timedelta
+) -> None:
+    id = put_contact(sqlite, ob)
+    far_side.behave(behaviour)
+
+    for _ in range(2):
+        send(sqlite, ob, far_side.url, timeout)
+        age(sqlite, HOUR)
+
+    assert (state(sqlite, id), settlement_row(sqlite, id).attempts) == ("delivered", 1)
+    assert arrived(far_side) == 1
+
+
+# --- it was refused
+
+
+@pytest.mark.parametrize(("status", "first", "later"), [(400, "failed", "uncertain"), (422, "uncertain", "uncertain")])
+@pytest.mark.parametrize("is_first", [True, False], ids=["at first", "later"])
+def test_a_refusal_proves_that_it_did_not_happen_only_if_nothing_went_before(
+    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, status: int, first: str, later: str, is_first: bool
+) -> None:
+    """400: it is refused as it stands. 422, at this service: the key belongs to another request."""
+    id = put_contact(sqlite, ob)
+    if not is_first:
+        far_side.behave(hostile.close)
+        send(sqlite, ob, far_side.url)
+        age(sqlite, HOUR)
+    far_side.behave(hostile.answer(status))
+
+    for _ in range(2):
+        send(sqlite, ob, far_side.url)
+        age(sqlite, HOUR)
+
+    assert state(sqlite, id) == (first if is_first else later)
+    assert arrived(far_side) == (1 if is_first else 2)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_is_not_let_in_keeps_the_whole_destination_waiting_and_counts_no_attempt(
+    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, status: int
+) -> None:
+    first = put_contact(sqlite, ob)
+    far_side.behave(hostile.answer(status))
+    send(sqlite, ob, far_side.url)
+    second = put_contact(sqlite, ob)
+
+    send(sqlite, ob, far_side.url)
+
+    assert (standing(sqlite, first), standing(sqlite, second)) == (("retry", 0, False), ("pending", 0, False))
+    assert arrived(far_side) == 1
+    far_side.behave(hostile.answer())
+    age(sqlite, HOUR)
+    send(sqlite, ob, far_side.url)
+    assert [state(sqlite, id) for id in (first, second)] == ["delivered", "delivered"]
+
+
+DATED = format_datetime(datetime.now(UTC) + 2 * HOUR, usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "most"),
+    [
+        (None, 0, 60),
+        ("1800", 1800, 1860),
+        pytest.param(DATED, 3600, 7260, id="dated"),  # the workers must agree on the names of tests
+        ("999999999", 24 * 3600, 72 * 3600 + 60),
+        ("99999999999999999999", 0, 60),
+        ("-5", 0, 60),
+        ("NaN", 0, 60),
+        ("soon", 0, 60),
+    ],
+)
+def test_a_429_keeps_the_whole_destination_waiting_for_as_long_as_it_asks_within_the_limits(
+    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, asked: str | None, least: int, most: int
+) -> None:
+    id = put_contact(sqlite, ob)
+    far_side.behave(hostile.answer(429, headers={} if asked is None else {"Retry-After": asked}))
+    before = datetime.now(UTC)
+
+    send(sqlite, ob, far_side.url)
+
+    assert standing(sqlite, id) == ("retry", 0, False)
+    (destination,) = sqlite.rows(TABLES.destination)
+    waits = max(queue_row(sqlite, id).due_at, destination.cool_until) - before
+    assert least <= waits.total_seconds() <= most
+    put_contact(sqlite, ob)
+    send(sqlite, ob, far_side.url)
+    assert arrived(far_side) == 1
+
+
+# --- a service that remembers its keys: the strict imitation of Stripe, and its books
+
+CARD = {"amount": 2000, "currency": "eur", "payment_method": "pm_card_visa", "confirm": True}
+QUIET = timedelta(minutes=2)  # longer than lease and margin: no earlier sender can be at work any more
+
+
+@pytest.fixture
+def stripe() -> Iterator[RunningStripe]:
+    with running_stripe(random=Random(1), faults=Faults(slow_for=timedelta(seconds=1.2))) as running:
+        yield running
+
+
+def charge(
+    database: Database, ob: outbox.Outbox, stripe: RunningStripe, *, looks: bool = False, **settings: Any
+) -> None:
+    """A dispatcher's `run_once`, some time after whatever went before."""
+    adapter = StripeAdapter(api_key=API_KEY, base_url=stripe.url, **settings)
+    if not looks:
+        adapter.find = None
+    age(database, QUIET)
+    run_once(database, ob, adapters={"stripe": adapter})
+
+
+def put_charge(database: Database, ob: outbox.Outbox) -> UUID:
+    return put_one(database, ob, CHARGE, payload=CARD)
+
+
+def answers(stripe: RunningStripe) -> list[tuple[int, bool]]:
+    """The status of each answer to a write, and whether it repeated an earlier one."""
+    return [(answer.status, answer.replayed) for answer in stripe.ledger.answers if answer.method == "POST"]
+
+
+def test_a_charge_that_is_still_executing_is_asked_for_again_until_its_answer_is_there(
+    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe
+) -> None:
+    id = put_charge(sqlite, ob)
+    stripe.force(Fault.SLOW)
+
+    charge(sqlite, ob, stripe, timeout=timedelta(seconds=0.3))
+    assert standing(sqlite, id) == ("retry", 1, True)
+    charge(sqlite, ob, stripe)
+    assert standing(sqlite, id) == ("retry", 2, True)
+    while state(sqlite, id) != "delivered":
+        charge(sqlite, ob, stripe)
+
+    in_flight, last = answers(stripe)[:-1], answers(stripe)[-1]
+    assert (409, False) in in_flight
+    assert last == (200, True)
+    assert len(stripe.ledger.charges) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "looks", "becomes", "charges"),
+    [
+        (Fault.FAIL_AFTER, True, "delivered", 1),
+        (Fault.FAIL_AFTER, False, "uncertain", 1),
+        (Fault.FAIL_BEFORE, True, "delivered", 1),
+        (Fault.FAIL_BEFORE, False, "uncertain", 0),
+    ],
+)
+def test_a_500_that_the_service_repeats_is_looked_for_and_goes_out_again_under_a_new_key_only_if_it_is_absent(
+    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: Fault, looks: bool, becomes: str, charges: int
+) -> None:
+    """FAIL_AFTER: it was executed. FAIL_BEFORE: it was not, and never will be under this key. Which of them nobody tells."""
+    id = put_charge(sqlite, ob)
+    stripe.force(fault)
+
+    charge(sqlite, ob, stripe, looks=looks)
+    assert answers(stripe) == [(500, False)]
+    for _ in range(3):
+        charge(sqlite, ob, stripe, looks=looks)
+
+    again = [(200, False)] if fault is Fault.FAIL_BEFORE and looks else []
+    assert state(sqlite, id) == becomes
+    assert answers(stripe) == [(500, False), (500, True), *again]
+    assert len(stripe.ledger.charges) == charges
+    if again:
+        assert stripe.ledger.answers[-1].key != ob.child_key("order:0", CHARGE)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["at first", "later"])
+def test_a_key_that_the_service_holds_for_another_request_is_uncertain_and_never_sent_again(
+    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, is_first: bool
+) -> None:
+    id = put_charge(sqlite, ob)
+    if not is_first:
+        stripe.force(Fault.LOSE_REQUEST)
+        charge(sqlite, ob, stripe, looks=True)
+    key = ob.child_key("order:0", CHARGE)
+    bearer = {"Authorization": f"Bearer {API_KEY}", "Idempotency-Key": key}
+    other = httpx.post(
+        f"{stripe.url}/v1/payment_intents", data={"amount": 1, "currency": "eur"}, headers=bearer, trust_env=False
+    )
+    assert other.status_code == 200
+
+    for _ in range(3):
+        charge(sqlite, ob, stripe, looks=True)
+
+    assert state(sqlite, id) == "uncertain"
+    assert answers(stripe)[-1] == (400, False)
+    assert len(answers(stripe)) == (2 if is_first else 3)
+    assert [charge.amount for charge in stripe.ledger.charges] == [1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "attempts", "statuses"),
+    [
+        (Fault.LOSE_RESPONSE, 2, [(200, False), (200, True)]),
+        (Fault.LOSE_REQUEST, 2, None),
+        (Fault.UNAVAILABLE, 2, [(503, False), (200, False)]),
+        (Fault.RATE_LIMIT, 1, [(429, False), (200, False)]),
+    ],
+)
+def test_one_attempt_is_one_request_to_stripe_and_one_charge_in_the_end(
+    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: Fault, attempts: int, statuses: Any
+) -> None:
+    id = put_charge(sqlite, ob)
+    stripe.force(fault)
+
+    charge(sqlite, ob, stripe)
+    assert len(answers(stripe)) == 1
+    charge(sqlite, ob, stripe)
+
+    assert (state(sqlite, id), settlement_row(sqlite, id).attempts) == ("delivered", attempts)
+    assert statuses in (None, answers(stripe))
+    assert len(stripe.ledger.charges) == 1

@@ -1,0 +1,61 @@
+"""A connection to the database that nobody remembers is dropped, and the dispatcher goes on with another one."""
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from support.database import Database
+from support.entries import dispatcher, put, put_one, settlement_row, until_true
+from support.relays import relay
+
+import outbox
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.store.watchdog import Patience
+
+LEASE = timedelta(seconds=8)
+
+
+def engine_of(driver: str, url: sa.URL, **settings: Any) -> Any:
+    make = sa.create_engine if driver == "psycopg" else create_async_engine
+    return make(url.set(drivername=f"postgresql+{driver.removesuffix(' async')}"), **settings)
+
+
+@pytest.mark.parametrize("pings", [True, False], ids=["pinged", "not pinged"])
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg async", "asyncpg"])
+def test_a_dispatcher_goes_on_with_new_connections_when_its_own_are_forgotten(
+    postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, driver: str, pings: bool
+) -> None:
+    service = MemoryAdapter(timeout=timedelta(seconds=1))
+    first = put_one(postgresql, ob)
+
+    async def main(url: sa.URL, forget: Any) -> None:
+        engine = engine_of(driver, url, pool_pre_ping=pings)
+        working = dispatcher(engine, ob, adapters={"crm": service}, lease=LEASE, margin=timedelta(seconds=1))
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        await until_true(lambda: settlement_row(postgresql, first) is not None)
+        forget()
+        later = put(postgresql, ob, count=3)
+        await until_true(lambda: all(settlement_row(postgresql, id) is not None for id in later), 60)
+        stopping.set()
+        await pump
+        await working.close()
+        await asyncio.to_thread(engine.dispose) if driver == "psycopg" else await engine.dispose()
+
+    with caplog.at_level(logging.WARNING), relay(postgresql.url) as (between, url):
+        asyncio.run(main(url, between.forget))
+
+    assert set(service.effects.values()) == {1}
+    assert "no answer from the database for 1.6 s" in caplog.text
+    assert "no answer from the database for 3.2 s" in caplog.text
+
+
+def test_silence_is_over_before_half_a_lease_is_gone() -> None:
+    for seconds in (4, 60, 3600):
+        patience = Patience(timedelta(seconds=seconds))
+        assert patience.report < patience.drop < patience.give_up < seconds / 2
+        assert patience.report <= 15

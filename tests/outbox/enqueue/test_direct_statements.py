@@ -1,0 +1,231 @@
+"""What goes to the driver's cursor directly behaves as any statement of SQLAlchemy's: listeners, errors, broken connections."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from support.database import Client, Database, statements_of
+from support.entries import run_once
+
+import outbox
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.store.database import Claims
+
+ONE_CONNECTION: dict[str, Any] = {"pool_size": 1, "max_overflow": 0}
+
+
+def enqueue(
+    engine: sa.Engine, ob: outbox.Outbox, parent: str = "order:1", *, lines: int = 1, operation: str = "crm.upsert"
+) -> None:
+    with Session(engine) as session, session.begin():
+        for line in range(lines):
+            ob.enqueue(session, operation, {}, parent=parent, discriminator=str(line))
+
+
+@pytest.fixture
+def refusing(postgresql: Database) -> Iterator[Database]:
+    """A database that refuses every entry."""
+    postgresql.execute(sa.text("ALTER TABLE outbox_entry ADD CONSTRAINT refusing CHECK (operation = '')"))
+    yield postgresql
+    postgresql.execute(sa.text("ALTER TABLE outbox_entry DROP CONSTRAINT refusing"))
+
+
+def test_a_listener_sees_every_statement(postgresql: Database, ob: outbox.Outbox) -> None:
+    with statements_of(postgresql.engine) as statements:
+        enqueue(postgresql.engine, ob)
+
+    assert len(statements) == 1
+    assert "INSERT INTO outbox_entry" in statements[0]
+
+
+def test_echo_logs_every_statement(postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture) -> None:
+    engine = sa.create_engine(postgresql.url, echo=True)
+
+    with caplog.at_level(logging.INFO, "sqlalchemy.engine"):
+        enqueue(engine, ob)
+
+    engine.dispose()
+    assert "INSERT INTO outbox_entry" in caplog.text
+
+
+def test_what_is_read_is_the_same_with_and_without_a_listener(postgresql: Database, ob: outbox.Outbox) -> None:
+    client = Client(postgresql, ob, is_async=False)
+    first = client.request()
+
+    unheard = client.request()
+    with statements_of(postgresql.engine) as statements:
+        heard = client.request()
+
+    assert first == unheard == heard
+    assert len(statements) == 1  # a replay: what there is to know is asked at once
+
+
+@pytest.mark.parametrize(
+    ("prepares", "made_in_all"), [({}, 1), ({"prepare_threshold": None}, 3)], ids=["prepares", "never"]
+)
+def test_a_connection_that_prepares_keeps_its_cursor_for_the_next_transactions(
+    postgresql: Database,
+    ob: outbox.Outbox,
+    monkeypatch: pytest.MonkeyPatch,
+    prepares: dict[str, Any],
+    made_in_all: int,
+) -> None:
+    """Another would keep the values of its last statement, too."""
+    engine = postgresql.new_engine(**ONE_CONNECTION, connect_args=prepares)
+    made: list[bool] = []
+    make = psycopg.Connection.cursor
+
+    def cursor(connection: Any, *arguments: Any, binary: bool = False, **settings: Any) -> Any:
+        made.append(binary)
+        return make(connection, *arguments, binary=binary, **settings)
+
+    monkeypatch.setattr(psycopg.Connection, "cursor", cursor)
+    for number in range(3):
+        enqueue(engine, ob, parent=f"order:{number}")
+
+    assert made.count(True) == made_in_all
+
+
+def test_a_new_dispatcher_leaves_what_its_connection_has_prepared(postgresql: Database, ob: outbox.Outbox) -> None:
+    """psycopg prepares what it has executed five times, and forgets it all at a ROLLBACK."""
+    engine = postgresql.new_engine(**ONE_CONNECTION)
+    for number in range(6):
+        enqueue(engine, ob, parent=f"order:{number}")
+
+    asyncio.run(Claims(engine, ob.configuration).destinations())
+
+    with engine.connect() as connection:
+        prepared = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements").scalars().all()
+    assert any("INSERT INTO outbox_entry" in statement for statement in prepared)
+
+
+def test_a_connection_that_has_written_one_entry_writes_many(postgresql: Database, ob: outbox.Outbox) -> None:
+    """The types of arrays are taught to a connection when it first needs them."""
+    engine = postgresql.new_engine(**ONE_CONNECTION)
+
+    for number, lines in enumerate((1, 3, 1)):
+        enqueue(engine, ob, parent=f"order:{number}", lines=lines)
+
+    assert len(postgresql.entries) == 5
+
+
+def test_a_connection_on_which_a_statement_failed_serves_the_next(postgresql: Database, ob: outbox.Outbox) -> None:
+    engine = postgresql.new_engine(**ONE_CONNECTION)
+    postgresql.execute(sa.text("ALTER TABLE outbox_entry ADD CONSTRAINT picky CHECK (operation <> 'crm.refused')"))
+    try:
+        for number in range(3):
+            enqueue(engine, ob, parent=f"order:{number}")
+            with pytest.raises(sa.exc.IntegrityError, match="picky"):
+                enqueue(engine, ob, parent=f"order:{number}", operation="crm.refused")
+    finally:
+        postgresql.execute(sa.text("ALTER TABLE outbox_entry DROP CONSTRAINT picky"))
+
+    assert len(postgresql.entries) == 3
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["unheard", "heard"])
+@pytest.mark.owner
+def test_a_driver_that_writes_values_into_the_statement_is_served_too(
+    postgresql: Database, ob: outbox.Outbox, listens: bool
+) -> None:
+    """As some have it behind PgBouncer: `connect_args={"cursor_factory": psycopg.ClientCursor}`."""
+    engine = sa.create_engine(postgresql.url, connect_args={"cursor_factory": psycopg.ClientCursor})
+    listening = statements_of(engine) if listens else nullcontext()
+
+    with listening, Session(engine) as session, session.begin():
+        for line in ("1", "2"):
+            ob.enqueue(session, "crm.upsert", {"line": line}, parent="order:1", discriminator=line)
+    settled = run_once(engine, ob, adapters={"crm": MemoryAdapter()})
+
+    engine.dispose()
+    assert settled == 2
+
+
+def test_an_async_driver_that_writes_values_into_the_statement_is_served_too(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
+    async def main() -> None:
+        engine = create_async_engine(postgresql.url, connect_args={"cursor_factory": psycopg.AsyncClientCursor})
+        async with AsyncSession(engine) as session, session.begin():
+            for line in ("1", "2"):
+                ob.enqueue(session, "crm.upsert", {"line": line}, parent="order:1", discriminator=line)
+        await engine.dispose()
+
+    asyncio.run(main())
+
+    assert sorted(row.discriminator for row in postgresql.entries) == ["1", "2"]
+
+
+def test_an_error_of_the_database_is_one_of_sqlalchemys(refusing: Database, ob: outbox.Outbox) -> None:
+    with pytest.raises(sa.exc.IntegrityError, match="refusing") as caught:
+        enqueue(refusing.engine, ob)
+
+    assert not caught.value.connection_invalidated
+    assert caught.value.statement is not None
+    assert refusing.entries == []
+
+
+def test_a_connection_that_broke_is_thrown_away(postgresql: Database, ob: outbox.Outbox) -> None:
+    engine = postgresql.new_engine(**ONE_CONNECTION)
+
+    with Session(engine) as session:
+        pid = session.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+        postgresql.execute(sa.text(f"SELECT pg_terminate_backend({pid}, 10000)"))
+        ob.enqueue(session, "crm.upsert", {}, parent="order:1")
+        with pytest.raises(sa.exc.OperationalError) as caught:
+            session.commit()
+
+    assert caught.value.connection_invalidated
+    enqueue(engine, ob, parent="order:2")
+    assert [row.parent for row in postgresql.entries] == ["order:2"]
+
+
+def test_an_apps_own_error_handler_is_asked(refusing: Database, ob: outbox.Outbox) -> None:
+    engine = sa.create_engine(refusing.url)
+    seen: list[str] = []
+
+    @sa.event.listens_for(engine, "handle_error")
+    def handle(context: Any) -> None:
+        seen.append(type(context.sqlalchemy_exception).__name__)
+
+    with pytest.raises(sa.exc.IntegrityError):
+        enqueue(engine, ob)
+
+    engine.dispose()
+    assert seen == ["IntegrityError"]
+
+
+@pytest.mark.owner
+def test_a_cancelled_statement_leaves_no_connection_half_read(postgresql: Database, ob: outbox.Outbox) -> None:
+    """As SQLAlchemy's own do: a task that is cancelled while the database is asked gives the connection up."""
+
+    async def main() -> None:
+        engine = create_async_engine(postgresql.url, **ONE_CONNECTION)
+        with Session(postgresql.engine) as holder:
+            holder.execute(sa.text("LOCK TABLE outbox_entry"))
+
+            async def write() -> None:
+                async with AsyncSession(engine) as session, session.begin():
+                    ob.enqueue(session, "crm.upsert", {}, parent="order:1")
+
+            task = asyncio.ensure_future(write())
+            waits = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            while not holder.execute(waits).scalar_one():  # noqa: ASYNC110  # the database alone knows
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        async with AsyncSession(engine) as session, session.begin():
+            ob.enqueue(session, "crm.upsert", {}, parent="order:2")
+        await engine.dispose()
+
+    asyncio.run(main())
+
+    assert [row.parent for row in postgresql.entries] == ["order:2"]

@@ -1,0 +1,342 @@
+"""What `enqueue` stores, to the byte, whatever the kind of session."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from support.database import CHARGE, PAYLOAD, Order, statements_of
+
+import outbox
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
+    max_leaves=12,
+)
+
+
+def commit_with_session(database, work):
+    with Session(database.engine) as session:
+        work(session)
+        session.commit()
+
+
+def commit_with_scoped_session(database, work):
+    session = scoped_session(sessionmaker(database.engine))
+    work(session)
+    session.commit()
+    session.remove()
+
+
+def commit_with_async_session(database, work):
+    async def commit():
+        async with AsyncSession(database.async_engine()) as session:
+            work(session)
+            await session.commit()
+
+    asyncio.run(commit())
+
+
+def commit_with_async_scoped_session(database, work):
+    async def commit():
+        session = async_scoped_session(async_sessionmaker(database.async_engine()), asyncio.current_task)
+        work(session)
+        await session.commit()
+        await session.remove()
+
+    asyncio.run(commit())
+
+
+SESSIONS = [
+    commit_with_session,
+    commit_with_scoped_session,
+    commit_with_async_session,
+    commit_with_async_scoped_session,
+]
+
+
+def only(rows):
+    (row,) = rows
+    return row
+
+
+# --- what is stored
+
+
+@pytest.mark.parametrize("commit", SESSIONS)
+def test_an_entry_commits_with_the_order_whatever_the_kind_of_session(database, ob, commit):
+    def work(session):
+        session.add(Order(customer="ada", amount=2000))
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
+
+    commit(database, work)
+
+    assert database.counts() == {"orders": 1, "records": 0, "entries": 1, "queue": 1}
+
+
+@pytest.mark.parametrize("commit", SESSIONS)
+def test_an_entry_alone_is_enough_to_make_the_commit_flush(database, ob, commit):
+    commit(database, lambda session: ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42"))
+
+    assert database.operations() == [CHARGE]
+
+
+def test_the_entry_row_holds_what_was_asked_for(database, ob):
+    parent = outbox.ParentKey("retry-001", scope="acct_1", source="http")
+
+    with database.begin() as session:
+        entry = ob.enqueue(
+            session,
+            CHARGE,
+            PAYLOAD,
+            parent=parent,
+            discriminator="line:7",
+            destination="stripe:acct_9",
+            options={"api_version": "2026-06-30", "account": "acct_9"},
+            ordering_key="customer:ada",
+        )
+
+    row = only(database.entries)._asdict()
+    created_at, due_at, parent_id = row.pop("created_at"), row.pop("due_at"), row.pop("parent_id")
+    assert row == {
+        "id": entry.id,
+        "env": "test",
+        "scope": "acct_1",
+        "source": "http",
+        "parent": "retry-001",
+        "operation": CHARGE,
+        "discriminator": "line:7",
+        "kid": "k1",
+        "tag": row["tag"],
+        "record_id": None,
+        "destination": "stripe:acct_9",
+        "payload": b'{"amount":2000,"currency":"eur"}',
+        "options": '{"api_version":"2026-06-30","account":"acct_9"}',
+        "headers": "{}",
+        "ordering_key": "customer:ada",
+        "schema_version": 1,
+    }
+    assert len(row["tag"]) == 32
+    assert created_at.tzinfo is not None
+    assert due_at == created_at
+    assert isinstance(parent_id, UUID)
+
+
+def test_the_queue_row_is_pending_and_untouched(database, ob):
+    with database.begin() as session:
+        entry = ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42", ordering_key="customer:ada")
+
+    row = only(database.queue)._asdict()
+    assert row.pop("due_at") == only(database.entries).due_at
+    assert row == {
+        "id": entry.id,
+        "destination": "stripe",
+        "state": "pending",
+        "lease_until": None,
+        "lease_token": None,
+        "leased_at": None,
+        "first_leased_at": None,
+        "deliveries": 0,
+        "attempts": 0,
+        "maybe_sent": False,
+        "in_doubt_since": None,
+        "key_epoch": 0,
+        "sent_as": None,
+        "ordering_key": "customer:ada",
+        "position": 1,
+        "hold": None,
+        "outcome": None,
+        "callback": None,
+        "waiting_since": None,
+        "fair": None,
+        "scope": None,
+    }
+
+
+def test_the_stored_tag_is_the_one_of_the_returned_child_key(database, ob):
+    with database.begin() as session:
+        entry = ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42", discriminator="7")
+
+    assert entry.child_key == ob.child_key("invoice:42", CHARGE, "7")
+    assert entry.child_key == outbox.keys.encode_native(only(database.entries).tag)
+
+
+def test_entries_of_one_parent_share_its_id_and_others_have_another(database, ob):
+    with database.begin() as session:
+        for discriminator in ("a", "b"):
+            ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42", discriminator=discriminator)
+        ob.enqueue(session, CHARGE, PAYLOAD, parent=outbox.ParentKey("invoice:42", scope="other tenant"))
+
+    ids = {(row.scope, row.discriminator): row.parent_id for row in database.entries}
+    assert ids["", "a"] == ids["", "b"] != ids["other tenant", ""]
+
+
+def test_an_entry_inside_a_claim_takes_its_parent_and_names_its_record(database, ob):
+    with database.begin() as session, ob.idempotent(session, "retry-001", scope="acct_1", request={}) as claim:
+        ob.enqueue(session, CHARGE, PAYLOAD)
+        ob.enqueue(session, "email.send", {}, parent="invoice:42")
+        claim.respond(201)
+
+    record = only(database.records)
+    charge, email = sorted(database.entries, key=lambda entry: entry.operation, reverse=True)
+    assert (charge.parent, charge.scope, charge.source) == ("retry-001", "acct_1", "http")
+    assert charge.parent_id == charge.record_id == record.id
+    assert (email.parent, email.scope, email.source) == ("invoice:42", "", "app")
+    assert email.record_id == record.id != email.parent_id
+
+
+@pytest.mark.owner
+def test_a_tables_schema_and_prefix_are_used_as_given(postgresql):
+    ob = outbox.Outbox(outbox.Keyring({"k1": bytes(32)}), env="test", schema="My shop", prefix="Its-")
+    postgresql.execute(sa.schema.CreateSchema("My shop"))
+    ob.configuration.tables.metadata.create_all(postgresql.engine)
+
+    with postgresql.begin() as session:
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:43")
+
+    assert len(postgresql.rows(ob.configuration.tables.entry)) == 2
+    assert postgresql.entries == []
+
+
+# --- when
+
+
+def test_without_due_an_entry_is_due_when_it_was_created(database, ob):
+    with database.begin() as session:
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
+
+    row = only(database.entries)
+    assert row.due_at == row.created_at
+
+
+def test_a_timedelta_counts_from_the_databases_now(database, ob):
+    delay = timedelta(days=3, microseconds=7)
+
+    with database.begin() as session:
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42", due=delay)
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:43", due=delay)
+
+    assert [row.due_at - row.created_at for row in database.entries] == [delay, delay]
+    assert [row.due_at for row in database.queue] == [row.due_at for row in database.entries]
+
+
+def test_an_aware_datetime_is_kept_to_the_microsecond(database, ob):
+    due = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=5, minutes=45)))
+
+    with database.begin() as session:
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42", due=due)
+
+    assert only(database.entries).due_at == only(database.queue).due_at == due
+    assert only(database.entries).due_at.utcoffset() is not None
+
+
+# --- payloads
+
+
+@pytest.mark.parametrize(
+    ("payload", "stored"),
+    [
+        ({"b": 1, "a": [True, None]}, b'{"b":1,"a":[true,null]}'),
+        ({"emoji": "🦆 é"}, '{"emoji":"🦆 é"}'.encode()),
+        ("a NUL \0 travels escaped", rb'"a NUL \u0000 travels escaped"'),
+        (None, b"null"),
+        (1e22, b"1e+22"),
+    ],
+)
+def test_a_payload_is_stored_as_compact_utf8_in_the_callers_order(database, ob, payload, stored):
+    with database.begin() as session:
+        ob.enqueue(session, CHARGE, payload, parent="invoice:42")
+
+    assert only(database.entries).payload == stored
+
+
+@given(payloads=st.lists(JSON, min_size=1, max_size=5))
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_json_is_enqueued_parses_back_equal(database, ob, payloads):
+    database.execute(sa.delete(ob.configuration.tables.entry))
+    database.execute(sa.delete(ob.configuration.tables.queue))
+
+    with database.begin() as session:
+        for number, payload in enumerate(payloads):
+            ob.enqueue(session, CHARGE, payload, parent="p", discriminator=str(number))
+
+    stored = {int(row.discriminator): json.loads(row.payload) for row in database.entries}
+    assert stored == dict(enumerate(payloads))
+
+
+def test_a_payload_of_exactly_256_kib_is_taken(database, ob):
+    payload = "x" * (256 * 1024 - len('""'))
+
+    with database.begin() as session:
+        ob.enqueue(session, CHARGE, payload, parent="invoice:42")
+
+    assert len(only(database.entries).payload) == 256 * 1024
+
+
+def test_one_byte_more_than_256_kib_is_refused_without_showing_it(database, ob):
+    payload = "x" * (256 * 1024 - len('""') - 1) + "é"
+
+    with database.session() as session:
+        with pytest.raises(outbox.NotSerializable) as caught:
+            ob.enqueue(session, CHARGE, payload, parent="invoice:42")
+        session.commit()
+
+    assert str(caught.value) == (
+        "the payload has 262145 bytes of JSON, at most 262144 are taken: store the large part elsewhere and enqueue a"
+        " reference to it"
+    )
+    assert database.entries == []
+
+
+def test_the_payloads_limit_can_be_set(database):
+    ob = outbox.Outbox(outbox.Keyring({"k1": bytes(32)}), env="test", payload_bytes_max=10)
+
+    with database.begin() as session:
+        ob.enqueue(session, CHARGE, "12345678", parent="invoice:42")
+        with pytest.raises(outbox.NotSerializable, match="has 11 bytes of JSON, at most 10 are taken"):
+            ob.enqueue(session, CHARGE, "123456789", parent="invoice:43")
+
+
+def test_options_that_the_outbox_was_told_of_are_stored(database):
+    ob = outbox.Outbox(outbox.Keyring({"k1": bytes(32)}), env="test", options={"region"})
+
+    with database.begin() as session:
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42", options={"region": "eu"})
+
+    assert only(database.entries).options == '{"region":"eu"}'
+
+
+# --- what it costs
+
+
+@pytest.mark.parametrize("count", [1, 10, 100])
+def test_a_flush_writes_its_entries_and_queue_rows_in_one_statement(postgresql, ob, count):
+    with postgresql.session() as session:
+        session.connection()
+        for number in range(count):
+            ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42", discriminator=str(number))
+
+        with statements_of(postgresql.engine) as sent:
+            session.commit()
+
+    assert len(sent) == 1
+    assert len(postgresql.entries) == len(postgresql.queue) == count
+
+
+def test_enqueue_itself_sends_nothing(database, ob):
+    with database.session() as session, statements_of(database.engine) as sent:
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42", due=datetime.now(UTC))
+
+        assert sent == []

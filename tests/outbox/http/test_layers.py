@@ -1,0 +1,466 @@
+"""What stands between a claim and the client: mounted apps, middleware that catches everything, handlers of errors.
+
+Whatever it is, the client gets the replay or the refusal as an app without it gives it.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import anyio
+import httpx
+import pytest
+import sqlalchemy as sa
+from fastapi import Depends, FastAPI
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route, Router
+from support.database import NOTHING, Database, Order
+from support.http_requests import Caller, Shop, caller_of, serving_asgi
+
+import outbox
+from outbox.http.fastapi import ClaimedRequest, claimed
+from outbox.http.starlette import Idempotency, IdempotencyMiddleware
+
+App = Any
+HEADERS = {"Authorization": "ada-token", "Idempotency-Key": "retry-001"}
+REFUSED = JSONResponse({"error": "an answer that hides the refusal"}, 500, {"X-Page": "error"})
+
+
+@pytest.fixture
+def shop(postgresql: Database, ob: outbox.Outbox) -> Shop:
+    return Shop(postgresql, ob)
+
+
+# --- an app that claims
+
+
+def place(shop: Shop) -> Route:
+    """A route that claims its requests and places an order; {"reject": true} has the answer of an error kept."""
+    idempotency = Idempotency(async_sessionmaker(shop.database.async_engine()), scope=caller_of, policy=shop.policy)
+
+    async def handler(request: Request) -> Response:
+        async with idempotency.claim(request) as claimed:
+            shop.calls += 1
+            claimed.session.add(Order(customer="ada", amount=2000))
+            return JSONResponse({"call": shop.calls}, 201, {"Location": "/orders/1"})
+
+    return Route("/orders", handler, methods=["POST"])
+
+
+def fastapi_place(shop: Shop, **settings: Any) -> FastAPI:
+    app = FastAPI(**settings)
+    sessions = sessionmaker(shop.database.engine)
+    dependency = claimed(sessions, scope=caller_of, policy=shop.policy)
+
+    @app.post("/orders")
+    def handler(request: Annotated[ClaimedRequest[Session], Depends(dependency)]) -> Response:
+        shop.calls += 1
+        request.session.add(Order(customer="ada", amount=2000))
+        return JSONResponse({"call": shop.calls}, 201, {"Location": "/orders/1"})
+
+    return app
+
+
+# --- what stands around it, inside of ours
+
+
+async def hide(request: Request, error: Exception) -> Response:
+    return REFUSED
+
+
+class Catching:
+    """Pure ASGI: every exception is answered with 500."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            await REFUSED(scope, receive, send)
+
+
+class CatchingByBase(BaseHTTPMiddleware):
+    async def dispatch(self, request: Request, call_next: Any) -> Response:
+        try:
+            answer: Response = await call_next(request)
+        except Exception:
+            return REFUSED
+        return REFUSED if answer.status_code >= 500 else answer
+
+
+class Grouping:
+    """Runs the app in a task group, out of which an exception comes in a group of its own."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._app, scope, receive, send)
+
+
+def around(app: App) -> Starlette:
+    return Starlette(routes=[Mount("/v1", app)], middleware=[Middleware(IdempotencyMiddleware)])
+
+
+def mounted(*middleware: Any, **settings: Any) -> Callable[[Shop], App]:
+    """A Starlette app with the route, mounted in another one."""
+
+    def make(shop: Shop) -> App:
+        return around(Starlette(routes=[place(shop)], middleware=[Middleware(*it) for it in middleware], **settings))
+
+    return make
+
+
+def bare(layer: Callable[[App], App]) -> Callable[[Shop], App]:
+    """A mounted router, inside of no app that would answer exceptions, under one layer."""
+    return lambda shop: around(layer(Router([place(shop)])))
+
+
+def in_fastapi(**settings: Any) -> Callable[[Shop], App]:
+    def make(shop: Shop) -> App:
+        app = FastAPI(**settings)
+        app.add_middleware(IdempotencyMiddleware)
+        app.mount("/v1", fastapi_place(shop, **settings))
+        return app
+
+    return make
+
+
+def in_itself(**handlers: Any) -> Callable[[Shop], App]:
+    """One FastAPI app for all, with middleware of its own inside of ours."""
+
+    def make(shop: Shop) -> App:
+        app = FastAPI()
+        app.mount("/v1", fastapi_place(shop, exception_handlers={Exception: hide, 500: hide, HTTPException: hide_http}))
+
+        @app.middleware("http")
+        async def catch(request: Request, call_next: Any) -> Response:
+            try:
+                answer: Response = await call_next(request)
+            except Exception:
+                return JSONResponse({"error": "caught"}, 500)
+            return answer
+
+        app.add_middleware(IdempotencyMiddleware)
+        app.add_exception_handler(Exception, hide)
+        return app
+
+    return make
+
+
+async def hide_http(request: Request, error: Any) -> Response:
+    return JSONResponse({"error": error.detail}, error.status_code)
+
+
+async def known_or_400(request: Request, error: Any) -> Response:
+    return JSONResponse({"error": error.detail}, error.status_code if error.status_code in (401, 404, 409) else 400)
+
+
+async def in_an_envelope(request: Request, error: Any) -> Response:
+    return JSONResponse({"code": error.status_code, "error": error.detail}, 200)
+
+
+def caught_by_the_handler(shop: Shop) -> App:
+    idempotency = Idempotency(async_sessionmaker(shop.database.async_engine()), scope=caller_of, policy=shop.policy)
+
+    async def handler(request: Request) -> Response:
+        try:
+            async with idempotency.claim(request):
+                shop.calls += 1
+                return JSONResponse({"call": shop.calls}, 201, {"Location": "/orders/1"})
+        except Exception as error:
+            raise HTTPException(503, "try later") from error
+
+    return around(Starlette(routes=[Route("/orders", handler, methods=["POST"])]))
+
+
+LAYERS: dict[str, Callable[[Shop], App]] = {
+    "a Starlette app in another": mounted(),
+    "a mounted app in debug": mounted(debug=True),
+    "a FastAPI app in another": in_fastapi(),
+    "a FastAPI app in another, in debug": in_fastapi(debug=True),
+    "handlers of every exception": mounted(exception_handlers={Exception: hide}),
+    "handlers of 500": mounted(exception_handlers={500: hide}),
+    "handlers of HTTPExceptions": mounted(exception_handlers={HTTPException: hide_http}),
+    "handlers that know a few statuses": mounted(exception_handlers={HTTPException: known_or_400}),
+    "envelopes": mounted(exception_handlers={HTTPException: in_an_envelope}),
+    "envelopes in FastAPI": in_fastapi(exception_handlers={HTTPException: in_an_envelope}),
+    "pure ASGI that catches": mounted((Catching,)),
+    "a BaseHTTPMiddleware that catches": mounted((CatchingByBase,)),
+    "compression": mounted((GZipMiddleware, 1)),
+    "a task group": mounted((Grouping,)),
+    "FastAPI with all of it": in_itself(),
+    "a router": bare(lambda app: app),
+    "a router under one that catches": bare(Catching),
+    "a router under debug": bare(lambda app: ServerErrorMiddleware(app, debug=True)),
+    "a router under a BaseHTTPMiddleware": bare(CatchingByBase),
+    "a router in a task group": bare(Grouping),
+    "a handler that makes a 503 of everything": caught_by_the_handler,
+}
+
+
+def answers_of(app: App, shop: Shop) -> list[tuple[int, dict[str, str], bytes]]:
+    """The first answer, its replay and the refusals. An exception that comes out of the app fails the test."""
+    requests: list[tuple[dict[str, str], bytes]] = [
+        (HEADERS, b"{}"),
+        (HEADERS, b"{}"),
+        (HEADERS, b'{"amount": 9}'),
+        ({"Authorization": "ada-token"}, b"{}"),
+        (HEADERS | {"Idempotency-Key": '"'}, b"{}"),
+        (HEADERS | {"Idempotency-Key": "large"}, b"x" * (1024 * 1024 + 1)),
+    ]
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+            found = [await client.post("/v1/orders", headers=headers, content=body) for headers, body in requests]
+            with (
+                shop.database.begin() as session,
+                shop.ob.idempotent(session, "held", scope="ada", request=b"") as claim,
+            ):
+                found.append(await client.post("/v1/orders", headers=HEADERS | {"Idempotency-Key": "held"}))
+                claim.respond(204)
+            return found
+
+    return [(answer.status_code, dict(answer.headers), answer.content) for answer in asyncio.run(ask())]
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_a_replay_and_every_refusal_reach_the_client(shop: Shop, layers: str) -> None:
+    first, replay, *refusals = answers_of(LAYERS[layers](shop), shop)
+
+    assert (first[0], replay[0], shop.calls) == (201, 201, 1)
+    assert replay[2] == first[2]
+    assert replay[1]["idempotent-replayed"] == "true"
+    assert (replay[1]["location"], replay[1]["content-type"]) == ("/orders/1", "application/json")
+    assert "x-page" not in replay[1]
+    names = ("request-mismatch", "key-missing", "key-malformed", "request-too-large", "key-in-flight")
+    assert [name_of(refusal) for refusal in refusals] == list(zip((422, 400, 400, 413, 409), names, strict=True))
+    assert refusals[-1][1]["retry-after"] == "1"
+
+
+def name_of(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
+    """The status and the name of the problem, which is all that the answer is."""
+    status, headers, body = answer
+    assert headers.keys() - {"retry-after", "vary"} == {"content-type", "content-length"}
+    assert headers["content-type"] == "application/problem+json"
+    problem = json.loads(body)
+    assert (problem["status"], int(headers["content-length"])) == (status, len(body))
+    return status, problem["type"].removeprefix("tag:sqlalchemy-outbox,2026:")
+
+
+def test_over_a_real_server_a_mounted_app_replays_and_refuses(shop: Shop) -> None:
+    with serving_asgi(LAYERS["FastAPI with all of it"](shop)) as url:
+        caller = Caller(url)
+        answers = [caller.post(path="/v1/orders"), caller.post(path="/v1/orders"), caller.post("x", path="/v1/orders")]
+        answers.append(caller.post(path="/v1/orders", key=None))
+        caller.close()
+
+    assert [answer.status_code for answer in answers] == [201, 201, 422, 400]
+    assert answers[0].content == answers[1].content
+
+
+# --- what an app does on purpose
+
+
+def test_an_answer_of_the_apps_own_to_a_refusal_is_sent_unless_it_is_a_5xx(shop: Shop) -> None:
+    statuses = []
+    for status, kind in ((202, outbox.KeyMissing), (418, outbox.RequestRefused), (500, outbox.KeyMissing)):
+
+        async def own(request: Request, error: Exception, status: int = status) -> Response:
+            return JSONResponse({}, status)
+
+        app = mounted(exception_handlers={kind: own, HTTPException: hide_http, 400: hide_http, 489: hide_http})(shop)
+        statuses.append(post(app, headers={"Authorization": "ada-token"}).status_code)
+
+    assert statuses == [202, 418, 400]
+
+
+def test_a_handler_may_answer_a_refusal_that_it_catches(shop: Shop) -> None:
+    idempotency = Idempotency(async_sessionmaker(shop.database.async_engine()), scope=caller_of, policy=shop.policy)
+
+    async def handler(request: Request) -> Response:
+        try:
+            async with idempotency.claim(request):
+                raise AssertionError
+        except outbox.KeyMissing:
+            return JSONResponse({}, 202)
+
+    app = around(Starlette(routes=[Route("/orders", handler, methods=["POST"])]))
+
+    assert post(app, headers={"Authorization": "ada-token"}).status_code == 202
+
+
+def test_a_handler_that_fails_at_a_refusal_hides_neither_error(shop: Shop) -> None:
+    """The client gets the refusal; the exception goes on to the server's log."""
+    idempotency = Idempotency(async_sessionmaker(shop.database.async_engine()), scope=caller_of, policy=shop.policy)
+
+    async def handler(request: Request) -> Response:
+        try:
+            async with idempotency.claim(request):
+                raise AssertionError
+        except outbox.KeyMissing:
+            raise LookupError("a mistake of the handler's") from None
+
+    app = IdempotencyMiddleware(Router([Route("/orders", handler, methods=["POST"])]))
+    sent: list[Any] = []
+
+    async def exchange() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/orders", "query_string": b"", "root_path": ""}
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app({**scope, "headers": [(b"authorization", b"ada-token")]}, receive, send)
+
+    with pytest.raises(LookupError):
+        asyncio.run(exchange())
+    assert [message.get("status") for message in sent] == [400, None]
+
+
+def test_an_error_of_the_app_that_is_no_refusal_stays_what_it_is(shop: Shop) -> None:
+    async def fail(request: Request) -> Response:
+        raise LookupError
+
+    app = around(Starlette(routes=[Route("/orders", fail, methods=["POST"])], exception_handlers={LookupError: hide}))
+
+    answer = post(app)
+
+    assert (answer.status_code, answer.headers["x-page"]) == (500, "error")
+
+
+def test_a_conflict_in_a_mounted_app_is_told_to_come_again(shop: Shop) -> None:
+    idempotency = Idempotency(async_sessionmaker(shop.database.async_engine()), scope=caller_of, policy=shop.policy)
+
+    async def handler(request: Request) -> Response:
+        async with idempotency.claim(request) as claimed:
+            claimed.session.add(Order(customer="ada", amount=2000))
+            await claimed.session.flush()
+            await claimed.session.execute(
+                sa.text("DO $$ BEGIN RAISE EXCEPTION 'met another' USING ERRCODE = '40001'; END $$")
+            )
+            return JSONResponse({}, 201)
+
+    app = around(
+        Starlette(routes=[Route("/orders", handler, methods=["POST"])], middleware=[Middleware(CatchingByBase)])
+    )
+
+    assert name_of(plain(post(app))) == (503, "request-undone")
+    assert shop.database.counts() == NOTHING
+
+
+@pytest.mark.parametrize("caught", [None, Catching, CatchingByBase])
+def test_a_conflict_at_the_commit_is_told_through_what_catches(shop: Shop, caught: Any) -> None:
+    for statement in (
+        "CREATE TABLE late (id int)",
+        "CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'met another' USING ERRCODE = '40001'; END $$",
+        "CREATE CONSTRAINT TRIGGER meet AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION meet()",
+    ):
+        shop.database.execute(sa.text(statement))
+    idempotency = Idempotency(async_sessionmaker(shop.database.async_engine()), scope=caller_of, policy=shop.policy)
+
+    async def handler(request: Request) -> Response:
+        async with idempotency.claim(request) as claimed:
+            await claimed.session.execute(sa.text("INSERT INTO late VALUES (1)"))
+            return JSONResponse({}, 201)
+
+    middleware = [Middleware(caught)] if caught else []
+    app = around(Starlette(routes=[Route("/orders", handler, methods=["POST"])], middleware=middleware))
+
+    assert name_of(plain(post(app))) == (503, "request-undone")
+
+
+def test_what_watches_for_exceptions_sees_none_of_a_replay_or_refusal(shop: Shop) -> None:
+    """As an error reporter would, inside of our middleware."""
+    seen: list[str] = []
+
+    class Watching:
+        def __init__(self, app: App) -> None:
+            self._app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async def watch(message: Any) -> None:
+                if message.get("status", 200) >= 500:
+                    seen.append(str(message["status"]))
+                await send(message)
+
+            try:
+                await self._app(scope, receive, watch)
+            except Exception as error:
+                seen.append(repr(error))
+                raise
+
+    answers_of(mounted((Watching,))(shop), shop)
+
+    assert seen == []
+
+
+# --- headers of this exchange
+
+
+def test_a_replay_and_a_refusal_have_what_the_apps_middleware_adds(shop: Shop) -> None:
+    """A browser gives its page no answer without the header of CORS, be the middleware for it inside or outside."""
+    for make in (
+        lambda cors: Starlette(
+            routes=[Mount("/v1", Starlette(routes=[place(shop)], middleware=[cors]))],
+            middleware=[Middleware(IdempotencyMiddleware)],
+        ),
+        lambda cors: Starlette(
+            routes=[Mount("/v1", routes=[place(shop)])], middleware=[cors, Middleware(IdempotencyMiddleware)]
+        ),
+    ):
+        app = make(Middleware(CORSMiddleware, allow_origins=["https://a.example", "https://b.example"]))
+        for origin, key in (
+            ("https://a.example", "retry-001"),
+            ("https://b.example", "retry-001"),
+            ("https://b.example", ""),
+        ):
+            answer = post(app, headers=HEADERS | {"Origin": origin, "Idempotency-Key": key})
+            assert answer.headers["access-control-allow-origin"] == origin
+            assert answer.headers["vary"] == "Origin"
+    assert shop.calls == 1
+
+
+def test_head_is_replayed_without_a_body(shop: Shop) -> None:
+    idempotency = Idempotency(async_sessionmaker(shop.database.async_engine()), scope=caller_of, policy=shop.policy)
+
+    async def handler(request: Request) -> Response:
+        async with idempotency.claim(request):
+            return PlainTextResponse("an order")
+
+    with serving_asgi(around(Starlette(routes=[Route("/orders", handler)]))) as url:
+        answers = [httpx.head(f"{url}/v1/orders", headers=HEADERS) for _ in range(2)]
+        answers.append(httpx.head(f"{url}/v1/orders", headers={"Authorization": "ada-token"}))
+
+    assert [(answer.status_code, answer.content) for answer in answers] == [(200, b""), (200, b""), (400, b"")]
+    assert answers[0].headers["content-length"] == answers[1].headers["content-length"] == "8"
+
+
+def post(app: App, *, headers: dict[str, str] = HEADERS, path: str = "/v1/orders") -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+            return await client.post(path, headers=headers, content=b"{}")
+
+    return asyncio.run(ask())
+
+
+def plain(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
+    return answer.status_code, dict(answer.headers), answer.content

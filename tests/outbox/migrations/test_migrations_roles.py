@@ -1,0 +1,522 @@
+"""The database's roles: PostgreSQL itself keeps each process to what it must do."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from support.database import PAYLOAD, REQUEST, TABLES, Database
+from support.entries import dispatcher, put, run_once, states
+from support.migrations import ODD, run_script
+from support.migrations import Database as Blank
+
+import outbox
+from dispatchers import Rejected
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.entries import Filter, list_entries, read_entry
+from dispatchers.admin.overview import read_overview
+from dispatchers.maintenance.retention import Retention
+from dispatchers.maintenance.retention_sql import STEPS, Look
+from outbox import migrations
+from outbox.sql.dialect import sqlstate
+from outbox.sql.identifiers import quoted
+
+pytest_plugins = ["support.blank_databases"]
+
+KINDS = ("app", "dispatcher", "upkeep", "dashboard")
+
+
+@pytest.fixture
+def names(blank_postgresql: Blank) -> Iterator[dict[str, str]]:
+    """Four roles of this test's own: a role belongs to the server, not to a database. One name must be quoted."""
+    names = {kind: f"{kind}'s {uuid4().hex[:8]}" for kind in KINDS}
+    yield names
+    with blank_postgresql.begin() as connection:
+        for name in map(quoted, names.values()):
+            if connection.scalar(sa.select(sa.func.to_regrole(name))) is not None:
+                connection.exec_driver_sql(f"DROP OWNED BY {name}")
+                connection.exec_driver_sql(f"DROP ROLE {name}")
+
+
+@pytest.fixture
+def owners(blank_postgresql: Blank, names: dict[str, str]) -> Iterator[Database]:
+    """The database as its owner sees it, with tables and roles."""
+    migrations.upgrade(blank_postgresql.url)
+    run_script(blank_postgresql, migrations.roles(**names))
+    database = Database(blank_postgresql.url)
+    yield database
+    database.dispose()
+
+
+As = Callable[[str], Database]
+
+
+@pytest.fixture
+def as_role(owners: Database, names: dict[str, str]) -> Iterator[As]:
+    """The database as one of the roles: `as_role("app")`."""
+    opened: list[Database] = []
+
+    def open_as(kind: str) -> Database:
+        escaped = names[kind].replace(" ", "\\ ")
+        opened.append(Database(owners.url.update_query_dict({"options": f"-c role={escaped}"})))
+        return opened[-1]
+
+    yield open_as
+    for database in opened:
+        database.dispose()
+
+
+def refused(database: Database, statement: str) -> bool:
+    with database.engine.connect() as connection:
+        try:
+            connection.exec_driver_sql(statement)
+        except DBAPIError as error:
+            if sqlstate(error.orig) != "42501":  # insufficient_privilege
+                raise
+            return True
+        return False
+
+
+# The app
+
+
+def test_the_app_enqueues_looks_and_cancels(as_role: As, ob: outbox.Outbox) -> None:
+    app = as_role("app")
+    put(app, ob, count=3)
+    put(app, ob, parent="order:9", ordering_key="ada", due=timedelta(hours=1))
+    put(app, ob, parent="order:9", if_exists="ignore")
+
+    with app.begin() as session:
+        (entry,) = ob.status(session, "order:9")
+        cancelled = ob.cancel(session, entry.id)
+
+    assert cancelled
+    with app.begin() as session:
+        assert [entry.state for entry in ob.status(session, "order:9")] == ["cancelled"]
+    assert states(app) == {"pending": 3, "cancelled": 1}
+
+
+def test_the_app_claims_a_request_replays_it_and_frees_an_expired_key(
+    as_role: As, owners: Database, ob: outbox.Outbox
+) -> None:
+    app = as_role("app")
+
+    def request() -> bool:
+        with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+            if not claim.replayed:
+                claim.respond(201, {"order": "placed"})
+            return claim.replayed
+
+    replayed = [request(), request()]
+    owners.age_records(timedelta(days=40))
+    replayed.append(request())
+
+    assert replayed == [False, True, False]
+
+
+def test_the_app_checks_the_tables(as_role: As) -> None:
+    migrations.check(as_role("app").engine)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE outbox_entry SET payload = ''",
+        "DELETE FROM outbox_entry",
+        "UPDATE outbox_queue SET state = 'retry'",
+        "DELETE FROM outbox_queue",
+        "INSERT INTO outbox_settlement SELECT id, 'delivered', NULL, NULL, 1, 1, 0, now() FROM outbox_queue",
+        "UPDATE outbox_settlement SET state = 'delivered'",
+        "DELETE FROM outbox_settlement",
+        "DELETE FROM outbox_event",
+        "DELETE FROM outbox_tombstone",
+        "TRUNCATE outbox_queue",
+        "DROP TABLE outbox_queue",
+        "SELECT id FROM outbox_entry FOR UPDATE",
+        "UPDATE outbox_version SET version_num = '0001'",
+        "CREATE OR REPLACE FUNCTION outbox_cancel(entry_id uuid) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
+    ],
+)
+def test_the_app_cannot_change_or_delete_what_is_to_be_sent(as_role: As, ob: outbox.Outbox, statement: str) -> None:
+    app = as_role("app")
+    put(app, ob)
+
+    assert refused(app, statement)
+
+
+NEW_ENTRY = """
+    WITH written AS (
+        INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id, destination,
+            payload, options, headers, schema_version, due_at, created_at)
+        SELECT gen_random_uuid(), 'test', '', 'app', 'order:x', 'crm.upsert', '', 'k1', sha256('x'), gen_random_uuid(), 'crm',
+            '{{}}', '{{}}', '{{}}', 1, {due_at}, {created_at}
+        RETURNING id, destination, due_at
+    )
+    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch{more})
+    SELECT id, {destination}, {state}, {queue_due}, {deliveries}, {attempts}, {maybe_sent}, {epoch}{values} FROM written
+"""
+HONEST = {
+    "due_at": "now()",
+    "created_at": "now()",
+    "destination": "destination",
+    "state": "'pending'",
+    "queue_due": "due_at",
+    "deliveries": "0",
+    "attempts": "0",
+    "maybe_sent": "false",
+    "epoch": "0",
+    "more": "",
+    "values": "",
+}
+LEASED = {
+    "state": "'sending'",
+    "more": ", lease_token, lease_until, leased_at",
+    "values": ", gen_random_uuid(), now() + interval '90 years', now()",
+}
+FORGED: dict[str, dict[str, str]] = {
+    "due at -infinity": {"due_at": "'-infinity'"},
+    "due before Christ": {"due_at": "'0044-03-15 BC'"},
+    "due at infinity": {"due_at": "'infinity'"},
+    "created at infinity": {"created_at": "'infinity'"},
+    "created long ago": {"created_at": "now() - interval '90 years'"},
+    "queued before it is due": {"due_at": "now() + interval '1 day'", "queue_due": "now()"},
+    "never due": {"queue_due": "'9999-12-31 00:00:00+00'"},
+    "for another destination": {"destination": "'stripe'"},
+    "counted to the end": {"deliveries": "2147483647"},
+    "delivered once": {"deliveries": "1"},
+    "attempted": {"attempts": "1"},
+    "in doubt": {"maybe_sent": "true"},
+    "under another key": {"epoch": "1"},
+    "uncertain": {"state": "'uncertain'"},
+    "under a lease": LEASED,
+    "held": {"more": ", hold", "values": ", 'mine'"},
+    "with an outcome": {"more": ", outcome", "values": ", '{}'"},
+    "for another callback": {"more": ", callback", "values": ", 'settled'"},
+    "sent as another form": {"more": ", sent_as", "values": ", 'uuid'"},
+    "in a lane of its own": {"more": ", ordering_key, position", "values": ", 'ada', 1"},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED.keys())
+def test_the_app_queues_nothing_but_what_enqueue_writes(as_role: As, forged: dict[str, str]) -> None:
+    app = as_role("app")
+
+    with app.engine.connect() as connection:
+        connection.exec_driver_sql(NEW_ENTRY.format(**HONEST))
+        with pytest.raises(DBAPIError) as caught:
+            connection.exec_driver_sql(NEW_ENTRY.format(**HONEST | forged))
+
+    assert sqlstate(caught.value.orig) in ("42501", "23514")  # insufficient_privilege, check_violation
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_the_app_cannot_revive_what_was_sent(as_role: As, ob: outbox.Outbox, level: str) -> None:
+    """Not even in a transaction that began before the entry, and sees neither it nor its settlement."""
+    app = as_role("app")
+    revive = (
+        "INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch)"
+        " VALUES ('{}', 'crm', 'pending', now(), 0, 0, false, {})"
+    )
+
+    with app.engine.connect().execution_options(isolation_level=level) as earlier:
+        earlier.exec_driver_sql("SELECT count(*) FROM outbox_entry")
+        (id,) = put(app, ob)
+        assert refused(app, "INSERT INTO outbox_queue SELECT * FROM outbox_queue WHERE false") is False
+        run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+        with pytest.raises(DBAPIError) as caught:
+            earlier.exec_driver_sql(revive.format(id, 0))
+
+    assert sqlstate(caught.value.orig) == "42501"
+    assert refused(app, revive.format(id, 1))
+    assert states(app) == {"delivered": 1}
+
+
+def test_a_search_path_of_the_apps_own_does_not_lead_the_guard_astray(
+    as_role: As, owners: Database, names: dict[str, str], ob: outbox.Outbox
+) -> None:
+    app = as_role("app")
+    (id,) = put(app, ob)
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+    owners.execute(sa.text(f"CREATE SCHEMA own AUTHORIZATION {quoted(names['app'])}"))
+
+    with app.engine.connect() as connection:
+        for name in ("entry", "queue"):
+            connection.exec_driver_sql(f"CREATE TEMP TABLE outbox_{name} AS SELECT * FROM public.outbox_{name}")
+        for type, operator, answer in (("xid", "=", "true"), ("timestamptz", "=", "true"), ("text", "<>", "false")):
+            function = f"own.always(one {type}, other {type})"
+            connection.exec_driver_sql(f"CREATE FUNCTION {function} RETURNS boolean LANGUAGE sql AS 'SELECT {answer}'")
+            connection.exec_driver_sql(
+                f"CREATE OPERATOR own.{operator} (FUNCTION = own.always, LEFTARG = {type}, RIGHTARG = {type})"
+            )
+        connection.exec_driver_sql("SET LOCAL search_path = own, pg_catalog, public")
+        with pytest.raises(DBAPIError, match="only a new entry enters the queue"):
+            connection.exec_driver_sql(
+                "INSERT INTO public.outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch)"
+                f" VALUES ('{id}', 'crm', 'pending', now(), 0, 0, false, 0)"
+            )
+
+
+def test_the_owner_restores_the_queue_from_a_backup(owners: Database, as_role: As, ob: outbox.Outbox) -> None:
+    put(as_role("app"), ob, count=2)
+    with owners.begin() as session:
+        session.execute(sa.text("CREATE TEMP TABLE backup AS SELECT * FROM outbox_queue"))
+        session.execute(sa.text("DELETE FROM outbox_queue"))
+        session.execute(sa.text("INSERT INTO outbox_queue SELECT * FROM backup"))
+
+    assert run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()}) == 2
+
+
+def test_the_app_changes_no_answer_and_deletes_no_standing_record(as_role: As, ob: outbox.Outbox) -> None:
+    app = as_role("app")
+    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+        claim.respond(201, {"order": "placed"})
+    (before,) = app.records
+
+    with app.begin() as session:
+        session.execute(sa.text("UPDATE outbox_record SET body = 'forged', status = 200"))
+        session.execute(sa.text("DELETE FROM outbox_record"))
+
+    assert app.records == [before]
+    for forged in ("scope = 'acct_2'", "fingerprint = sha256('x')", "kid = 'k0'", "body_day = NULL"):
+        assert refused(app, f"UPDATE outbox_record SET {forged}")
+
+
+def test_the_app_deletes_no_expired_record_whose_entries_remain(
+    as_role: As, owners: Database, ob: outbox.Outbox
+) -> None:
+    app = as_role("app")
+    for number in (1, 2):
+        with app.begin() as session, ob.idempotent(session, f"retry-{number}", scope="a", request=REQUEST) as claim:
+            if number == 1:
+                ob.enqueue(session, "crm.upsert", PAYLOAD)
+            claim.respond(201)
+    owners.age_records(timedelta(days=40))
+
+    with app.begin() as session:
+        session.execute(sa.text("DELETE FROM outbox_record"))
+
+    assert [row.parent for row in app.records] == ["retry-1"]
+
+
+def test_who_is_app_and_dispatcher_in_one_may_do_what_both_may(
+    as_role: As, owners: Database, names: dict[str, str], ob: outbox.Outbox
+) -> None:
+    with as_role("app").begin() as session, ob.idempotent(session, "k", scope="a", request=REQUEST) as claim:
+        claim.respond(201)
+    with owners.begin() as session:
+        session.execute(sa.text(f"GRANT {quoted(names['dispatcher'])} TO {quoted(names['app'])}"))
+        session.execute(sa.text(f"SET LOCAL ROLE {quoted(names['app'])}"))
+        session.execute(sa.text("DELETE FROM outbox_record"))
+
+    assert owners.records == []
+
+
+# The others
+
+
+def test_the_dispatcher_drains_what_the_app_enqueued(as_role: As, ob: outbox.Outbox) -> None:
+    put(as_role("app"), ob, count=20)
+    put(as_role("app"), ob, "mail.send", count=5)
+    sending = as_role("dispatcher")
+    mail = MemoryAdapter(lambda delivery: Rejected("no such mailbox"))
+
+    settled = run_once(sending, ob, adapters={"crm": MemoryAdapter(), "mail": mail})
+
+    assert settled == 25
+    assert states(sending) == {"delivered": 20, "failed": 5}
+
+
+def test_the_dispatchers_own_check_passes(as_role: As, ob: outbox.Outbox) -> None:
+    working = dispatcher(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+
+    asyncio.run(working.check())
+
+
+def test_upkeep_deletes_what_is_old_and_adds_nothing(as_role: As, ob: outbox.Outbox) -> None:
+    put(as_role("app"), ob)
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+    upkeep = as_role("upkeep")
+
+    for table in ("settlement", "entry", "event", "record", "tombstone"):
+        locked = "" if table == "event" else "FOR UPDATE SKIP LOCKED"
+        ids = f"ARRAY(SELECT id FROM outbox_{table} LIMIT 100 {locked})"
+        assert not refused(upkeep, f"DELETE FROM outbox_{table} WHERE id = ANY({ids})")
+    assert refused(upkeep, "DELETE FROM outbox_queue")
+    assert refused(upkeep, "INSERT INTO outbox_queue SELECT * FROM outbox_queue")
+    assert refused(upkeep, "UPDATE outbox_entry SET payload = ''")
+    assert refused(upkeep, "UPDATE outbox_settlement SET state = 'failed'")
+
+
+def test_upkeep_runs_the_retention(as_role: As, owners: Database, ob: outbox.Outbox) -> None:
+    app, upkeep = as_role("app"), as_role("upkeep")
+    with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
+        ob.enqueue(session, "crm.upsert", PAYLOAD)
+        claim.respond(201)
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+    owners.age_records(timedelta(days=40))
+    owners.execute(sa.text("UPDATE outbox_settlement SET settled_at = settled_at - interval '40 days'"))
+    look = Look(Retention.of(timedelta(days=30), [timedelta(days=1)]), rows_max=100)
+
+    for step in STEPS.values():
+        with upkeep.engine.begin() as connection:
+            step(connection, TABLES, look)
+
+    assert [app.records, app.entries, app.rows(TABLES.settlement)] == [[], [], []]
+
+
+@pytest.mark.parametrize("table", [table.name for table in TABLES.metadata.tables.values()])
+def test_the_dashboard_only_reads(as_role: As, table: str) -> None:
+    dashboard = as_role("dashboard")
+
+    assert not refused(dashboard, f"SELECT count(*) FROM {table}")
+    assert refused(dashboard, f"INSERT INTO {table} SELECT * FROM {table}")
+    assert refused(dashboard, f"DELETE FROM {table}")
+    assert refused(dashboard, f"SELECT 1 FROM {table} FOR UPDATE")
+    assert refused(dashboard, "SELECT nextval('outbox_position')")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "outbox_entry.payload",
+        "outbox_entry.tag",
+        "outbox_queue.outcome",
+        "outbox_settlement.result",
+        "outbox_record.body",
+        "outbox_record.headers",
+        "outbox_body.body",
+        "outbox_kid.secret_check",
+    ],
+)
+def test_the_dashboard_reads_no_payload_answer_or_key(
+    as_role: As, blank_postgresql: Blank, names: dict[str, str], column: str
+) -> None:
+    migrations.partition(blank_postgresql.url)
+    run_script(blank_postgresql, migrations.roles(**names))
+
+    assert refused(as_role("dashboard"), f"SELECT {column} FROM {column.partition('.')[0]}")
+
+
+def test_the_dashboard_lists_and_shows_entries(as_role: As, ob: outbox.Outbox) -> None:
+    sent, waiting = put(as_role("app"), ob), put(as_role("app"), ob, "mail.send")
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+
+    with as_role("dashboard").engine.connect() as connection:
+        overview = read_overview(connection, TABLES)
+        listed = list_entries(connection, TABLES, Filter(), entries_max=10)
+        shown = read_entry(connection, TABLES, sent[0])
+
+    assert overview.destinations[0].states == {"pending": 1}
+    assert overview.unserved is None  # unknown, and not none
+    assert [(entry.id, entry.child_key) for entry in listed.entries] == [(waiting[0], None)]
+    assert (shown.state, shown.child_key, shown.payload_bytes, shown.result) == ("delivered", None, None, None)
+
+
+@pytest.mark.parametrize("kind", ["upkeep", "dashboard"])
+def test_only_those_who_enqueue_may_cancel(as_role: As, ob: outbox.Outbox, kind: str) -> None:
+    (id,) = put(as_role("app"), ob)
+
+    assert refused(as_role(kind), f"SELECT outbox_cancel('{id}')")
+    assert not refused(as_role("dispatcher"), f"SELECT outbox_cancel('{id}')")
+
+
+def test_the_cancelling_function_is_closed_to_everyone_from_the_start(owners: Database, names: dict[str, str]) -> None:
+    with owners.engine.connect() as connection:
+        migrations.downgrade(connection)
+        migrations.upgrade(connection)
+        connection.exec_driver_sql(f"SET LOCAL ROLE {quoted(names['app'])}")
+
+        with pytest.raises(DBAPIError, match="permission denied for function outbox_cancel"):
+            connection.exec_driver_sql("SELECT outbox_cancel(gen_random_uuid())")
+
+
+def test_the_callers_search_path_leads_the_function_nowhere_else(as_role: As, ob: outbox.Outbox) -> None:
+    app = as_role("app")
+    (id,) = put(app, ob)
+
+    with app.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TEMP TABLE outbox_queue (LIKE public.outbox_queue)")
+        connection.exec_driver_sql("CREATE TEMP TABLE outbox_settlement (LIKE public.outbox_settlement)")
+        assert connection.exec_driver_sql(f"SELECT public.outbox_cancel('{id}')").scalar_one()
+
+    assert states(app) == {"cancelled": 1}
+
+
+# The SQL
+
+
+def rights(database: Blank) -> list[tuple[object, ...]]:
+    with database.begin() as connection:
+        relations = "SELECT relname, relacl::text FROM pg_class WHERE relname LIKE '%outbox%' OR relname LIKE 'weird%'"
+        columns = "SELECT attname, attacl::text FROM pg_attribute WHERE attacl IS NOT NULL"
+        functions = "SELECT proname, proacl::text FROM pg_proc WHERE proname LIKE '%cancel' AND proacl IS NOT NULL"
+        schemas = "SELECT nspname, nspacl::text FROM pg_namespace WHERE nspname NOT LIKE 'pg%'"
+        queries = (relations, columns, functions, schemas)
+        return [tuple(row) for query in queries for row in connection.execute(sa.text(f"{query} ORDER BY 1, 2"))]
+
+
+@pytest.mark.parametrize("where", [{}, ODD], ids=["default", "odd names"])
+def test_printed_again_the_sql_changes_nothing(
+    blank_postgresql: Blank, names: dict[str, str], where: dict[str, str]
+) -> None:
+    migrations.upgrade(blank_postgresql.url, **where)
+    without = rights(blank_postgresql)
+    script = migrations.roles(**where, **names)
+    run_script(blank_postgresql, script)
+    before = rights(blank_postgresql)
+
+    run_script(blank_postgresql, script)
+
+    assert rights(blank_postgresql) == before != without
+
+
+def test_a_right_given_by_hand_is_taken_away_again(
+    owners: Database, blank_postgresql: Blank, as_role: As, names: dict[str, str]
+) -> None:
+    with owners.begin() as session:
+        session.execute(sa.text(f"GRANT ALL ON outbox_entry, outbox_queue TO {quoted(names['app'])}, PUBLIC"))
+        session.execute(sa.text(f"GRANT UPDATE (payload) ON outbox_entry TO {quoted(names['app'])}"))
+    assert not refused(as_role("app"), "UPDATE outbox_entry SET payload = ''")
+
+    run_script(blank_postgresql, migrations.roles(**names))
+
+    assert refused(as_role("app"), "UPDATE outbox_entry SET payload = ''")
+    assert refused(as_role("app"), "DELETE FROM outbox_queue")
+
+
+def test_one_role_may_play_two_parts(blank_postgresql: Blank, names: dict[str, str]) -> None:
+    migrations.upgrade(blank_postgresql.url)
+
+    run_script(blank_postgresql, migrations.roles(**names | {"upkeep": names["dispatcher"]}))
+
+    with blank_postgresql.begin() as connection:
+        connection.exec_driver_sql(f"SET LOCAL ROLE {quoted(names['dispatcher'])}")
+        connection.exec_driver_sql("UPDATE outbox_queue SET hold = NULL")
+        connection.exec_driver_sql("DELETE FROM outbox_tombstone")
+
+
+def test_tables_that_the_apps_own_metadata_made_have_no_version_table_and_need_none(
+    blank_postgresql: Blank, names: dict[str, str]
+) -> None:
+    with blank_postgresql.begin() as connection:
+        migrations.metadata().create_all(connection)
+    without = rights(blank_postgresql)
+
+    run_script(blank_postgresql, migrations.roles(**names))
+
+    assert rights(blank_postgresql) != without
+
+
+def test_a_role_that_owns_the_tables_is_refused(blank_postgresql: Blank, names: dict[str, str]) -> None:
+    migrations.upgrade(blank_postgresql.url)
+    with blank_postgresql.begin() as connection:
+        owner = connection.exec_driver_sql("SELECT current_user").scalar_one()
+    before = rights(blank_postgresql)
+
+    with pytest.raises(Exception, match=r"one of these roles owns the outbox's tables, .* let a role of its own run"):
+        run_script(blank_postgresql, migrations.roles(**names | {"app": owner}))
+
+    assert rights(blank_postgresql) == before

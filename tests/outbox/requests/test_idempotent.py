@@ -1,0 +1,339 @@
+"""A request is remembered with its response: replayed, refused for another content, forgotten after its window."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+from support.database import ALL, CHARGE, PAYLOAD, REQUEST, TABLES, Order
+
+import outbox
+from outbox.fingerprint import fingerprint
+
+DAY = timedelta(hours=24)
+A_MOMENT = timedelta(minutes=1)
+
+
+def respond(status, body=None, headers=None):
+    return lambda session, claim: claim.respond(status, body, headers)
+
+
+def place_order_only(session, claim):
+    session.add(Order(customer="ada", amount=2000))
+    claim.respond(201)
+
+
+# --- replay
+
+
+def test_a_request_stores_its_record_its_order_and_its_entry(client, database):
+    client.request()
+
+    assert database.counts() == ALL
+
+
+def test_a_retry_gets_the_first_response_and_does_nothing(client, database):
+    first = client.request()
+
+    retry = client.request(respond(500, "another answer"))
+
+    assert retry == first == outbox.Response(201, b'{"order":"placed"}', {"Content-Type": "application/json"})
+    assert retry.json() == {"order": "placed"}
+    assert database.counts() == ALL
+
+
+@pytest.mark.parametrize(
+    ("body", "stored", "content_type"),
+    [
+        (None, b"", None),
+        ({"b": 1, "a": "é"}, '{"b":1,"a":"é"}'.encode(), "application/json"),
+        ([], b"[]", "application/json"),
+        (0, b"0", "application/json"),
+        ("héllo", "héllo".encode(), "text/plain; charset=utf-8"),
+        ("", b"", "text/plain; charset=utf-8"),
+        (b"\x00\xff\n", b"\x00\xff\n", "application/octet-stream"),
+    ],
+)
+def test_every_kind_of_body_is_replayed_to_the_byte(client, body, stored, content_type):
+    client.request(respond(200, body))
+
+    replay = client.request()
+
+    assert replay.status == 200
+    assert replay.body == stored
+    assert replay.headers.get("Content-Type") == content_type
+
+
+def test_headers_are_replayed_in_their_order_and_a_content_type_of_the_apps_own_wins(client):
+    headers = {"Location": "/orders/1", "content-type": "application/vnd.shop+json", "X-Note": "é"}
+
+    client.request(respond(201, {"order": 1}, headers))
+
+    assert list(client.request().headers.items()) == list(headers.items())
+
+
+def test_members_in_another_order_are_the_same_request(client):
+    client.request(respond(201), request={"a": 1, "b": [2, 3.0]})
+
+    assert client.request(request={"b": [2.0, 3], "a": 1}).status == 201
+
+
+def test_a_raw_body_is_compared_byte_by_byte(client):
+    client.request(respond(201), request=b'{"a": 1}')
+
+    assert client.request(request=b'{"a": 1}').status == 201
+    with pytest.raises(outbox.RequestMismatch):
+        client.request(request=b'{"a":1}')
+
+
+def test_the_record_row_holds_the_request_and_its_answer(client, database):
+    client.request(lambda session, claim: claim.respond(201, {"order": 1}, {"Location": "/orders/1"}))
+
+    (record,) = database.records
+    row = record._asdict()
+    times = {name: row.pop(name) for name in ("created_at", "answered_at", "replay_until", "keep_until")}
+    assert row.pop("id") is not None
+    assert row == {
+        "env": "test",
+        "scope": "acct_1",
+        "source": "http",
+        "parent": "retry-001",
+        "kid": "k1",
+        "state": "succeeded",
+        "fingerprint": fingerprint(REQUEST),
+        "fingerprint_version": 1,
+        "status": 201,
+        "body": b'{"order":1}',
+        "headers": '{"Location": "/orders/1", "Content-Type": "application/json"}',
+        "completion": None,
+        "lease_token": None,
+        "lease_until": None,
+        "body_day": None,
+    }
+    assert abs(times["created_at"] - datetime.now(UTC)) < A_MOMENT
+    assert abs(times["replay_until"] - times["created_at"] - DAY) < A_MOMENT
+    assert abs(times["keep_until"] - times["created_at"] - timedelta(days=30)) < A_MOMENT
+
+
+def test_a_window_longer_than_the_audit_keeps_the_record_as_long(client, database):
+    client.request(keep=timedelta(days=90))
+
+    (record,) = database.records
+    assert abs(record.keep_until - record.replay_until) < A_MOMENT
+
+
+@pytest.mark.parametrize("changed", [{"scope": "acct_2"}, {"source": "batch"}, {"key": "retry-002"}])
+def test_another_scope_source_or_key_is_another_request(client, database, changed):
+    client.request()
+
+    client.request(**changed)
+
+    assert database.counts() == {"orders": 2, "records": 2, "entries": 2, "queue": 2}
+
+
+def test_the_same_key_in_another_environment_is_another_request(client, database, ob):
+    client.request()
+    staging = outbox.Outbox(ob.configuration.keyring, env="staging")
+
+    with (
+        database.begin() as session,
+        staging.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim,
+    ):
+        claim.respond(201)
+
+    assert len(database.records) == 2
+
+
+# --- failures that the app chose to keep
+
+
+@pytest.mark.parametrize(
+    ("status", "state"), [(200, "succeeded"), (399, "succeeded"), (400, "failed"), (599, "failed")]
+)
+def test_a_status_from_400_on_is_a_failure_that_is_kept(client, database, status, state):
+    def decline(session, claim):
+        session.add(Order(customer="ada", amount=2000))
+        claim.respond(status)
+
+    client.request(decline)
+
+    (record,) = database.records
+    assert (record.state, record.status) == (state, status)
+    assert len(database.orders) == 1
+    assert client.request().status == status
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_reject_keeps_the_answer_and_nothing_else(client, database, ob, flushed):
+    def decline(session, claim):
+        session.add(Order(customer="ada", amount=2000))
+        ob.enqueue(session, CHARGE, PAYLOAD)
+        if flushed:
+            session.flush()
+        claim.reject(402, {"error": "no funds"})
+
+    first = client.request(decline)
+
+    assert database.counts() == {"orders": 0, "records": 1, "entries": 0, "queue": 0}
+    assert database.records[0].state == "failed"
+    assert (
+        client.request() == first == outbox.Response(402, b'{"error":"no funds"}', {"Content-Type": "application/json"})
+    )
+
+
+def test_reject_leaves_what_the_caller_did_before_the_block(database, ob):
+    with database.begin() as session:
+        session.add(Order(customer="before", amount=1))
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="before")
+        with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim:
+            session.add(Order(customer="inside", amount=1))
+            ob.enqueue(session, CHARGE, PAYLOAD)
+            claim.reject(402)
+
+    assert [order.customer for order in database.orders] == ["before"]
+    assert [entry.parent for entry in database.entries] == ["before"]
+
+
+def test_reject_undoes_savepoints_of_the_handlers_own(client, database):
+    def decline(session, claim):
+        with session.begin_nested():
+            session.add(Order(customer="released", amount=1))
+        session.begin_nested()
+        session.add(Order(customer="open", amount=1))
+        claim.reject(402)
+
+    client.request(decline)
+
+    assert database.orders == []
+    assert len(database.records) == 1
+
+
+def test_savepoints_of_the_handlers_own_that_stay_open_are_kept(client, database):
+    def place(session, claim):
+        session.begin_nested()
+        session.add(Order(customer="ada", amount=1))
+        claim.respond(201)
+
+    client.request(place)
+
+    assert len(database.orders) == 1
+
+
+# --- another request, an old key
+
+
+def test_another_request_under_a_used_key_is_refused(client, database):
+    client.request()
+
+    with pytest.raises(outbox.RequestMismatch) as caught:
+        client.request(request=REQUEST | {"amount": 2001})
+
+    assert caught.value.status == 422
+    assert str(caught.value) == (
+        "key 'retry-001' was used before with another request: use a new key for a new request"
+    )
+    assert database.counts() == ALL
+
+
+@pytest.mark.parametrize("keep", [DAY, timedelta(hours=1)])
+def test_just_inside_its_window_a_key_is_replayed(client, database, keep):
+    client.request(place_order_only, keep=keep)
+    database.age_records(keep - A_MOMENT)
+
+    assert client.request().status == 201
+    assert len(database.orders) == 1
+
+
+@pytest.mark.parametrize("request_", [REQUEST, {"another": "request"}])
+def test_past_its_window_a_key_without_entries_is_free(client, database, request_):
+    client.request(place_order_only, keep=timedelta(hours=1))
+    database.age_records(timedelta(hours=1) + A_MOMENT)
+
+    response = client.request(request=request_)
+
+    assert response.json() == {"order": "placed"}
+    assert database.counts() == {"orders": 2, "records": 1, "entries": 1, "queue": 1}
+    assert database.records[0].fingerprint == fingerprint(request_)
+    assert client.request(request=request_) == response
+
+
+def assert_expired(client, database):
+    before = database.counts()
+
+    with pytest.raises(outbox.KeyExpired) as caught:
+        client.request()
+
+    assert caught.value.status == 422
+    assert str(caught.value) == (
+        "key 'retry-001' is older than its retry window, and what it caused is still remembered: use a new key"
+    )
+    assert database.counts() == before
+
+
+def test_past_its_window_a_key_with_entries_is_expired(client, database):
+    client.request()
+    database.age_records(DAY + A_MOMENT)
+
+    assert_expired(client, database)
+
+
+def test_past_its_window_a_key_with_entries_under_another_parent_is_expired(client, database, ob):
+    def place(session, claim):
+        ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
+        claim.respond(201)
+
+    client.request(place)
+    database.age_records(DAY + A_MOMENT)
+
+    assert_expired(client, database)
+
+
+def test_past_its_window_a_key_with_entries_from_outside_its_block_is_expired(client, database, ob):
+    client.request(place_order_only)
+    with database.begin() as session:
+        ob.enqueue(session, CHARGE, PAYLOAD, parent=outbox.ParentKey("retry-001", scope="acct_1", source="http"))
+    database.age_records(DAY + A_MOMENT)
+
+    assert_expired(client, database)
+
+
+def test_a_key_is_free_once_its_entries_are_forgotten(client, database):
+    client.request()
+    database.age_records(DAY + A_MOMENT)
+    database.execute(sa.delete(TABLES.entry))
+    database.execute(sa.delete(TABLES.queue))
+
+    client.request()
+
+    assert database.counts() == {"orders": 2, "records": 1, "entries": 1, "queue": 1}
+
+
+def bury(database, forget_at):
+    (record,) = database.records
+    database.execute(sa.delete(TABLES.record))
+    database.execute(
+        sa.insert(TABLES.tombstone).values(
+            id=record.id,
+            env=record.env,
+            scope=record.scope,
+            source=record.source,
+            fingerprint=record.fingerprint,
+            fingerprint_version=record.fingerprint_version,
+            forget_at=forget_at,
+        )
+    )
+
+
+def test_a_tombstone_answers_for_its_key(client, database):
+    client.request(place_order_only)
+    bury(database, datetime.now(UTC) + DAY)
+
+    assert_expired(client, database)
+
+
+def test_a_tombstone_past_its_time_says_nothing(client, database):
+    client.request(place_order_only)
+    bury(database, datetime.now(UTC) - A_MOMENT)
+
+    client.request()
+
+    assert len(database.records) == 1

@@ -1,0 +1,200 @@
+"""What concurrent requests of one key get, over real connections.
+
+One request works. The others are told so at once ("conflict"), or wait for its answer ("wait"). Nobody works twice.
+"""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from support.concurrency import ANSWER, PATIENCE, RacingShop, at_once
+from support.database import ALL, Order
+
+import outbox
+
+
+@pytest.fixture
+def shop(postgresql, ob):
+    return RacingShop(postgresql, ob, is_async=False)
+
+
+def test_two_threads_with_the_same_key_one_works_and_the_other_is_told_at_once(shop):
+    told = threading.Event()
+    shop.while_working = lambda session: told.wait(PATIENCE) or pytest.fail("the other was made to wait")
+
+    def request():
+        try:
+            return shop.request()
+        except outbox.KeyInFlight:
+            told.set()
+            raise
+
+    outcomes = at_once(2, request)
+
+    assert ANSWER in outcomes
+    assert [type(outcome) for outcome in outcomes if outcome != ANSWER] == [outbox.KeyInFlight]
+    assert shop.executions == 1
+    assert shop.database.counts() == ALL
+
+
+@pytest.mark.parametrize("wait", [timedelta(seconds=PATIENCE), timedelta(days=365)])
+def test_two_threads_with_the_same_key_one_works_and_the_other_waits_for_its_answer(shop, wait):
+    shop.while_working = lambda session: shop.wait_until_others_wait(1)
+
+    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=wait))
+
+    assert outcomes == [ANSWER, ANSWER]
+    assert shop.database.counts() == ALL
+
+
+def test_of_fifty_with_the_same_key_one_works_and_the_others_are_told_at_once(shop):
+    told = threading.Semaphore(0)
+
+    def wait_for_the_others(session):
+        for _ in range(49):
+            assert told.acquire(timeout=PATIENCE), "one of the others was made to wait"
+
+    def request():
+        try:
+            return shop.request()
+        finally:
+            told.release()
+
+    shop.while_working = wait_for_the_others
+
+    outcomes = at_once(50, request)
+
+    assert outcomes.count(ANSWER) == 1
+    assert sum(isinstance(outcome, outbox.KeyInFlight) for outcome in outcomes) == 49
+    assert shop.executions == 1
+    assert shop.database.counts() == ALL
+    assert at_once(50, shop.request) == [ANSWER] * 50
+
+
+def test_of_fifty_with_the_same_key_all_get_the_answer_that_one_made(shop):
+    shop.while_working = lambda session: shop.wait_until_others_wait(49)
+
+    outcomes = at_once(50, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=PATIENCE)))
+
+    assert outcomes == [ANSWER] * 50
+    assert shop.executions == 1
+    assert shop.database.counts() == ALL
+
+
+def test_of_fifty_that_find_their_own_time_one_works(shop):
+    outcomes = at_once(50, shop.request)
+
+    assert ANSWER in outcomes
+    assert all(outcome == ANSWER or isinstance(outcome, outbox.KeyInFlight) for outcome in outcomes)
+    assert shop.executions == 1
+    assert shop.database.counts() == ALL
+
+
+def test_the_one_that_waited_works_if_the_first_gives_up(shop):
+    def give_up_once(session):
+        shop.while_working = lambda session: None
+        shop.wait_until_others_wait(1)
+        raise outbox.OutboxError("the first gives up")
+
+    shop.while_working = give_up_once
+
+    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=PATIENCE)))
+
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["OutboxError", "Response"]
+    assert shop.executions == 2
+    assert shop.database.counts() == ALL
+
+
+def test_the_one_that_waited_keeps_its_own_lock_timeout(shop, ob):
+    def request():
+        with Session(shop.engine) as session, session.begin():
+            session.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
+            with shop.claim(session, in_flight="wait", wait=timedelta(seconds=PATIENCE)) as claim:
+                if not claim.replayed:
+                    shop.wait_until_others_wait(1)
+                    claim.respond(201)
+                return claim.replayed, session.scalar(sa.text("SHOW lock_timeout"))
+
+    outcomes = at_once(2, request)
+
+    assert sorted(outcomes) == [(False, "7s"), (True, "7s")]
+
+
+@pytest.mark.parametrize("in_flight", ["conflict", "wait"])
+def test_two_simultaneous_replays_are_both_answered(shop, in_flight):
+    longer_than_the_test = timedelta(seconds=2 * PATIENCE)
+    shop.request()
+    both_inside = threading.Barrier(2)
+
+    def replay():
+        with (
+            Session(shop.engine) as session,
+            session.begin(),
+            shop.claim(session, in_flight=in_flight, wait=longer_than_the_test) as claim,
+        ):
+            both_inside.wait(PATIENCE)
+            return claim.response
+
+    assert at_once(2, replay) == [ANSWER, ANSWER]
+
+
+def test_a_retry_of_a_completed_key_is_answered_from_the_record(shop):
+    first = shop.request()
+
+    retry = shop.request()
+
+    assert first == retry == ANSWER
+    assert shop.executions == 1
+
+
+def test_a_changed_body_is_in_flight_at_first_and_a_mismatch_afterwards(shop):
+    refusals = []
+
+    def ask_with_another_body():
+        with pytest.raises(outbox.RequestRefused) as caught:
+            shop.request({"amount": 1})
+        refusals.append(type(caught.value))
+
+    shop.while_working = lambda session: ask_with_another_body()
+    shop.request()
+    ask_with_another_body()
+
+    assert refusals == [outbox.KeyInFlight, outbox.RequestMismatch]
+    assert shop.database.counts() == ALL
+
+
+def test_after_a_crash_before_commit_a_retry_works_as_if_it_were_the_first(shop):
+    """The server's process is ended under the request, as a crash of the app's machine would."""
+
+    def crash(session):
+        (process,) = session.execute(sa.text("SELECT pg_backend_pid()")).one()
+        with shop.database.unprepared_engine().connect() as connection:
+            connection.execute(sa.text("SELECT pg_terminate_backend(:process, 10000)"), {"process": process})
+
+    shop.while_working = crash
+    with pytest.raises(sa.exc.DBAPIError):
+        shop.request()
+    shop.while_working = lambda session: None
+
+    response = shop.request()
+
+    assert response.json() == {"execution": 2}
+    assert shop.database.counts() == ALL
+
+
+def test_an_expired_key_is_freed_for_one_of_two(shop):
+    def place_order_only():
+        with Session(shop.engine) as session, session.begin(), shop.claim(session) as claim:
+            session.add(Order(customer="ada", amount=1))
+            claim.respond(200)
+
+    place_order_only()
+    shop.database.age_records(timedelta(hours=25))
+    shop.while_working = lambda session: shop.wait_until_others_wait(1)
+
+    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=PATIENCE)))
+
+    assert outcomes == [ANSWER, ANSWER]
+    assert shop.database.counts() == {"orders": 2, "records": 1, "entries": 1, "queue": 1}

@@ -1,0 +1,233 @@
+"""What an observer is told of leased claims, of consumed messages, and of keys that are the body's own."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Event
+
+import pytest
+import sqlalchemy as sa
+from support.database import REQUEST, TABLES
+from support.leases import Shop
+from support.retention import shift
+from test_body_key import BODY, EDGE, SECOND, at
+from test_inbox import Consumer, wait_until_one_waits_for_a_lock
+
+import outbox
+from outbox import ObservedClaim
+from outbox.observer import ClaimWatch, GuardedObserver
+
+KEYRING = outbox.Keyring({"k1": bytes(range(32))})
+PATIENCE = timedelta(seconds=30)  # until a test that hangs fails; nothing takes that long
+MOMENT = timedelta(milliseconds=50)
+
+
+def observed(outcome, source="http"):
+    return ObservedClaim(outcome=outcome, source=source, waited=None)
+
+
+def outcomes(told):
+    return [claim.outcome for claim in told]
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def ob(told):
+    """The outbox of these tests, which tells a list."""
+    return outbox.Outbox(KEYRING, env="test", observe=told.append)
+
+
+@pytest.fixture(params=["sync", "async"])
+def shop(request, database, ob):
+    return Shop(database, ob, is_async=request.param == "async")
+
+
+def fail(claim):
+    raise ZeroDivisionError
+
+
+# --- a leased claim
+
+
+def test_a_first_leased_request_is_a_miss_and_its_retry_a_hit(shop, told):
+    shop.request()
+    shop.request(fail)
+
+    assert told == [observed("miss"), observed("hit")]
+
+
+def test_a_lease_is_told_of_when_it_is_committed_and_before_the_handler_runs(shop, told):
+    seen = []
+
+    shop.request(lambda claim: seen.extend((*told, len(shop.database.records))))
+
+    assert seen == [observed("miss"), 1]
+
+
+def test_a_request_that_is_taken_over_is_told_so(shop, told):
+    with pytest.raises(ZeroDivisionError):
+        shop.request(fail)
+    shop.request()
+
+    assert told == [observed("miss"), observed("taken_over")]
+
+
+def test_a_request_under_a_lease_is_in_flight(shop, told, database, ob):
+    def ask_again(claim):
+        with pytest.raises(outbox.KeyInFlight):
+            Shop(database, ob).request(fail)
+
+    shop.request(ask_again)
+
+    assert told == [observed("miss"), observed("in_flight")]
+
+
+def test_a_wait_in_vain_for_a_lease_is_a_timeout_with_the_time_that_it_took(shop, told, database, ob):
+    def ask_again(claim):
+        with pytest.raises(outbox.KeyInFlight):
+            Shop(database, ob).request(fail, in_flight="wait", wait=MOMENT)
+
+    shop.request(ask_again)
+
+    assert outcomes(told) == ["miss", "wait_timeout"]
+    assert MOMENT <= told[1].waited < PATIENCE
+
+
+def test_a_wait_for_a_leased_requests_answer_is_a_hit_with_the_time_that_it_took(shop, told, database, ob):
+    was_refused = Event()
+    with ThreadPoolExecutor(1) as pool:
+
+        def let_another_wait(claim):
+            sa.event.listen(database.engine, "rollback", lambda connection: was_refused.set())
+            other = Shop(database, ob)
+            waiting.append(pool.submit(other.request, fail, in_flight="wait", wait=PATIENCE))
+            assert was_refused.wait(PATIENCE.total_seconds())
+
+        waiting = []
+        first = shop.request(let_another_wait)
+        second = waiting[0].result(PATIENCE.total_seconds())
+
+    assert second == first
+    assert outcomes(told) == ["miss", "hit"]
+    assert timedelta(0) < told[1].waited < PATIENCE
+
+
+def test_a_key_leased_for_another_request_is_a_mismatch(shop, told):
+    shop.request()
+
+    with pytest.raises(outbox.RequestMismatch):
+        shop.request(fail, request={"amount": 1})
+
+    assert told[1:] == [observed("mismatch")]
+
+
+def test_an_unfinished_request_that_is_too_old_to_be_taken_over_is_expired(shop, told, database):
+    with pytest.raises(ZeroDivisionError):
+        shop.request(fail)
+    shift(database, TABLES.record.c.replay_until, timedelta(days=2))
+
+    with pytest.raises(outbox.KeyExpired):
+        shop.request(fail)
+
+    assert told[1:] == [observed("expired")]
+
+
+def test_a_fence_is_no_claim_of_its_own(shop, told, ob):
+    shop.request()
+
+    assert outcomes(told) == ["miss"]
+
+
+def test_a_request_that_the_database_failed_is_not_told_of(shop, told, database):
+    database.execute(sa.text("DROP TABLE outbox_record"))
+
+    with pytest.raises(outbox.SchemaError):
+        shop.request()
+
+    assert told == []
+
+
+# --- a consumed message
+
+
+@pytest.fixture(params=["sync", "async"])
+def consumer(request, database, ob):
+    return Consumer(database, ob, is_async=request.param == "async")
+
+
+def test_a_first_message_is_a_miss_and_its_redelivery_a_hit_of_the_consumers_source(consumer, told):
+    consumer.consume()
+    consumer.consume()
+    consumer.consume(consumer="shipping")
+
+    assert told == [observed(outcome, source="inbox:billing") for outcome in ("miss", "hit")] + [
+        observed("miss", source="inbox:shipping")
+    ]
+
+
+def test_a_redelivery_after_the_window_of_what_is_remembered_is_a_hit(consumer, told, database):
+    consumer.consume()
+    database.age_records(timedelta(days=100))
+    consumer.consume()
+
+    assert outcomes(told) == ["miss", "hit"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_message_that_is_handled_elsewhere_is_in_flight_or_a_timeout(postgresql, ob, told, is_async):
+    consumer = Consumer(postgresql, ob, is_async=is_async)
+    with postgresql.begin() as session, Consumer(postgresql, ob, is_async=False).block(session):
+        for changed in ({}, {"in_flight": "wait", "wait": MOMENT}):
+            with pytest.raises(outbox.KeyInFlight):
+                consumer.consume(**changed)
+
+    assert outcomes(told) == ["in_flight", "wait_timeout", "miss"]
+    assert [claim.source for claim in told] == ["inbox:billing"] * 3
+    assert told[1].waited >= MOMENT
+
+
+def test_a_wait_for_who_handles_a_message_is_a_hit_with_the_time_that_it_took(postgresql, ob, told):
+    consumer = Consumer(postgresql, ob, is_async=False)
+    with ThreadPoolExecutor(1) as pool:
+        with postgresql.begin() as session:
+            with consumer.block(session):
+                pass
+            waiting = pool.submit(consumer.consume, in_flight="wait", wait=PATIENCE)
+            wait_until_one_waits_for_a_lock(postgresql)
+        assert waiting.result(PATIENCE.total_seconds()).duplicate
+
+    assert sorted((claim.outcome, claim.waited is not None) for claim in told) == [("hit", True), ("miss", False)]
+
+
+# --- a key that is the body's own: two keys, two locks
+
+
+def test_a_wait_for_a_request_across_the_windows_edge_is_told_of(postgresql, ob, told, monkeypatch):
+    with postgresql.begin() as first:
+        with monkeypatch.context() as patch:
+            at(patch, EDGE - SECOND)
+            claim = ob.idempotent(first, BODY, scope="acct_1", request=REQUEST)
+            claim.__enter__().respond(201)
+        at(monkeypatch, EDGE)
+        with postgresql.session() as second, pytest.raises(outbox.KeyInFlight):
+            ob.idempotent(second, BODY, scope="acct_1", request=REQUEST, in_flight="wait", wait=MOMENT).__enter__()
+        claim.__exit__(None, None, None)
+
+    assert outcomes(told) == ["wait_timeout", "miss"]
+    assert told[0].waited > MOMENT / 2  # what is left of the time by then is waited for
+    assert {claim.source for claim in told} == {"http.body"}
+
+
+def test_waits_for_both_keys_of_a_body_are_added_up():
+    told = []
+    watch = ClaimWatch(GuardedObserver(told.append), "http.body")
+    for _ in range(2):
+        with watch.waiting():
+            Event().wait(MOMENT.total_seconds())
+    watch.claimed("hit")
+    watch.report()
+
+    assert told[0].waited >= 2 * MOMENT

@@ -1,0 +1,106 @@
+"""What the tests of the inbox share: a consumer that handles messages, and one elsewhere that is at it already."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+import outbox
+from outbox.inboxes import MessageIdentity
+from support.database import CHARGE, PAYLOAD, Database, Order
+from support.relays import Relay, relay
+
+ORDER = {"amount": 2000}
+"""What each message carries, as JSON."""
+
+
+class Poison(Exception):
+    """What the consumer raises for a message that it cannot handle."""
+
+
+class Crash(BaseException):
+    """The process dies: between the commit and the acknowledgement, say."""
+
+
+class Billing:
+    """Places an order and enqueues its charge for each message, in a transaction of its own.
+
+    poison: the ids of the messages at which it fails, when its work is done and flushed.
+    duplicates: the ids of those that it had handled before.
+    attempts: how often it was called.
+    dies_after_its_commit, dies_at_work: at the next message.
+    """
+
+    def __init__(self, database: Database, ob: outbox.Outbox) -> None:
+        self.poison: set[str] = set()
+        self.duplicates: list[str] = []
+        self.attempts = 0
+        self.dies_after_its_commit = self.dies_at_work = False
+        self._database = database
+        self._ob = ob
+
+    def handle(self, identity: MessageIdentity, order: Mapping[str, int] = ORDER) -> None:
+        """What every recipe does between receiving a message and acknowledging it."""
+        self.attempts += 1
+        with (
+            self._database.begin() as session,
+            self._ob.inbox(session, consumer="billing", **identity) as message,
+        ):
+            if message.duplicate:
+                self.duplicates.append(message.parent.key)
+            else:
+                self.work(session, message, order)
+                self._die_if(self.dies_at_work)
+        self._die_if(self.dies_after_its_commit)
+
+    def _die_if(self, dies: bool) -> None:
+        if dies:
+            self.dies_at_work = self.dies_after_its_commit = False
+            raise Crash
+
+    def work(self, session: Session, message: outbox.InboxMessage, order: Mapping[str, int] = ORDER) -> None:
+        session.add(Order(customer=message.parent.key, amount=order["amount"]))
+        self._ob.enqueue(session, CHARGE, PAYLOAD)
+        session.flush()
+        if message.parent.key in self.poison:
+            raise Poison(message.parent.key)
+
+    @contextmanager
+    def elsewhere(self, identity: MessageIdentity) -> Iterator[None]:
+        """During the block another process has the message in its hands; at its end, that process commits."""
+        with (
+            self._database.begin() as session,
+            self._ob.inbox(session, consumer="billing", **identity) as message,
+        ):
+            self.work(session, message)
+            yield
+
+    @property
+    def orders(self) -> list[str]:
+        """The ids of the messages that were handled, as the database has them."""
+        return sorted(order.customer for order in self._database.orders)
+
+    @property
+    def nothing_is_stored(self) -> bool:
+        return not any(self._database.counts().values())
+
+
+@contextmanager
+def behind_a_relay(database: Database, ob: outbox.Outbox) -> Iterator[tuple[Billing, Relay]]:
+    """A Billing whose database is away while the relay refuses. A connection is in its pool already."""
+    with relay(database.url) as (between, url):
+        reached = Database(url)
+        with reached.begin() as session:
+            session.execute(sa.text("SELECT 1"))
+        yield Billing(reached, ob), between
+        reached.dispose()
+
+
+def until(done: Callable[[], object], step: Callable[[], object], seconds_max: float = 20) -> None:
+    """Take steps, each of which waits for the broker by itself, until it is done."""
+    deadline = time.monotonic() + seconds_max
+    while not done():
+        assert time.monotonic() < deadline, f"not done after {seconds_max} s"
+        step()

@@ -1,0 +1,418 @@
+"""What the tests of the sending side share: entries to send, rows to look at and to age, services that misbehave."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import sqlalchemy as sa
+
+import outbox
+from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.delivery import Window
+from dispatchers.flow_control.permits import as_record, on_record
+from dispatchers.flow_control.quota import Want
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.database import Claims
+from dispatchers.store.protocol import Exchange
+from dispatchers.transitions import Claimed, Ending, Transition, known_of, looks_of
+from outbox.times import EPOCH, MICROSECOND, NEVER
+from support.database import IMPORT_PATH, TABLES, Database
+
+LEASE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+NO_LEASE: dict[str, Any] = {"lease_token": None, "lease_until": None, "leased_at": None}
+CLEAN: dict[str, Any] = {"reason": None, "result": None}
+
+
+# --- entries
+
+
+def put(
+    database: Database, ob: outbox.Outbox, operation: str = "crm.upsert", *, count: int = 1, **settings: Any
+) -> list[UUID]:
+    """Enqueue and commit entries of one operation, in one transaction; the parents are numbered on."""
+    first = len(database.entries)
+    with database.begin() as session:
+        given = {"payload": {"amount": 2000}, **settings}
+        return [
+            ob.enqueue(session, operation, **{"parent": f"order:{first + number}", **given}).id
+            for number in range(count)
+        ]
+
+
+def put_one(database: Database, ob: outbox.Outbox, operation: str = "crm.upsert", **settings: Any) -> UUID:
+    return put(database, ob, operation, **settings)[0]
+
+
+# --- rows
+
+
+def queue_row(database: Database, id: UUID) -> Any:
+    """The entry's row in the queue, or None once it has ended."""
+    return next((row for row in database.queue if row.id == id), None)
+
+
+def settlement_row(database: Database, id: UUID) -> Any:
+    return next((row for row in database.rows(TABLES.settlement) if row.id == id), None)
+
+
+def reasons(database: Database, id: UUID) -> list[str | None]:
+    """Why the attempts at the entry did not deliver, as its events tell."""
+    return [row.reason for row in database.rows(TABLES.event) if row.entry_id == id]
+
+
+def states(database: Database) -> Counter[str]:
+    """How many entries are in each state, ended ones included."""
+    found: Counter[str] = Counter()
+    for table in (TABLES.queue, TABLES.settlement):
+        with database._observer.connect() as connection:
+            for name, count in connection.execute(sa.select(table.c.state, sa.func.count()).group_by(table.c.state)):
+                found[name] += count
+    return found
+
+
+def state(database: Database, id: UUID) -> str:
+    row = queue_row(database, id) or settlement_row(database, id)
+    found: str = row.state
+    return found
+
+
+def change(database: Database, id: UUID, **values: Any) -> None:
+    """Write to the entry's queue row as nobody but a test would."""
+    database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id == id).values(values))
+
+
+def age(database: Database, by: timedelta) -> None:
+    """As if everything in the outbox had happened `by` earlier."""
+    queue, entry = TABLES.queue, TABLES.entry
+    _shift(database, queue, by, "lease_until", "leased_at", "first_leased_at", "in_doubt_since", "waiting_since")
+    _shift(database, queue, by, "due_at", where=queue.c.due_at < NEVER)
+    _shift(database, entry, by, "due_at", "created_at")
+    for row in database.queue:
+        looks = looks_of(row.outcome)
+        if looks is not None:
+            record = json.loads(row.outcome)
+            record["looks"]["quiet_at"] = (looks.quiet_at - by).isoformat()
+            change(database, row.id, outcome=json.dumps(record))
+        known = known_of(row.outcome)
+        if known is not None and known.decided_at is not None:
+            record = json.loads(row.outcome)
+            record["known"]["decided_at"] = (known.decided_at - by).isoformat()
+            change(database, row.id, outcome=json.dumps(record))
+    destination = TABLES.destination
+    _shift(database, destination, by, "cool_until", "breaker_until", "rate_at", "decided_at")
+    for row in database.rows(destination):
+        taken = as_record(each._replace(until=each.until - by) for each in on_record(row.slots_taken))
+        database.execute(sa.update(destination).where(destination.c.name == row.name).values(slots_taken=taken))
+
+
+def _shift(database: Database, table: sa.Table, by: timedelta, *columns: str, where: Any = None) -> None:
+    delay: Any = by // MICROSECOND if database.name == "sqlite" else sa.literal(by, sa.Interval)
+    kind: Any = sa.BigInteger if database.name == "sqlite" else sa.DateTime
+    statement = sa.update(table).values({name: sa.type_coerce(table.c[name], kind) - delay for name in columns})
+    with database.owner() as connection:
+        if database.name == "postgresql":  # the server may still be at work for a process that was killed, row by row
+            connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
+        connection.execute(statement if where is None else statement.where(where))
+
+
+# --- claims
+
+
+def want(destination: str = "crm", slots: int = 64, hint: Any = EPOCH) -> Want:
+    return Want(destination, slots, hint)
+
+
+def claim_request(*wants: Want, **settings: Any) -> ClaimRequest:
+    given: dict[str, Any] = {
+        "wants": wants or [want()],
+        "entries_max": 500,
+        "token": uuid4(),
+        "lease": LEASE,
+        "forms": {},
+    }
+    return ClaimRequest(**given | settings)
+
+
+def claim(store: Claims, *wants: Want, **settings: Any) -> list[Claimed]:
+    return asyncio.run(store.exchange([], claim_request(*wants, **settings))).claimed
+
+
+def claim_at_once(database: Database, ob: outbox.Outbox, slots: int) -> list[Claimed]:
+    """All that four claimers get who begin together, each with connections of its own, and go on until nothing is left."""
+    barrier = threading.Barrier(4)
+
+    def claimer(_: int) -> list[Claimed]:
+        store = Claims(database.new_engine(), ob.configuration)
+        barrier.wait(10)
+        taken: list[Claimed] = []
+        while batch := claim(store, want(slots=slots)):
+            taken += batch
+        return taken
+
+    with ThreadPoolExecutor(4) as pool:
+        return [entry for taken in pool.map(claimer, range(4)) for entry in taken]
+
+
+def claim_one(store: Claims, **settings: Any) -> Claimed:
+    (claimed,) = claim(store, **settings)
+    return claimed
+
+
+def settle(store: Claims, *settlements: tuple[Claimed, Transition]) -> set[UUID]:
+    return asyncio.run(store.exchange(settlements, None)).settled
+
+
+# --- dispatchers
+
+
+def dispatcher(target: Any, ob: outbox.Outbox, **settings: Any) -> Dispatcher:
+    engine = target.dispatchers_engine if isinstance(target, Database) else target
+    return Dispatcher(engine, outbox=ob, **{"poll": timedelta(milliseconds=20), **settings})
+
+
+def run_once(target: Any, ob: outbox.Outbox, **settings: Any) -> int:
+    """One call of a dispatcher made for it; returns how many it settled."""
+
+    async def main() -> int:
+        working = dispatcher(target, ob, **settings)
+        try:
+            return await working.run_once()
+        finally:
+            await working.close()
+
+    return asyncio.run(main())
+
+
+async def pumping(working: Dispatcher, until: Callable[[], bool], seconds: float = 20) -> None:
+    """Let the dispatcher work until `until()` is true, then let it drain."""
+    stopping = asyncio.Event()
+    pump = asyncio.create_task(working.pump(stopping))
+    try:
+        await until_true(lambda: until() or pump.done(), seconds)
+    finally:
+        stopping.set()
+        await pump
+
+
+async def until_true(condition: Callable[[], bool], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  # what it waits for is in a database
+            await asyncio.sleep(0.005)
+
+
+class Blocking(MemoryAdapter):
+    """Answers nobody until `released` is set; counts how many are waiting at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = asyncio.Event()
+        self.waiting = 0
+        self.most = 0
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await self.released.wait()
+        self.waiting -= 1
+        return await super().send(delivery)
+
+
+class WrappedStore:
+    """A store that breaks when told: `failing` names the next exchanges' fates, "before", "after" the commit or ""."""
+
+    def __init__(self, store: Claims, *failing: str) -> None:
+        self._store = store
+        self.failing = list(failing)
+        self.settlements: list[list[Ending]] = []
+
+    async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
+        fate = self.failing.pop(0) if self.failing else ""
+        self.settlements.append(list(settlements))
+        if fate == "before":
+            raise sa.exc.OperationalError("exchange", {}, Exception("the server is away"))
+        exchange = await self._store.exchange(settlements, request)
+        if fate == "after":
+            raise sa.exc.OperationalError("exchange", {}, Exception("the acknowledgement was lost"))
+        return exchange
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+# --- processes
+
+
+FACTORY_HEAD = """
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import outbox
+from dispatchers import *
+from dispatchers.adapters import *
+
+ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test")
+here = Path(__file__).parent
+url = os.environ["SHOP_URL"]
+"""
+
+
+class Daemon:
+    """`python -m dispatchers run factory:make` in a directory, its output in a file."""
+
+    def __init__(
+        self, directory: Path, url: sa.URL, reference: str = "factory:make", *options: str, **environment: str
+    ) -> None:
+        self.log = directory / f"{uuid4().hex}.log"
+        self.started = time.monotonic()
+        shown = url.render_as_string(hide_password=False)
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dispatchers", "run", reference, *options],
+                cwd=directory,
+                env=os.environ | {"SHOP_URL": shown, "PYTHONPATH": IMPORT_PATH} | environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def wait(self, seconds: float = 20) -> int:
+        """Its exit status."""
+        return self.process.wait(seconds)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def daemon(directory: Path, url: sa.URL, *arguments: str, **environment: str) -> Iterator[Daemon]:
+    """A dispatcher's process for a block; killed at its end if it still runs."""
+    running = Daemon(directory, url, *arguments, **environment)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+def write_factory(directory: Path, body: str, name: str = "factory") -> None:
+    (directory / f"{name}.py").write_text(FACTORY_HEAD + body)
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20, workers: Sequence[Daemon] = ()) -> Any:
+    """Poll for something that other processes do; fails after `seconds`, or when one of the workers has ended."""
+    latest = time.monotonic() + seconds
+    while not (found := condition()):
+        over = time.monotonic() > latest or any(worker.process.poll() is not None for worker in workers)
+        if over and not (found := condition()):
+            told = "\n".join(worker.output[-2000:] for worker in workers)
+            raise AssertionError(f"waited in vain for {what}\n{told}")
+        time.sleep(0.01)
+    return found
+
+
+# --- a far side that outlives its callers, and callers that do not live long
+
+MOMENTS = (
+    "after the claim",
+    "on the way to the service",
+    "on the way back",
+    "before settling",
+    "after settling",
+)
+
+
+def die_at(moment: str, *, here: str) -> None:
+    if moment == here:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FileService(Adapter):
+    """A service that keeps its books in a directory: one file for each key that it executed, and all that it was sent."""
+
+    timeout = timedelta(seconds=5)
+    window: Window = FOREVER
+
+    def __init__(self, books: Path, moment: str = "") -> None:
+        self._books = books
+        self._moment = moment
+
+    @property
+    def sent(self) -> list[str]:
+        """The key of every request that came in."""
+        log = self._books / "sent.txt"
+        return log.read_text().split() if log.exists() else []
+
+    @property
+    def effects(self) -> list[str]:
+        """The keys that were executed."""
+        return [path.stem for path in self._books.glob("*.effect")]
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        die_at(self._moment, here="on the way to the service")
+        with (self._books / "sent.txt").open("a") as log:
+            log.write(f"{delivery.key}\n")
+        effect = self._books / f"{delivery.key}.effect"
+        replayed = effect.exists()
+        effect.touch()
+        die_at(self._moment, here="on the way back")
+        return Delivered({"key": delivery.key}, replayed=replayed)
+
+
+class GatedService(FileService):
+    """Lets nobody through before its gate, a file, is there; tells who waits."""
+
+    timeout = timedelta(seconds=30)
+
+    @property
+    def waiting(self) -> int:
+        return len(list(self._books.glob("*.waiting")))
+
+    def open(self) -> None:
+        (self._books / "gate").touch()
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        (self._books / f"{delivery.key}.waiting").touch()
+        while not (self._books / "gate").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return await super().send(delivery)
+
+
+class ShortLivedClaims(Claims):
+    """The real store of a process that dies at a given moment."""
+
+    def __init__(self, target: Any, ob: outbox.Outbox, moment: str) -> None:
+        super().__init__(target, ob.configuration)
+        self._moment = moment
+
+    async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
+        if settlements:
+            die_at(self._moment, here="before settling")
+        exchange = await super().exchange(settlements, request)
+        if exchange.claimed:
+            die_at(self._moment, here="after the claim")
+        if exchange.settled:
+            die_at(self._moment, here="after settling")
+        return exchange

@@ -1,0 +1,456 @@
+"""One shop for each framework, on a real server, for the tests of outbox.http: what holds for one holds for all.
+
+The request's body says what the handler does: `{"do": "place"}` and the like, see `Shop.work`.
+"""
+
+import json
+import logging
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from typing import Annotated, Any
+
+import django
+import django.http
+import flask
+import httpx
+import psycopg
+import sqlalchemy as sa
+import uvicorn
+from django.conf import settings
+from django.core.handlers.wsgi import WSGIHandler
+from django.db import connections, transaction
+from django.urls import path
+from fastapi import Depends, FastAPI, HTTPException
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+import outbox
+import outbox.http.django
+import outbox.http.fastapi
+import outbox.http.flask
+import outbox.http.starlette
+from outbox.http import Policy
+from support.database import CHARGE, PAYLOAD, Database, Order
+
+HEADERS = {"Location": "/orders/1", "X-Trace": "t1", "Set-Cookie": "cart=; Max-Age=0"}
+CHUNKS = [b"first,", b"second"]
+CALLERS = {"ada-token": "ada", "bob-token": "bob"}
+
+
+@dataclass
+class Shop:
+    """What the handlers of every framework share. calls: how often a handler ran. deferred: what ran after an answer."""
+
+    database: Database
+    ob: outbox.Outbox
+    settings: dict[str, Any] = field(default_factory=dict)
+    engine_settings: dict[str, Any] = field(default_factory=dict)
+    calls: int = 0
+    deferred: list[dict[str, int]] = field(default_factory=list)
+    entered: Event = field(default_factory=Event)
+    may_leave: Event = field(default_factory=Event)
+    has_deferred: Event = field(default_factory=Event)
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(outbox=self.ob, **self.settings)
+
+    def sessions(self) -> sessionmaker[Session]:
+        return sessionmaker(self.database.engine.execution_options(**self.engine_settings))
+
+    def async_sessions(self) -> async_sessionmaker[AsyncSession]:
+        return async_sessionmaker(self.database.async_engine(**self.engine_settings))
+
+    def work(self, session: Session, claim: outbox.Claim, do: str) -> outbox.Response | None:
+        """Place an order and charge for it; then what `do` says. Returns the answer, if the claim was told one."""
+        self.calls += 1
+        session.add(Order(customer="ada", amount=2000))
+        self.ob.enqueue(session, CHARGE, PAYLOAD)
+        match do:
+            case "choose" | "contradict" | "choose and abort":
+                return claim.respond(402, {"error": "declined"}, headers={"X-Reason": "declined"})
+            case "reject":
+                return claim.reject(402, {"error": "declined"})
+            case "raise":
+                raise RuntimeError("the handler failed")
+            case "commit fails":
+                session.execute(sa.text("INSERT INTO fussy VALUES (1), (1)"))
+            case "commit hangs":
+                session.execute(sa.text("INSERT INTO slow VALUES (1)"))
+            case "meets another":
+                self.meet_another()
+                session.execute(sa.text("UPDATE hot SET n = n + 1"))
+            case "meets another at its commit":
+                self.meet_another()
+                session.execute(sa.text("INSERT INTO late VALUES (1)"))
+            case "takes too long":
+                session.execute(sa.text("SELECT pg_sleep(60)"))
+            case "commits itself":
+                session.commit()
+            case "collide and abort":
+                session.add_all([Order(customer="ada", amount=13), Order(customer="ada", amount=13)])
+                with suppress(sa.exc.IntegrityError):
+                    session.flush()
+            case "roll back and abort":
+                with suppress(outbox.ClaimLost):
+                    session.rollback()
+            case "close and abort":
+                with suppress(outbox.ClaimLost):
+                    session.close()
+            case "wait":
+                session.flush()
+        return None
+
+    def meet_another(self) -> None:
+        """Let another transaction change the row that this one, whose snapshot is older, is to change; the first time only."""
+        if self.calls == 1:
+            self.database.execute(sa.text("UPDATE hot SET n = n + 1"))
+
+    def wait(self, do: str) -> None:
+        """Hold a handler that is to wait until the test lets it leave."""
+        if do == "wait":
+            self.entered.set()
+            assert self.may_leave.wait(30)
+
+    def defer(self) -> None:
+        self.deferred.append(self.database.counts())
+        self.has_deferred.set()
+
+
+def shop_with_a_hot_row(database: Database, ob: outbox.Outbox) -> Shop:
+    """A shop at REPEATABLE READ, where "meets another" and "meets another at its commit" end with 40001."""
+    for statement in (
+        "CREATE TABLE hot (n int)",
+        "INSERT INTO hot VALUES (0)",
+        "CREATE TABLE late (id int)",
+        "CREATE FUNCTION warm() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN UPDATE hot SET n = n + 1; RETURN NULL; END'",
+        "CREATE CONSTRAINT TRIGGER warm AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION warm()",
+    ):
+        database.execute(sa.text(statement))
+    return Shop(database, ob, engine_settings={"isolation_level": "REPEATABLE READ"})
+
+
+# --- the same handler, as each framework would have it
+
+
+def starlette_answer(shop: Shop, do: str, chosen: outbox.Response | None) -> Response:
+    match do:
+        case "abort" | "choose and abort" | "collide and abort" | "roll back and abort" | "close and abort":
+            raise HTTPException(404, "no such thing")
+        case "contradict":
+            return JSONResponse({"order": "placed"}, 201)
+        case "error":
+            return JSONResponse({"error": "not kept"}, 400)
+        case "large":
+            return Response(b"x" * 300_000, 201)
+        case "empty":
+            return Response(status_code=204)
+        case "empty, and yet null":
+            return JSONResponse(None, 204)
+        case "stream":
+            return StreamingResponse(stream(), 201, media_type="text/csv")
+        case "stream breaks":
+            return StreamingResponse(breaking_stream(), 201)
+    if chosen is not None:
+        return outbox.http.starlette.as_response(chosen)
+    return JSONResponse({"order": "placed", "call": shop.calls}, 201, HEADERS, background=BackgroundTask(shop.defer))
+
+
+async def stream() -> Any:
+    for chunk in CHUNKS:
+        yield chunk
+
+
+async def breaking_stream() -> Any:
+    yield CHUNKS[0]
+    raise RuntimeError("the stream broke")
+
+
+def caller_of(request: Request) -> str:
+    caller = CALLERS.get(request.headers.get("authorization", ""))
+    if caller is None:
+        raise HTTPException(401, "who are you?")
+    return caller
+
+
+def starlette_app(shop: Shop) -> Starlette:
+    idempotency = outbox.http.starlette.Idempotency(shop.async_sessions(), scope=caller_of, policy=shop.policy)
+
+    async def place(request: Request) -> Response:
+        async with idempotency.claim(request) as claimed:
+            do = (await request.json())["do"]
+            chosen = await claimed.session.run_sync(shop.work, claimed.claim, do)
+            await run_in_threadpool(shop.wait, do)
+            return starlette_answer(shop, do, chosen)
+
+    routes = [Route("/orders", place, methods=["POST"]), Route("/orders/{number}/refunds", place, methods=["POST"])]
+    return Starlette(routes=routes, middleware=[Middleware(outbox.http.starlette.IdempotencyMiddleware)])
+
+
+def middleware_app(shop: Shop) -> Starlette:
+    """The claim is made before the app, by the middleware of the routes."""
+    idempotency = outbox.http.starlette.Idempotency(shop.sessions(), scope=caller_of, policy=shop.policy)
+    middleware = [Middleware(outbox.http.starlette.IdempotencyMiddleware, claims=idempotency)]
+
+    async def place(request: Request) -> Response:
+        claimed = outbox.http.starlette.claimed_request(request)
+        do = (await request.json())["do"]
+        chosen = await run_in_threadpool(shop.work, claimed.session, claimed.claim, do)
+        await run_in_threadpool(shop.wait, do)
+        return starlette_answer(shop, do, chosen)
+
+    paths = ("/orders", "/orders/{number}/refunds")
+    return Starlette(routes=[Route(path, place, methods=["POST"], middleware=middleware) for path in paths])
+
+
+def fastapi_app(shop: Shop) -> FastAPI:
+    sessions = shop.async_sessions()
+    app = FastAPI()
+    app.add_middleware(outbox.http.fastapi.IdempotencyMiddleware)
+    dependency = outbox.http.fastapi.claimed(sessions, scope=caller_of, policy=shop.policy)
+
+    async def place(
+        body: dict[str, Any],
+        request: Annotated[outbox.http.fastapi.ClaimedRequest[AsyncSession], Depends(dependency)],
+    ) -> Response:
+        chosen = await request.session.run_sync(shop.work, request.claim, body["do"])
+        await run_in_threadpool(shop.wait, body["do"])
+        return starlette_answer(shop, body["do"], chosen)
+
+    app.post("/orders")(place)
+    app.post("/orders/{number}/refunds")(place)
+    return app
+
+
+def fastapi_sync_app(shop: Shop) -> FastAPI:
+    app = FastAPI()
+    app.add_middleware(outbox.http.fastapi.IdempotencyMiddleware)
+    dependency = outbox.http.fastapi.claimed(shop.sessions(), scope=caller_of, policy=shop.policy)
+
+    def place(
+        body: dict[str, Any],
+        request: Annotated[outbox.http.fastapi.ClaimedRequest[Session], Depends(dependency)],
+    ) -> Response:
+        chosen = shop.work(request.session, request.claim, body["do"])
+        shop.wait(body["do"])
+        return starlette_answer(shop, body["do"], chosen)
+
+    app.post("/orders")(place)
+    app.post("/orders/{number}/refunds")(place)
+    return app
+
+
+def flask_app(shop: Shop) -> flask.Flask:
+    app = flask.Flask("shop")
+
+    def caller() -> str:
+        found = CALLERS.get(flask.request.headers.get("authorization", ""))
+        return found if found is not None else flask.abort(401)
+
+    idempotency = outbox.http.flask.Idempotency(shop.sessions(), scope=caller, policy=shop.policy)
+
+    @app.post("/orders")
+    @app.post("/orders/<number>/refunds")
+    @idempotency.claimed
+    def place(request: outbox.http.flask.ClaimedRequest, number: str = "") -> flask.typing.ResponseReturnValue:
+        do = flask.request.get_json()["do"]
+        chosen = shop.work(request.session, request.claim, do)
+        shop.wait(do)
+        return flask_answer(shop, do, chosen)
+
+    return app
+
+
+def flask_answer(shop: Shop, do: str, chosen: outbox.Response | None) -> flask.typing.ResponseReturnValue:
+    match do:
+        case "abort" | "choose and abort" | "collide and abort" | "roll back and abort" | "close and abort":
+            flask.abort(404)
+        case "contradict":
+            return {"order": "placed"}, 201
+        case "error":
+            return {"error": "not kept"}, 400
+        case "large":
+            return b"x" * 300_000, 201
+        case "empty":
+            return "", 204
+        case "empty, and yet null":
+            return flask.Response("null", 204, mimetype="application/json")
+        case "stream":
+            return flask.Response(iter(CHUNKS), 201, mimetype="text/csv")
+        case "stream breaks":
+            return flask.Response(breaking_iterator(), 201)
+    if chosen is not None:
+        return outbox.http.flask.as_response(chosen)
+    response = flask.make_response({"order": "placed", "call": shop.calls}, 201, HEADERS)
+    response.call_on_close(shop.defer)
+    return response
+
+
+def breaking_iterator() -> Iterator[bytes]:
+    yield CHUNKS[0]
+    raise RuntimeError("the stream broke")
+
+
+def django_app(shop: Shop) -> WSGIHandler:
+    idempotency = outbox.http.django.Idempotency(
+        scope=lambda request: CALLERS[request.headers["authorization"]], policy=shop.policy
+    )
+
+    @idempotency.claimed
+    def place(
+        request: django.http.HttpRequest, claimed: outbox.http.django.ClaimedRequest, number: str = ""
+    ) -> django.http.HttpResponse:
+        do = json.loads(request.body)["do"]
+        chosen = shop.work(claimed.session, claimed.claim, do)
+        shop.wait(do)
+        return django_answer(shop, do, chosen)
+
+    def authenticate(request: django.http.HttpRequest, **path: str) -> django.http.HttpResponse:
+        if request.headers.get("authorization", "") not in CALLERS:
+            return django.http.HttpResponse(status=401)
+        return place(request, **path)
+
+    level = shop.engine_settings.get("isolation_level", "READ COMMITTED").replace(" ", "_")
+    use_django(shop.database, level, [path("orders", authenticate), path("orders/<number>/refunds", authenticate)])
+    return WSGIHandler()
+
+
+def use_django(database: Database, level: str, routes: Sequence[Any]) -> None:
+    """Set Django, of which a process has one, up for this database."""
+    url = database.url
+    server = {"USER": url.username, "PASSWORD": url.password, "HOST": url.host or url.query.get("host", "")}
+    port = url.port or url.query.get("port", "")
+    wanted = {"ENGINE": "django.db.backends.postgresql", "NAME": url.database, "PORT": port}
+    wanted["OPTIONS"] = {"isolation_level": psycopg.IsolationLevel[level]}
+    if not settings.configured:
+        databases = {"default": wanted | server}
+        settings.configure(DATABASES=databases, USE_TZ=True, ALLOWED_HOSTS=["*"], LOGGING_CONFIG=None)
+        django.setup()
+        logging.getLogger("django.request").addHandler(logging.NullHandler())
+    connections["default"].close()
+    connections.settings["default"].update(wanted | server)
+    settings.ROOT_URLCONF = tuple(routes)
+
+
+def django_answer(shop: Shop, do: str, chosen: outbox.Response | None) -> django.http.HttpResponseBase:
+    match do:
+        case "abort" | "choose and abort" | "collide and abort" | "roll back and abort" | "close and abort":
+            raise django.http.Http404
+        case "contradict":
+            return django.http.JsonResponse({"order": "placed"}, status=201)
+        case "error":
+            return django.http.JsonResponse({"error": "not kept"}, status=400)
+        case "large":
+            return django.http.HttpResponse(b"x" * 300_000, status=201)
+        case "empty":
+            return django.http.HttpResponse(status=204)
+        case "empty, and yet null":
+            return django.http.JsonResponse(None, status=204, safe=False)
+        case "stream":
+            return django.http.StreamingHttpResponse(iter(CHUNKS), status=201, content_type="text/csv")
+        case "stream breaks":
+            return django.http.StreamingHttpResponse(breaking_iterator(), status=201)
+    if chosen is not None:
+        return outbox.http.django.as_response(chosen)
+    transaction.on_commit(shop.defer)
+    response = django.http.JsonResponse({"order": "placed", "call": shop.calls}, status=201)
+    for name, value in HEADERS.items():
+        response[name] = value
+    return response
+
+
+# --- served
+
+
+ASGI_APPS: Mapping[str, Callable[[Shop], Any]] = {
+    "starlette": starlette_app,
+    "middleware": middleware_app,
+    "fastapi": fastapi_app,
+    "fastapi-sync": fastapi_sync_app,
+}
+WSGI_APPS: Mapping[str, Callable[[Shop], Any]] = {"flask": flask_app, "django": django_app}
+FRAMEWORKS = (*ASGI_APPS, *WSGI_APPS)
+
+
+@contextmanager
+def served(framework: str, shop: Shop) -> Iterator[str]:
+    """The shop's base URL, while it runs on a server of its own."""
+    if framework in WSGI_APPS:
+        with serving_wsgi(WSGI_APPS[framework](shop)) as url:
+            yield url
+    else:
+        with serving_asgi(ASGI_APPS[framework](shop)) as url:
+            yield url
+
+
+@contextmanager
+def serving_asgi(app: Any) -> Iterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))  # listens already: a client may connect before the thread runs
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_level="critical"))
+    thread = Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def serving_wsgi(app: Any) -> Iterator[str]:
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
+    server.daemon_threads = False  # type: ignore[attr-defined]  # so that closing it waits for what it still does
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Quiet(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Nothing: what a request led to is in its answer."""
+
+
+class Caller:
+    """Sends requests to a served shop. Each takes `do`, and what differs from a good request."""
+
+    def __init__(self, url: str) -> None:
+        # A connection for each request: a server closes one on which the app failed, and may do so when the next is sent.
+        self._client = httpx.Client(base_url=url, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
+
+    def post(
+        self,
+        do: str = "place",
+        *,
+        path: str = "/orders",
+        key: str | None = "retry-001",
+        token: str = "ada-token",
+        lines: list[tuple[str, str]] | None = None,
+        **more: Any,
+    ) -> httpx.Response:
+        headers = [("Authorization", token), *([("Idempotency-Key", key)] if key is not None else []), *(lines or [])]
+        return self._client.post(path, headers=headers, json={"do": do, **more})
+
+    def post_empty_chunks(self) -> httpx.Response:
+        """A body in chunks, of which there are none."""
+        headers = {"Authorization": "ada-token", "Idempotency-Key": "chunks"}
+        return self._client.post("/orders", headers=headers, content=iter(()))
+
+    def close(self) -> None:
+        self._client.close()

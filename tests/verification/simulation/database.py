@@ -1,0 +1,372 @@
+"""The reference store behind a network: requests take time, get lost, or are answered when nobody hears it any more."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from dispatchers.callbacks import CallbackFailed, Calls, OnCompleted, SettledEntry, Settlement
+from dispatchers.database_identity import Mark, Watched
+from dispatchers.flow_control.state import Pressures
+from dispatchers.store.accepted_requests import Accepted
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.gauges import Gauge
+from dispatchers.store.ordering import NextIsLocked
+from dispatchers.store.protocol import CallbacksChanged, Exchange
+from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.transitions import Claimed, End, Ending, Settle
+from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
+from outbox.times import NEVER
+from simulation.invariants import Promises
+from simulation.reference import ReferenceStore
+from simulation.reference_history import backup, restore, watch
+from simulation.reference_rows import Entry
+from simulation.world import Process, World
+
+START = datetime(2026, 1, 31, tzinfo=UTC)
+ENV = "test"
+
+
+class Database:
+    """The server: its store, its clock, its locks.
+
+    chaos: the chance that one of two messages of a request is lost. down_until: it refuses everybody until then.
+    """
+
+    def __init__(self, world: World, promises: Promises) -> None:
+        self.world = world
+        self.promises = promises
+        self.store = ReferenceStore(self.now)
+        self.down_until = 0.0
+        self.chaos = 0.0
+        self.open: list[Transaction] = []
+        self._waiting: list[tuple[set[UUID], Callable[[], None]]] = []
+        self._kept: dict[str, object] = {}
+        promises.store = self.store
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.world.now)
+
+    # --- requests
+
+    def receive(self, needs: set[UUID], work: Callable[[], Any], reply: Callable[[Any], None]) -> None:
+        """Do `work` once nobody else has changed the rows that it `needs`, as a statement waits for row locks."""
+        if self.world.now < self.down_until:
+            reply(away())
+        elif needs & self.store.locked:
+            self._waiting.append((needs, lambda: self.receive(needs, work, reply)))
+        else:
+            reply(work())
+
+    def lock(self, id: UUID) -> None:
+        self.store.locked.add(id)
+
+    def unlock(self, id: UUID) -> None:
+        self.store.locked.discard(id)
+        waiting, self._waiting = self._waiting, []
+        for _, again in waiting:
+            again()
+
+    # --- what befalls it
+
+    def back_up(self) -> None:
+        self._kept = backup(self.store)
+        self.promises.restore.backup()
+
+    def set_back(self) -> None:
+        """To the backup; whoever was connected is not any more."""
+        restore(self.store, self._kept, f"{self.store.timeline}'")
+        self.promises.restore.restored()  # before anybody goes on who was waiting
+        self.promises.pressure.restored()
+        for transaction in self.open[:]:
+            transaction.rollback()
+        waiting, self._waiting = self._waiting, []
+        for _, again in waiting:
+            again()
+
+    # --- what is asked of it
+
+    def enqueue(self, *entries: Entry) -> None:
+        self.store.enqueue(*entries)
+        for entry in entries:
+            self.promises.entries.setdefault(entry.id, entry)
+
+    def callbacks(self, registered: Collection[str]) -> frozenset[str]:
+        self.store.callbacks.update(registered)
+        return frozenset(self.store.callbacks)
+
+    def exchange(
+        self,
+        settlements: Sequence[Ending],
+        request: ClaimRequest | None,
+        process: Process,
+        callbacks: frozenset[str],
+    ) -> Exchange | CallbacksChanged:
+        """callbacks: those on record, as this process has read them."""
+        if settlements and self.is_changed(callbacks):
+            return CallbacksChanged()
+        settled: set[UUID] = set()
+        postponed: set[UUID] = set()
+        for entry, change in settlements:
+            if self.store.must_be_postponed(entry, change):
+                self.promises.note(f"{entry.id.hex[:6]} postponed")
+                postponed.add(entry.id)
+                continue
+            if self.store.may_settle(entry, change):
+                self.promises.settling_without_callback(entry, change)
+            if self.settle(entry, change, request.cutoff if request else NEVER):
+                settled.add(entry.id)
+        if request is None:
+            return Exchange(settled, postponed=frozenset(postponed))
+        if request.pressing is not None:
+            taken, pressures = self.store.claim_under_pressure(request, request.pressing)
+        else:
+            taken, pressures = self.store.claim(request), None
+        self.promises.claimed(taken.claimed, request.lease, process)
+        return Exchange(settled, taken.claimed, taken.passed_over, pressures, frozenset(postponed))
+
+    def is_changed(self, callbacks: frozenset[str]) -> bool:
+        return callbacks != self.store.callbacks
+
+    def settle(
+        self, entry: Claimed, change: Any, cutoff: datetime = NEVER, seen: Collection[UUID] | None = None
+    ) -> bool:
+        settled = bool(self.store.settle([(entry, change)], cutoff, seen))
+        self.promises.settled(entry, change, settled)
+        return settled
+
+
+def away() -> sa.exc.OperationalError:
+    return sa.exc.OperationalError("a statement", {}, Exception("the server is away"))
+
+
+class Transaction:
+    """One that settles an entry, open while its callback runs: what the callback writes is kept at the commit.
+
+    Its settling sees what was there when it began.
+    """
+
+    def __init__(self, database: Database, entry: Claimed, end: End) -> None:
+        self._database = database
+        self._entry = entry
+        self._end = end
+        self._seen = set(database.store.queue)
+        self._is_over = False
+        self.writes: list[Callable[[], None]] = []
+        database.lock(entry.id)
+        database.open.append(self)
+
+    def commit(self) -> Any:
+        if self._is_over:
+            return away()
+        self._database.settle(self._entry, self._end, seen=self._seen)
+        for write in self.writes:
+            write()
+        self.rollback()
+        return True
+
+    def rollback(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._database.open.remove(self)
+            self._database.unlock(self._entry.id)
+
+
+class AppSession:
+    """What the app's callback writes with."""
+
+    def __init__(self, database: Database, transaction: Transaction, parent: str) -> None:
+        self._database = database
+        self._transaction = transaction
+        self._parent = parent
+
+    def enqueue(self, make: Callable[[str], Entry]) -> None:
+        entry = make(self._parent)
+        self._transaction.writes.append(lambda: self._database.enqueue(entry))
+
+    def add(self, id: UUID, state: str) -> None:
+        """The app's own row: that this has ended so."""
+        self._transaction.writes.append(lambda: self._database.promises.told(id, state))
+
+
+class RemoteStore:
+    """One process's way to the database: what a dispatcher is handed."""
+
+    takes_async_callbacks = True
+
+    def __init__(self, database: Database, process: Process) -> None:
+        self._database = database
+        self._process = process
+        self._world = database.world
+        self._open: list[Transaction] = []
+        self._callbacks: frozenset[str] = frozenset()  # on record, as it has read
+        process.at_death.append(self._die)
+
+    async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
+        given = list(settlements)
+        needs = {entry.id for entry, _ in given}
+        read = self._callbacks
+        exchange: Exchange = await self._ask(
+            lambda: self._database.exchange(given, request, self._process, read), needs
+        )
+        return exchange
+
+    async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
+        names: frozenset[str] = await self._ask(lambda: self._database.callbacks(registered))
+        self._callbacks = names
+        return names
+
+    async def take_over(self, callbacks: Collection[str]) -> int:
+        count: int = await self._ask(lambda: self._database.store.take_over(callbacks))
+        return count
+
+    async def settle_with(self, entry: Claimed, end: End, calls: Calls) -> bool:
+        read = self._callbacks
+        transaction: Transaction | None = await self._ask(lambda: self._begin(entry, end, read), {entry.id})
+        if transaction is None:
+            return False
+        try:
+            await self._call(transaction, entry, end, calls)
+            await self._ask(transaction.commit)
+        finally:
+            transaction.rollback()
+        return True
+
+    def _begin(
+        self, entry: Claimed, end: End, callbacks: frozenset[str]
+    ) -> Transaction | CallbacksChanged | NextIsLocked | None:
+        if self._database.is_changed(callbacks):
+            return CallbacksChanged()
+        if not self._process.alive or not self._database.store.may_settle(entry, end):
+            return None
+        if self._database.store.must_be_postponed(entry, end):
+            return NextIsLocked([entry.id])
+        transaction = Transaction(self._database, entry, end)
+        self._open.append(transaction)
+        return transaction
+
+    async def _call(self, transaction: Transaction, entry: Claimed, end: End, calls: Calls) -> None:
+        if calls.ended is None:
+            return
+        stored = self._database.store.entries[entry.id]
+        session = AppSession(self._database, transaction, stored.parent)
+        try:
+            await calls.ended(session, _settlement(stored, entry, end))
+        except Exception as error:
+            raise CallbackFailed from error
+
+    def _die(self) -> None:
+        """The server notices, and rolls back what its client has left open."""
+        for transaction in self._open:
+            self._world.at(self._world.chance.choice([0.0, 0.1, 1.0]), transaction.rollback)
+
+    async def destinations(self) -> list[str]:
+        names: list[str] = await self._ask(self._database.store.destinations)
+        return names
+
+    async def seek(self, wanted: Wanted, quiescence: timedelta, after: UUID | None) -> UUID | None:
+        await self._ask(lambda: self._database.store.seek(wanted, quiescence))
+        return None
+
+    async def watch(self, env: str, known: Mark | None) -> Watched:
+        watched: Watched = await self._ask(lambda: watch(self._database.store, env, known))
+        return watched
+
+    async def pressures(self) -> Pressures:
+        pressures: Pressures = await self._ask(self._database.store.pressures)
+        return pressures
+
+    async def key_fields(self, entry_id: UUID) -> KeyFields:
+        fields: KeyFields = await self._ask(lambda: fields_of(self._database.promises.entries[entry_id]))
+        return fields
+
+    async def accepted(self, after: Accepted | None) -> list[Accepted]:
+        return []
+
+    async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
+        return False
+
+    async def gauges(self) -> dict[str, Gauge]:
+        return {}
+
+    @property
+    def place(self) -> str:
+        return "nowhere"
+
+    async def unknown_kid(self, known: Sequence[str]) -> str | None:
+        return None
+
+    async def require_environment(self, env: str) -> None:
+        pass
+
+    async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
+        pass
+
+    async def check(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    # --- the wire
+
+    async def _ask(self, work: Callable[[], Any], needs: set[UUID] = frozenset()) -> Any:  # type: ignore[assignment]
+        """One round trip, in which either message may be lost."""
+        chance, chaos = self._world.chance, self._database.chaos
+        answer = asyncio.get_running_loop().create_future()
+        draw = chance.random()
+        if draw < chaos:  # on its way there
+            self._world.at(chance.choice([0.01, 0.5, 2.0]), _tell, answer, away())
+        else:
+            is_lost = draw < 2 * chaos  # on its way back: it is done, and nobody knows
+
+            def reply(found: Any) -> None:
+                if is_lost and isinstance(found, Transaction):
+                    found.rollback()  # its connection is gone
+                self._world.at(self._delay(), _tell, answer, away() if is_lost else found)
+
+            self._world.at(self._delay(), self._database.receive, needs, work, reply)
+        return await answer
+
+    def _delay(self) -> float:
+        chance = self._world.chance
+        if self._database.chaos and chance.random() < 0.02:
+            return chance.choice([0.3, 2.0, 7.0])
+        return 0.001 + 0.004 * chance.random()
+
+
+def _tell(answer: asyncio.Future[Any], found: Any) -> None:
+    if answer.done():
+        if isinstance(found, Transaction):
+            found.rollback()  # whoever asked was cancelled, and its connection closed
+    else:
+        if isinstance(found, Exception):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+
+
+def fields_of(entry: Entry) -> KeyFields:
+    return key_fields(ENV, ParentKey(entry.parent), entry.operation, "")
+
+
+def _settlement(stored: Entry, entry: Claimed, end: End) -> Settlement:
+    return Settlement(
+        entry=SettledEntry(
+            id=entry.id,
+            operation=entry.operation,
+            parent=ParentKey(stored.parent),
+            discriminator="",
+            destination=entry.destination,
+            child_key=encode_native(Tag(stored.tag)),
+            body=stored.payload,
+            created_at=stored.created_at,
+        ),
+        state=end.state if isinstance(end, Settle) else "uncertain",
+        result=end.result if isinstance(end, Settle) else None,
+        reason=end.reason,
+        attempts=end.attempts,
+    )

@@ -1,0 +1,70 @@
+"""The guards of lanes, each removed by itself."""
+
+from typing import Any
+
+import pytest
+
+from dispatchers import decide_lookup
+from dispatchers.dispatcher import Dispatcher
+from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition
+from simulation import reference
+from simulation import reference_operators as reference_people
+from simulation import reference_ordering as reference_lanes
+from simulation.mutants import Patch, around, without
+from simulation.reference import ReferenceStore
+
+
+def halting_only(kind: type[Any]) -> Any:
+    """Only what failed, or only what is uncertain, halts a lane."""
+    halts = reference_lanes._halts
+    return lambda change: halts(change) and isinstance(change, kind)
+
+
+def never_lifted(original: Any, tables: Any, *rest: Any) -> None:
+    before = dict(tables.halted)
+    original(tables, *rest)
+    tables.halted.update({key: halt for key, halt in before.items() if key not in tables.halted})
+
+
+def blocked_for_good(original: Any, tables: Any, entry: Claimed) -> HandBack | None:
+    """Also behind a head that is just being taken out."""
+    wait: HandBack | None = original(tables, entry)
+    return wait and HandBack(wait.reason, None)
+
+
+def first_of_all(tables: Any, ordering_key: str) -> Any:
+    return reference_lanes._lane(tables, ordering_key)[0][0]
+
+
+def halting_in_spite(self: Dispatcher, entry: Claimed, change: Transition) -> Transition:
+    return change
+
+
+def leaving_behind_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves passes over a next one that is locked, and goes all the same."""
+
+    def advanced(original: Any, tables: Any, ordering_key: Any, position: int, *rest: Any) -> None:
+        if reference_lanes._following(tables, ordering_key, position) not in tables.locked:
+            original(tables, ordering_key, position, *rest)
+
+    without(ReferenceStore, "must_be_postponed", lambda *arguments: False)(monkeypatch)
+    around(reference_lanes, "advance", advanced)(monkeypatch)
+
+
+LANE_GUARDS: dict[str, Patch] = {
+    "who is followed by a locked one leaves all the same": leaving_behind_a_lock,
+    "nobody asks whose turn it is": without(reference, "sort_out", lambda tables, claimed: []),
+    "a lane goes on behind what failed": without(reference_lanes, "_halts", halting_only(Park)),
+    "a lane goes on behind what is uncertain": without(reference_lanes, "_halts", halting_only(Settle)),
+    "a halt holds nobody back": without(reference_lanes, "_is_behind", lambda tables, entry, halt: False),
+    "what ends lets nobody come": without(reference_lanes, "advance", lambda *arguments: None),
+    "what is cancelled lets nobody come": without(reference, "advance", lambda *arguments: None),
+    "a release lets nobody come": without(reference_people, "advance", lambda *arguments: None),
+    "what is delivered after all leaves its lane halted": around(reference, "leave", never_lifted),
+    "a head that is being taken out is waited for like any other": around(reference_lanes, "_wait", blocked_for_good),
+    "what is uncertain is waited for even after a release": without(reference_lanes, "_head", first_of_all),
+    "what is absent does not wait for those that were let by": without(
+        decide_lookup, "_may_be_overtaken", lambda *_: False
+    ),
+    "an adapter's word that lanes go on is not heeded": without(Dispatcher, "_halting", halting_in_spite),
+}

@@ -1,0 +1,117 @@
+"""What lanes promise: one at a time, in the order of the commits, and nobody behind one that ended badly."""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+from uuid import UUID
+
+from dispatchers.transitions import Claimed, Keep, Park, Settle, known_of, looks_of
+from simulation.reference_rows import Entry
+from simulation.trace import Send, Truth
+
+
+class LanePromises:
+    """Knows of each lane behind whom it is halted. The order of the commits is that of the entries.
+
+    An entry that was uncertain once may come later than those behind it: somebody let them go on.
+    """
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
+        self._halted: dict[str, UUID] = {}
+        self._was_uncertain: set[UUID] = set()
+        self.on_halt: Callable[[str], object] = lambda ordering_key: None
+
+    # --- the database
+
+    def claimed(self, entry: Claimed) -> None:
+        """Whoever gets it may send it: now it must be its turn."""
+        if entry.ordering_key is None or known_of(entry.outcome) is not None or looks_of(entry.outcome) is not None:
+            return
+        queue = self._truth.store.queue
+        for other in self._before(entry.id):
+            is_waited_for = other.id in queue and queue[other.id].state != "uncertain"
+            self._truth.require(not is_waited_for, entry.id, "claimed before another one of its lane has ended")
+            is_halting = self._halted.get(entry.ordering_key) == other.id
+            self._truth.require(not is_halting, entry.id, "claimed though its lane is halted")
+
+    def settled(self, entry: Claimed, change: Any) -> None:
+        if entry.ordering_key is None:
+            return
+        end = change.end if isinstance(change, Keep) and isinstance(change.end, Park) else change
+        if isinstance(end, Park):
+            self._was_uncertain.add(entry.id)
+        if self._is_bad_news(entry, end):
+            self._halted[entry.ordering_key] = entry.id
+            self._truth.note(f"{entry.id.hex[:6]} halts its lane")
+            self.on_halt(entry.ordering_key)
+        elif isinstance(end, Settle) and end.state == "delivered" and self._halted.get(entry.ordering_key) == entry.id:
+            del self._halted[entry.ordering_key]
+
+    def _is_bad_news(self, entry: Claimed, end: Any) -> bool:
+        """A person's word is none, and an end that waited for its callback was when it was written down."""
+        known = known_of(entry.outcome)
+        is_told_already = known is not None and (known.attempts is None or known.state == "uncertain")
+        is_bad = isinstance(end, Park) or (isinstance(end, Settle) and end.state == "failed")
+        return is_bad and not is_told_already and self._truth.declared[entry.destination].halts_lane
+
+    def released(self, ordering_key: str) -> None:
+        self._truth.note(f"{ordering_key} is released")
+        self._halted.pop(ordering_key, None)
+
+    # --- the truth
+
+    def sending(self, send: Send) -> None:
+        """One at a time, as far as a lease goes. Late proof of success ends a lease whose holder may not know it yet."""
+        lease = self._truth.story(send.claimed.id).lease
+        if lease is None or lease[0] != send.claimed.lease_token:
+            return
+        for other in self._others(send.claimed.id):
+            story = self._truth.story(other.id)
+            token, until = story.lease or (None, 0.0)
+            is_under_way = any(each.claimed.lease_token == token for each in story.sends)
+            alone = until < self._truth.world.now or not is_under_way
+            self._truth.require(alone, send.claimed.id, "sent while another one of its lane is under way")
+
+    def executed(self, send: Send) -> None:
+        """In order, as far as what happens for the first time and was never given up."""
+        id = send.claimed.id
+        if self._truth.story(id).effects.total() > 1 or id in self._was_uncertain or send.too_late:
+            return
+        for other in self._behind(id):
+            has_happened = self._truth.story(other.id).effects.total() > 0
+            self._truth.require(not has_happened, id, "it happened after one that comes later in its lane")
+
+    # --- the end
+
+    def stands_still(self, id: UUID, never: Collection[UUID]) -> bool:
+        """Whether it waits behind one that waits for a person, or for somebody who serves it.
+
+        Where the one that halted the lane has ended, those before it wait too that are to be sent again.
+        """
+        entry, queue = self._truth.entries[id], self._truth.store.queue
+        halting = self._halted.get(entry.ordering_key or "")
+        before = [other.id for other in self._before(id)]
+        is_halted = halting is not None and (halting in before or halting not in queue)
+        return is_halted or any(other in never and other in queue for other in before)
+
+    # --- lanes
+
+    def _others(self, id: UUID) -> Iterator[Entry]:
+        entries = self._truth.entries
+        key = entries[id].ordering_key
+        return (other for other in entries.values() if key is not None and other.ordering_key == key and other.id != id)
+
+    def _before(self, id: UUID) -> list[Entry]:
+        return list(self._split(id)[0])
+
+    def _behind(self, id: UUID) -> list[Entry]:
+        return list(self._split(id)[1])
+
+    def _split(self, id: UUID) -> tuple[list[Entry], list[Entry]]:
+        order = list(self._truth.entries)
+        place = order.index(id)
+        before: list[Entry] = []
+        behind: list[Entry] = []
+        for other in self._others(id):
+            (before if order.index(other.id) < place else behind).append(other)
+        return before, behind

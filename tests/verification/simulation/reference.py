@@ -1,0 +1,358 @@
+"""The reference store: what every store does, written to be read. It is the specification; the SQL must agree with it.
+
+One method is one transaction; it happens at once and wholly. `tests/verification/test_reference_store.py` holds the stores of PostgreSQL and
+SQLite to it, step by step; the simulation runs dispatchers against it.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from dispatchers.flow_control import state as flow_state
+from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.state import Limits, Pressing, Pressure, Pressures
+from dispatchers.store import queue_update
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.ordering import MOMENT
+from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.transitions import (
+    Claimed,
+    Ending,
+    HandBack,
+    Looks,
+    Settle,
+    Transition,
+    known_of,
+    looks_of,
+    outcome_on_record,
+)
+from outbox.sql.schema import SCHEMA_VERSION
+from outbox.times import NEVER
+from simulation.reference_history import is_held
+from simulation.reference_ordering import advance, leave, next_is_locked, sort_out
+from simulation.reference_rows import WAITING, Entry, Event, Row, Settlement, Tables
+
+OPEN_TO_PROOF = ("sending", "retry", "uncertain")  # not `pending`: a person has just asked for it anew
+
+
+class Taken(NamedTuple):
+    """What a claim brought. passed_over: how many were due, but are not the heads of their lanes, or had ended before."""
+
+    claimed: list[Claimed]
+    passed_over: int = 0
+
+
+class ReferenceStore(Tables):
+    """What is done with the tables; the rules of lanes are in `reference_lanes`, what people decide in `reference_people`."""
+
+    # --- the app
+
+    def enqueue(self, *entries: Entry) -> None:
+        """Those of one flush: of each lane the first one is due, the others are blocked behind it."""
+        lanes: set[str] = set()
+        for entry in entries:
+            if entry.id not in self.entries:
+                self.entries[entry.id] = entry
+                self.queue[entry.id] = Row(due_at=entry.created_at)
+                if entry.ordering_key is not None:
+                    self._place(self.queue[entry.id], entry.ordering_key, is_first=entry.ordering_key not in lanes)
+                    lanes.add(entry.ordering_key)
+
+    def _place(self, row: Row, ordering_key: str, *, is_first: bool) -> None:
+        self.last_position += 1
+        row.ordering_key, row.position = ordering_key, self.last_position
+        if not is_first:
+            row.due_at = NEVER
+
+    def cancel(self, id: UUID) -> bool:
+        """Only what was never possibly sent."""
+        row = self.queue.get(id)
+        if row is None or not self._may_be_cancelled(row):
+            return False
+        self.end(id, row, Settle("cancelled", row.attempts))
+        if row.position is not None:
+            advance(self, row.ordering_key, row.position)
+        return True
+
+    def may_be_cancelled(self, id: UUID) -> bool:
+        row = self.queue.get(id)
+        return row is not None and self._may_be_cancelled(row)
+
+    def _may_be_cancelled(self, row: Row) -> bool:
+        return row.state in WAITING and row.lease_token is None and not row.maybe_sent and not is_held(self)
+
+    # --- the dispatcher: claim
+
+    def claim(self, request: ClaimRequest) -> Taken:
+        """Lease the oldest due entries of each wanted destination, as far as they are the heads of their lanes."""
+        taken = self._take(request)
+        claimed = [entry for entry in taken if not self._remove_ended(entry)]
+        must_wait = sort_out(self, claimed)
+        self.settle(must_wait)
+        waiting = {entry.id for entry, _ in must_wait}
+        claimed = [entry for entry in claimed if entry.id not in waiting]
+        return Taken(claimed, len(taken) - len(claimed))
+
+    def _remove_ended(self, entry: Claimed) -> bool:
+        """Take it out of the queue if it has a settlement, which stands: it is in the queue by a mistake of somebody's."""
+        ended = self.settlements.get(entry.id)
+        if ended is None:
+            return False
+        if self.must_be_postponed(entry, Settle("delivered", 0)):
+            self.settle([(entry, HandBack("the next one of its group is locked", MOMENT))])
+            return True
+        del self.queue[entry.id]
+        self._note(entry.id, f"it was in the queue again, and had ended before: {ended.state}", looked=False)
+        if entry.position is not None:
+            advance(self, entry.ordering_key, entry.position)
+        return True
+
+    def _take(self, request: ClaimRequest) -> list[Claimed]:
+        """A lease that ran out is taken over."""
+        now = self.clock()
+        claimed: list[Claimed] = []
+        for want in request.wants if self._is_trusted(request) else []:
+            if self._is_shut(want, now):
+                continue
+            slots = min(want.slots, request.entries_max - len(claimed))
+            claimable = self._claimable(want, min(now, request.cutoff), now)
+            called = [id for id in claimable if self.queue[id].callback in (None, *request.callbacks)]
+            due = sorted(self._served(iter(called), request), key=lambda id: self.queue[id].due_at)
+            claimed += [self._lease(id, request, now) for id in due[:slots]]
+        return claimed
+
+    def _is_trusted(self, request: ClaimRequest) -> bool:
+        """Whether nothing that was sent may have been forgotten, as far as anyone knows who asks."""
+        return not is_held(self) and self.meta.number >= request.seen
+
+    def _claimable(self, want: Want, latest: datetime, now: datetime) -> Iterator[UUID]:
+        for id, row in self.queue.items():
+            is_due = want.hint <= row.due_at <= latest and self.entries[id].destination == want.destination
+            if is_due and self._is_free(row, now) and id not in self.locked:
+                yield id
+
+    def _served(self, ids: Iterable[UUID], request: ClaimRequest) -> Iterator[UUID]:
+        """Without what the process that asks does not serve, unless an operator has cancelled it."""
+        for id in ids:
+            entry = self.entries[id]
+            passed_over = request.unserved is not None and (
+                entry.operation in request.unserved or entry.schema_version > SCHEMA_VERSION
+            )
+            known = known_of(self.queue[id].outcome)
+            is_cancelled = known is not None and known.state == "cancelled" and known.decided_at is not None
+            if is_cancelled or not passed_over:
+                yield id
+
+    def _is_free(self, row: Row, now: datetime) -> bool:
+        return row.lease_until is None or row.lease_until < now
+
+    def _lease(self, id: UUID, request: ClaimRequest, now: datetime) -> Claimed:
+        row = self.queue[id]
+        if row.lease_token is not None:
+            self._take_over(row)
+        if row.in_doubt_since is None or row.sent_as is None:
+            row.sent_as = _form(request, self.entries[id].operation)
+        row.state = "sending"
+        row.lease_token, row.leased_at, row.lease_until = request.token, now, now + request.lease
+        row.first_leased_at = row.first_leased_at or now
+        row.deliveries += 1
+        return self._claimed(self.entries[id], row)
+
+    def _take_over(self, row: Row) -> None:
+        """Its sender vanished, nobody knows when: that counts as an attempt whose fate is unknown, since its lease began."""
+        row.attempts += 1
+        row.maybe_sent = True
+        row.in_doubt_since = row.in_doubt_since or row.leased_at
+
+    def _claimed(self, entry: Entry, row: Row) -> Claimed:
+        assert row.first_leased_at is not None
+        assert row.leased_at is not None
+        assert row.lease_token is not None
+        return Claimed(
+            id=entry.id,
+            destination=entry.destination,
+            env=entry.env,
+            operation=entry.operation,
+            payload=entry.payload,
+            options=entry.options,
+            headers=entry.headers,
+            tag=entry.tag,
+            kid=entry.kid,
+            schema_version=entry.schema_version,
+            due_at=entry.created_at,
+            created_at=entry.created_at,
+            first_leased_at=row.first_leased_at,
+            queued_at=row.due_at,
+            deliveries=row.deliveries,
+            attempts=row.attempts,
+            maybe_sent=row.maybe_sent,
+            in_doubt_since=row.in_doubt_since,
+            key_epoch=row.key_epoch,
+            sent_as=row.sent_as,
+            leased_at=row.leased_at,
+            outcome=row.outcome,
+            record_id=None,
+            completion=None,
+            ordering_key=row.ordering_key,
+            position=row.position,
+            ended=None,
+            lease_token=row.lease_token,
+        )
+
+    # --- the dispatcher: settle
+
+    def must_be_postponed(self, entry: Claimed, change: Transition, seen: Collection[UUID] | None = None) -> bool:
+        """Whether it would leave its lane, and somebody else has locked the next one there, who is to come then."""
+        return self.may_settle(entry, change) and next_is_locked(self, entry, change, seen)
+
+    def settle(
+        self, settlements: Sequence[Ending], cutoff: datetime = NEVER, seen: Collection[UUID] | None = None
+    ) -> set[UUID]:
+        """End these leases; returns the ids for which that took effect.
+
+        cutoff: the claim that follows looks no further. seen: what was there when it began, if it took its time.
+        """
+        settled = [(entry, change) for entry, change in settlements if self._settle_one(entry, change)]
+        leave(self, settled, cutoff, seen)
+        return {entry.id for entry, _ in settled}
+
+    def take_over(self, callbacks: Collection[str]) -> int:
+        """Those who have these callbacks may have the entries at once that wait for them."""
+        now = self.clock()
+        waiting = [row for row in self.queue.values() if row.callback in callbacks and row.lease_token is None]
+        for row in waiting:
+            row.due_at = min(row.due_at, now)
+        return len(waiting)
+
+    def may_settle(self, entry: Claimed, change: Transition) -> bool:
+        """Only whoever holds the lease; but proof of success is taken from anyone, while the key is the same."""
+        row = self.queue.get(entry.id)
+        if row is None:
+            return False
+        return self._holds_lease(row, entry) or (self._is_proof(change, entry) and self._takes_proof(row, entry))
+
+    def _holds_lease(self, row: Row, entry: Claimed) -> bool:
+        return row.lease_token == entry.lease_token and not is_held(self)
+
+    def _is_proof(self, change: Transition, entry: Claimed) -> bool:
+        return change.state == "delivered" if isinstance(change, Settle) else queue_update.moved(entry, change).proof
+
+    def _takes_proof(self, row: Row, entry: Claimed) -> bool:
+        return row.key_epoch == entry.key_epoch and row.state in OPEN_TO_PROOF
+
+    def _settle_one(self, entry: Claimed, change: Transition) -> bool:
+        if not self.may_settle(entry, change):
+            return False
+        row = self.queue[entry.id]
+        if isinstance(change, Settle):
+            self.end(entry.id, row, change)
+        else:
+            self._move(entry.id, row, queue_update.moved(entry, change))
+        return True
+
+    def end(self, id: UUID, row: Row, change: Settle) -> None:
+        del self.queue[id]
+        self.settlements[id] = Settlement(
+            state=change.state,
+            result=change.result,
+            reason=change.reason,
+            deliveries=row.deliveries,
+            attempts=max(row.attempts, change.attempts),
+            key_epoch=row.key_epoch,
+        )
+        if change.note is not None:
+            self._note(id, change.reason, looked=change.looked)
+
+    def _move(self, id: UUID, row: Row, values: queue_update.Moved) -> None:
+        row.state = values.state
+        row.waiting_since = (row.waiting_since or row.due_at) if values.uncounted else None
+        row.due_at = NEVER if values.delay is None else self.clock() + values.delay
+        row.lease_token = row.lease_until = row.leased_at = None
+        if values.anew:
+            row.first_leased_at = None
+        row.deliveries -= values.uncounted
+        row.attempts = values.attempts
+        row.maybe_sent = values.maybe_sent
+        row.in_doubt_since = values.in_doubt_since
+        row.callback = values.callback
+        row.key_epoch = values.key_epoch
+        row.outcome = values.outcome or row.outcome
+        if values.reason is not None:
+            self._note(id, values.reason, looked=values.looked)
+
+    def _note(self, id: UUID, reason: str | None, *, looked: bool) -> None:
+        self.events.append(Event(id, "look" if looked else "attempt", reason))
+
+    # --- the dispatcher: look
+
+    def seek(self, wanted: Wanted, quiescence: timedelta) -> None:
+        """Have those uncertain entries looked for that nobody has looked for yet, once no sender can be at work any more."""
+        for id, row in self.queue.items():
+            if id not in self.locked and self._is_given_up(row) and wanted(self.entries[id].operation, row.sent_as):
+                record = json.loads(row.outcome or "{}")
+                why, quiet_at = record["reason"], self.clock() + quiescence
+                looks = Looks(why, 1, quiet_at, row.deliveries, record.get("stored", False))
+                row.outcome, row.due_at = outcome_on_record(why, looks=looks), quiet_at
+
+    def _is_given_up(self, row: Row) -> bool:
+        is_left = row.state == "uncertain" and row.due_at == NEVER
+        return is_left and looks_of(row.outcome) is None and known_of(row.outcome) is None
+
+    # --- the dispatcher: pressure
+
+    def claim_under_pressure(self, request: ClaimRequest, pressing: Pressing) -> tuple[Taken, Pressures]:
+        """Write down what was heard of the destinations, then claim what they may be sent."""
+        now = self.clock()
+        names = sorted(pressing.decided.union(pressing.news))
+        limits = {name: pressing.limits.get(name, Limits()) for name in names}
+        for name in names:
+            row, news = self._pressure(name), pressing.news.get(name)
+            self.pressure[name] = row if news is None else flow_state.heard(row, news, limits[name], now)
+        wants = [self._admitted(want, limits, now) for want in request.wants]
+        taken = self.claim(replace(request, wants=[want for want in wants if want.slots]))
+        for name in names:
+            count = sum(entry.destination == name for entry in taken.claimed)
+            self.pressure[name] = flow_state.claimed(
+                self.pressure[name], limits[name], now, count, request.token, request.lease
+            )
+        return taken, Pressures(now, {name: self.pressure[name] for name in names})
+
+    def _admitted(self, want: Want, limits: Mapping[str, Limits], now: datetime) -> Want:
+        if want.destination not in limits:
+            return want
+        slots = flow_state.admitted(self.pressure[want.destination], limits[want.destination], now, want.slots)
+        return want._replace(slots=slots, admitted=True)
+
+    def _pressure(self, destination: str) -> Pressure:
+        return self.pressure.get(destination, Pressure())
+
+    def _is_shut(self, want: Want, now: datetime) -> bool:
+        row = None if want.admitted else self.pressure.get(want.destination)
+        return row is not None and (row.breaker != "closed" or flow_state.closed_until(row, now) is not None)
+
+    # --- questions
+
+    def destinations(self) -> list[str]:
+        return sorted({self.entries[id].destination for id in self.queue})
+
+    def pressures(self) -> Pressures:
+        """Of the destinations on which something weighs, or may soon."""
+        now = self.clock()
+        return Pressures(now, {name: row for name, row in self.pressure.items() if row != Pressure()})
+
+    def states(self) -> list[str]:
+        """Of every entry, ended ones included."""
+        return [row.state for row in self.queue.values()] + [row.state for row in self.settlements.values()]
+
+    def is_decided(self, id: UUID) -> bool:
+        """Whether it is on record what becomes of the entry; it is never sent then."""
+        return known_of(self.queue[id].outcome) is not None
+
+
+def _form(request: ClaimRequest, operation: str) -> str | None:
+    """What the entry's first send is pinned to: its adapter's form, the longest prefix's."""
+    serving = [prefix for prefix in request.forms if f"{operation}.".startswith(f"{prefix}.")]
+    return request.forms[max(serving, key=len)] if serving else None

@@ -1,0 +1,103 @@
+"""One run: a few entries, services, processes and people, drawn from a seed; then the faults stop, and everything must end."""
+
+import gc
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from unittest.mock import patch
+
+import sqlalchemy as sa
+
+from dispatchers import database_identity, decide_lookup
+from simulation.scenario import Scene
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of a seed. trace: a digest of every step. ends: how many entries ended how."""
+
+    seed: int
+    trace: str
+    ends: dict[str, int]
+    log: list[str]
+
+
+class BrokenRun(AssertionError):
+    """A promise was broken, or something else is; the text says which, by which seed, and what led to it."""
+
+    def __init__(self, seed: int, problem: BaseException, log: list[str]) -> None:
+        told = "\n".join(log[-60:])
+        super().__init__(
+            f"seed {seed}: {problem}\n{told}\nto see it again: python3 dev.py simulate --from {seed} --seeds 1"
+        )
+        self.seed = seed
+        self.problem = problem
+
+
+def simulate(seed: int) -> Run:
+    """Play one seed to its end. Raises `BrokenRun`."""
+    scene = Scene(seed)
+    with _quiet(scene), _uncollected(), _shortened():
+        try:
+            scene.play()
+        except Exception as problem:
+            raise BrokenRun(seed, problem, scene.promises.log) from problem
+        finally:
+            scene.world.close()
+    log = scene.promises.log
+    trace = hashlib.sha256("\n".join([*log, str(scene.world.steps)]).encode()).hexdigest()
+    return Run(seed, trace, scene.ends(), log)
+
+
+@contextmanager
+def _quiet(scene: Scene) -> Iterator[None]:
+    """Hear of our own defects, and of nothing else, in the dispatcher's log."""
+    log = logging.getLogger("outbox.dispatcher")
+    handler, level, propagates = _Defects(scene), log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.ERROR)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagates
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which takes a fifth of a run and finds little in it before its end."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _shortened() -> Iterator[None]:
+    """The dispatcher's own minutes are seconds here, as its lease is."""
+    with (
+        patch.object(decide_lookup, "LOOK_FIRST", timedelta(seconds=2)),
+        patch.object(decide_lookup, "LOOK_MAX", timedelta(minutes=6)),
+        patch.object(database_identity, "MARK_EVERY", timedelta(seconds=4)),
+    ):
+        yield
+
+
+class _Defects(logging.Handler):
+    def __init__(self, scene: Scene) -> None:
+        super().__init__()
+        self._scene = scene
+
+    def emit(self, record: logging.LogRecord) -> None:
+        problem = record.exc_info[1] if record.exc_info else None
+        is_ours = "nothing could be decided" in record.msg or "cannot be made into a delivery" in record.msg
+        if is_ours and not isinstance(problem, sa.exc.OperationalError):
+            self._scene.defects.append(f"{record.getMessage()}: {problem!r}")

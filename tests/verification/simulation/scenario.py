@@ -1,0 +1,257 @@
+"""Everything of one run: services, processes, the app, people, and what goes wrong."""
+
+import asyncio
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+import sqlalchemy as sa
+
+from dispatchers import Breaker, Dispatcher, Limits
+from dispatchers.delivery import FOREVER
+from outbox import Held
+from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
+from simulation.database import START, Database, RemoteStore
+from simulation.invariants import Promises
+from simulation.operators import People
+from simulation.services import FREEZES, Service, SimulatedAdapter
+from simulation.trace import LEASE, MARGIN, BrokenPromise, Declared
+from simulation.world import Process, World
+
+FAULTS_SECONDS = 40.0
+QUIET_SECONDS = 1.0  # as long as a process may take to begin what it has in hand
+END_SECONDS = 4000.0  # nobody waits longer than this once the faults have stopped
+
+
+class Defect(AssertionError):
+    """No promise was broken, but an exception came out of the dispatcher's own code."""
+
+
+class Scene:
+    """Everything of one run."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.chance = self.world.chance
+        self.promises = Promises(self.world, START)
+        self.database = Database(self.world, self.promises)
+        lanes = self.chance.choice([0.0, 0.0, 0.7, 1.0])
+        self.services = self._services(shows=self.chance.random() < (0.7 if lanes else 0.4))
+        self.people = People(self.world, self.promises, self.database)
+        self.app = App(self.world, self.promises, self.database, self.people, lanes)
+        self.defects: list[str] = []
+        self.is_to_be_set_back = not lanes and self.chance.random() < 0.4
+        self.is_mixed = not self.is_to_be_set_back and self.chance.random() < 0.15
+        self.is_of_two_deploys = self.chance.random() < 0.3  # in the second process a callback is missing, or all are
+        self.limits = self.promises.pressure.limits = self._limits()
+        self._quiet_since: float | None = None
+
+    def play(self) -> None:
+        self.app.begin()
+        self.people.begin(list(self.promises.declared))
+        self._misfortunes()
+        for number in range(self.chance.choice([1, 2, 2, 3])):
+            comes_late = self.is_of_two_deploys and not self.is_to_be_set_back and self.chance.random() < 0.5
+            if number == 0 and comes_late:
+                self.world.at(self.chance.random() * 5, self._start, "p0", 0)  # the newer deploy comes later
+            else:
+                self._start(f"p{number}", number)
+        self.world.run_until(self._nothing_is_left, latest=FAULTS_SECONDS)
+        self._let_the_faults_stop()
+        if not self.world.run_until(self._is_over, latest=FAULTS_SECONDS + END_SECONDS):
+            self._check_processes()
+            raise BrokenPromise("the faults stopped, and not every entry ends")
+        self._check()
+
+    def _nothing_is_left(self) -> bool:
+        """Whether no fault that may come can do anything any more, and has not for a while: it is not worth waiting for."""
+        waiting = self.database.store.queue.keys() - self.promises.never
+        if self.app.to_come or waiting or self.is_to_be_set_back or self._anything_under_way():
+            self._quiet_since = None
+            return False
+        if self._quiet_since is None:
+            self._quiet_since = self.world.now
+        return self.world.now - self._quiet_since > QUIET_SECONDS
+
+    def _is_over(self) -> bool:
+        return self.promises.all_ended() and not self._anything_under_way()
+
+    def _anything_under_way(self) -> bool:
+        """Whether a request is, or a process is frozen that may yet do something."""
+        is_frozen = any(process.alive and self.world.now < process.frozen_until for process in self.world.processes)
+        return is_frozen or any(self.promises.is_under_way(id) for id in self.promises.stories)
+
+    def _check(self) -> None:
+        self.promises.check_all(CALLED_BACK)
+        self._check_processes()
+
+    def _check_processes(self) -> None:
+        problems = self.defects + [problem for process in self.world.processes for problem in _deaths(process)]
+        if problems:
+            raise Defect(problems[0])
+
+    def ends(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for state in self.database.store.states():
+            found[state] = found.get(state, 0) + 1
+        return found
+
+    # --- the services
+
+    def _services(self, *, shows: bool) -> list[Service]:
+        attempts_max, age_max = self.chance.choice([12, 6, 3]), timedelta(seconds=self.chance.choice([90, 60, 20]))
+        halts = self.chance.random() < 0.4
+
+        def service(name: str, window: Any, at_least_once: bool = False) -> Service:
+            can_look = shows and name in ("pay", "mail")
+            declared = Declared(name, window, at_least_once, attempts_max, age_max, can_look, halts)
+            self.promises.declared[name] = declared
+            return Service(self.world, self.promises, declared, self.chance.uniform(0.99, 1.01))
+
+        return [
+            service("pay", WINDOW),
+            service("crm", FOREVER),
+            service("mail", None),
+            service("sms", None, at_least_once=True),
+        ]
+
+    def _limits(self) -> dict[str, Limits]:
+        """In some runs a destination that fails twice is left alone for a while, by everybody; in some it has a rate, or
+        slots that all share.
+        """
+        breaker = Breaker(failures=2, wait=timedelta(seconds=1), wait_max=timedelta(seconds=8))
+        given = Limits(breaker=breaker) if self.chance.random() < 0.3 else Limits()
+        if self.chance.random() < 0.15:
+            given = replace(given, rate=self.chance.choice([0.3, 1.0, 4.0]), burst=self.chance.choice([None, 1, 2]))
+        if self.chance.random() < 0.15:
+            given = replace(given, concurrency_in_all=self.chance.choice([1, 2, 3]))
+        return {service.declared.name: given for service in self.services}
+
+    # --- processes
+
+    def _start(self, name: str, number: int) -> None:
+        process = Process(  # type: ignore[abstract]  # only what asyncio asks of it
+            self.world, name, start=self.chance.uniform(0, 1e6), rate=self.chance.uniform(0.99, 1.01)
+        )
+        stopping = asyncio.Event()
+        process.call_soon(lambda: process.create_task(self._live(process, number, stopping)))
+        if self.world.faulty:
+            self._draw_fate(process)
+            if self.chance.random() < 0.2:
+                self.world.at(self.chance.random() * 15, process.call_soon, stopping.set)
+        process.at_death.append(
+            lambda: self.world.at(self.chance.choice([0.1, 1.0, 5.0, 16.0]), self._start, name, number)
+        )
+
+    def _draw_fate(self, process: Process) -> None:
+        fate = self.chance.random()
+        if fate < 0.45:
+            process.dies_after = self.chance.choice([10, 30, 60, 100, 200, 400]) + self.chance.randrange(40)
+        elif fate < 0.7:
+            process.freezes_after = self.chance.choice([10, 30, 60, 100, 200]) + self.chance.randrange(40)
+            process.freezes_for = self.chance.choice(FREEZES)
+
+    async def _live(self, process: Process, number: int, stopping: asyncio.Event) -> None:
+        store = RemoteStore(self.database, process)
+        pinned = self._pinned(number)
+        dispatcher = Dispatcher(
+            store=store,
+            outbox=OUTBOX,
+            include=[self.app.callbacks(self._called_back(number))],
+            adapters={
+                service.declared.name: SimulatedAdapter(service, self.app.keys, self.app.poison, pinned=pinned)
+                for service in self._serves(number)
+            },
+            limits=self.limits,
+            lease=LEASE,
+            margin=MARGIN,
+            poll=timedelta(seconds=2),
+            grace=timedelta(seconds=3),
+            clock=process.time,
+            chance=Random(self.chance.getrandbits(64)),
+        )
+        process.call_soon(self._abandon_one_day, process, dispatcher, stopping)
+        with suppress(sa.exc.OperationalError):  # the grace was over before the database was back
+            if self.chance.random() < 0.15:
+                await self._run_by_turns(dispatcher, stopping)
+            else:
+                await dispatcher.pump(stopping)
+        process.die()
+
+    async def _run_by_turns(self, dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
+        """As from a timetable: `run_once`, again and again."""
+        while not stopping.is_set():
+            with suppress(sa.exc.OperationalError, Held):
+                await dispatcher.run_once()
+            await asyncio.sleep(self.chance.choice([0.3, 1.0, 3.0]))
+
+    def _abandon_one_day(self, process: Process, dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
+        """A second signal: what is in flight is left where it is."""
+
+        async def abandon() -> None:
+            stopping.set()
+            await dispatcher.abandon()
+
+        if self.world.faulty and self.chance.random() < 0.1:
+            self.world.at(self.chance.random() * 15, process.call_soon, lambda: process.create_task(abandon()))
+
+    def _called_back(self, number: int) -> Collection[str]:
+        """In some runs the second process is of a deploy without some of the callbacks."""
+        if self.is_of_two_deploys and number == 1:
+            return CALLED_BACK[:1] if self.is_mixed else ()
+        return CALLED_BACK
+
+    def _serves(self, number: int) -> list[Service]:
+        """In some runs the second process is of a deploy without some of the adapters."""
+        return self.services[:-2] if self.is_mixed and number == 1 else self.services
+
+    def _pinned(self, number: int) -> str:
+        """In some runs the second process is of a deploy that sends in another form."""
+        return "v2" if self.is_mixed and number == 1 else ""
+
+    # --- faults
+
+    def _misfortunes(self) -> None:
+        chaos = self.chance.choice([0.3, 0.6] if self.app.lanes else [0.0, 0.1, 0.3, 0.6])
+        for service in self.services:
+            service.chaos = chaos
+        self.database.chaos = self.chance.choice([0.0, 0.01, 0.05])
+        if self.chance.random() < 0.4:
+            self.world.at(self.chance.random() * FAULTS_SECONDS, self._take_the_database_away)
+        if self.is_to_be_set_back:
+            self.world.at(3 + self.chance.random() * 20, self._back_up)
+
+    def _take_the_database_away(self) -> None:
+        self.database.down_until = self.world.now + self.chance.choice([0.5, 3.0, 8.0])
+
+    def _back_up(self) -> None:
+        self.database.back_up()
+        self.world.at(self.chance.choice([2.0, 6.0, 12.0]), self._set_the_database_back)
+
+    def _set_the_database_back(self) -> None:
+        self.is_to_be_set_back = False
+        if self.world.faulty:
+            self.database.set_back()
+            self.people.hear_of_restore()
+            self.app.hear_of_restore()
+
+    def _let_the_faults_stop(self) -> None:
+        self.world.faulty = False
+        self.people.go_home()
+        self.database.chaos = 0.0
+        for service in self.services:
+            service.chaos = 0.0
+        for process in self.world.processes:
+            process.dies_after = process.freezes_after = None
+
+
+def _deaths(process: Process) -> Iterator[str]:
+    """Tasks of ours that died of an exception that nobody foresaw; `run_once` raises what the database raises."""
+    for task in process.tasks:
+        if task.done() and not task.cancelled():
+            error = task.exception()
+            if error is not None and not isinstance(error, sa.exc.OperationalError):
+                yield f"{task.get_coro().__qualname__}: {error!r}"  # type: ignore[union-attr]

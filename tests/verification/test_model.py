@@ -1,0 +1,32 @@
+"""The protocol's model: with every guard its invariants hold, and without any one of them they do not."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "promela"))
+import check
+
+RUNS = check.runs()
+QUICK = [run for run in RUNS if run.quick]
+
+needs_tools = pytest.mark.skipif(
+    bool(check.missing_tools()), reason=f"not installed: {', '.join(check.missing_tools())} (apt-get install spin gcc)"
+)
+
+
+@needs_tools
+@pytest.mark.parametrize("run", QUICK, ids=lambda run: f"{run.name} {run.about} {run.expected}")
+def test_the_model_holds_with_every_guard_and_fails_without_one(run: check.Run) -> None:
+    assert check.check(run).found == run.expected
+
+
+def test_every_guard_that_can_be_removed_is_shown_to_be_needed() -> None:
+    removable = set(re.findall(r"^ \*   ([A-Z_0-9]+) +[a-z]", check.MODEL.read_text(), re.M)) - {"LATE_OK"}
+
+    removed = {flag[2:] for run in QUICK if run.expected == "fails" for flag in run.flags}
+
+    assert len(removable) >= 16
+    assert removable <= removed

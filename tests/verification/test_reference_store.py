@@ -1,0 +1,548 @@
+"""PostgreSQL and SQLite do what the reference store says, step by step, whatever the steps."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from simulation import reference_history
+from simulation import reference_operators as reference_people
+from simulation.reference import ReferenceStore
+from simulation.reference_rows import Entry, Halt, Refused, Row
+from support.database import TABLES, Database
+from support.entries import age, change, queue_row, want
+
+import outbox
+from dispatchers import Breaker, Deferred, Delivered, InProgress, KeyConflict, Limits, Outcome, Rejected, Unknown
+from dispatchers.admin import decisions
+from dispatchers.admin import resume as admin_resume
+from dispatchers.decide import conclude, decide, keep, without_halt
+from dispatchers.decide_lookup import admit_look, judge
+from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
+from dispatchers.flow_control.permits import Taken, on_record
+from dispatchers.flow_control.state import News, Pressing
+from dispatchers.store import database_identity as store_identity
+from dispatchers.store import uncertain_entries
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition, known_of, looks_of
+from outbox.errors import DecisionRefused, EntryNotFound
+from outbox.sql.dialect import clock
+from outbox.times import MICROSECOND, NEVER
+
+HOUR = timedelta(hours=1)
+LEASE = 1.5 * HOUR  # time passes by whole hours, and waits take no seconds: nothing ever happens on the stroke of one
+NEAR = timedelta(minutes=10)  # how far apart two instants may be that are the same: a step takes no such time
+MEMORY = Memory(window=timedelta(hours=10, minutes=30), attempts_max=4, age_max=timedelta(hours=30, minutes=30))
+START = datetime(2026, 1, 31, tzinfo=UTC)
+INSTANTS = (
+    *("due_at", "created_at", "queued_at", "waiting_since"),
+    *("lease_until", "leased_at", "first_leased_at", "in_doubt_since"),
+    *("cool_until", "breaker_until", "rate_at"),
+)
+OPERATIONS = ("crm.upsert", "mail.send")
+QUIESCENCE = 1.5 * LEASE
+MEMORIES = {"crm": MEMORY, "mail": replace(MEMORY, can_look=True, quiescence=QUIESCENCE)}
+
+ANSWERS: dict[str, Outcome] = {
+    "delivered": Delivered({"id": 1}),
+    "rejected": Rejected("400"),
+    "declined": Rejected("402", conclusive=True),
+    "conflict": KeyConflict("another request"),
+    "deferred": Deferred("429", after=HOUR / 2),
+    "in progress": InProgress(),
+    "unknown": Unknown("no answer", after=2.5 * HOUR),
+    "stored 500": Unknown("500", final=True),
+}
+
+
+# An hour of a destination's is like a second elsewhere.
+LIMITS = {
+    "crm": Limits(
+        concurrency_in_all=3,
+        rate=2 / HOUR.total_seconds(),
+        burst=2,
+        breaker=Breaker(failures=2, wait=1.5 * HOUR, wait_max=6 * HOUR),
+    )
+}
+NEWS: dict[str, dict[str, News]] = {
+    "nothing": {},
+    "it answers": {"crm": News(answered=True)},
+    "it fails": {"crm": News(failures=1)},
+    "it asks for quiet": {"crm": News(cool=1.5 * HOUR)},
+    "a send ended": {"crm": News(left={UUID(int=1): 1, UUID(int=2): 1})},
+    "all sends ended": {"crm": News(left={UUID(int=1): 0, UUID(int=2): 0})},
+}
+
+
+def finding(outcome: Outcome) -> Finding:
+    """What a look finds instead."""
+    if isinstance(outcome, Delivered):
+        return Found(outcome.result)
+    return Absent() if isinstance(outcome, Rejected) else CannotTell("not now")
+
+
+def unhurried(change: Transition) -> Transition:
+    """The same, with no wait so short that the test itself may outlast it."""
+    delay = getattr(change, "delay", None)
+    return replace(change, delay=max(delay, HOUR / 2)) if delay else change  # type: ignore[type-var]
+
+
+def transition(kind: str, entry: Claimed) -> Transition:
+    """What the dispatcher makes of an answer, or of a callback that failed, or of what is on record."""
+    known, looks, memory = known_of(entry.outcome), looks_of(entry.outcome), MEMORIES[entry.destination]
+    answer, now = ANSWERS.get(kind.removeprefix("keep ").removeprefix("go on after ")), entry.leased_at
+    if answer is None:
+        return HandBack("not here", HOUR / 2, shown=True)
+    if known is not None:
+        change = conclude(entry, known, memory, LEASE)
+    elif looks is not None:
+        seen = judge(entry, looks, finding(answer), memory, now, 0.0)
+        change = unhurried(admit_look(entry, looks, memory, now, "native") or seen)
+    else:
+        change = decide(entry, answer, memory, now, 0.0)
+    if kind.startswith("go on after "):
+        return without_halt(change)
+    return (
+        keep(entry, change, "it broke", 0.0)
+        if kind.startswith("keep ") and isinstance(change, Settle | Park)
+        else change
+    )
+
+
+KINDS = [
+    *("hand back", *ANSWERS),
+    *(f"keep {answer}" for answer in ("delivered", "rejected", "stored 500")),
+    *(f"go on after {answer}" for answer in ("rejected", "stored 500")),
+]
+
+
+class Agreement(RuleBasedStateMachine):
+    """A database and the reference store, to which the same is done. claims: every claim there was, as each handed it out."""
+
+    def __init__(self, database: Database, ob: outbox.Outbox) -> None:
+        super().__init__()
+        self.database = database
+        self.ob = ob
+        self.store = Claims(database.engine, ob.configuration)
+        for table in (
+            TABLES.entry,
+            TABLES.queue,
+            TABLES.settlement,
+            TABLES.event,
+            TABLES.halted,
+            TABLES.destination,
+            TABLES.meta,
+        ):
+            database.execute(table.delete())
+        self.now = START
+        self.reference = ReferenceStore(self._tick)
+        self.claims: list[tuple[Claimed, Claimed]] = []
+        self.ids: list[UUID] = []
+        self.requests = 0
+
+    def _tick(self) -> datetime:
+        self.now += timedelta(milliseconds=1)
+        return self.now
+
+    @rule(
+        operation=st.sampled_from(OPERATIONS), lanes=st.lists(st.sampled_from([None, "a", "b"]), min_size=1, max_size=3)
+    )
+    def enqueue(self, operation: str, lanes: list[str | None]) -> None:
+        """As many as there are lanes, in one flush."""
+        first = len(self.ids)
+        with self.database.begin() as session:
+            entries = [
+                self.ob.enqueue(session, operation, {}, parent=f"order:{first + number}", ordering_key=lane)
+                for number, lane in enumerate(lanes)
+            ]
+        self.ids += [entry.id for entry in entries]
+        self._spread(entry.id for entry in entries)
+        now = self._tick()
+        self.reference.enqueue(
+            *(
+                Entry(id=entry.id, operation=operation, tag=b"", created_at=now, ordering_key=lane)
+                for entry, lane in zip(entries, lanes, strict=True)
+            )
+        )
+
+    def _spread(self, ids: Iterable[UUID]) -> None:
+        """Of those that are due at the same instant a database may take any first."""
+        for number, id in enumerate(ids):
+            row = queue_row(self.database, id)
+            if number and row.due_at != NEVER:
+                change(self.database, id, due_at=row.due_at + number * MICROSECOND)
+
+    @rule(hours=st.sampled_from([1, 2, 4, 12]))
+    def time_passes(self, hours: int) -> None:
+        age(self.database, hours * HOUR)
+        self.claims = [(_aged(of_sql, hours * HOUR), of_reference) for of_sql, of_reference in self.claims]
+        self.now += hours * HOUR
+
+    @rule(form=st.sampled_from(["native", "hex"]), news=st.sampled_from([None, *NEWS]))
+    def claim(self, form: str, news: str | None = None) -> None:
+        """news: what is to be told of crm, whose limits are then minded."""
+        self.requests += 1
+        request = ClaimRequest(
+            wants=[want("crm"), want("mail")],
+            entries_max=500,
+            token=UUID(int=self.requests),
+            lease=LEASE,
+            forms={"crm": form, "mail.send": form},
+            pressing=news and Pressing(news=NEWS[news], decided=frozenset({"crm"}), limits=LIMITS),
+        )
+        of_sql = asyncio.run(self.store.exchange([], request))
+        if request.pressing is None:
+            of_reference = self.reference.claim(request)
+        else:
+            of_reference, _ = self.reference.claim_under_pressure(request, request.pressing)
+        assert of_sql.passed_over == of_reference.passed_over
+        pairs = list(zip(_by_id(of_sql.claimed), _by_id(of_reference.claimed), strict=True))
+        for one, other in pairs:
+            self._same(_told(one), _told(other))
+        self.claims += pairs
+
+    @precondition(lambda self: self.claims)
+    @rule(form=st.sampled_from(["native", "hex"]))
+    def senders_vanish(self, form: str) -> None:
+        self.time_passes(2)
+        self.claim(form)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), kind=st.sampled_from(KINDS))
+    def settle(self, data: st.DataObject, kind: str) -> None:
+        """By whoever claimed it once, its lease lost or not."""
+        self.settle_one(kind, data.draw(st.sampled_from(self.claims[-8:])))
+
+    def settle_one(self, kind: str, claims: tuple[Claimed, Claimed]) -> None:
+        of_sql, of_reference = claims
+        settled = asyncio.run(self.store.exchange([(of_sql, transition(kind, of_sql))], None)).settled
+        assert settled == self.reference.settle([(of_reference, transition(kind, of_reference))])
+
+    @precondition(lambda self: self.ids)
+    @rule(form=st.sampled_from(["native", "hex"]))
+    def seek(self, form: str) -> None:
+        def wanted(operation: str, sent_as: str | None) -> bool:
+            return sent_as == form
+
+        with self.database.engine.begin() as connection:
+            uncertain_entries.seek(connection, TABLES, wanted, QUIESCENCE, None)
+        self.reference.seek(wanted, QUIESCENCE)
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.cancel_one(data.draw(st.sampled_from(self.ids)))
+
+    def cancel_one(self, id: UUID) -> None:
+        if id in self.reference.settlements and id in self.reference.queue:
+            return  # it is the app's transaction that fails then
+        with self.database.begin() as session:
+            cancelled = self.ob.cancel(session, id)
+        assert cancelled == self.reference.cancel(id)
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data(), what=st.sampled_from(["happened", "did_not_happen", "send_again", "cancel", "retry"]))
+    def decide(self, data: st.DataObject, what: Any) -> None:
+        self.decide_one(data.draw(st.sampled_from(self.ids)), what)
+
+    def decide_one(self, id: UUID, what: Any) -> None:
+        said: Callable[[], None]
+        if what == "cancel":
+            said = lambda: reference_people.cancel(self.reference, id, "looked")  # noqa: E731
+        elif what == "retry":
+            said = lambda: reference_people.retry(self.reference, id)  # noqa: E731
+        else:
+            said = lambda: reference_people.resolve(self.reference, id, what, "looked")  # noqa: E731
+        assert self._say(id, what) == _is_allowed(said)
+
+    def _say(self, id: UUID, what: Any) -> bool:
+        try:
+            with self.database.engine.begin() as connection:
+                if what == "cancel":
+                    decisions.cancel(connection, TABLES, id, actor="ada", reason="looked")
+                elif what == "retry":
+                    decisions.retry(connection, TABLES, id, actor="ada")
+                else:
+                    decisions.resolve(connection, TABLES, id, what, actor="ada", reason="looked")
+        except (DecisionRefused, EntryNotFound):
+            return False
+        return True
+
+    @precondition(lambda self: self.reference.settlements)
+    @rule(data=st.data())
+    def restore_to_the_queue(self, data: st.DataObject) -> None:
+        """An entry that has ended is in the queue again, as after the restore of a part."""
+        id = data.draw(st.sampled_from(sorted(self.reference.settlements)))
+        if id in self.reference.queue:
+            return
+        row = {"state": "pending", "deliveries": 0, "attempts": 0, "maybe_sent": False, "key_epoch": 0}
+        with self.database.engine.begin() as connection:
+            if self.database.name == "postgresql":
+                connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # no trigger stops a restore
+            destination = self.reference.entries[id].destination
+            connection.execute(TABLES.queue.insert().values(id=id, destination=destination, due_at=clock(), **row))
+        self.reference.queue[id] = Row(due_at=self._tick())
+
+    @rule(lane=st.sampled_from(["a", "b"]))
+    def release(self, lane: str) -> None:
+        try:
+            with self.database.engine.begin() as connection:
+                decisions.release_lane(connection, TABLES, lane, actor="ada", reason="looked")
+            released = True
+        except EntryNotFound:
+            released = False
+        assert released == _is_allowed(lambda: reference_people.release_lane(self.reference, lane, "looked"))
+
+    @rule(destination=st.sampled_from(["crm", "mail"]))
+    def pause(self, destination: str) -> None:
+        with self.database.engine.begin() as connection:
+            decisions.pause(connection, TABLES, destination, actor="ada")
+        reference_people.pause(self.reference, destination)
+
+    @rule(destination=st.sampled_from(["crm", "mail"]))
+    def resume(self, destination: str) -> None:
+        try:
+            with self.database.engine.begin() as connection:
+                decisions.resume(connection, TABLES, destination, actor="ada")
+            resumed = True
+        except DecisionRefused:
+            resumed = False
+        assert resumed == _is_allowed(lambda: reference_people.resume(self.reference, destination))
+
+    @precondition(lambda self: self.claims)
+    @rule(hours=st.sampled_from([1, 3]), data=st.data(), kind=st.sampled_from(KINDS))
+    def hold_and_resume(self, hours: int, data: st.DataObject, kind: str) -> None:
+        """As after a restore; meanwhile somebody claims, settles and cancels all the same."""
+        self.hold()
+        self.claim("native")
+        self.settle_one(kind, data.draw(st.sampled_from(self.claims[-8:])))
+        self.cancel_one(data.draw(st.sampled_from(self.ids)))
+        self.resume_after_restore(hours)
+
+    def hold(self) -> None:
+        with self.database.engine.begin() as connection:
+            store_identity.hold(connection, TABLES, store_identity.read_mark(connection, TABLES)[0], "set back")
+        self.reference.meta = replace(self.reference.meta, held="set back")
+
+    def resume_after_restore(self, hours: int) -> None:
+        word = admin_resume.Word(env=self.ob.configuration.env, actor="ada", reason="looked", since=hours * HOUR)
+        admin_resume.resume(self.database.engine, TABLES, word)
+        reference_history.resume(self.reference, word.env, word.reason, self.now - hours * HOUR)
+
+    @invariant()
+    def they_agree(self) -> None:
+        queue = {row.id: row for row in self.database.queue}
+        assert queue.keys() == self.reference.queue.keys()
+        for id, row in self.reference.queue.items():
+            told = asdict(row)
+            del told["position"]  # of which only the order counts
+            self._same({name: getattr(queue[id], name) for name in told}, told)
+        assert _in_order(queue) == _in_order(self.reference.queue)
+        halts = {row.ordering_key: Halt(row.entry_id, row.reason) for row in self.database.rows(TABLES.halted)}
+        assert halts == self.reference.halted
+        pressures = {row.name: row for row in self.database.rows(TABLES.destination)}
+        assert pressures.keys() == self.reference.pressure.keys()
+        for destination, pressure in self.reference.pressure.items():
+            told = asdict(pressure)
+            del told["resumed_at"], told["slots_taken"]
+            self._same_slots(on_record(pressures[destination].slots_taken), pressure.slots_taken)
+            self._same({name: getattr(pressures[destination], name) for name in told}, told)
+        settlements = {row.id: row for row in self.database.rows(TABLES.settlement)}
+        assert settlements.keys() == self.reference.settlements.keys()
+        for id, settlement in self.reference.settlements.items():
+            for name in ("state", "reason", "deliveries", "attempts", "key_epoch"):
+                assert getattr(settlements[id], name) == getattr(settlement, name), name
+        assert _histories(self.database.rows(TABLES.event)) == _histories(self.reference.events)
+
+    def _same_slots(self, of_sql: Sequence[Taken], of_reference: Sequence[Taken]) -> None:
+        now = datetime.now(UTC)
+        assert [each[:2] for each in of_sql] == [each[:2] for each in of_reference]
+        for found, taken in zip(of_sql, of_reference, strict=True):
+            assert abs((now - found.until) - (self.now - taken.until)) < NEAR
+
+    def _same(self, of_sql: dict[str, Any], of_reference: dict[str, Any]) -> None:
+        """Equal, instants as far as they lie back."""
+        now = datetime.now(UTC)
+        for name, value in of_reference.items():
+            found = of_sql[name]
+            if name == "outcome":
+                found, value = _without_instant(found, now), _without_instant(value, self.now)
+            if name in INSTANTS and value not in (None, NEVER) and found not in (None, NEVER):
+                assert abs((now - found) - (self.now - value)) < NEAR, name
+            else:
+                assert found == value, name
+
+
+def _without_instant(outcome: str | None, now: datetime) -> Any:
+    """What is on record, with how many quarters of an hour its instants lie back: nothing here waits for less."""
+    record = json.loads(outcome or "{}")
+    if "looks" in record:
+        record["looks"]["quiet_at"] = round((now - datetime.fromisoformat(record["looks"]["quiet_at"])) / (HOUR / 4))
+    if "decided_at" in record.get("known", {}):
+        record["known"]["decided_at"] = round(
+            (now - datetime.fromisoformat(record["known"]["decided_at"])) / (HOUR / 4)
+        )
+    return record
+
+
+def _aged(claimed: Claimed, by: timedelta) -> Claimed:
+    """A claim that was handed out earlier, now that its row has been aged."""
+    instants: dict[str, Any] = {
+        name: value - by for name in INSTANTS if (value := getattr(claimed, name, None)) is not None
+    }
+    record = json.loads(claimed.outcome or "{}")
+    if "looks" in record:
+        record["looks"]["quiet_at"] = (datetime.fromisoformat(record["looks"]["quiet_at"]) - by).isoformat()
+        instants["outcome"] = json.dumps(record)
+    return claimed._replace(**instants)
+
+
+def _by_id(claimed: list[Claimed]) -> list[Claimed]:
+    return sorted(claimed, key=lambda entry: entry.id)
+
+
+def _told(claimed: Claimed) -> dict[str, Any]:
+    as_enqueued = ("tag", "payload", "options", "headers", "position")
+    return {name: value for name, value in claimed._asdict().items() if name not in as_enqueued}
+
+
+def _histories(events: Sequence[Any]) -> list[tuple[UUID, str, str | None]]:
+    """Entry by entry, without the times that are told."""
+    told = [
+        (event.entry_id, event.kind, event.reason and re.sub(" after .* UTC", "", event.reason)) for event in events
+    ]
+    return sorted(told, key=lambda event: event[0])
+
+
+def _in_order(queue: Mapping[UUID, Any]) -> list[tuple[str, UUID]]:
+    """The lanes, from their heads on."""
+    places = [(row.ordering_key, row.position, id) for id, row in queue.items() if row.ordering_key is not None]
+    return [(ordering_key, id) for ordering_key, _, id in sorted(places)]
+
+
+def _is_allowed(decide: Callable[[], None]) -> bool:
+    try:
+        decide()
+    except Refused:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("kind", "examples"), [("postgresql", 25), ("sqlite", 40)])
+def test_a_database_does_what_the_reference_store_does(
+    request: pytest.FixtureRequest, ob: outbox.Outbox, kind: str, examples: int
+) -> None:
+    database: Database = request.getfixturevalue(kind)
+
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        lambda: Agreement(database, ob),
+        settings=settings(max_examples=examples, stateful_step_count=30, deadline=None, derandomize=True),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_database_treats_late_answers_as_the_reference_store_does(
+    database: Database, ob: outbox.Outbox, kind: str
+) -> None:
+    agreement = Agreement(database, ob)
+    agreement.enqueue("crm.upsert", ["a", "a"])
+    agreement.claim("native")
+    agreement.senders_vanish("native")
+
+    agreement.settle_one(kind, agreement.claims[0])
+    agreement.they_agree()
+    agreement.settle_one(kind, agreement.claims[1])
+    agreement.they_agree()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_database_treats_looks_as_the_reference_store_does(database: Database, ob: outbox.Outbox, kind: str) -> None:
+    agreement = Agreement(database, ob)
+    for operation in OPERATIONS:  # of the first nobody looks for by itself
+        agreement.enqueue(operation, [None])
+    agreement.claim("native")
+    for claims in agreement.claims[:]:
+        agreement.settle_one("stored 500", claims)
+    agreement.they_agree()
+
+    for form in ("hex", "native", "native"):  # the last one finds nothing that is not being looked for
+        agreement.seek(form)
+        agreement.they_agree()
+    for hours in (4, 4, 40):  # after which no look is due any more
+        agreement.time_passes(hours)
+        agreement.claims.clear()
+        agreement.claim("native")
+        agreement.they_agree()
+        for claims in agreement.claims[:]:
+            agreement.settle_one(kind, claims)
+            agreement.they_agree()
+    agreement.seek("native")
+    agreement.they_agree()
+
+
+@pytest.mark.parametrize("verdict", ["happened", "did_not_happen", "send_again", "cancel", "retry"])
+def test_a_database_treats_lanes_as_the_reference_store_does(
+    database: Database, ob: outbox.Outbox, verdict: str
+) -> None:
+    """One lane for each way in which its head may end, of three entries; then a person says something of that one."""
+    agreement = Agreement(database, ob)
+    for lane in KINDS:
+        agreement.enqueue("crm.upsert", [lane, lane, lane])
+    heads = agreement.ids[::3]
+
+    def go_on(kinds: Mapping[str | None, str]) -> None:
+        agreement.claims.clear()
+        agreement.claim("native")
+        agreement.they_agree()
+        for claims in agreement.claims[:]:
+            agreement.settle_one(kinds.get(claims[1].ordering_key, "delivered"), claims)
+            agreement.they_agree()
+
+    go_on({lane: lane for lane in KINDS})
+    go_on({})
+    for head in heads:
+        agreement.decide_one(head, verdict)
+        agreement.they_agree()
+    for _ in range(2):
+        go_on({})
+        agreement.time_passes(2)
+    for lane in KINDS:
+        agreement.release(lane)
+        agreement.they_agree()
+    for _ in range(3):
+        go_on({})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_database_goes_on_after_a_restore_as_the_reference_store_does(
+    database: Database, ob: outbox.Outbox, kind: str
+) -> None:
+    agreement = Agreement(database, ob)
+    for operation in OPERATIONS:
+        agreement.enqueue(operation, [None, "a"])
+    agreement.claim("native")
+    early, late, *others = agreement.claims
+    agreement.settle_one(kind, early)
+    agreement.they_agree()
+    agreement.hold()
+    agreement.claim("native")
+    agreement.settle_one(kind, late)
+    agreement.they_agree()
+
+    agreement.resume_after_restore(1)
+
+    agreement.they_agree()
+    for claims in (late, *others):
+        agreement.settle_one(kind, claims)
+        agreement.they_agree()
+    agreement.senders_vanish("hex")
+    agreement.they_agree()

@@ -1,0 +1,147 @@
+"""The whole sending side under faults, on a virtual clock: no promise is broken, and without any one guard some promise is."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from random import Random
+
+import pytest
+from simulation.__main__ import SEEDS
+from simulation.app import OUTBOX
+from simulation.database import START, Database, RemoteStore
+from simulation.invariants import Promises
+from simulation.mutations import GUARDS, SEEDS_TO_FIND, first_broken
+from simulation.run import simulate
+from simulation.world import Process, World
+from support.database import IMPORT_PATH
+
+from dispatchers import Dispatcher
+from dispatchers.adapters import MemoryAdapter
+
+PARTS = 10  # of the seeds, so that several processes share them
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_seed_breaks_a_promise(part: int) -> None:
+    each = SEEDS // PARTS
+    for seed in range(part * each, (part + 1) * each):
+        simulate(seed)
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_without_a_guard_a_promise_is_broken_within_a_thousand_seeds(guard: str) -> None:
+    assert first_broken(guard, SEEDS_TO_FIND) is not None
+
+
+def test_a_seed_plays_the_same_run_again_in_any_process() -> None:
+    program = "from simulation.run import simulate; print(*[simulate(seed).trace for seed in range(30)])"
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", f"junk = [object() for _ in range({size})]; {program}"],
+            env=os.environ | {"PYTHONPATH": IMPORT_PATH, "PYTHONHASHSEED": str(size)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for size in (1, 5000)
+    ]
+
+    assert traces[0] == traces[1] == [simulate(seed).trace for seed in range(30)]
+    assert len(set(traces[0])) == 30
+
+
+def test_a_broken_promise_is_told_with_its_seed_and_the_command_that_shows_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = first_broken("the fence is gone", SEEDS_TO_FIND)
+    assert broken is not None
+
+    assert f"seed {broken.seed}: entry " in str(broken)
+    assert f"python3 dev.py simulate --from {broken.seed} --seeds 1" in str(broken)
+    GUARDS["the fence is gone"](monkeypatch)
+    with pytest.raises(type(broken)) as again:
+        simulate(broken.seed)
+    assert str(again.value) == str(broken)
+
+
+def test_the_command_plays_seeds_and_tells_how_entries_ended() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "simulation", "--seeds", "20", "--from", "7", "--jobs", "2"],
+        env=os.environ | {"PYTHONPATH": IMPORT_PATH},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert told.startswith("20 seeds, no promise broken, ")
+    assert " delivered" in told
+
+
+def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
+    logs = [simulate(seed).log for seed in range(200)]
+    steps = "\n".join("\n".join(log) for log in logs)
+
+    for end in (
+        "Settle delivered",
+        "Settle failed",
+        "Settle cancelled",
+        "Park",
+        "Wait",
+        "Seek",
+        "Requeue",
+        "Keep",
+        "HandBack",
+    ):
+        assert f" {end}\n" in steps
+    for trouble in (
+        " cancelled\n",
+        "Settle delivered: lost",
+        "Wait: lost",
+        "told delivered",
+        "told uncertain",
+        "to crm",
+        "looked for: Found\n",
+        "looked for: Absent\n",
+        "looked for: CannotTell\n",
+        "halts its lane\n",
+        "is released\n",
+        "is being cancelled\n",
+        " postponed\n",
+        "is paused\n",
+        "is resumed\n",
+        "the database is set back\n",
+        "a person resumes\n",
+    ):
+        assert trouble in steps
+
+
+def test_an_idle_dispatcher_asks_the_database_no_more_often_than_it_polls() -> None:
+    world = World(1)
+    database = Database(world, Promises(world, START))
+    process = Process(world, "idle")
+    asked = 0
+
+    class CountingStore(RemoteStore):
+        async def exchange(self, *arguments: object) -> object:  # type: ignore[override]
+            nonlocal asked
+            asked += 1
+            return await super().exchange(*arguments)  # type: ignore[arg-type]
+
+    async def live() -> None:
+        dispatcher = Dispatcher(
+            store=CountingStore(database, process),
+            outbox=OUTBOX,
+            adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()},
+            poll=timedelta(seconds=1),
+            clock=process.time,
+            chance=Random(1),
+        )
+        await dispatcher.pump(asyncio.Event())
+
+    process.call_soon(lambda: process.create_task(live()))
+    world.run_until(lambda: False, latest=100.0)
+    world.close()
+
+    assert 100 < asked < 500  # two lanes, each after half a second to a second

@@ -1,0 +1,385 @@
+"""`outbox verify` on whole histories: silent about each that the library wrote, until a hand has changed it."""
+
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from support.callbacks import Shop
+from support.cli_runner import succeeded
+from support.database import TABLES, Client, Database
+from support.entries import (
+    HOUR,
+    NO_LEASE,
+    age,
+    change,
+    claim_one,
+    put_one,
+    queue_row,
+    run_once,
+    settle,
+    settlement_row,
+)
+from support.lookups import decide_on, keyless, look, sent_and_looked_for
+from support.ordering import LaneService, put_in_lane, send_all
+from support.verify import Harm, broken_rules, setting, taking
+
+import outbox
+from dispatchers import CannotTell, Deferred, Delivered, Operations, Outcome, Rejected, Unknown
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.decisions import cancel, resolve
+from dispatchers.callbacks import Settlement
+from dispatchers.store.database import Claims
+from dispatchers.transitions import Settle
+from outbox.times import NEVER
+
+History = Callable[[Database, outbox.Outbox], UUID]
+"""Writes one as the library does; returns the entry that it is about."""
+
+
+def answered(database: Database, ob: outbox.Outbox, *outcomes: Outcome) -> UUID:
+    id, adapter = put_one(database, ob), MemoryAdapter(outcomes)
+    for _ in outcomes:
+        run_once(database, ob, adapters={"crm": adapter})
+        age(database, HOUR)
+    return id
+
+
+def waiting(database: Database, ob: outbox.Outbox) -> UUID:
+    return put_one(database, ob)
+
+
+def delivered(database: Database, ob: outbox.Outbox) -> UUID:
+    return answered(database, ob, Delivered({"id": "ch_1"}))
+
+
+def delivered_at_last(database: Database, ob: outbox.Outbox) -> UUID:
+    return answered(database, ob, Deferred("busy"), Unknown("no answer"), Delivered())
+
+
+def failed(database: Database, ob: outbox.Outbox) -> UUID:
+    return answered(database, ob, Deferred("busy"), Rejected("declined", result={"code": "declined"}))
+
+
+def failed_conclusively(database: Database, ob: outbox.Outbox) -> UUID:
+    return answered(database, ob, Unknown("no answer"), Rejected("declined", conclusive=True))
+
+
+def in_doubt(database: Database, ob: outbox.Outbox) -> UUID:
+    return answered(database, ob, Unknown("no answer"))
+
+
+def uncertain(database: Database, ob: outbox.Outbox) -> UUID:
+    return answered(database, ob, Unknown("no answer", final=True))
+
+
+def decided(verdict: str) -> History:
+    def history(database: Database, ob: outbox.Outbox) -> UUID:
+        id = uncertain(database, ob)
+        decide_on(database, id, resolve, verdict)
+        return id
+
+    return history
+
+
+def carried_out(verdict: str) -> History:
+    def history(database: Database, ob: outbox.Outbox) -> UUID:
+        id = decided(verdict)(database, ob)
+        run_once(database, ob, adapters={"crm": MemoryAdapter()})
+        return id
+
+    return history
+
+
+def decided_twice(database: Database, ob: outbox.Outbox) -> UUID:
+    """For one and the same reason: the last one counts."""
+    id = decided("happened")(database, ob)
+    decide_on(database, id, resolve, "did_not_happen")
+    run_once(database, ob, adapters={"crm": MemoryAdapter()})
+    return id
+
+
+def sent_again_and_delivered(database: Database, ob: outbox.Outbox) -> UUID:
+    id = carried_out("send_again")(database, ob)
+    age(database, HOUR)
+    run_once(database, ob, adapters={"crm": MemoryAdapter()})
+    assert settlement_row(database, id).key_epoch == 1
+    return id
+
+
+def proved_late_though_decided(database: Database, ob: outbox.Outbox) -> UUID:
+    """A person said that it did not happen; before that was carried out, an earlier sender came and proved that it did."""
+    id, store = put_one(database, ob), Claims(database.engine, ob.configuration)
+    claimed = claim_one(store)
+    age(database, HOUR)
+    run_once(database, ob, adapters={"crm": MemoryAdapter([Unknown("no answer", final=True)])})
+    decide_on(database, id, resolve, "did_not_happen")
+    settle(store, (claimed, Settle("delivered", claimed.attempts + 1)))
+    return id
+
+
+def cancelled_by_the_app(database: Database, ob: outbox.Outbox) -> UUID:
+    id = answered(database, ob, Deferred("busy"))
+    with database.begin() as session:
+        assert ob.cancel(session, id)
+    return id
+
+
+def cancelled_by_a_person(database: Database, ob: outbox.Outbox) -> UUID:
+    id = put_one(database, ob)
+    decide_on(database, id, cancel)
+    run_once(database, ob, adapters={"crm": MemoryAdapter()})
+    return id
+
+
+def found(database: Database, ob: outbox.Outbox) -> UUID:
+    return sent_and_looked_for(database, ob, keyless("answer"))
+
+
+def not_found(database: Database, ob: outbox.Outbox) -> UUID:
+    """Sent once, proved absent, and so without doubt."""
+    id = sent_and_looked_for(database, ob, keyless("request", Deferred("busy")))
+    run_once(database, ob, adapters={"crm": MemoryAdapter([Deferred("busy")], window=None)})
+    row = queue_row(database, id)
+    assert (row.attempts, row.maybe_sent) == (1, False)
+    return id
+
+
+def not_found_and_cancelled(database: Database, ob: outbox.Outbox) -> UUID:
+    id = not_found(database, ob)
+    with database.begin() as session:
+        assert ob.cancel(session, id)
+    return id
+
+
+def looked_for_in_vain(database: Database, ob: outbox.Outbox) -> UUID:
+    adapter = keyless("answer", finds=[CannotTell("it is down"), CannotTell("it is down")])
+    id = sent_and_looked_for(database, ob, adapter)
+    look(database, ob, adapter, HOUR)
+    return id
+
+
+def called_back_in_vain(outcome: Outcome, kind: str = "on_settled") -> History:
+    """Its end is on record, and its callback is due again."""
+
+    def history(database: Database, ob: outbox.Outbox) -> UUID:
+        shop = Shop(database, ob, is_async=False)
+        shop.on(kind, "crm.upsert", broken)
+        id = put_one(database, ob)
+        shop.run_once(adapters={"crm": MemoryAdapter([outcome])})
+        assert "callback raised" in queue_row(database, id).outcome
+        return id
+
+    return history
+
+
+def found_and_called_back_at_last(database: Database, ob: outbox.Outbox) -> UUID:
+    shop = Shop(database, ob, is_async=False)
+    shop.on_settled(broken)
+    id = sent_and_looked_for(database, ob, keyless("answer"), include=[shop.effects])
+    age(database, HOUR)
+    assert run_once(database, ob, adapters={"crm": MemoryAdapter()}, include=[mended("on_settled")]) == 1
+    assert settlement_row(database, id).reason == "found at the service"
+    return id
+
+
+def broken(session: sa.orm.Session, settlement: Settlement) -> None:
+    raise ArithmeticError
+
+
+def mended(kind: str) -> Operations:
+    """The app's next deploy, whose callback of this kind raises nothing."""
+    effects = Operations()
+    getattr(effects, kind)("crm.upsert")(lambda session, settlement: None)
+    return effects
+
+
+def called_back_at_last(outcome: Outcome, kind: str = "on_settled") -> History:
+    def history(database: Database, ob: outbox.Outbox) -> UUID:
+        id = called_back_in_vain(outcome, kind)(database, ob)
+        age(database, HOUR)
+        assert run_once(database, ob, adapters={"crm": MemoryAdapter()}, include=[mended(kind)]) == 1
+        return id
+
+    return history
+
+
+def halting_its_lane(database: Database, ob: outbox.Outbox) -> UUID:
+    """Two are blocked behind it."""
+    ids = put_in_lane(database, ob, "one", "two", "three", "four")
+    send_all(database, ob, LaneService(two=Rejected("declined")))
+    return ids[1]
+
+
+def heading_its_lane(database: Database, ob: outbox.Outbox) -> UUID:
+    """One is blocked behind it, or will be as soon as anybody looks."""
+    first, _ = put_in_lane(database, ob, "one", "two")
+    run_once(database, ob, adapters={"crm": LaneService(one=Deferred("busy", after=HOUR))})
+    return first
+
+
+def of_a_lane_that_was_released(database: Database, ob: outbox.Outbox) -> UUID:
+    id = halting_its_lane(database, ob)
+    succeeded("release", "--ordering-key", "ada", "--reason", "declined", "--actor", "ada", database=database)
+    send_all(database, ob, LaneService())
+    return id
+
+
+def of_a_request(database: Database, ob: outbox.Outbox) -> UUID:
+    Client(database, ob, is_async=False).request()
+    (entry,) = database.entries
+    id: UUID = entry.id
+    return id
+
+
+def at_a_fair_destination(database: Database, ob: outbox.Outbox) -> UUID:
+    fair = outbox.Outbox(ob.configuration.keyring, env="test", fair={"crm"})
+    return put_one(database, fair, parent=outbox.ParentKey("order:fair", scope="acct_1"))
+
+
+def delivered_as_a_lost_commit_said(database: Database, ob: outbox.Outbox) -> UUID:
+    """The database was set back to before its claim, and resumed; then the sender of old proves that it happened."""
+    id, store = put_one(database, ob), Claims(database.engine, ob.configuration)
+    claimed = claim_one(store)
+    change(database, id, state="pending", deliveries=0, first_leased_at=None, **NO_LEASE)
+    given = ("--after-restore", "--reason", "the disk was lost", "--actor", "ada", "--since", "1h")
+    succeeded("resume", *given, database=database, OUTBOX_ENV="test")
+    settle(store, (claimed, Settle("delivered", claimed.attempts + 1)))
+    row = settlement_row(database, id)
+    assert (row.state, row.deliveries, row.attempts) == ("delivered", 0, 1)
+    return id
+
+
+# --- what a hand may change
+
+
+ENDED, QUEUE = TABLES.settlement, TABLES.queue
+
+
+def forget_doubt(connection: sa.Connection, id: UUID) -> None:
+    setting(QUEUE, maybe_sent=False, in_doubt_since=None, state="retry")(connection, id)
+
+
+def for_all(statement: sa.Executable) -> Harm:
+    return lambda connection, id: connection.execute(statement)
+
+
+def delivered_and_halting(connection: sa.Connection, id: UUID) -> None:
+    setting(ENDED, state="delivered", reason=None, attempts=1)(connection, id)
+
+
+def as_decided(state: str) -> str:
+    return f'{{"reason": "-", "known": {{"state": "{state}", "reason": "looked there"}}}}'
+
+
+HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
+    (waiting, [
+        (setting(QUEUE, destination="mail"), "as enqueued", "was enqueued for crm, and waits for mail"),
+        (setting(TABLES.entry, destination="mail"), "as enqueued", "was enqueued for mail, and waits for crm"),
+        (setting(QUEUE, due_at=NEVER), "its turn", "never comes due, and nothing holds it"),
+        (setting(QUEUE, outcome=as_decided("delivered")), "decided", "is to become delivered, and its history does not say so"),
+        (setting(QUEUE, outcome="not JSON"), "decided", "what is on record of it cannot be read"),
+    ]),
+    (delivered, [
+        (setting(ENDED, state="failed"), "true end", "is failed, and its history does not say so"),
+        (setting(ENDED, state="failed", reason="declined"), "true end", "is failed, and its history does not say so"),
+        (setting(ENDED, reason="found at the service"), "true end", "is delivered, and its history does not say so"),
+        (setting(ENDED, attempts=0), "true end", "is delivered, and was never sent"),
+        (setting(ENDED, state="cancelled"), "cancelled", "is cancelled, and was sent 1 times"),
+        (setting(ENDED, state="cancelled", attempts=0), "cancelled", "is cancelled, and has a service's answer"),
+    ]),
+    (delivered_at_last, [
+        (setting(ENDED, deliveries=1, attempts=1), "counted", "its history tells of delivery 2, and 1 are counted"),
+    ]),
+    (failed, [
+        (setting(ENDED, state="delivered"), "true end", "is delivered, and its history does not say so"),
+        (setting(ENDED, state="cancelled"), "true end", "is cancelled, and its history does not say so"),
+        (for_all(TABLES.event.update().values(entry_id=uuid4())), "whole", "has a history, and is no entry"),
+        (setting(ENDED, reason="refunded"), "true end", "is failed, and its history does not say so"),
+        (taking(TABLES.event), "true end", "is failed, and its history does not say so"),
+    ]),
+    (failed_conclusively, []),
+    (in_doubt, [
+        (forget_doubt, "doubt", "was sent 1 times, and nothing says that it may have happened"),
+        (setting(QUEUE, deliveries=0, attempts=0), "counted", "its history tells of delivery 1, and 0 are counted"),
+    ]),
+    (uncertain, [
+        (setting(QUEUE, maybe_sent=False, in_doubt_since=None), "doubt", "is uncertain, and nothing says that it may"),
+        (setting(QUEUE, state="pending"), "doubt", "may have been sent, and is pending, and nobody decided"),
+    ]),
+    (decided("happened"), [
+        (setting(QUEUE, outcome=as_decided("failed")), "decided", "is to become failed, and its history does not say so"),
+        (setting(QUEUE, outcome=as_decided("cancelled")), "decided", "is to become cancelled, and its history does not say so"),
+    ]),
+    (decided("send_again"), []),
+    (carried_out("happened"), [
+        (setting(ENDED, state="failed"), "true end", "is failed, and its history does not say so"),
+    ]),
+    (carried_out("did_not_happen"), [
+        (setting(ENDED, state="delivered"), "true end", "is delivered, and its history does not say so"),
+    ]),
+    (carried_out("send_again"), []),
+    (decided_twice, [
+        (setting(ENDED, state="delivered"), "true end", "is delivered, and its history does not say so"),
+    ]),
+    (sent_again_and_delivered, []),
+    (proved_late_though_decided, []),
+    (cancelled_by_the_app, [
+        (setting(ENDED, state="delivered"), "true end", "is delivered, and was never sent"),
+        (setting(ENDED, state="failed"), "true end", "is failed, and its history does not say so"),
+    ]),
+    (cancelled_by_a_person, [
+        (setting(ENDED, state="delivered"), "true end", "is delivered, and its history does not say so"),
+    ]),
+    (found, [
+        (setting(ENDED, state="failed"), "true end", "is failed, and its history does not say so"),
+    ]),
+    (not_found, []),
+    (not_found_and_cancelled, [
+        (for_all(TABLES.event.update().values(kind="attempt")), "cancelled", "is cancelled, and was sent 1 times"),
+    ]),
+    (looked_for_in_vain, []),
+    (called_back_in_vain(Delivered()), [
+        (taking(TABLES.event), "decided", "is to become delivered, and its history does not say so"),
+    ]),
+    (called_back_in_vain(Rejected("declined")), []),
+    (called_back_in_vain(Unknown("no answer", final=True), "on_uncertain"), []),
+    (called_back_at_last(Delivered()), []),
+    (called_back_at_last(Rejected("declined")), []),
+    (called_back_at_last(Unknown("no answer", final=True), "on_uncertain"), []),
+    (found_and_called_back_at_last, []),
+    (halting_its_lane, [
+        (delivered_and_halting, "halted", "halts the lane ada, and is delivered"),
+        (for_all(TABLES.halted.update().values(ordering_key="bob")), "halted", "halts the lane bob, and is not of it"),
+    ]),
+    (heading_its_lane, [
+        (setting(QUEUE, ordering_key="bob"), "as enqueued", "was enqueued in the lane ada, and waits in the lane bob"),
+        (setting(QUEUE, ordering_key=None, position=None), "as enqueued", "was enqueued in the lane ada, and"),
+        (setting(QUEUE, position=None), "own place", "has an ordering key and no place"),
+        (for_all(QUEUE.update().values(position=7)), "own place", "has the same place in its lane as entry "),
+        (for_all(QUEUE.update().values(due_at=NEVER)), "its turn", "is blocked, and nothing is before it in its lane"),
+    ]),
+    (of_a_lane_that_was_released, []),
+    (of_a_request, [
+        (for_all(TABLES.record.delete()), "request", "waits, and the record of its request is gone: "),
+    ]),
+    (at_a_fair_destination, [
+        (setting(QUEUE, scope="acct_2"), "as enqueued", "waits for the turn of another scope"),
+        (setting(QUEUE, fair="mail"), "as enqueued", "waits for the turn of another scope"),
+        (setting(QUEUE, scope=None), "as enqueued", "waits for the turn of another scope"),
+    ]),
+    (delivered_as_a_lost_commit_said, []),
+]  # fmt: skip
+"""Each with what a hand may change in it, the rule that then is broken, and how that is told."""
+
+
+@pytest.mark.parametrize(("history", "harms"), HISTORIES)
+def test_a_history_breaks_no_rule_until_a_hand_changes_it(
+    database: Database, ob: outbox.Outbox, history: History, harms: list[tuple[Harm, str, str]]
+) -> None:
+    id = history(database, ob)
+
+    assert broken_rules(database) == {}
+    for harm, rule, text in harms:
+        told = broken_rules(database, lambda connection, harm=harm: harm(connection, id)).get(rule, [])
+        assert any(found.startswith(text) for found in told), (rule, told)
