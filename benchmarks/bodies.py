@@ -1,7 +1,7 @@
 """Dropping a day of responses' bodies, over deleting it row by row: `python3 -m benchmarks.bodies`.
 
 The same records, answered a month and two days ago, in the ordinary layout and in the one by day; both are cleaned by what a
-dispatcher's upkeep does: the records, then the day (nothing, in the ordinary layout). The VACUUM is what autovacuum does
+dispatcher's maintenance does: the records, then the day (nothing, in the ordinary layout). The VACUUM is what autovacuum does
 after it.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, MetaData, create_engine, text
 
 from dispatchers.maintenance.body_partitions import drop_days
-from dispatchers.maintenance.jobs import Upkeep
+from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import KEEP, Retention
 from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
@@ -74,7 +74,7 @@ def delete_records(engine: Engine) -> None:
             return work(connection)
 
     async def all_of_it() -> None:
-        async for _ in Upkeep(run, tables, Retention.of(KEEP, [timedelta(days=1)]), pause_seconds=0).sweep():
+        async for _ in Maintenance(run, tables, Retention.of(KEEP, [timedelta(days=1)]), pause_seconds=0).sweep():
             pass
 
     asyncio.run(all_of_it())

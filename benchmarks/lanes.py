@@ -27,12 +27,12 @@ from dispatchers import Delivered, Delivery, Operations
 from outbox.session import flush_all
 
 ENTRIES = 10_000
-LANES = 1_000
+CLAIM_LOOPS = 1_000
 
 
 def main() -> None:
     with draining_engine("benchmarks.lanes", __doc__) as engine:
-        print(f"until {ENTRIES} unordered entries were sent, seconds; beside them {ENTRIES} in {LANES} lanes")
+        print(f"until {ENTRIES} unordered entries were sent, seconds; beside them {ENTRIES} in {CLAIM_LOOPS} lanes")
         print(f"{'lanes':>10}{'without':>10}{'with':>10}{'ratio':>10}{'at most':>10}")
         bench = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")
         met = [
@@ -66,11 +66,11 @@ def others(bench: outbox.Outbox, session: Session) -> None:
 
 
 def lanes_elsewhere(bench: outbox.Outbox, session: Session) -> None:
-    put(bench, session, "other.charge", lanes=LANES)
+    put(bench, session, "other.charge", lanes=CLAIM_LOOPS)
 
 
 def halted_lanes(bench: outbox.Outbox, session: Session) -> None:
-    put(bench, session, "noop.charge", lanes=LANES)
+    put(bench, session, "noop.charge", lanes=CLAIM_LOOPS)
     flush_all(session)
     for statement in (
         "UPDATE outbox_queue SET state = 'uncertain', due_at = '9999-12-31 00:00:00Z', maybe_sent = true"

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from dispatchers.transitions import Claimed, End, Settle
+from dispatchers.transitions import ClaimedEntry, End, Settle
 from outbox.configuration import Configuration
 from outbox.errors import AlreadyAnswered, CallbackError, ConfigurationError, NotAnswered
 from outbox.keys import ParentKey, Tag, encode_native
@@ -135,7 +135,7 @@ class Callbacks:
         self._on_record = on_record
         self._missing.clear()
 
-    def missing(self, claimed: Claimed, end: End) -> str | None:
+    def missing(self, claimed: ClaimedEntry, end: End) -> str | None:
         """The callback that is due when `claimed` comes to `end`, if another process has registered it, and this one has not."""
         if not self._on_record:
             return None
@@ -166,14 +166,14 @@ class Callbacks:
         """Whether there is a completion among them."""
         return any(kind == "on_completed" for kind, _ in self._registered)
 
-    def calls(self, claimed: Claimed, end: End) -> Calls:
+    def calls(self, claimed: ClaimedEntry, end: End) -> Calls:
         """What is to run in the transaction that brings `end` to `claimed`."""
         ended = self.find(claimed.operation, end)
         if claimed.completion is None or not isinstance(end, Settle):
             return Calls(ended)
         return Calls(ended, self.find_completion(claimed.completion))
 
-    def may_call(self, claimed: Claimed) -> bool:
+    def may_call(self, claimed: ClaimedEntry) -> bool:
         """Whether some end of `claimed` has a callback or a completion here."""
         found = self._may_call.get(claimed.operation)
         if found is None:
@@ -281,7 +281,7 @@ class Cause:
 
 
 def prepare(
-    connection: Connection, configuration: Configuration, session: Session, claimed: Claimed, end: End
+    connection: Connection, configuration: Configuration, session: Session, claimed: ClaimedEntry, end: End
 ) -> Settlement:
     """What the callback is handed; `session`, on `connection`, is its own from now on."""
     entry = configuration.tables.entry

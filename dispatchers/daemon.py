@@ -16,9 +16,9 @@ from typing import Any
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from dispatchers.dispatcher import Dispatcher
-from dispatchers.maintenance.jobs import Upkeep, keep_bodies, report_gauges, report_lag, retain
-from dispatchers.pipeline.outage_log import Outages, cause_of, ends_by_itself, is_outage
-from dispatchers.store.database import Claims
+from dispatchers.maintenance.jobs import Maintenance, keep_bodies, report_gauges, report_lag, retain
+from dispatchers.pipeline.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
+from dispatchers.store.database import DatabaseStore
 
 log = logging.getLogger("outbox.daemon")
 
@@ -67,9 +67,9 @@ async def serve(dispatcher: Dispatcher) -> bool:
 async def _serve(dispatcher: Dispatcher, afterwards: Handler | None = None) -> bool:
     signals = Signals(dispatcher)
     signals.listen(afterwards)
-    timetable = _timetable(dispatcher, signals.stopping)
+    schedule = _schedule(dispatcher, signals.stopping)
     try:
-        await signals.guard(_work(dispatcher, timetable, signals.stopping))
+        await signals.guard(_work(dispatcher, schedule, signals.stopping))
     finally:
         signals.close()
     if not signals.cut_short:
@@ -87,16 +87,16 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def _work(dispatcher: Dispatcher, timetable: AsyncIOScheduler, stopping: asyncio.Event) -> None:
+async def _work(dispatcher: Dispatcher, schedule: AsyncIOScheduler, stopping: asyncio.Event) -> None:
     await _check_patiently(dispatcher, stopping)
     if stopping.is_set():
         return
-    timetable.start()
+    schedule.start()
     log.info("sending: %s", dispatcher.told)
     try:
         await dispatcher.pump(stopping)
     finally:
-        timetable.shutdown(wait=False)
+        schedule.shutdown(wait=False)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await dispatcher.close()
@@ -214,12 +214,12 @@ class Signals:
             working.cancel()
 
 
-def _timetable(dispatcher: Dispatcher, stopping: asyncio.Event) -> AsyncIOScheduler:
+def _schedule(dispatcher: Dispatcher, stopping: asyncio.Event) -> AsyncIOScheduler:
     """Gauges, looks, retention and the bodies' partitions."""
-    timetable = AsyncIOScheduler(timezone="UTC")
+    schedule = AsyncIOScheduler(timezone="UTC")
 
     def add(work: Callable[..., Awaitable[Any]], *arguments: Any, seconds: int, jitter: int | None = None) -> None:
-        timetable.add_job(
+        schedule.add_job(
             partial(_patiently, dispatcher.outages),
             "interval",
             [work, *arguments],
@@ -231,17 +231,17 @@ def _timetable(dispatcher: Dispatcher, stopping: asyncio.Event) -> AsyncIOSchedu
 
     add(report_gauges, dispatcher.store, seconds=GAUGES_SECONDS)
     add(dispatcher.reconcile, seconds=RECONCILE_SECONDS)
-    if isinstance(dispatcher.store, Claims):  # a simulation's store has no tables
+    if isinstance(dispatcher.store, DatabaseStore):  # a simulation's store has no tables
         run, tables = dispatcher.store.run, dispatcher.store.tables
         add(report_lag, run, tables, seconds=GAUGES_SECONDS)
-        upkeep = Upkeep(run, tables, dispatcher.retention)
-        add(retain, upkeep, stopping, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
+        maintenance = Maintenance(run, tables, dispatcher.retention)
+        add(retain, maintenance, stopping, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
         run_apart = dispatcher.store.run_apart
         add(keep_bodies, run, run_apart, tables, seconds=BODIES_SECONDS, jitter=RETENTION_JITTER_SECONDS)
-    return timetable
+    return schedule
 
 
-async def _patiently(outages: Outages, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+async def _patiently(outages: OutageLog, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
     """Do what the timetable asks for. What fails is reported, and done at its next time."""
     name = getattr(work, "__name__", type(work).__name__)
     try:

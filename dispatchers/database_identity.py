@@ -14,7 +14,7 @@ doubt begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class DatabaseIdentity:
     """What a server said of itself at one moment of its clock. What it does not tell is None.
 
     environment: the deployment's name, as the dispatcher is configured. place: which database and table of the server, or
@@ -33,18 +33,18 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class IdentityCheck:
     """What a look at the database came to: its mark, and why every dispatcher holds, if they do.
 
     continued: the promotion after which this look let all of them continue, as the fleet declares that none loses a commit.
     """
 
-    mark: Mark | None
+    mark: DatabaseIdentity | None
     held: str | None = None
     continued: str | None = None
 
 
-def suspicion(now: Mark, mark: Mark | None, known: Mark | None) -> str | None:
+def suspicion(now: DatabaseIdentity, mark: DatabaseIdentity | None, known: DatabaseIdentity | None) -> str | None:
     """Why the database cannot be trusted to remember what was sent; None if nothing speaks against it.
 
     now: what the server says. mark: what is written in the database. known: what the asking process remembers, or its file.
@@ -61,7 +61,7 @@ def suspicion(now: Mark, mark: Mark | None, known: Mark | None) -> str | None:
     return None
 
 
-def is_promotion(now: Mark, mark: Mark | None, known: Mark | None) -> bool:
+def is_promotion(now: DatabaseIdentity, mark: DatabaseIdentity | None, known: DatabaseIdentity | None) -> bool:
     """Whether all that is suspicious is a later timeline: the same server's history, promoted, with every mark in it."""
     if mark is None or mark.timeline is None or now.timeline is None:
         return False
@@ -69,12 +69,12 @@ def is_promotion(now: Mark, mark: Mark | None, known: Mark | None) -> bool:
     return int(now.timeline, 16) > int(mark.timeline, 16) and suspicion(now, *followed) is None
 
 
-def is_outdated(known: Mark | None, mark: Mark | None) -> bool:
+def is_outdated(known: DatabaseIdentity | None, mark: DatabaseIdentity | None) -> bool:
     """Whether an operator has resumed since `known` was remembered, and so decided about what came between."""
     return known is not None and mark is not None and _resumed(mark) > _resumed(known)
 
 
-def bounds(now: Mark, mark: Mark, known: Mark | None) -> bool:
+def bounds(now: DatabaseIdentity, mark: DatabaseIdentity, known: DatabaseIdentity | None) -> bool:
     """Whether what was lost was committed after `mark`.
 
     Not if only `known` tells of a loss, and `mark` is the younger: somebody who knew nothing wrote it after that.
@@ -82,12 +82,12 @@ def bounds(now: Mark, mark: Mark, known: Mark | None) -> bool:
     return known is None or mark.checked_at <= known.checked_at or suspicion(now, mark, None) is not None
 
 
-def is_due(now: Mark, mark: Mark) -> bool:
+def is_due(now: DatabaseIdentity, mark: DatabaseIdentity) -> bool:
     """Whether the mark is to be written anew. It never goes back, whatever the clock does."""
     return now.checked_at - mark.checked_at >= MARK_EVERY
 
 
-def _change(earlier: Mark, now: Mark) -> str | None:
+def _change(earlier: DatabaseIdentity, now: DatabaseIdentity) -> str | None:
     if earlier.system_identifier not in (None, now.system_identifier):
         return (
             f"the server is another one, system identifier {now.system_identifier} instead of {earlier.system_identifier}:"
@@ -111,14 +111,14 @@ def position(lsn: str) -> int:
     return (int(high, 16) << 32) + int(low, 16)
 
 
-def _resumed(mark: Mark) -> datetime:
+def _resumed(mark: DatabaseIdentity) -> datetime:
     return mark.resumed_at or datetime.min.replace(tzinfo=UTC)
 
 
-def _follows(mark: Mark, known: Mark) -> bool:
+def _follows(mark: DatabaseIdentity, known: DatabaseIdentity) -> bool:
     """Whether `mark` is `known`, or may have been written after it."""
     return mark.number > known.number or (mark.number == known.number and mark.checked_at == known.checked_at)
 
 
-def _shown(mark: Mark) -> str:
+def _shown(mark: DatabaseIdentity) -> str:
     return f"mark {mark.number} of {mark.checked_at:%Y-%m-%d %H:%M:%S UTC}"

@@ -25,17 +25,17 @@ from dispatchers.delivery import (
 from dispatchers.transitions import (
     KEY_CONFLICT,
     SEND_AGAIN,
-    Claimed,
+    AwaitLookup,
+    ClaimedEntry,
     End,
-    Keep,
     Known,
-    Looks,
-    Park,
-    Requeue,
-    Seek,
+    LookupState,
+    MarkUncertain,
+    Retry,
+    RetryCallback,
+    SendAgain,
     Settle,
     Transition,
-    Wait,
     vanished,
 )
 
@@ -49,13 +49,13 @@ VANISHED_MAX = (
 DOUBLINGS_MAX = 20  # beyond BACKOFF_MAX already; keeps the power small
 
 
-def admit(entry: Claimed, memory: Memory, now: datetime, jitter: float = 1.0) -> Transition | None:
+def admit(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float = 1.0) -> Transition | None:
     """Whether `entry` may be sent now: None for yes, else what becomes of it instead. jitter: as for `decide`."""
     change = _refused(entry, memory, now, jitter)
     return change and _look_first(entry, change, memory, now)
 
 
-def _refused(entry: Claimed, memory: Memory, now: datetime, jitter: float) -> Transition | None:
+def _refused(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float) -> Transition | None:
     if entry.in_doubt_since is not None:
         if _is_for_one_attempt(memory):
             return _park(entry, entry.attempts, "its sender vanished, and the service keeps no keys")
@@ -69,7 +69,7 @@ def _refused(entry: Claimed, memory: Memory, now: datetime, jitter: float) -> Tr
     return None
 
 
-def _wait_apart(entry: Claimed, memory: Memory, now: datetime, jitter: float) -> Transition:
+def _wait_apart(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float) -> Transition:
     """It may be what ends its senders, or only have been under way beside that: each waits for a time of its own.
 
     No age ends it here: a pause may have stopped that a moment ago, of which nobody here knows yet.
@@ -79,7 +79,7 @@ def _wait_apart(entry: Claimed, memory: Memory, now: datetime, jitter: float) ->
     return _wait(entry, ageless, now, jitter, told, None, entry.attempts, entry.maybe_sent, entry.in_doubt_since)
 
 
-def decide(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+def decide(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
     """What becomes of `entry` after `outcome`.
 
     now: the database's. jitter: 0 to 1, the share of the backoff that is really waited ("full jitter").
@@ -88,7 +88,7 @@ def decide(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitt
     return _look_first(entry, _decided(entry, outcome, memory, now, jitter), memory, now)
 
 
-def _decided(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+def _decided(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
     attempts = entry.attempts + 1
     match outcome:
         case Delivered(result=result):
@@ -120,7 +120,7 @@ def _decided(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, ji
             assert_never(outcome)
 
 
-def conclude(entry: Claimed, known: Known, memory: Memory, quiescence: timedelta) -> Transition:
+def conclude(entry: ClaimedEntry, known: Known, memory: Memory, fencing_delay: timedelta) -> Transition:
     """What becomes of an entry whose fate is on record; it is not sent.
 
     quiescence: how long a sender may still be at work that lost its lease; nothing is sent again before.
@@ -128,16 +128,21 @@ def conclude(entry: Claimed, known: Known, memory: Memory, quiescence: timedelta
     attempts = entry.attempts if known.attempts is None else known.attempts
     match known.state:
         case "send_again":
-            return _requeue(entry, known, memory, quiescence)
+            return _requeue(entry, known, memory, fencing_delay)
         case "uncertain":  # its lane halted when that was written down
-            return Park(
-                known.reason or "", attempts, entry.maybe_sent, entry.in_doubt_since, known.stored, halts_lane=False
+            return MarkUncertain(
+                known.reason or "",
+                attempts,
+                entry.maybe_sent,
+                entry.in_doubt_since,
+                known.stored,
+                failure_blocks_group=False,
             )
         case "delivered" | "failed" | "cancelled":
             by_person = known.attempts is None
             end = Settle(known.state, attempts, known.result, known.reason, decided=by_person)
             # By a person's word no lane halts that goes on already; one that has halted stays so, until it is released.
-            return without_halt(end) if by_person else end
+            return without_block(end) if by_person else end
         case _:
             assert_never(known.state)
 
@@ -152,41 +157,41 @@ def has_no_taker(known: Known, now: datetime) -> bool:
     )
 
 
-def without_halt(change: Transition) -> Transition:
+def without_block(change: Transition) -> Transition:
     """The same, but the lane of the entry goes on behind it."""
     if isinstance(change, Settle) and change.state == "failed":
-        return change._replace(halts_lane=False)
-    return replace(change, halts_lane=False) if isinstance(change, Park) else change
+        return change._replace(failure_blocks_group=False)
+    return replace(change, failure_blocks_group=False) if isinstance(change, MarkUncertain) else change
 
 
-def keep(entry: Claimed, end: End, problem: str, jitter: float) -> Keep:
+def keep(entry: ClaimedEntry, end: End, problem: str, jitter: float) -> RetryCallback:
     """What became of it is known, but the callback that must commit with it failed: try that again later."""
-    return Keep(end, backoff(entry.deliveries, jitter), f"{_word(end)}, but {problem}")
+    return RetryCallback(end, backoff(entry.deliveries, jitter), f"{_word(end)}, but {problem}")
 
 
-def release(end: End, why: str) -> Keep:
+def release(end: End, why: str) -> RetryCallback:
     """Its outcome is known, but its callback had no turn under this lease: it may have one under the next, at once."""
-    return Keep(end, timedelta(0), f"{_word(end)}; {why}", failed=False)
+    return RetryCallback(end, timedelta(0), f"{_word(end)}; {why}", failed=False)
 
 
-def hand_over(end: End, callback: str) -> Keep:
+def hand_over(end: End, callback: str) -> RetryCallback:
     """Its outcome is known, and this process does not have its callback: those that have it look for such entries."""
     why = f": {end.reason}" if end.reason else ""
-    return Keep(end, CENTURY, f"{_word(end)}{why}; {callback} runs in a process that has it", False, callback)
+    return RetryCallback(end, CENTURY, f"{_word(end)}{why}; {callback} runs in a process that has it", False, callback)
 
 
 def _word(end: End) -> str:
     return end.state if isinstance(end, Settle) else "uncertain"
 
 
-def _requeue(entry: Claimed, known: Known, memory: Memory, quiescence: timedelta) -> Requeue:
+def _requeue(entry: ClaimedEntry, known: Known, memory: Memory, fencing_delay: timedelta) -> SendAgain:
     """The same key while that is worth something, else one that the service has never seen."""
     reason = known.reason or SEND_AGAIN
-    sent_at = entry.leased_at + quiescence
+    sent_at = entry.leased_at + fencing_delay
     last = last_safe_send(entry.in_doubt_since, memory)
     if memory.window is not None and not known.stored and (last is None or sent_at < last):
-        return Requeue(entry.key_epoch, entry.in_doubt_since, quiescence, reason)
-    return Requeue(entry.key_epoch + 1, None, quiescence, reason)
+        return SendAgain(entry.key_epoch, entry.in_doubt_since, fencing_delay, reason)
+    return SendAgain(entry.key_epoch + 1, None, fencing_delay, reason)
 
 
 def remembered(in_doubt_since: datetime | None, memory: Memory, now: datetime) -> bool:
@@ -214,21 +219,23 @@ def backoff(tries: int, jitter: float, first: timedelta = BACKOFF_FIRST, most: t
     return ceiling * jitter
 
 
-def _look_first(entry: Claimed, change: Transition, memory: Memory, now: datetime) -> Transition:
+def _look_first(entry: ClaimedEntry, change: Transition, memory: Memory, now: datetime) -> Transition:
     """A look before it is given up, where there can be one; by then no sender can be at work any more."""
-    if not (isinstance(change, Park) and memory.can_look) or change.reason.startswith(KEY_CONFLICT):
+    if not (isinstance(change, MarkUncertain) and memory.can_look_up) or change.reason.startswith(KEY_CONFLICT):
         return change
-    looks = Looks(change.reason, 0, now + memory.quiescence, entry.deliveries, change.stored)
-    return Seek(looks, memory.quiescence, change.reason, change.attempts, change.maybe_sent, change.in_doubt_since)
+    looks = LookupState(change.reason, 0, now + memory.fencing_delay, entry.deliveries, change.stored)
+    return AwaitLookup(
+        looks, memory.fencing_delay, change.reason, change.attempts, change.maybe_sent, change.in_doubt_since
+    )
 
 
 def _is_for_one_attempt(memory: Memory) -> bool:
     """Whether nothing in doubt is sent again as it is: no key would keep it from happening twice."""
-    return memory.window is None and (memory.can_look or not memory.at_least_once)
+    return memory.window is None and (memory.can_look_up or not memory.at_least_once)
 
 
 def _wait(
-    entry: Claimed,
+    entry: ClaimedEntry,
     memory: Memory,
     now: datetime,
     jitter: float,
@@ -253,23 +260,23 @@ def _wait(
             delay = min(delay, before_the_last)
         elif now + delay >= last:
             return _park(doubtful, attempts, f"{reason}; the service may forget its key before another attempt")
-    return Wait(delay, reason, attempts, maybe_sent, in_doubt_since)
+    return Retry(delay, reason, attempts, maybe_sent, in_doubt_since)
 
 
-def _end(entry: Claimed, attempts: int, reason: str) -> Transition:
+def _end(entry: ClaimedEntry, attempts: int, reason: str) -> Transition:
     """A limit is reached: failed if it certainly did not happen, else uncertain."""
     return _park(entry, attempts, reason) if entry.maybe_sent else Settle("failed", attempts, reason=reason)
 
 
-def _park(entry: Claimed, attempts: int, reason: str) -> Park:
-    return Park(reason, attempts, entry.maybe_sent, entry.in_doubt_since)
+def _park(entry: ClaimedEntry, attempts: int, reason: str) -> MarkUncertain:
+    return MarkUncertain(reason, attempts, entry.maybe_sent, entry.in_doubt_since)
 
 
-def _doubt(entry: Claimed, attempts: int, reason: str, *, stored: bool = False) -> Park:
+def _doubt(entry: ClaimedEntry, attempts: int, reason: str, *, stored: bool = False) -> MarkUncertain:
     """Uncertain, with this attempt itself in doubt."""
-    return Park(reason, attempts, True, _doubt_began(entry), stored)
+    return MarkUncertain(reason, attempts, True, _doubt_began(entry), stored)
 
 
-def _doubt_began(entry: Claimed) -> datetime:
+def _doubt_began(entry: ClaimedEntry) -> datetime:
     """The FIRST attempt under this key whose fate is unknown: its lease's start, which came before its send."""
     return entry.in_doubt_since or entry.leased_at

@@ -1,6 +1,6 @@
 """What becomes of an entry that is being looked for. Pure, as `decide` is for those that are sent.
 
-Nothing is sent while a look is due: `admit_look` is asked after the claim, `judge` after the look. A look counts as proof of
+Nothing is sent while a look is due: `admit_lookup` is asked after the claim, `judge` after the look. A look counts as proof of
 absence only if it began when no earlier sender could be at work any more.
 """
 
@@ -9,7 +9,16 @@ from typing import assert_never
 
 from dispatchers.decide import CENTURY, backoff, last_safe_send
 from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
-from dispatchers.transitions import Claimed, HandBack, Looks, Park, Requeue, Seek, Settle, Transition
+from dispatchers.transitions import (
+    AwaitLookup,
+    ClaimedEntry,
+    LookupState,
+    MarkUncertain,
+    Release,
+    SendAgain,
+    Settle,
+    Transition,
+)
 
 LOOK_FIRST = timedelta(minutes=1)
 LOOK_MAX = timedelta(hours=1)
@@ -19,31 +28,37 @@ ABSENT = "not at the service: to be sent again"
 """How the reasons begin by which those two are known in an entry's history."""
 
 
-def admit_look(entry: Claimed, looks: Looks, memory: Memory, now: datetime, form: str) -> Transition | None:
+def admit_lookup(
+    entry: ClaimedEntry, looks: LookupState, memory: Memory, now: datetime, form: str
+) -> Transition | None:
     """Whether this process may look for `entry`: None for yes, else what becomes of it instead.
 
     form: what its adapter would send it as now. Under another key form or account a look would find nothing.
     """
-    if not memory.can_look and not looks.made:
-        return Park(f"{looks.why}; nothing here can look for it", _attempts(entry, looks), *_doubt(entry), looks.stored)
+    if not memory.can_look_up and not looks.made:
+        return MarkUncertain(
+            f"{looks.why}; nothing here can look for it", _attempts(entry, looks), *_doubt(entry), looks.stored
+        )
     if _vanished(entry, looks) >= VANISHED_MAX:
         return _no_look(entry, looks, f"{VANISHED_MAX} looks in turn ended with their process")
     elsewhere = _elsewhere(entry, memory, form)
     if elsewhere is not None:
-        return _no_look(entry, looks, elsewhere) if _is_too_old(looks, memory, now) else HandBack(elsewhere, LOOK_FIRST)
+        return _no_look(entry, looks, elsewhere) if _is_too_old(looks, memory, now) else Release(elsewhere, LOOK_FIRST)
     return None
 
 
-def _elsewhere(entry: Claimed, memory: Memory, form: str) -> str | None:
+def _elsewhere(entry: ClaimedEntry, memory: Memory, form: str) -> str | None:
     """Why only another process may look for it, if so."""
-    if not memory.can_look:
+    if not memory.can_look_up:
         return "nothing here can look for it"
     if entry.in_doubt_since is not None and entry.sent_as not in (None, form):
         return f"it was sent as {entry.sent_as!r}, and would be looked for as {form!r}"
     return None
 
 
-def judge(entry: Claimed, looks: Looks, finding: Finding, memory: Memory, now: datetime, jitter: float) -> Transition:
+def judge(
+    entry: ClaimedEntry, looks: LookupState, finding: Finding, memory: Memory, now: datetime, jitter: float
+) -> Transition:
     """What becomes of `entry` after a look at the service that began after its claim.
 
     now: the database's. jitter: as for `decide`. Source: docs/states.md.
@@ -62,7 +77,7 @@ def judge(entry: Claimed, looks: Looks, finding: Finding, memory: Memory, now: d
             assert_never(finding)
 
 
-def _after_absence(entry: Claimed, looks: Looks, memory: Memory, now: datetime) -> Transition:
+def _after_absence(entry: ClaimedEntry, looks: LookupState, memory: Memory, now: datetime) -> Transition:
     """It is sent again, unless a limit is reached. What was sent under an earlier key may not have been looked for."""
     attempts, proved = _attempts(entry, looks), entry.key_epoch == 0
     limit = _limit(entry, attempts, memory, now)
@@ -73,22 +88,22 @@ def _after_absence(entry: Claimed, looks: Looks, memory: Memory, now: datetime) 
     epoch = entry.key_epoch + (not _same_key_is_good(entry, looks, memory, now))
     key = "the same key" if epoch == entry.key_epoch else "a new key"
     told = f"{ABSENT}, under {key}"
-    delay = memory.quiescence if _may_be_overtaken(entry, looks) else timedelta(0)
-    return Requeue(epoch, None, delay, told, attempts, maybe_sent=not proved, absent=True)
+    delay = memory.fencing_delay if _may_be_overtaken(entry, looks) else timedelta(0)
+    return SendAgain(epoch, None, delay, told, attempts, maybe_sent=not proved, absent=True)
 
 
-def _may_be_overtaken(entry: Claimed, looks: Looks) -> bool:
+def _may_be_overtaken(entry: ClaimedEntry, looks: LookupState) -> bool:
     """Whether its lane may have gone on while it was uncertain: then another one is under way, perhaps, for a lease at most."""
     return entry.position is not None and looks.made > 0
 
 
-def _same_key_is_good(entry: Claimed, looks: Looks, memory: Memory, now: datetime) -> bool:
+def _same_key_is_good(entry: ClaimedEntry, looks: LookupState, memory: Memory, now: datetime) -> bool:
     """While the service remembers it, or where it knows none: a frozen sender of old then meets the same key."""
     last = last_safe_send(entry.in_doubt_since, memory)
     return not looks.stored and (last is None or now < last)
 
 
-def _limit(entry: Claimed, attempts: int, memory: Memory, now: datetime) -> str | None:
+def _limit(entry: ClaimedEntry, attempts: int, memory: Memory, now: datetime) -> str | None:
     if attempts >= memory.attempts_max:
         return f"{attempts} attempts were allowed"
     if now - entry.first_leased_at >= min(memory.age_max, CENTURY):
@@ -97,7 +112,7 @@ def _limit(entry: Claimed, attempts: int, memory: Memory, now: datetime) -> str 
 
 
 def _still_uncertain(
-    entry: Claimed, looks: Looks, memory: Memory, now: datetime, jitter: float, told: str
+    entry: ClaimedEntry, looks: LookupState, memory: Memory, now: datetime, jitter: float, told: str
 ) -> Transition:
     if _is_too_old(looks, memory, now):
         return _no_look(entry, looks, told)
@@ -106,39 +121,39 @@ def _still_uncertain(
     return _uncertain(entry, looks, delay, told)
 
 
-def _no_look(entry: Claimed, looks: Looks, told: str) -> Transition:
+def _no_look(entry: ClaimedEntry, looks: LookupState, told: str) -> Transition:
     """A person has to decide. That it was looked for stays on record, so that nobody begins anew."""
     return _uncertain(entry, looks, None, told)
 
 
-def _uncertain(entry: Claimed, looks: Looks, delay: timedelta | None, told: str) -> Transition:
+def _uncertain(entry: ClaimedEntry, looks: LookupState, delay: timedelta | None, told: str) -> Transition:
     """It may already be: then nothing ends, and no callback is called again."""
     made = looks.made + 1
     if looks.made:
         return _seek(entry, looks, made, delay, told)
     renewed = looks._replace(made=made, deliveries=entry.deliveries)
     attempts = _attempts(entry, looks)
-    return Park(f"{looks.why}; {told}", attempts, *_doubt(entry), looks.stored, renewed, delay)
+    return MarkUncertain(f"{looks.why}; {told}", attempts, *_doubt(entry), looks.stored, renewed, delay)
 
 
-def _seek(entry: Claimed, looks: Looks, made: int, delay: timedelta | None, told: str) -> Seek:
+def _seek(entry: ClaimedEntry, looks: LookupState, made: int, delay: timedelta | None, told: str) -> AwaitLookup:
     renewed = looks._replace(made=made, deliveries=entry.deliveries)
-    return Seek(renewed, delay, f"{looks.why}; {told}", _attempts(entry, looks), *_doubt(entry), looked=True)
+    return AwaitLookup(renewed, delay, f"{looks.why}; {told}", _attempts(entry, looks), *_doubt(entry), looked=True)
 
 
-def _doubt(entry: Claimed) -> tuple[bool, datetime | None]:
+def _doubt(entry: ClaimedEntry) -> tuple[bool, datetime | None]:
     return entry.maybe_sent, entry.in_doubt_since
 
 
-def _is_too_old(looks: Looks, memory: Memory, now: datetime) -> bool:
+def _is_too_old(looks: LookupState, memory: Memory, now: datetime) -> bool:
     return now - looks.quiet_at >= min(memory.age_max, CENTURY)
 
 
-def _vanished(entry: Claimed, looks: Looks) -> int:
+def _vanished(entry: ClaimedEntry, looks: LookupState) -> int:
     """How many looks ended with their process since this was written down: claims that nothing came of."""
     return max(entry.deliveries - looks.deliveries - 1, 0)
 
 
-def _attempts(entry: Claimed, looks: Looks) -> int:
+def _attempts(entry: ClaimedEntry, looks: LookupState) -> int:
     """Without the looks that vanished, each of which the next claim counted as an attempt."""
     return entry.attempts - _vanished(entry, looks)

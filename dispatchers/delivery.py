@@ -258,7 +258,7 @@ class Adapter(Protocol):
     at_least_once: bool = False
     attempts_max: int = 20
     age_max: timedelta = timedelta(days=3)
-    halts_lane: bool = True
+    failure_blocks_group: bool = True
     pinned: str = ""
     find: Any = None  # a function of the delivery; typed so, because a method may take its place as well
 
@@ -295,7 +295,7 @@ class Memory:
     at_least_once: bool = False
     attempts_max: int = 20
     age_max: timedelta = timedelta(days=3)
-    halts_lane: bool = True
+    failure_blocks_group: bool = True
     margin: timedelta = field(default=timedelta(seconds=5))
-    quiescence: timedelta = timedelta(seconds=65)
-    can_look: bool = False
+    fencing_delay: timedelta = timedelta(seconds=65)
+    can_look_up: bool = False

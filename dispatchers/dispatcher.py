@@ -17,29 +17,29 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
-from dispatchers.decide import hand_over, without_halt
+from dispatchers.decide import hand_over, without_block
 from dispatchers.delivery import Adapter
-from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import Limits, check_limits
 from dispatchers.maintenance.retention import KEEP, Retention
 from dispatchers.operations import Operations
 from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.pipeline.completion import Completing
-from dispatchers.pipeline.failover_guard import MarkFile, Watch
-from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, PressureWatch
-from dispatchers.pipeline.outage_log import Outages
-from dispatchers.pipeline.outcome_buffer import Endings
+from dispatchers.pipeline.completion import CompletionWorker
+from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
+from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
+from dispatchers.pipeline.outage_log import OutageLog
+from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
 from dispatchers.pipeline.routing import Routes, merge
-from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Turns
-from dispatchers.pipeline.sender import Sends
-from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS, Settling
-from dispatchers.pipeline.triage import Intake
+from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Scheduler
+from dispatchers.pipeline.sender import Sender
+from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS, SettlementWorker
+from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.unmatched_names import unmatched
-from dispatchers.pipeline.unserved_log import Reports
+from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Store
-from dispatchers.transitions import Claimed, Ending, HandBack, Keep, Park, Settle, Transition
+from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, Release, RetryCallback, Settle, Transition
 from outbox.default_outbox import default
 from outbox.errors import ConfigurationError
 from outbox.extras import missing
@@ -49,7 +49,7 @@ from outbox.times import NEVER
 
 log = logging.getLogger("outbox.dispatcher")
 
-LANES = 2  # exchanges with the database at once
+CLAIM_LOOPS = 2  # exchanges with the database at once
 SWEEP_SECONDS = 1.0  # what became due behind the hints is found by then
 LINGER_SECONDS = 0.01  # settling waits so long for company
 MISSING = (
@@ -117,7 +117,7 @@ class Dispatcher:
         promotions_lose_nothing: bool = False,
         store: Store | None = None,
         clock: Callable[[], float] = steady_clock,
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         if concurrency < 1 or in_flight_max < 1:
             raise ConfigurationError("concurrency and in_flight_max must be at least 1")
@@ -141,25 +141,25 @@ class Dispatcher:
         self._callbacks = Callbacks(operations.callbacks for operations in include)
         self._routes = Routes(merge(adapters or {}, *(o.adapters for o in include)), lease=lease, margin=margin)
         self._lease = lease
-        self._quiescence = lease + margin  # by then a sender that lost its lease has noticed
+        self._fencing_delay = lease + margin  # by then a sender that lost its lease has noticed
         limited = check_limits(limits or {})
         for warning in unmatched(self._routes, self._callbacks.names, limited):
             log.warning("%s", warning)
-        chance = chance or random.SystemRandom()
-        self._pressure = PressureWatch(limited, clock=clock, chance=chance)
+        rng = rng or random.SystemRandom()
+        self._flow = FlowMonitor(limited, clock=clock, rng=rng)
         self._pace = CallbackPace(callbacks_at_once, usable, self._callbacks.destinations)
-        self._turns = Turns(
+        self._scheduler = Scheduler(
             self._routes.destinations,
             slots=concurrency,
             slots_in_all=in_flight_max,
             slots_of={name: given.concurrency for name, given in limited.items() if given.concurrency is not None},
-            shut_until=self._pressure.shut_until,
+            shut_until=self._flow.shut_until,
             pace=self._pace,
         )
         self._poll_seconds = poll.total_seconds()
         self.grace = grace
         self.retention = Retention.of(keep, self._routes.windows)
-        self.store: Store = store or Claims(
+        self.store: Store = store or DatabaseStore(
             target,
             self._outbox.configuration,
             lease=lease,
@@ -168,57 +168,57 @@ class Dispatcher:
         )
         self._require_async_for(self._callbacks.first_async())
         self._clock = clock
-        self._chance = chance
-        self.outages = Outages(clock)
-        self._watch = Watch(
+        self._rng = rng
+        self.outages = OutageLog(clock)
+        self._watch = FailoverGuard(
             self.store,
             env=lambda: self._outbox.configuration.env,
             clock=clock,
-            file=None if mark is None else MarkFile(Path(mark)),
+            file=None if mark is None else IdentityFile(Path(mark)),
         )
-        self._intake = Intake(
+        self._triage = Triage(
             self._routes,
-            self._turns,
+            self._scheduler,
             env=lambda: self._outbox.configuration.env,
-            quiescence=self._quiescence,
+            fencing_delay=self._fencing_delay,
             clock=clock,
-            memory=self._pressure.memory,
+            memory=self._flow.memory,
             settle=self._settle_later,
             back=self._slot_is_free,
         )
-        self._sends = Sends(
+        self._sender = Sender(
             store=self.store,
             keyring=lambda: self.keyring,
             lease=lease,
             margin=margin,
             clock=clock,
-            chance=self._chance,
+            rng=self._rng,
             settle=self._settle_later,
             back=self._slot_is_free,
-            hear=self._pressure.hear,
-            memory=self._pressure.memory,
+            hear=self._flow.hear,
+            memory=self._flow.memory,
         )
-        self._settling = Settling(
+        self._settlement = SettlementWorker(
             self.store,
             self._pace,
             at_once=callbacks_at_once,
             usable=usable,
             clock=clock,
-            chance=self._chance,
+            rng=self._rng,
             settle=self._settle_in_batch,
             callbacks=self._callbacks,
             learn=self._learn_callbacks,
             ended=self._has_settled_alone,
             away=self.outages.failed,
         )
-        self._completing = Completing(
-            self.store, self._callbacks, clock=clock, chance=self._chance, away=self.outages.failed
+        self._completion = CompletionWorker(
+            self.store, self._callbacks, clock=clock, rng=self._rng, away=self.outages.failed
         )
-        self._missing = Reports(clock)
+        self._missing = UnservedLog(clock)
         self._sought: UUID | None = None
         self._settled_alone = 0
         self._refusal: ConfigurationError | None = None
-        self._endings = Endings(clock=clock, patience=lease / 4)
+        self._outcomes = OutcomeBuffer(clock=clock, patience=lease / 4)
         self._news = asyncio.Event()  # something to settle, a claim, a free slot, or a lane's end
         self._exchanging = 0
         self._swept_at = -SWEEP_SECONDS
@@ -244,25 +244,25 @@ class Dispatcher:
     async def run_once(self) -> int:
         """Claim, send and settle whatever is due now; returns how many entries it settled, whatever their outcome.
 
-        What comes due again meanwhile is left for the next call. Raises `Held` after a failover or a restore of the
+        What comes due again meanwhile is left for the next call. Raises `Suspended` after a failover or a restore of the
         database, until a person resumes, and what the database raises.
         """
         self._news = asyncio.Event()  # of this event loop: each `asyncio.run` brings another
         self._cutoff = NEVER
         self._settled_alone = 0
-        self._settling.begin()
+        self._settlement.begin()
         await self._sweep()
         self._watch.require_trust()
         await self.reconcile()
-        await self._completing.run_once()
+        await self._completion.run_once()
         settled = await self._claim_first()
-        settled += await self._drain_in_lanes()
+        settled += await self._drain_in_loops()
         for _ in range(TELLS_MAX):
-            if not self._pressure.keeps_free_slots:
+            if not self._flow.keeps_free_slots:
                 break
             await asyncio.sleep(BUSY_SECONDS)
-            settled += await self._drain_in_lanes()
-        await self._sends.abandon()  # nothing is under way: this only sends the workers home
+            settled += await self._drain_in_loops()
+        await self._sender.abandon()  # nothing is under way: this only sends the workers home
         return settled + self._settled_alone
 
     async def pump(self, stopping: asyncio.Event) -> None:
@@ -272,16 +272,16 @@ class Dispatcher:
         the database is another env's, or becomes that.
         """
         self._news = asyncio.Event()
-        self._settling.begin()
-        await asyncio.gather(*(self._pump_lane(stopping) for _ in range(LANES)), self._completing.pump(stopping))
+        self._settlement.begin()
+        await asyncio.gather(*(self._claim_loop(stopping) for _ in range(CLAIM_LOOPS)), self._completion.pump(stopping))
         await self._drain()
         if self._refusal is not None:
             raise self._refusal
 
     async def reconcile(self) -> None:
         """Have some of the entries looked for that became uncertain when nobody could look; the timetable asks for more."""
-        if self._routes.can_look:
-            self._sought = await self.store.seek(self._routes.may_look, self._quiescence, self._sought)
+        if self._routes.can_look_up:
+            self._sought = await self.store.seek(self._routes.may_look, self._fencing_delay, self._sought)
 
     def _require_async_for(self, callback: str | None) -> None:
         if callback is not None and not self.store.takes_async_callbacks:
@@ -321,13 +321,13 @@ class Dispatcher:
         finds what has come due again meanwhile.
         """
         settled, asked = 0, True
-        while self._cutoff == NEVER and asked and not self._turns.all_asked:
-            progress = await self._exchange(self._turns.take(self._clock()), NEVER)
+        while self._cutoff == NEVER and asked and not self._scheduler.all_asked:
+            progress = await self._exchange(self._scheduler.take(self._clock()), NEVER)
             settled, asked = settled + progress.settled, progress.asked
         return settled
 
-    async def _drain_in_lanes(self) -> int:
-        counts = await asyncio.gather(*(self._drain_what_is_due() for _ in range(LANES)), return_exceptions=True)
+    async def _drain_in_loops(self) -> int:
+        counts = await asyncio.gather(*(self._drain_what_is_due() for _ in range(CLAIM_LOOPS)), return_exceptions=True)
         for count in counts:
             if isinstance(count, BaseException):
                 raise count
@@ -338,75 +338,75 @@ class Dispatcher:
         settled = 0
         while True:
             settled += await self._settle_postponed()
-            progress = await self._exchange(self._turns.take(self._clock()), self._cutoff)
+            progress = await self._exchange(self._scheduler.take(self._clock()), self._cutoff)
             settled += progress.settled
-            if progress.claimed or self._endings or (progress.asked and not self._turns.all_asked):
+            if progress.claimed or self._outcomes or (progress.asked and not self._scheduler.all_asked):
                 continue
-            if self._sends or self._settling or self._exchanging or self._endings.has_postponed:
+            if self._sender or self._settlement or self._exchanging or self._outcomes.has_postponed:
                 self._news.clear()
-                await _first_set(self._news, seconds=self._endings.again_in)
-            elif self._turns.all_asked:
+                await _first_set(self._news, seconds=self._outcomes.again_in)
+            elif self._scheduler.all_asked:
                 self._news.set()  # the other lane may wait for the end of this one's exchange
                 return settled
 
-    async def _pump_lane(self, stopping: asyncio.Event) -> None:
+    async def _claim_loop(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             progress = await self._exchange_patiently(stopping)
-            if not (progress.claimed or (progress.asked and not self._turns.all_asked)):
+            if not (progress.claimed or (progress.asked and not self._scheduler.all_asked)):
                 await self._rest(stopping)
 
     # --- claiming and settling
 
-    async def _exchange(self, wants: Sequence[Want], cutoff: datetime) -> Progress:
+    async def _exchange(self, quotas: Sequence[Quota], cutoff: datetime) -> Progress:
         """Settle what has come back, claim what is wanted, start the sending of what was claimed."""
-        settlements = [self._hand_over(ending) for ending in self._endings.take()]
-        if not (wants or settlements or self._pressure.has_news):
+        settlements = [self._hand_over(ending) for ending in self._outcomes.take()]
+        if not (quotas or settlements or self._flow.has_news):
             return Progress()
         started = self._clock()
         self._exchanging += 1
-        exchange, request = Exchange(), self._request(wants, cutoff)
+        exchange, request = Exchange(), self._request(quotas, cutoff)
         try:
             exchange = await self.store.exchange(settlements, request)
         except BaseException as error:
-            self._turns.give_all_back(wants)
-            self._endings.put_back(settlements)  # kept until the database is back
+            self._scheduler.give_all_back(quotas)
+            self._outcomes.put_back(settlements)  # kept until the database is back
             self._news.set()
             if not isinstance(error, CallbacksChanged):
                 raise
             await self._learn_callbacks()
-            return Progress(asked=bool(wants))
+            return Progress(asked=bool(quotas))
         finally:
             self._exchanging -= 1
             pressing = request.pressing
-            if pressing is not None and self._pressure.learn(pressing, exchange.pressures, request.token):
-                self._turns.begin_round()
-        self._turns.found(wants, exchange.claimed)
+            if pressing is not None and self._flow.learn(pressing, exchange.pressures, request.token):
+                self._scheduler.begin_round()
+        self._scheduler.found(quotas, exchange.claimed)
         self.outages.answered()
         if exchange.claimed:
             self._news.set()  # not for nothing: two idle lanes would wake each other without end
             self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
             self._note_callbacks(exchange.claimed, request.token, started)
-        self._sends.start(self._intake.sort(exchange.claimed, started))
+        self._sender.start(self._triage.sort(exchange.claimed, started))
         settled = self._take_note(settlements, exchange)
         claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due behind
-        return Progress(asked=bool(wants), claimed=claimed, settled=settled)
+        return Progress(asked=bool(quotas), claimed=claimed, settled=settled)
 
-    def _note_callbacks(self, claimed: Sequence[Claimed], token: UUID, started: float) -> None:
+    def _note_callbacks(self, claimed: Sequence[ClaimedEntry], token: UUID, started: float) -> None:
         if self._callbacks:
-            self._settling.note_claim(token, started)
+            self._settlement.note_claim(token, started)
             for entry in claimed:
                 if self._callbacks.may_call(entry):
                     self._pace.hold(entry.destination)
 
     async def _settle_postponed(self, *, is_last_chance: bool = False) -> int:
         """Apart from what others wait for: somebody else may still have a row locked. Returns how many were settled."""
-        postponed = [self._hand_over(ending) for ending in self._endings.take_postponed(is_last_chance=is_last_chance)]
+        postponed = [self._hand_over(ending) for ending in self._outcomes.take_postponed(is_last_chance=is_last_chance)]
         if not postponed:
             return 0
         try:
             exchange = await self.store.exchange(postponed, None)
         except BaseException as error:
-            self._endings.postpone(postponed, {entry.id for entry, _ in postponed})
+            self._outcomes.postpone(postponed, {entry.id for entry, _ in postponed})
             if not isinstance(error, CallbacksChanged):
                 raise
             await self._learn_callbacks()
@@ -415,23 +415,23 @@ class Dispatcher:
 
     def _take_note(self, settlements: Sequence[Ending], exchange: Exchange) -> int:
         """What became of these settlements; returns how many took effect."""
-        self._endings.postpone(settlements, exchange.postponed)
+        self._outcomes.postpone(settlements, exchange.postponed)
         told = _without_lost(settlements, exchange)
-        return sum(not isinstance(change, HandBack) for _, change in told)
+        return sum(not isinstance(change, Release) for _, change in told)
 
-    def _request(self, wants: Sequence[Want], cutoff: datetime) -> ClaimRequest:
+    def _request(self, quotas: Sequence[Quota], cutoff: datetime) -> ClaimRequest:
         return ClaimRequest(
-            wants=wants,
+            quotas=quotas,
             entries_max=BATCH_ENTRIES_MAX,
-            token=UUID(int=self._chance.getrandbits(128)),
+            token=UUID(int=self._rng.getrandbits(128)),
             lease=self._lease,
             forms=self._routes.forms,
             cutoff=cutoff,
             completions=self._callbacks.complete_requests,
             callbacks=self._callbacks.to_record,
             seen=self._watch.seen,
-            pressing=self._pressure.take(wants),
-            unserved=self._turns.unserved,
+            pressing=self._flow.take(quotas),
+            unserved=self._scheduler.unserved,
         )
 
     async def _exchange_patiently(self, stopping: asyncio.Event) -> Progress:
@@ -445,13 +445,13 @@ class Dispatcher:
                     if stopping.is_set():  # meanwhile: what is claimed now would never be sent
                         break
                 await self._settle_postponed()
-                return await self._exchange(self._turns.take(self._clock()) if self._has_looked else [], NEVER)
+                return await self._exchange(self._scheduler.take(self._clock()) if self._has_looked else [], NEVER)
             except ConfigurationError as refusal:  # no waiting mends it: this process ends, the others go on
                 self._refusal = refusal
                 stopping.set()
             except Exception as error:
                 self.outages.failed(error)
-                delay = min(first * 2 ** min(tries, 10), most) * (0.5 + self._chance.random() / 2)
+                delay = min(first * 2 ** min(tries, 10), most) * (0.5 + self._rng.random() / 2)
                 tries += 1
                 await _first_set(stopping, seconds=delay)
         return Progress()
@@ -463,8 +463,8 @@ class Dispatcher:
         if not self._has_looked:
             await self.store.require_secrets(self.keyring, recording=True)
         await self._look_at_callbacks()
-        self._turns.learn(await self.store.destinations())
-        self._pressure.look(await self.store.pressures())
+        self._scheduler.learn(await self.store.destinations())
+        self._flow.look(await self.store.pressures())
         self._has_looked = True
 
     async def _look_at_callbacks(self) -> None:
@@ -481,8 +481,8 @@ class Dispatcher:
     def _hand_over(self, ending: Ending) -> Ending:
         """The same, or the outcome stored for another process. Decided just before the store is asked, by the same record."""
         entry, change = ending
-        end = change.end if isinstance(change, Keep) and change.callback is not None else change
-        if not isinstance(end, Settle | Park):
+        end = change.end if isinstance(change, RetryCallback) and change.callback is not None else change
+        if not isinstance(end, Settle | MarkUncertain):
             return ending
         missing = self._callbacks.missing(entry, end)
         if missing is None:
@@ -490,39 +490,39 @@ class Dispatcher:
         self._missing.leave(entry, MISSING.format(name=missing))
         return entry, hand_over(end, missing)
 
-    def _settle_later(self, entry: Claimed, change: Transition) -> None:
+    def _settle_later(self, entry: ClaimedEntry, change: Transition) -> None:
         """With the next batch, or alone if a callback or its request's completion commits with it."""
-        self._pressure.end(entry)
+        self._flow.end(entry)
         if entry.position is not None:
             change = self._halting(entry, change)
-        if self._callbacks and isinstance(change, Settle | Park):
+        if self._callbacks and isinstance(change, Settle | MarkUncertain):
             calls = self._callbacks.calls(entry, change)
             if any(calls):
                 # Its slot stays taken, or slow callbacks would let outcomes pile up until their leases end.
-                self._turns.hold(entry.destination)
+                self._scheduler.hold(entry.destination)
                 self._pace.hold(entry.destination)
-                self._settling.start(entry, change, calls)
+                self._settlement.start(entry, change, calls)
                 return
             if self._callbacks.may_call(entry):
                 self._pace.measure(0.0)
         self._settle_in_batch(entry, change)
 
-    def _halting(self, entry: Claimed, change: Transition) -> Transition:
+    def _halting(self, entry: ClaimedEntry, change: Transition) -> Transition:
         """The same, without a halt where the adapter lets lanes go on."""
         route = self._routes.find(entry.operation)
-        return change if route is None or route.memory.halts_lane else without_halt(change)
+        return change if route is None or route.memory.failure_blocks_group else without_block(change)
 
-    def _settle_in_batch(self, entry: Claimed, change: Transition) -> None:
-        self._endings.add(entry, change)
+    def _settle_in_batch(self, entry: ClaimedEntry, change: Transition) -> None:
+        self._outcomes.add(entry, change)
         self._news.set()
 
-    def _has_settled_alone(self, entry: Claimed, settled: bool) -> None:
+    def _has_settled_alone(self, entry: ClaimedEntry, settled: bool) -> None:
         self._settled_alone += settled
         self._slot_is_free(entry)
-        self._turns.begin_round()  # its callback may have enqueued something, and others of its kind may be claimed
+        self._scheduler.begin_round()  # its callback may have enqueued something, and others of its kind may be claimed
 
-    def _slot_is_free(self, entry: Claimed) -> None:
-        self._turns.give_back(entry.destination)
+    def _slot_is_free(self, entry: ClaimedEntry) -> None:
+        self._scheduler.give_back(entry.destination)
         if self._callbacks and self._callbacks.may_call(entry):
             self._pace.give_back(entry.destination)
         self._news.set()
@@ -536,23 +536,23 @@ class Dispatcher:
 
     async def _rest(self, stopping: asyncio.Event) -> None:
         """Wait until there is something to settle, or it is time to poll; then a moment longer, for company."""
-        waiting = self._poll_seconds * (0.5 + self._chance.random() / 2)
-        waiting = min(waiting, self._pressure.opens_in(self._clock()), self._endings.again_in)
-        if not self._endings:
+        waiting = self._poll_seconds * (0.5 + self._rng.random() / 2)
+        waiting = min(waiting, self._flow.opens_in(self._clock()), self._outcomes.again_in)
+        if not self._outcomes:
             self._news.clear()
             await _first_set(self._news, stopping, seconds=waiting)
-            self._turns.begin_round()
-        if self._endings and self._sends and len(self._endings) < BATCH_ENTRIES_MAX:
+            self._scheduler.begin_round()
+        if self._outcomes and self._sender and len(self._outcomes) < BATCH_ENTRIES_MAX:
             await _first_set(stopping, seconds=LINGER_SECONDS)
 
     async def _drain(self) -> None:
         """Finish what is in flight within the grace, settle it, and leave the rest to their leases' end."""
         until = self._clock() + self.grace.total_seconds()
-        await self._sends.finish(self.grace)
-        await self._settling.finish(timedelta(seconds=until - self._clock()))
+        await self._sender.finish(self.grace)
+        await self._settlement.finish(timedelta(seconds=until - self._clock()))
         tells = 0
         while (
-            len(self._endings) or self._endings.has_postponed or (self._pressure.keeps_free_slots and tells < TELLS_MAX)
+            len(self._outcomes) or self._outcomes.has_postponed or (self._flow.keeps_free_slots and tells < TELLS_MAX)
         ):
             tells += 1
             try:
@@ -560,17 +560,17 @@ class Dispatcher:
                 await self._settle_postponed(is_last_chance=True)
             except Exception as error:
                 self.outages.failed(error)
-                if (len(self._endings) or self._endings.has_postponed) and self._clock() > until:
+                if (len(self._outcomes) or self._outcomes.has_postponed) and self._clock() > until:
                     raise
                 await asyncio.sleep(STORE_RETRY_SECONDS[0])
             else:
-                if self._pressure.keeps_free_slots:
+                if self._flow.keeps_free_slots:
                     await asyncio.sleep(BUSY_SECONDS)
 
     async def abandon(self) -> None:
         """Stop sending at once. What was in flight is in doubt, and found so when its lease ends."""
-        await self._sends.abandon()
-        await self._settling.abandon()
+        await self._sender.abandon()
+        await self._settlement.abandon()
 
 
 def check_callback_timeout(timeout: timedelta | None, usable: timedelta) -> timedelta:

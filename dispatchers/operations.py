@@ -45,7 +45,7 @@ class Operations:
         replays_errors: Literal["all", "2xx", "none"] = "none",
         attempts_max: int = 20,
         age_max: timedelta = timedelta(days=3),
-        halts_lane: bool = True,
+        failure_blocks_group: bool = True,
         pinned: str = "",
         find: Callable[[Delivery], Any] | None = None,
     ) -> Callable[[Send], Send]:
@@ -69,7 +69,7 @@ class Operations:
             adapter.replays_errors = replays_errors
             adapter.attempts_max = attempts_max
             adapter.age_max = age_max
-            adapter.halts_lane = halts_lane
+            adapter.failure_blocks_group = failure_blocks_group
             adapter.pinned = pinned
             adapter.find = find
             self._adapters[name] = adapter

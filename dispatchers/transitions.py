@@ -9,7 +9,7 @@ from uuid import UUID
 Lease: TypeAlias = tuple[UUID, UUID]  # the entry and its lease's token
 
 
-class Claimed(NamedTuple):
+class ClaimedEntry(NamedTuple):
     """An entry under our lease. All instants are the database's.
 
     deliveries: claims so far, this one included. attempts: sends that may have left, this one not included.
@@ -75,7 +75,7 @@ class Settle(NamedTuple):
     result: Any = None
     reason: str | None = None
     looked: bool = False
-    halts_lane: bool = True
+    failure_blocks_group: bool = True
     decided: bool = False
 
     @property
@@ -86,12 +86,12 @@ class Settle(NamedTuple):
         return "attempt" if self.state == "failed" and not self.decided else None
 
 
-class Looks(NamedTuple):
+class LookupState(NamedTuple):
     """How an entry is being looked for: on record while nothing may be sent.
 
     why: what made a look necessary. made: how many could not tell; from the first of them on it is uncertain.
     quiet_at: when the looking began to count: from then on no earlier sender can be at work, by the database's clock.
-    deliveries: how often it had been claimed when this was written down. stored: as in `Park`.
+    deliveries: how often it had been claimed when this was written down. stored: as in `MarkUncertain`.
     """
 
     why: str
@@ -102,7 +102,7 @@ class Looks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Retry:
     """Send it again, `delay` from now, with the same key."""
 
     delay: timedelta
@@ -113,7 +113,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
+class MarkUncertain:
     """`uncertain`: never sent again without a look at the service or a person's word.
 
     stored: the service has an answer on record under this key, and would only repeat it.
@@ -126,19 +126,19 @@ class Park:
     maybe_sent: bool
     in_doubt_since: datetime | None
     stored: bool = False
-    looks: Looks | None = None
+    looks: LookupState | None = None
     delay: timedelta | None = None
-    halts_lane: bool = True
+    failure_blocks_group: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Seek:
+class AwaitLookup:
     """Nothing is sent before a look, `delay` from now, None for never: `retry` before the first one, then `uncertain`.
 
     looked: a look led to this, not an attempt.
     """
 
-    looks: Looks
+    looks: LookupState
     delay: timedelta | None
     reason: str
     attempts: int
@@ -148,7 +148,7 @@ class Seek:
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue:
+class SendAgain:
     """It is to be sent again: `pending`, after `delay`.
 
     key_epoch: as it was while the service surely remembers the key, else the next one, and then doubt counts anew too.
@@ -165,14 +165,14 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class RetryCallback:
     """Its outcome is known, but its callback has not committed: store the outcome, and call the callback after `delay`.
 
     failed: whether the callback failed, which the entry's history reports. Else it had no turn, and that counts as nothing.
     callback: the name of the callback that this process does not have: it is due when a process that has it takes it over.
     """
 
-    end: "Settle | Park"
+    end: "Settle | MarkUncertain"
     delay: timedelta
     reason: str
     failed: bool = True
@@ -180,7 +180,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class HandBack:
+class Release:
     """Not tried at all: as if never claimed, to be looked at again `delay` from now, or never by itself.
 
     shown: whether the reason is to be told of the entry while it waits. served: whether this process serves its operation; else
@@ -193,16 +193,16 @@ class HandBack:
     served: bool = False
 
 
-End: TypeAlias = Settle | Park
+End: TypeAlias = Settle | MarkUncertain
 """What a callback may be registered for."""
 
-Transition: TypeAlias = Settle | Wait | Park | Seek | Requeue | Keep | HandBack
+Transition: TypeAlias = Settle | Retry | MarkUncertain | AwaitLookup | SendAgain | RetryCallback | Release
 
-Ending: TypeAlias = tuple[Claimed, Transition]
+Ending: TypeAlias = tuple[ClaimedEntry, Transition]
 """A claim, and what ends its lease."""
 
 
-# --- the queue's `outcome`: a JSON object. reason: why the entry waits or is uncertain. stored: as in `Park`. known: what has
+# --- the queue's `outcome`: a JSON object. reason: why the entry waits or is uncertain. stored: as in `MarkUncertain`. known: what has
 # become of it by a person's word, or by an outcome whose callback failed; with it on record the entry is never sent again.
 # looks: it is to be looked for; with that on record it is never sent without a look. deliveries: how often it had been claimed
 # when it was told to wait.
@@ -234,7 +234,7 @@ def outcome_on_record(
     *,
     stored: bool = False,
     known: Known | None = None,
-    looks: Looks | None = None,
+    looks: LookupState | None = None,
     deliveries: int | None = None,
 ) -> str:
     """The text of the queue's `outcome`."""
@@ -295,17 +295,17 @@ CANCELLED_PATTERN = '%"known": {"state": "cancelled"%"decided_at": %'
 """For LIKE: the `outcome` of an entry that an operator has cancelled. A quote inside a reason is escaped: none can match."""
 
 
-def looks_of(outcome: str | None) -> Looks | None:
+def lookup_of(outcome: str | None) -> LookupState | None:
     """How an entry with this `outcome` is being looked for, if it is."""
     record = json.loads(outcome) if outcome else {}
     looks = record.get("looks")
     if not looks or record.get("known"):
         return None
     quiet_at = datetime.fromisoformat(looks["quiet_at"])
-    return Looks(looks["why"], looks["made"], quiet_at, looks["deliveries"], record.get("stored", False))
+    return LookupState(looks["why"], looks["made"], quiet_at, looks["deliveries"], record.get("stored", False))
 
 
-def vanished(entry: Claimed) -> int:
+def vanished(entry: ClaimedEntry) -> int:
     """With how many senders in turn it vanished: claims that nothing came of, since it was enqueued or told to wait."""
     told = json.loads(entry.outcome).get("deliveries") if entry.outcome else 0
     return 0 if told is None else max(entry.deliveries - told - 1, 0)

@@ -29,7 +29,6 @@ from outbox.errors import (
     DecisionRefused,
     DuplicateEntry,
     EntryNotFound,
-    Held,
     InvalidValue,
     KeyExpired,
     KeyInFlight,
@@ -46,6 +45,7 @@ from outbox.errors import (
     RequestTooLarge,
     RequestUndone,
     SchemaError,
+    Suspended,
 )
 from outbox.fingerprint import Fingerprint
 from outbox.idempotency import Claim
@@ -98,7 +98,6 @@ __all__ = [
     "EntryNotFound",
     "EntryStatus",
     "Fingerprint",
-    "Held",
     "InboxMessage",
     "InvalidValue",
     "KeyExpired",
@@ -123,6 +122,7 @@ __all__ = [
     "RequestUndone",
     "Response",
     "SchemaError",
+    "Suspended",
     "cancel",
     "check",
     "child_key",

@@ -83,8 +83,8 @@ class IdempotentBlock:
         state = state_of(session)
         if state.claim is not None:
             raise ClaimOpen("an outbox.idempotent or outbox.inbox block is open on this session already: one at a time")
-        if state.doomed is not None:
-            raise state.doomed
+        if state.rollback_only is not None:
+            raise state.rollback_only
         watch = self._watch()
         claim = self._claim = self._take_watched(session, watch) if watch else self._take_checked(session, None)
         claim.open()

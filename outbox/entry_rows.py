@@ -79,7 +79,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Companion:
+class PiggybackedInsert:
     """An INSERT of one row that may go with entries of its configuration, in their statement.
 
     sql: PostgreSQL's, its parameters by name. written: how many rows it wrote; None until it was run.
@@ -95,7 +95,7 @@ def insert_entries(
     connection: Connection,
     configuration: Configuration,
     entries: Sequence[NewEntry],
-    companion: Companion | None = None,
+    piggybacked: PiggybackedInsert | None = None,
 ) -> set[UUID]:
     """Insert entries and their queue rows; returns the ids that were there before, left as they were.
 
@@ -106,9 +106,9 @@ def insert_entries(
         return _insert_one_by_one(connection, configuration, entries)
     ordered = [entry for entry in entries if entry.ordering_key is not None]
     if not ordered:
-        return _insert_together(connection, configuration, entries, companion)
+        return _insert_together(connection, configuration, entries, piggybacked)
     others = [entry for entry in entries if entry.ordering_key is None]
-    present = _insert_together(connection, configuration, others, companion) if others else set()
+    present = _insert_together(connection, configuration, others, piggybacked) if others else set()
     return present | _insert_in_lanes(connection, configuration, ordered)
 
 
@@ -148,18 +148,21 @@ _by_id = attrgetter("id.int")  # as PostgreSQL orders them
 
 
 def _insert_together(
-    connection: Connection, configuration: Configuration, entries: Sequence[NewEntry], companion: Companion | None
+    connection: Connection,
+    configuration: Configuration,
+    entries: Sequence[NewEntry],
+    piggybacked: PiggybackedInsert | None,
 ) -> set[UUID]:
     """Sorted by id, so that two transactions that write the same entries queue up instead of deadlocking."""
     tables, fair = configuration.tables, _fair(configuration, entries)
     batch = Batch(connection, _COLUMNS, list(map(_values, sorted(entries, key=_by_id))))
-    if companion is None:
+    if piggybacked is None:
         statement = _statement(tables, batch.shape, is_fair=bool(fair))
         written = execute(connection, statement, batch.parameters | fair).rowcount
     else:
-        statement = _accompanied(tables, batch.shape, companion.sql, is_fair=bool(fair))
-        (row,) = execute(connection, statement, batch.parameters | companion.parameters | fair).rows
-        written, companion.written = row
+        statement = _accompanied(tables, batch.shape, piggybacked.sql, is_fair=bool(fair))
+        (row,) = execute(connection, statement, batch.parameters | piggybacked.parameters | fair).rows
+        written, piggybacked.written = row
     return _present(connection, tables, entries, written)
 
 
@@ -218,11 +221,11 @@ def _statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
 
 
 @lru_cache(STATEMENTS_MAX)
-def _accompanied(tables: Tables, shape: Shape, companion: str, *, is_fair: bool) -> TextClause:
+def _accompanied(tables: Tables, shape: Shape, piggybacked: str, *, is_fair: bool) -> TextClause:
     """The same and the companion; the counts of both."""
     written, queue = _insertions(tables, shape, is_fair)
     return text(
-        f"WITH {written}, queued AS ({queue} RETURNING 1), companion AS ({companion} RETURNING 1)"
+        f"WITH {written}, queued AS ({queue} RETURNING 1), companion AS ({piggybacked} RETURNING 1)"
         " SELECT (SELECT count(*) FROM queued), (SELECT count(*) FROM companion)"
     )
 

@@ -89,7 +89,7 @@ class DecisionRefused(OutboxError):
         self.state = state
 
 
-class Held(OutboxError):
+class Suspended(OutboxError):
     """The database may have forgotten what was sent, or is a copy: nothing is sent until `outbox resume --after-restore`."""
 
 

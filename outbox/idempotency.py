@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import Companion
+from outbox.entry_rows import PiggybackedInsert
 from outbox.errors import (
     AlreadyAnswered,
     ClaimError,
@@ -191,20 +191,20 @@ class Claim:
             require_open_entries(self._session.connection(), self._key)
             insert_record(self._session.connection(), self._key, self.response, self._completion)
             return
-        companion = record_companion(self._session.connection(), self._key, self.response)
-        self._release_with(savepoint, companion)
-        if companion is None or companion.written is None:  # no entries went to the database that it could go with
+        piggybacked = record_companion(self._session.connection(), self._key, self.response)
+        self._release_with(savepoint, piggybacked)
+        if piggybacked is None or piggybacked.written is None:  # no entries went to the database that it could go with
             insert_record(self._session.connection(), self._key, self.response)
         else:
-            require_written(self._key, companion.written)
+            require_written(self._key, piggybacked.written)
 
-    def _release_with(self, savepoint: Savepoint, companion: Companion | None) -> None:
+    def _release_with(self, savepoint: Savepoint, piggybacked: PiggybackedInsert | None) -> None:
         state = state_of(self._session)
-        state.companion = companion
+        state.piggybacked = piggybacked
         try:
             savepoint.release()
         finally:
-            state.companion = None
+            state.piggybacked = None
 
     def abandon(self) -> ClaimError | None:
         """Undo the block's work, so that a caller who goes on and commits keeps neither it nor a record.

@@ -15,7 +15,7 @@ from sqlalchemy.exc import InvalidRequestError, MissingGreenlet
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import Companion, Entry, NewEntry, insert_entries, stored_tags
+from outbox.entry_rows import Entry, NewEntry, PiggybackedInsert, insert_entries, stored_tags
 from outbox.errors import ClaimError, DuplicateEntry, NoTransaction, OutboxError
 from outbox.keys import ParentKey
 from outbox.pending_entries import PendingEntries, PendingEntry
@@ -65,7 +65,7 @@ class SessionState:
     """
 
     __slots__ = (
-        *("at_end", "claim", "commits", "committed", "companion", "doomed"),
+        *("at_end", "claim", "commits", "committed", "piggybacked", "rollback_only"),
         *("is_flushing", "is_released", "pending"),
     )
 
@@ -76,14 +76,14 @@ class SessionState:
         self.is_released = False
         self.committed = False
         self.claim: OpenClaim | None = None
-        self.doomed: ClaimError | None = None
-        self.companion: Companion | None = None
+        self.rollback_only: ClaimError | None = None
+        self.piggybacked: PiggybackedInsert | None = None
         self.at_end: list[Callable[[bool], None]] = []
 
     def keep(self, session: Session, configuration: Configuration, entry: NewEntry) -> Entry:
         """Keep `entry` until it is written, unless one of its id is kept already. Returns the handle of the one that is kept."""
-        if self.doomed is not None:
-            raise self.doomed
+        if self.rollback_only is not None:
+            raise self.rollback_only
         if self.committed:
             raise NoTransaction("enqueue in an after_commit listener comes too late: the transaction is over")
         if not session.in_transaction():
@@ -132,23 +132,23 @@ class SessionState:
 
     def doom(self, session: Session, error: ClaimError) -> ClaimError:
         """Keep the session's transaction from committing. Returns the error that every later use raises."""
-        if self.doomed is None:
-            self.doomed = error
+        if self.rollback_only is None:
+            self.rollback_only = error
             event.listen(session, "do_orm_execute", self._refuse)
         if not session.in_transaction():  # it has ended: another must not take its place as if nothing had happened
             with suppress(InvalidRequestError):  # within `with session.begin()`; SQLAlchemy itself refuses what follows
                 session.begin()
-        return self.doomed
+        return self.rollback_only
 
     def _refuse(self, execution: object) -> None:
-        if self.doomed is not None:
-            raise self.doomed
+        if self.rollback_only is not None:
+            raise self.rollback_only
 
-    def _companion_of(self, configuration: Configuration) -> Companion | None:
-        companion = self.companion
-        if companion is None or companion.configuration is not configuration or companion.written is not None:
+    def _companion_of(self, configuration: Configuration) -> PiggybackedInsert | None:
+        piggybacked = self.piggybacked
+        if piggybacked is None or piggybacked.configuration is not configuration or piggybacked.written is not None:
             return None
-        return companion
+        return piggybacked
 
     def write_before(self, savepoint: SessionTransaction) -> None:
         """Write what is pending before `savepoint`, which is being begun, has reached the database."""
@@ -173,8 +173,8 @@ class SessionState:
 
     def transaction_ended(self, session: Session) -> None:
         self.pending.clear()
-        if self.doomed is not None:
-            self.doomed = None
+        if self.rollback_only is not None:
+            self.rollback_only = None
             event.remove(session, "do_orm_execute", self._refuse)
         self.commits = 0
         self.is_flushing = self.is_released = False
@@ -305,8 +305,8 @@ def _before_flush(session: Session, flush_context: object, instances: object) ->
     state: SessionState | None = session.__dict__.get(_KEY)
     if state is None:
         return
-    if state.doomed is not None:
-        raise state.doomed
+    if state.rollback_only is not None:
+        raise state.rollback_only
     if state.claim is not None:
         state.claim.before_flush(session)
     if state.pending:
@@ -329,8 +329,8 @@ def _before_commit(session: Session) -> None:
     state = state_of(
         session
     )  # made here if need be: a listener that is called after this one may be the first to enqueue
-    if state.doomed is not None and not session.in_nested_transaction():
-        raise state.doomed
+    if state.rollback_only is not None and not session.in_nested_transaction():
+        raise state.rollback_only
     if state.claim is not None:
         state.claim.before_commit(session.get_nested_transaction())
     if state.pending:

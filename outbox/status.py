@@ -134,7 +134,7 @@ def _cancel_by_hand(connection: Connection, tables: Tables, entry_id: UUID) -> b
             queue.c.lease_token.is_(None),
             ~queue.c.maybe_sent,
             ~exists().where(settlement.c.id == queue.c.id),
-            ~exists().where(tables.meta.c.held_reason.is_not(None)),
+            ~exists().where(tables.meta.c.suspended_reason.is_not(None)),
         )
         .returning(queue.c.deliveries, queue.c.attempts, queue.c.key_epoch, queue.c.ordering_key, queue.c.position)
     ).one_or_none()

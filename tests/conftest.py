@@ -105,7 +105,7 @@ class Copies:
     def drop(self) -> None:
         for name in self._made:
             _execute(self._admin, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        for role in (*self._roles.values(), *(f"{kind}_{self._run}" for kind in ("upkeep", "dashboard"))):
+        for role in (*self._roles.values(), *(f"{kind}_{self._run}" for kind in ("maintenance", "dashboard"))):
             _execute(self._admin, f"DROP ROLE IF EXISTS {role}")
 
 
@@ -204,7 +204,7 @@ def _create_tables(url: sa.URL) -> None:
 def _give_rights(url: sa.URL, roles: Mapping[str, str]) -> None:
     """What `outbox db roles` prints; and the app's own tables are both roles', as they are the app's in life."""
     run = roles["app"].partition("_")[2]
-    script = outbox.migrations.roles(**roles, upkeep=f"upkeep_{run}", dashboard=f"dashboard_{run}")
+    script = outbox.migrations.roles(**roles, maintenance=f"upkeep_{run}", dashboard=f"dashboard_{run}")
     names = ", ".join(roles.values())
     ours = ", ".join(Base.metadata.tables)
     password = "NULL" if url.password is None else f"'{url.password}'"

@@ -161,7 +161,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("decided_by", sa.String(255)),
         sa.Column("decided_at", at),
         sa.Column("slots_max", sa.Integer()),
-        sa.Column("slots_taken", sa.Text()),
+        sa.Column("permits_taken", sa.Text()),
         sa.CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
         schema=schema,
     )
@@ -205,7 +205,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("system_identifier", sa.String(32)),
         sa.Column("timeline", sa.String(8)),
         sa.Column("lsn", sa.String(32)),
-        sa.Column("held_reason", sa.Text()),
+        sa.Column("suspended_reason", sa.Text()),
         sa.Column("checked_at", at),
         sa.Column("number", sa.BigInteger()),
         sa.Column("place", sa.String(64)),
@@ -289,7 +289,7 @@ def _create_functions(op: Operations, schema: str | None, prefix: str) -> None:
     cancellable = (
         "q.id = entry_id AND q.state IN ('pending', 'retry') AND q.lease_token IS NULL AND NOT q.maybe_sent"
         f" AND NOT EXISTS (SELECT FROM {settlement} AS s WHERE s.id = q.id)"
-        f" AND NOT EXISTS (SELECT FROM {meta} AS m WHERE m.held_reason IS NOT NULL OR CASE WHEN m.timeline IS NOT NULL"
+        f" AND NOT EXISTS (SELECT FROM {meta} AS m WHERE m.suspended_reason IS NOT NULL OR CASE WHEN m.timeline IS NOT NULL"
         " THEN m.timeline <> substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END)"
     )
     op.execute(f"""

@@ -16,7 +16,7 @@ from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.store import callback_registry
 from dispatchers.store import flow_control as store_flow_control
 from dispatchers.store.database_identity import is_held
-from dispatchers.transitions import SEND_AGAIN, UNSERVED, Known, is_unserved, known_of, looks_of, outcome_on_record
+from dispatchers.transitions import SEND_AGAIN, UNSERVED, Known, is_unserved, known_of, lookup_of, outcome_on_record
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.keys import check_field
 from outbox.payload import encode_json
@@ -131,12 +131,12 @@ def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: st
     row = _row(connection, tables, entry_id)
     if row.hold is None:
         raise _refused(row, "it is not held")
-    undecided = row.state == "uncertain" and known_of(row.outcome) is None and looks_of(row.outcome) is None
+    undecided = row.state == "uncertain" and known_of(row.outcome) is None and lookup_of(row.outcome) is None
     _write(connection, tables, row, hold=None, due_at=NEVER if undecided else clock())
     _record(connection, tables, entry_id, actor, reason or f"released from: {row.hold}")
 
 
-def release_lane(
+def release_group(
     connection: Connection, tables: Tables, ordering_key: str, *, actor: str, reason: str | None = None
 ) -> None:
     """Let a lane go on that halted behind an entry.
@@ -176,7 +176,7 @@ def resume(connection: Connection, tables: Tables, name: str, *, actor: str, rea
     check_field("destination", name)
     check_word(actor, reason)
     destination = tables.destination
-    pressed = destination.c.name == name, store_flow_control.is_pressed(tables, clock())
+    pressed = destination.c.name == name, store_flow_control.is_throttled(tables, clock())
     if connection.execute(select(destination.c.name).where(*pressed).with_for_update()).one_or_none() is None:
         raise DecisionRefused(
             f"nothing keeps destination {name!r} from going on: `outbox destinations` lists them", "closed"

@@ -24,7 +24,7 @@ class DestinationState:
     due: entries that could be claimed now, if nothing weighed on it. oldest_due_seconds: for how long the oldest has waited; None
     if none is due. paused: by a person. cool_until: the service asked for quiet until then. breaker: `open` lets nothing through
     until `breaker_until`, then `half_open` one entry as a probe. breaker_failures: in a row. rate_per_second: what the
-    dispatchers keep to. slots_max: how many sends at once they keep to, all together; slots_taken: how many of these are under
+    dispatchers keep to. slots_max: how many sends at once they keep to, all together; permits_taken: how many of these are under
     way. decided_by, decided_at: who paused it or let it go on last.
     """
 
@@ -39,12 +39,12 @@ class DestinationState:
     breaker_failures: int
     rate_per_second: float | None
     slots_max: int | None
-    slots_taken: int
+    permits_taken: int
     decided_by: str | None
     decided_at: datetime | None
 
 
-UNPRESSED: Mapping[str, Any] = {
+UNTHROTTLED: Mapping[str, Any] = {
     "paused": False,
     "paused_reason": None,
     "cool_until": None,
@@ -100,7 +100,9 @@ def _state(
     *,
     paused: bool,
 ) -> DestinationState:
-    shared: dict[str, Any] = dict(UNPRESSED) if row is None else {column: getattr(row, column) for column in UNPRESSED}
+    shared: dict[str, Any] = (
+        dict(UNTHROTTLED) if row is None else {column: getattr(row, column) for column in UNTHROTTLED}
+    )
     if shared["cool_until"] is not None and shared["cool_until"] <= now:
         shared["cool_until"] = None
     shared["paused"] = paused
@@ -109,7 +111,7 @@ def _state(
         name=name,
         due=counts.get(name, 0),
         oldest_due_seconds=None if lag is None else lag.total_seconds(),
-        slots_taken=0 if row is None else sum(each.slots for each in still_taken(on_record(row.slots_taken), now)),
+        permits_taken=0 if row is None else sum(each.slots for each in still_taken(on_record(row.permits_taken), now)),
         **shared,
     )
 

@@ -51,7 +51,7 @@ class DestinationOverview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HaltedLane:
+class BlockedGroup:
     """An ordering key whose entries wait until a person lets them go on."""
 
     ordering_key: str
@@ -102,7 +102,7 @@ class Overview:
     """The outbox at one moment of the database's clock.
 
     overdue: the leases that are long over, the oldest first. unserved: the operations that nobody has served for a while; None
-    for a role that may not read why entries wait. held_reason: why every dispatcher holds, if they do.
+    for a role that may not read why entries wait. suspended_reason: why every dispatcher holds, if they do.
     """
 
     at: datetime
@@ -110,10 +110,10 @@ class Overview:
     uncertain: int
     held: int
     blocked: int
-    halted: list[HaltedLane]
+    halted: list[BlockedGroup]
     overdue: list[OverdueLease]
     unserved: list[Unserved] | None
-    held_reason: str | None
+    suspended_reason: str | None
     resumed: LastResume | None
 
 
@@ -129,10 +129,10 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
         uncertain=sum(destination.states.get("uncertain", 0) for destination in destinations),
         held=sum(destination.held for destination in destinations),
         blocked=sum(destination.blocked for destination in destinations),
-        halted=[HaltedLane(**row._mapping) for row in connection.execute(halted)],
+        halted=[BlockedGroup(**row._mapping) for row in connection.execute(halted)],
         overdue=_overdue(connection, tables, now),
         unserved=_unserved(connection, tables, now),
-        held_reason=meta.held_reason if meta is not None else None,
+        suspended_reason=meta.suspended_reason if meta is not None else None,
         resumed=_last_resume(meta),
     )
 

@@ -28,7 +28,7 @@ NO_ID = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class OperatorDecision:
     """What a person says of the database. env: the deployment that it belongs to from now on.
 
     adopt_from: the deployment that it belonged to until now, if that is another one.
@@ -55,7 +55,7 @@ class Resumed:
     held_back: int
 
 
-def resume(engine: Engine, tables: Tables, word: Word) -> Resumed:
+def resume(engine: Engine, tables: Tables, word: OperatorDecision) -> Resumed:
     """Let the dispatchers go on. In short transactions, and to be called again where it was cut short: it goes on then.
 
     Also where nothing holds: a person may know of a restore that nothing shows. Raises, with nothing written, `InvalidValue`,
@@ -81,7 +81,7 @@ def resume(engine: Engine, tables: Tables, word: Word) -> Resumed:
     return Resumed(since=None if word.nothing_lost else since, doubted=doubted, held_back=held_back)
 
 
-def _require_owner(connection: Connection, tables: Tables, word: Word) -> None:
+def _require_owner(connection: Connection, tables: Tables, word: OperatorDecision) -> None:
     recorded = recorded_environment(connection, tables)
     owner = word.env if recorded is None else recorded
     if word.adopt_from is None:
@@ -94,7 +94,7 @@ def _require_owner(connection: Connection, tables: Tables, word: Word) -> None:
         )
 
 
-def _since(connection: Connection, tables: Tables, word: Word) -> datetime:
+def _since(connection: Connection, tables: Tables, word: OperatorDecision) -> datetime:
     now: datetime = connection.execute(select(clock())).scalar_one()
     mark, _ = read_mark(connection, tables)
     if word.since is None and mark is None and not word.nothing_lost:
@@ -121,7 +121,7 @@ def _batches(engine: Engine, tables: Tables) -> Iterator[Sequence[UUID]]:
         after = ids[-1]
 
 
-def _doubt(connection: Connection, tables: Tables, ids: Sequence[UUID], since: datetime, word: Word) -> int:
+def _doubt(connection: Connection, tables: Tables, ids: Sequence[UUID], since: datetime, word: OperatorDecision) -> int:
     """Count them as maybe sent since `since`, and take their leases from senders whose failures are no longer believed."""
     queue = tables.queue
     leased = queue.c.lease_token.is_not(None)
@@ -163,7 +163,7 @@ def _hold_back(connection: Connection, tables: Tables, foreign: Sequence[UUID]) 
     return connection.execute(update(queue).where(unheld).values(hold=FOREIGN, due_at=NEVER)).rowcount
 
 
-def _go_on(engine: Engine, tables: Tables, word: Word) -> None:
+def _go_on(engine: Engine, tables: Tables, word: OperatorDecision) -> None:
     """Write the mark anew, and who resumed and why: with this commit the dispatchers go on."""
     with engine.begin() as connection:
         tells = server_tells(connection, tables)
@@ -175,5 +175,5 @@ def _go_on(engine: Engine, tables: Tables, word: Word) -> None:
         if row.resumed_at is not None:
             resumed_at = max(resumed_at, row.resumed_at + MICROSECOND)  # whatever the clock did: later than before
         mark = replace(now, resumed_at=resumed_at, number=(row.number or 0) + 1)
-        said = {"held_reason": None, "resumed_by": word.actor, "resumed_reason": word.reason}
+        said = {"suspended_reason": None, "resumed_by": word.actor, "resumed_reason": word.reason}
         connection.execute(update(tables.meta).values(values_of(mark) | said))

@@ -70,8 +70,8 @@ def _in_another_lane(tables: Tables) -> Select[*tuple[Any, ...]]:
     entry, queue = tables.entry, tables.queue
     lane = [func.coalesce(table.c.ordering_key, "none") for table in (entry, queue)]
     text = _joined("was enqueued in the lane ", lane[0], ", and waits in the lane ", lane[1])
-    moved = entry.c.ordering_key.is_distinct_from(queue.c.ordering_key)
-    return select(entry.c.id, text).join(queue, queue.c.id == entry.c.id).where(moved)
+    queue_update = entry.c.ordering_key.is_distinct_from(queue.c.ordering_key)
+    return select(entry.c.id, text).join(queue, queue.c.id == entry.c.id).where(queue_update)
 
 
 def _for_another_scope(tables: Tables) -> Select[*tuple[Any, ...]]:
@@ -120,7 +120,7 @@ def _miscounted(tables: Tables) -> Select[*tuple[Any, ...]]:
     rows, entry, meta = _progress(tables), tables.entry, tables.meta
     text = _joined("was sent ", rows.c.attempts, " times in ", rows.c.deliveries, " deliveries")
     # Late proof of success may come from a delivery that a database which was set back has never heard of.
-    forgot = exists().where(or_(meta.c.held_reason.is_not(None), meta.c.resumed_at >= entry.c.created_at))
+    forgot = exists().where(or_(meta.c.suspended_reason.is_not(None), meta.c.resumed_at >= entry.c.created_at))
     counted = select(rows.c.id, text).join(entry, entry.c.id == rows.c.id)
     return counted.where(rows.c.attempts > rows.c.deliveries, ~forgot)
 

@@ -26,7 +26,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, dict[str, Command]] = {
     "Run": {
         "run": Command("run:run", "Run the dispatcher that MODULE:FUNCTION makes."),
-        "upkeep": Command("upkeep:upkeep", "Delete what is settled and need not be kept."),
+        "maintenance": Command("maintenance:maintenance", "Delete what is settled and need not be kept."),
     },
     "Look": {
         "status": Command("entries:status", "How the outbox is, or what became of one parent."),

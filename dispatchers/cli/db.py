@@ -83,16 +83,18 @@ def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> Non
 @db.command()
 @click.option("--app", default="outbox_app", show_default=True, help="The role of the processes that enqueue.")
 @click.option("--dispatcher", default="outbox_dispatcher", show_default=True, help="The role of those that send.")
-@click.option("--upkeep", default="outbox_upkeep", show_default=True, help="The role that deletes what has ended.")
+@click.option(
+    "--maintenance", default="outbox_maintenance", show_default=True, help="The role that deletes what has ended."
+)
 @click.option("--dashboard", default="outbox_dashboard", show_default=True, help="The role that only reads.")
 @options.schema_option
 @options.prefix_option
 @options.json_option
-def roles(app: str, dispatcher: str, upkeep: str, dashboard: str, schema: str | None, prefix: str) -> None:
+def roles(app: str, dispatcher: str, maintenance: str, dashboard: str, schema: str | None, prefix: str) -> None:
     """Print the SQL that makes PostgreSQL's roles. None gets more rights than it needs."""
     from outbox import migrations
 
     printed = migrations.roles(
-        schema=schema, prefix=prefix, app=app, dispatcher=dispatcher, upkeep=upkeep, dashboard=dashboard
+        schema=schema, prefix=prefix, app=app, dispatcher=dispatcher, maintenance=maintenance, dashboard=dashboard
     )
     answer({"sql": printed}, printed)

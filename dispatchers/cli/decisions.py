@@ -171,7 +171,7 @@ def release(
         check_field("ordering_key", ordering_key)
     with deciding(database, schema, prefix) as (connection, tables):
         if id is None:
-            decisions.release_lane(connection, tables, str(ordering_key), actor=actor, reason=reason)
+            decisions.release_group(connection, tables, str(ordering_key), actor=actor, reason=reason)
             released: dict[str, Any] = {"ordering_key": ordering_key}
         else:
             released = {"id": find(connection, tables, id)}

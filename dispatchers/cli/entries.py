@@ -61,7 +61,7 @@ def status(
         with reading(database, schema, prefix) as (connection, tables):
             overview = read_overview(connection, tables)
         answer(overview, lambda: rendering.overview(overview))
-        needs_a_look = overview.uncertain > 0 or overview.held_reason is not None
+        needs_a_look = overview.uncertain > 0 or overview.suspended_reason is not None
     else:
         wanted = _parent_wanted(env, parent, scope, source)
         with reading(database, schema, prefix) as (connection, tables):

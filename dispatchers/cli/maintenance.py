@@ -1,4 +1,4 @@
-"""`outbox upkeep`: retention by hand or from cron, until nothing is left that may go."""
+"""`outbox maintenance`: retention by hand or from cron, until nothing is left that may go."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from dispatchers.cli.output import plain
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from dispatchers.maintenance.jobs import Upkeep
+    from dispatchers.maintenance.jobs import Maintenance
     from dispatchers.maintenance.retention_sql import Batch
     from outbox.sql.schema import Tables
 
@@ -78,7 +78,7 @@ class Window(Span):
 @click.option("--dry-run", is_flag=True, help="Only count what would be deleted.")
 @database_options
 @click.pass_context
-def upkeep(
+def maintenance(
     ctx: click.Context,
     database: str,
     schema: str | None,
@@ -93,7 +93,7 @@ def upkeep(
     remembers. Never what is unsettled. It works in short transactions beside everything else, and may be stopped at any
     time; a running dispatcher does the same by itself.
     """
-    from dispatchers.maintenance.jobs import Upkeep
+    from dispatchers.maintenance.jobs import Maintenance
     from dispatchers.maintenance.retention import KEEP, Retention
     from dispatchers.maintenance.retention_sql import STEPS, overdue
 
@@ -103,7 +103,7 @@ def upkeep(
         whole = overdue(connection, tables, retention)
     with engine.connect() as connection:
         with _progress(whole) as tell:
-            deleted = asyncio.run(_sweep(Upkeep(_runner(connection), tables, retention, dry=dry_run), tell))
+            deleted = asyncio.run(_sweep(Maintenance(_runner(connection), tables, retention, dry=dry_run), tell))
         bodies, alarm = _keep_bodies(connection, tables, dry=dry_run)
     counts = {name: deleted[name] for name in STEPS}
     if ctx.meta.get(exit_codes.JSON):
@@ -162,9 +162,9 @@ def _keep_bodies(connection: "Connection", tables: "Tables", *, dry: bool) -> tu
     return Bodies(added, dropped, due, why, layout.ahead), layout.alarm
 
 
-async def _sweep(upkeep: "Upkeep", tell: Tell) -> Counter[str]:
+async def _sweep(maintenance: "Maintenance", tell: Tell) -> Counter[str]:
     deleted: Counter[str] = Counter()
-    async for name, batch in upkeep.sweep():
+    async for name, batch in maintenance.sweep():
         deleted[name] += batch.deleted
         tell(name, batch)
     return deleted

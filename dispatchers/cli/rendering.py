@@ -21,8 +21,8 @@ OVERDUE_SHOWN = 5
 
 
 def overview(found: "Overview") -> "Iterator[RenderableType]":
-    if found.held_reason:
-        yield prose(f"every dispatcher holds: {found.held_reason}", "bold red")
+    if found.suspended_reason:
+        yield prose(f"every dispatcher holds: {found.suspended_reason}", "bold red")
     if found.resumed:
         ago = span(found.at - found.resumed.at)
         yield prose(f"resumed {ago} ago by {found.resumed.by}: {found.resumed.reason}")
@@ -104,8 +104,8 @@ def _weight(state: "DestinationState", at: datetime) -> str:
     if state.breaker != "closed":
         left = f" for {span(state.breaker_until - at)}" if state.breaker_until and state.breaker_until > at else ""
         notes.append(f"breaker {state.breaker.replace('_', '-')}{left} after {state.breaker_failures} failures")
-    if state.slots_taken:
-        notes.append(f"{state.slots_taken} of {state.slots_max} sends at once")
+    if state.permits_taken:
+        notes.append(f"{state.permits_taken} of {state.slots_max} sends at once")
     return ", ".join(notes)
 
 

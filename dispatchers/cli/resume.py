@@ -11,7 +11,7 @@ from dispatchers.cli.decisions import decision_options
 from dispatchers.cli.output import answer, clean
 
 if TYPE_CHECKING:
-    from dispatchers.admin.resume import Resumed, Word
+    from dispatchers.admin.resume import OperatorDecision, Resumed
 
 
 @click.command()
@@ -82,17 +82,17 @@ def _resume_destination(
     answer({"destination": destination, "decision": "resume", "actor": actor}, f"{clean(destination)} goes on")
 
 
-def _word(*, env: str | None, **said: Any) -> "Word":
-    from dispatchers.admin.resume import Word
+def _word(*, env: str | None, **said: Any) -> "OperatorDecision":
+    from dispatchers.admin.resume import OperatorDecision
 
     if said["nothing_lost"] and said["since"] is not None:
         raise click.UsageError("--since says since when commits may be missing, and --nothing-lost that none is")
     if not env:
         raise click.UsageError("say whose database this is: give --env or set OUTBOX_ENV")
-    return Word(env=env, **said)
+    return OperatorDecision(env=env, **said)
 
 
-def _resume_all(word: "Word", database: str, schema: str | None, prefix: str) -> None:
+def _resume_all(word: "OperatorDecision", database: str, schema: str | None, prefix: str) -> None:
     from dispatchers.admin import resume as admin_resume
 
     with deciding(database, schema, prefix) as (connection, tables):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.quota import Quota
 from dispatchers.transitions import HINT_SLACK
 from outbox.times import EPOCH
 
@@ -80,7 +80,7 @@ def deal(slots: int, ring: Sequence[Waiting], many: int) -> list[str | None]:
     return dealt
 
 
-class Rounds:
+class FairCursor:
     """Where this process's last claims of the fair destinations stopped, and from which due time on they had seen all."""
 
     def __init__(self, fair: Collection[str] = ()) -> None:
@@ -94,20 +94,20 @@ class Rounds:
     def after(self, destination: str) -> str | None:
         return self._after.get(destination)
 
-    def hint(self, want: Want) -> datetime:
+    def hint(self, quota: Quota) -> datetime:
         """Nothing that is due before this has been left behind: the want's own hint counts what the oldest first brings."""
-        return min(want.hint, self._oldest.get(want.destination, EPOCH))
+        return min(quota.hint, self._oldest.get(quota.destination, EPOCH))
 
-    def share_out(self, want: Want, backlog: Backlog) -> Mapping[str, int]:
+    def share_out(self, quota: Quota, backlog: Backlog) -> Mapping[str, int]:
         """How many entries of each scope to claim; the rest of the slots is for the oldest."""
-        name = want.destination
+        name = quota.destination
         if backlog.oldest is not None:
             self._oldest[name] = backlog.oldest - HINT_SLACK
-        if backlog.entries <= want.slots:  # there is nothing to share out
+        if backlog.entries <= quota.slots:  # there is nothing to share out
             return {}
-        share = share_out(want.slots, backlog, self.after(name))
+        share = share_out(quota.slots, backlog, self.after(name))
         self._after[name] = share.after
         return share.of
 
 
-NOBODY = Rounds()
+NOBODY = FairCursor()

@@ -33,7 +33,7 @@ def still_taken(taken: Iterable[Taken], now: datetime, left: Mapping[UUID, int] 
 
 
 def as_record(taken: Iterable[Taken]) -> str | None:
-    """The text of the destination's `slots_taken`: [lease token, slots, until] of each claim."""
+    """The text of the destination's `permits_taken`: [lease token, slots, until] of each claim."""
     rows = [[each.token.hex, each.slots, each.until.isoformat()] for each in taken]
     return json.dumps(rows) if rows else None
 

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 
-class Want(NamedTuple):
+class Quota(NamedTuple):
     """How many entries of one destination at most. hint: what was due before it was seen already.
 
     admitted: whether its pressure was looked at already, under its row's lock; else the claim itself looks.

@@ -1,6 +1,6 @@
 """What weighs on one destination, and what it then may be sent. Pure: the rules of cool-down, breaker, rate, slots and pause.
 
-A `Pressure` is one row of the database, shared by all dispatchers. Each rule takes it as it is, says what it becomes, and is
+A `FlowState` is one row of the database, shared by all dispatchers. Each rule takes it as it is, says what it becomes, and is
 applied while the row is locked; `now` is always the database's. A refusal to send is no attempt: what is refused is not claimed.
 """
 
@@ -136,12 +136,12 @@ def service_of(destination: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
+class FlowState:
     """One destination's row.
 
     cool_until: it asked for quiet until then. breaker: `open` lets nothing through before `breaker_until`; `half_open` is
     under trial by the one entry whose lease token is `breaker_token`, until `breaker_until` at the latest. breaker_failures: in
-    a row. rate_at: up to when its rate is used up. slots_taken: of those that all dispatchers share, of which there are
+    a row. rate_at: up to when its rate is used up. permits_taken: of those that all dispatchers share, of which there are
     `slots_max`. resumed_at: when somebody last ended a pause.
     """
 
@@ -153,16 +153,16 @@ class Pressure:
     breaker_token: UUID | None = None
     rate_at: datetime | None = None
     rate_per_second: float | None = None
-    slots_taken: tuple[Taken, ...] = ()
+    permits_taken: tuple[Taken, ...] = ()
     slots_max: int | None = None
     resumed_at: datetime | None = None
 
 
-class Pressures(NamedTuple):
+class FlowStates(NamedTuple):
     """Destinations' rows at one moment of the database's clock."""
 
     at: datetime
-    of: Mapping[str, Pressure]
+    of: Mapping[str, FlowState]
 
 
 class News(NamedTuple):
@@ -195,7 +195,7 @@ class News(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pressing:
+class FlowUpdate:
     """What an exchange with the database is to do about pressure.
 
     news: by destination. decided: the destinations for which a claim must be decided under their row's lock.
@@ -209,13 +209,13 @@ class Pressing:
 # --- the rules
 
 
-def heard(pressure: Pressure, news: News, limits: Limits, now: datetime) -> Pressure:
+def heard(pressure: FlowState, news: News, limits: Limits, now: datetime) -> FlowState:
     """What `news` makes of it.
 
     While the breaker is not closed only its probe counts: the other answers are to sends from before.
     """
     if news.left:
-        pressure = replace(pressure, slots_taken=still_taken(pressure.slots_taken, now, news.left))
+        pressure = replace(pressure, permits_taken=still_taken(pressure.permits_taken, now, news.left))
     if news.cool is not None:
         cool_until = now + min(max(news.cool, timedelta(0)), COOL_MAX)
         pressure = replace(pressure, cool_until=max(cool_until, pressure.cool_until or cool_until))
@@ -229,7 +229,7 @@ def heard(pressure: Pressure, news: News, limits: Limits, now: datetime) -> Pres
     return _opened(pressure, limits.breaker.failures, now + limits.breaker.wait_after(limits.breaker.failures))
 
 
-def _tried(pressure: Pressure, passed: bool | None, breaker: Breaker, now: datetime) -> Pressure:
+def _tried(pressure: FlowState, passed: bool | None, breaker: Breaker, now: datetime) -> FlowState:
     if passed is None:
         return _opened(pressure, pressure.breaker_failures, now)
     if passed:
@@ -238,11 +238,11 @@ def _tried(pressure: Pressure, passed: bool | None, breaker: Breaker, now: datet
     return _opened(pressure, failures, now + breaker.wait_after(failures))
 
 
-def _opened(pressure: Pressure, failures: int, until: datetime) -> Pressure:
+def _opened(pressure: FlowState, failures: int, until: datetime) -> FlowState:
     return replace(pressure, breaker="open", breaker_until=until, breaker_failures=failures, breaker_token=None)
 
 
-def admitted(pressure: Pressure, limits: Limits, now: datetime, wanted: int) -> int:
+def admitted(pressure: FlowState, limits: Limits, now: datetime, wanted: int) -> int:
     """How many entries may be claimed now, of so many: none, one as a probe, or what rate and slots leave."""
     if closed_until(pressure, now) is not None:
         return 0
@@ -250,7 +250,9 @@ def admitted(pressure: Pressure, limits: Limits, now: datetime, wanted: int) -> 
     return min(most, _left_of_rate(pressure, limits, now), _left_of_slots(pressure, limits, now))
 
 
-def claimed(pressure: Pressure, limits: Limits, now: datetime, entries: int, token: UUID, lease: timedelta) -> Pressure:
+def claimed(
+    pressure: FlowState, limits: Limits, now: datetime, entries: int, token: UUID, lease: timedelta
+) -> FlowState:
     """What a claim of so many entries, under this lease token, makes of it."""
     if not entries:
         return pressure
@@ -260,12 +262,12 @@ def claimed(pressure: Pressure, limits: Limits, now: datetime, entries: int, tok
         used = timedelta(seconds=entries / limits.rate)
         pressure = replace(pressure, rate_at=_used_up(pressure, now) + used, rate_per_second=float(limits.rate))
     if limits.concurrency_in_all is not None:
-        taken = *still_taken(pressure.slots_taken, now), Taken(token, entries, now + lease)
-        pressure = replace(pressure, slots_taken=taken, slots_max=limits.concurrency_in_all)
+        taken = *still_taken(pressure.permits_taken, now), Taken(token, entries, now + lease)
+        pressure = replace(pressure, permits_taken=taken, slots_max=limits.concurrency_in_all)
     return pressure
 
 
-def closed_until(pressure: Pressure, now: datetime) -> datetime | None:
+def closed_until(pressure: FlowState, now: datetime) -> datetime | None:
     """Until when nothing may be sent at all, whatever rate and slots: NEVER for a pause; None if something may."""
     if pressure.paused:
         return NEVER
@@ -273,7 +275,7 @@ def closed_until(pressure: Pressure, now: datetime) -> datetime | None:
     return max((until for until in untils if until is not None and until > now), default=None)
 
 
-def opens_at(pressure: Pressure, limits: Limits, now: datetime) -> datetime | None:
+def opens_at(pressure: FlowState, limits: Limits, now: datetime) -> datetime | None:
     """When it is worth asking again; None for now. Of a rate a whole portion is waited for."""
     until = closed_until(pressure, now)
     if until is not None:
@@ -289,7 +291,7 @@ def opens_at(pressure: Pressure, limits: Limits, now: datetime) -> datetime | No
 # time; a claim of n entries moves it on by n / rate, and may not move it further from now than burst / rate.
 
 
-def _left_of_rate(pressure: Pressure, limits: Limits, now: datetime) -> int:
+def _left_of_rate(pressure: FlowState, limits: Limits, now: datetime) -> int:
     if limits.rate is None:
         return UNLIMITED
     ahead = (_used_up(pressure, now) - now).total_seconds()
@@ -297,7 +299,7 @@ def _left_of_rate(pressure: Pressure, limits: Limits, now: datetime) -> int:
     return max(0, math.floor(_burst(limits) - ahead * limits.rate + rounding))
 
 
-def _used_up(pressure: Pressure, now: datetime) -> datetime:
+def _used_up(pressure: FlowState, now: datetime) -> datetime:
     return now if pressure.rate_at is None else max(pressure.rate_at, now)
 
 
@@ -305,7 +307,7 @@ def _burst(limits: Limits) -> int:
     return limits.burst or max(1, math.floor(limits.rate or 0))
 
 
-def _left_of_slots(pressure: Pressure, limits: Limits, now: datetime) -> int:
+def _left_of_slots(pressure: FlowState, limits: Limits, now: datetime) -> int:
     if limits.concurrency_in_all is None:
         return UNLIMITED
-    return max(0, limits.concurrency_in_all - sum(each.slots for each in still_taken(pressure.slots_taken, now)))
+    return max(0, limits.concurrency_in_all - sum(each.slots for each in still_taken(pressure.permits_taken, now)))

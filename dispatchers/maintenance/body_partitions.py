@@ -16,7 +16,7 @@ LOCK_WAIT_SECONDS = 5
 """How long the making of a partition waits for who changes the bodies' table too; nobody who uses it queues up behind."""
 
 DROPPING_LOCK = int.from_bytes(b"bodies")
-"""The advisory lock, of a transaction, under which days are dropped: a second upkeep leaves it to the first."""
+"""The advisory lock, of a transaction, under which days are dropped: a second maintenance leaves it to the first."""
 
 GRACE = timedelta(hours=1)
 """How long after its last record's time a day is left to the deletion of records, before what remains is carried over."""

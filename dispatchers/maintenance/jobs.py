@@ -22,7 +22,7 @@ from outbox.sql.body_partitions import Layout, read_layout
 from outbox.sql.dialect import clock, sqlstate
 from outbox.sql.schema import Tables
 
-log = logging.getLogger("outbox.upkeep")
+log = logging.getLogger("outbox.maintenance")
 
 Result = TypeVar("Result")
 
@@ -41,7 +41,7 @@ class Run(Protocol):
 # --- retention
 
 
-class Upkeep:
+class Maintenance:
     """Deletes what has outlived its use, a batch at a time; several at once divide the work.
 
     It goes through each table from the oldest row to the youngest that is old enough, and then begins anew: what may not go
@@ -108,9 +108,9 @@ def _work(name: str, tables: Tables, look: Look, connection: Connection) -> Batc
     return STEPS[name](connection, tables, look)
 
 
-async def retain(upkeep: Upkeep, stopping: asyncio.Event) -> None:
+async def retain(maintenance: Maintenance, stopping: asyncio.Event) -> None:
     """One bounded run, reported."""
-    deleted = await upkeep.run_once(stopping)
+    deleted = await maintenance.run_once(stopping)
     if deleted.total():
         log.info("deleted %s", ", ".join(f"{deleted[name]} {name}" for name in STEPS))
 
@@ -135,7 +135,7 @@ async def keep_bodies(run: Run, run_apart: Run, tables: Tables) -> None:
         log.info("dropped the bodies of %s", ", ".join(map(str, drops.dropped)))
     if layout is not None and drops.due and not layout.is_owner:
         log.warning(
-            "the bodies of %d days, from %s on, need not be kept: only the owner of the tables may drop them, by `outbox upkeep`",
+            "the bodies of %d days, from %s on, need not be kept: only the owner of the tables may drop them, by `outbox maintenance`",
             len(drops.due),
             drops.due[0],
         )

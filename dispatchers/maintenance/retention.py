@@ -1,4 +1,4 @@
-"""How long what has ended is kept. Pure: the SQL that goes by it is in `sql_retention`, the pace in `upkeep`.
+"""How long what has ended is kept. Pure: the SQL that goes by it is in `sql_retention`, the pace in `maintenance`.
 
 Three ages follow one another. A request's record goes when its `keep_until` has passed and none of its entries is unsettled;
 while entries of it remain, a tombstone stands for it, so that its key is refused when it is used again; so for one that was
@@ -22,7 +22,7 @@ MARGIN = timedelta(days=1)
 """What `keep` must have over the longest window: a send's time, and 1 % for clocks that run apart, up to 100 days."""
 
 BEHIND = timedelta(days=7)
-"""How far upkeep may lag: a key is refused for this much longer than its entries are kept, so that it never meets one."""
+"""How far maintenance may lag: a key is refused for this much longer than its entries are kept, so that it never meets one."""
 
 REMEMBERED = timedelta(days=365)
 """How long a key is refused whose children went to a service that never forgets. There is no end to its window, and there must

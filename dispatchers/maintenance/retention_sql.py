@@ -85,22 +85,22 @@ def delete_entries(connection: Connection, tables: Tables, look: Look) -> Batch:
     is_queued = _row_of(tables.queue, settlement.c.id).is_not(None)
     ids = _taken(connection, aged, before, [place.id for place in places], look, ~is_queued)
     needed = _needed(connection, tables, ids, now, look)
-    doomed = [id for id in ids if id not in needed]
-    if doomed and not look.dry:
-        _delete(connection, tables.event.c.entry_id, doomed)
-        _delete(connection, settlement.c.id, doomed)
-        _delete(connection, entry.c.id, doomed)
-    return _batch(places, len(doomed), look)
+    rollback_only = [id for id in ids if id not in needed]
+    if rollback_only and not look.dry:
+        _delete(connection, tables.event.c.entry_id, rollback_only)
+        _delete(connection, settlement.c.id, rollback_only)
+        _delete(connection, entry.c.id, rollback_only)
+    return _batch(places, len(rollback_only), look)
 
 
 def forget_tombstones(connection: Connection, tables: Tables, look: Look) -> Batch:
     """Delete tombstones past their `forget_at`: no service remembers what was done under their keys."""
     now, aged = _now(connection), _of_tombstones(tables)
     places = _next(connection, aged, now, look)
-    doomed = _taken(connection, aged, now, [place.id for place in places], look)
-    if doomed and not look.dry:
-        _delete(connection, aged.id, doomed)
-    return _batch(places, len(doomed), look)
+    rollback_only = _taken(connection, aged, now, [place.id for place in places], look)
+    if rollback_only and not look.dry:
+        _delete(connection, aged.id, rollback_only)
+    return _batch(places, len(rollback_only), look)
 
 
 STEPS: Mapping[str, Step] = {
@@ -168,7 +168,7 @@ def _taken(
     *conditions: ColumnElement[bool],
 ) -> list[UUID]:
     """Those of `ids` that nobody else holds, for this transaction; on a dry run all. Their age is asked for again: another
-    upkeep may have put a new row in the place of the one that was looked at.
+    maintenance may have put a new row in the place of the one that was looked at.
     """
     query = select(aged.id).where(_among(connection, aged.id, ids), *_old_enough(aged, before), *conditions)
     if not look.dry:

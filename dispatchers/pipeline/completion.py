@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0
 RETRY_SECONDS = (2.0, 300.0)
 
 
-class Completing:
+class CompletionWorker:
     """Goes through the accepted requests, a page at a time, and completes those that wait for nothing.
 
     One whose completion failed is left alone for a while; how long, only this process remembers.
@@ -32,13 +32,13 @@ class Completing:
         callbacks: Callbacks,
         *,
         clock: Callable[[], float],
-        chance: random.Random,
+        rng: random.Random,
         away: Callable[[Exception], None],
     ) -> None:
         self._store = store
         self._callbacks = callbacks
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._away = away
         self._after: Accepted | None = None
         self._failed: dict[UUID, tuple[int, float]] = {}  # how often, and until when it is left alone
@@ -70,7 +70,7 @@ class Completing:
                 await self._look()
             except Exception as error:
                 self._away(error)
-            await asyncio.sleep(LOOK_SECONDS * (0.5 + self._chance.random()))
+            await asyncio.sleep(LOOK_SECONDS * (0.5 + self._rng.random()))
 
     async def _look(self) -> None:
         if not self._callbacks.complete_requests:

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from dispatchers.database_identity import Mark
+from dispatchers.database_identity import DatabaseIdentity
 from dispatchers.store.protocol import Store
-from outbox.errors import ConfigurationError, Held
+from outbox.errors import ConfigurationError, Suspended
 
 log = logging.getLogger("outbox.dispatcher")
 
@@ -19,14 +19,14 @@ TOLD_EVERY_SECONDS = 60.0
 RESUME = "`outbox status` tells more, `outbox resume --after-restore` lets them go on"
 
 
-class Watch:
+class FailoverGuard:
     """Looks whether the database still is what it was, and says why nothing may be sent if it is not.
 
     env: the deployment's name. file: where the mark is remembered beyond this process's life, and beyond the database's.
     """
 
     def __init__(
-        self, store: Store, *, env: Callable[[], str], clock: Callable[[], float], file: "MarkFile | None"
+        self, store: Store, *, env: Callable[[], str], clock: Callable[[], float], file: "IdentityFile | None"
     ) -> None:
         self._store = store
         self._env = env
@@ -55,7 +55,7 @@ class Watch:
 
     def require_trust(self) -> None:
         if self.held is not None:
-            raise Held(f"nothing is sent, every dispatcher of this database holds: {self.held}; {RESUME}")
+            raise Suspended(f"nothing is sent, every dispatcher of this database holds: {self.held}; {RESUME}")
 
     def tell(self) -> None:
         """Log that all of them hold, once a minute, and that they go on."""
@@ -68,20 +68,20 @@ class Watch:
         self._told = self.held
 
 
-class MarkFile:
+class IdentityFile:
     """A mark in a file outside the database: what a restored disk does not set back with it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> Mark | None:
+    def read(self) -> DatabaseIdentity | None:
         """Raises ConfigurationError for what is no mark; None where there is no file yet."""
         try:
             told = json.loads(self._path.read_bytes())
             instants = {
                 name: told[name] and datetime.fromisoformat(told[name]) for name in ("checked_at", "resumed_at")
             }
-            return Mark(**told | instants)
+            return DatabaseIdentity(**told | instants)
         except FileNotFoundError:
             self._require_folder()
             return None
@@ -97,7 +97,7 @@ class MarkFile:
                 f"mark {str(self._path)!r}: there is no folder {str(self._path.parent)!r} to write in"
             )
 
-    def write(self, mark: Mark) -> None:
+    def write(self, mark: DatabaseIdentity) -> None:
         """In one step, so that a crash leaves the old one. What fails is reported: an older mark still tells something."""
         told = asdict(mark) | {
             name: at and at.isoformat()

@@ -14,25 +14,25 @@ from uuid import UUID
 from dispatchers.decide import CENTURY
 from dispatchers.delivery import Deferred, Delivered, Memory, Outcome, Unknown
 from dispatchers.flow_control.permits import NONE_LEFT, still_taken
-from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import (
     COOL_DEFAULT,
+    FlowState,
+    FlowStates,
+    FlowUpdate,
     Limits,
     News,
-    Pressing,
-    Pressure,
-    Pressures,
     limits_of,
     opens_at,
     service_of,
 )
-from dispatchers.transitions import Claimed
+from dispatchers.transitions import ClaimedEntry
 from outbox.times import NEVER
 
 log = logging.getLogger("outbox.dispatcher")
 
 BUSY_SECONDS = 0.05  # a row that another dispatcher is deciding about is asked for again then
-UNPRESSED = Pressure()
+UNTHROTTLED = FlowState()
 
 
 def news_of(outcome: Outcome, destination: str) -> News:
@@ -50,17 +50,17 @@ def news_of(outcome: Outcome, destination: str) -> News:
             return News(answered=True)
 
 
-class PressureWatch:
+class FlowMonitor:
     """Listens to what the sends bring, and looks at what the database says.
 
     limits: by destination. clock: ours, by which `shut_until` counts. chance: spreads those that ask again.
     """
 
-    def __init__(self, limits: Mapping[str, Limits], *, clock: Callable[[], float], chance: random.Random) -> None:
+    def __init__(self, limits: Mapping[str, Limits], *, clock: Callable[[], float], rng: random.Random) -> None:
         self._limits = limits
         self._clock = clock
-        self._chance = chance
-        self._seen: dict[str, Pressure] = {}
+        self._rng = rng
+        self._seen: dict[str, FlowState] = {}
         self._news: dict[str, News] = {}
         self._reported: dict[str, str] = {}
         self._probes: dict[str, UUID] = {}
@@ -70,7 +70,7 @@ class PressureWatch:
 
     # --- what the sends bring
 
-    def hear(self, entry: Claimed, outcome: Outcome) -> None:
+    def hear(self, entry: ClaimedEntry, outcome: Outcome) -> None:
         """Where nothing weighs, and nothing goes wrong, there is nothing to tell."""
         name = entry.destination
         if name not in self._seen and name not in self._news and isinstance(outcome, Delivered):
@@ -80,7 +80,7 @@ class PressureWatch:
             news = news._replace(probe=self._probes.pop(name), passed=not news.failures)
         self._tell(name, news)
 
-    def end(self, entry: Claimed) -> None:
+    def end(self, entry: ClaimedEntry) -> None:
         """Its send has ended. A probe of which nothing was heard leaves its place to another."""
         if self._probes and self._probes.get(entry.destination) == entry.lease_token:
             self._tell(entry.destination, News(probe=self._probes.pop(entry.destination)))
@@ -99,7 +99,7 @@ class PressureWatch:
 
     def _tell(self, name: str, news: News) -> None:
         tells = news.failures or news.cool is not None or news.probe is not None or news.left
-        troubled = name in self._news or self._seen.get(name, UNPRESSED).breaker_failures
+        troubled = name in self._news or self._seen.get(name, UNTHROTTLED).breaker_failures
         if tells or troubled:
             before = self._news.get(name)
             self._news[name] = news if before is None else before.then(news)
@@ -116,18 +116,18 @@ class PressureWatch:
         """Whether there are slots that no send of ours needs any more, and the others do not know."""
         return any(news.left for news in self._news.values())
 
-    def take(self, wants: Sequence[Want]) -> Pressing | None:
+    def take(self, quotas: Sequence[Quota]) -> FlowUpdate | None:
         """What the next exchange is to tell and to decide; None for nothing, as nearly always."""
-        decided = [want.destination for want in wants if self._is_decided(want.destination)]
+        decided = [quota.destination for quota in quotas if self._is_decided(quota.destination)]
         if not (self._news or decided):
             return None
         news, self._news = self._news, {}
-        return Pressing(news=news, decided=frozenset(decided), limits=self._limits)
+        return FlowUpdate(news=news, decided=frozenset(decided), limits=self._limits)
 
     def _is_decided(self, name: str) -> bool:
         return limits_of(self._limits, name).are_shared or (name in self._seen and self._seen[name].breaker != "closed")
 
-    def learn(self, pressing: Pressing, pressures: Pressures | None, token: UUID) -> bool:
+    def learn(self, pressing: FlowUpdate, pressures: FlowStates | None, token: UUID) -> bool:
         """What came of an exchange; returns whether a destination was opened that was shut.
 
         News that were not taken, because another held the row, are told again. token: of the claim.
@@ -141,18 +141,18 @@ class PressureWatch:
         urgent = pressing.decided.union(name for name, news in pressing.news.items() if news.left)
         for name in sorted(urgent.difference(found)):  # a seed's run repeats only if theirs is an order
             self._full.discard(name)
-            self.shut_until[name] = self._clock() + BUSY_SECONDS * (0.5 + self._chance.random())
+            self.shut_until[name] = self._clock() + BUSY_SECONDS * (0.5 + self._rng.random())
         if pressures is not None:
             for name, pressure in pressures.of.items():
                 if pressure.breaker_token == token:
                     self._probes[name] = token
-                ours = sum(each.slots for each in pressure.slots_taken if each.token == token)
+                ours = sum(each.slots for each in pressure.permits_taken if each.token == token)
                 if ours:
                     self._under_way[name, token] = ours
                 self._see(name, pressure, pressures)
         return not shut <= self.shut_until.keys()
 
-    def look(self, pressures: Pressures) -> None:
+    def look(self, pressures: FlowStates) -> None:
         """What a sweep found: of every destination that is not told of, nothing weighs on it any more."""
         for name in self._seen.keys() - pressures.of.keys():
             del self._seen[name]
@@ -162,13 +162,13 @@ class PressureWatch:
         for name, pressure in pressures.of.items():
             self._see(name, pressure, pressures)
 
-    def _see(self, name: str, pressure: Pressure, pressures: Pressures) -> None:
+    def _see(self, name: str, pressure: FlowState, pressures: FlowStates) -> None:
         self._seen[name] = pressure
         limits, left = limits_of(self._limits, name), self._news[name].left if name in self._news else NONE_LEFT
-        pressure = replace(pressure, slots_taken=still_taken(pressure.slots_taken, pressures.at, left))
+        pressure = replace(pressure, permits_taken=still_taken(pressure.permits_taken, pressures.at, left))
         until = opens_at(pressure, limits, pressures.at)
         self._full.discard(name)
-        if until is not None and opens_at(replace(pressure, slots_taken=()), limits, pressures.at) is None:
+        if until is not None and opens_at(replace(pressure, permits_taken=()), limits, pressures.at) is None:
             self._full.add(name)
         if until is None:
             self.shut_until.pop(name, None)
@@ -194,10 +194,10 @@ class PressureWatch:
         """Seconds until the next destination may be asked again; infinity if none is shut."""
         return min((until - now for until in self.shut_until.values() if until > now), default=math.inf)
 
-    def memory(self, entry: Claimed, memory: Memory) -> Memory:
+    def memory(self, entry: ClaimedEntry, memory: Memory) -> Memory:
         """What `decide` is to know: an entry of a destination that was paused does not age before its resumption."""
         seen = (
-            self._seen.get(name, UNPRESSED).resumed_at for name in (entry.destination, service_of(entry.destination))
+            self._seen.get(name, UNTHROTTLED).resumed_at for name in (entry.destination, service_of(entry.destination))
         )
         resumed_at = max((at for at in seen if at is not None), default=None)
         if resumed_at is None or resumed_at <= entry.first_leased_at:
@@ -205,7 +205,7 @@ class PressureWatch:
         return replace(memory, age_max=min(memory.age_max, CENTURY) + (resumed_at - entry.first_leased_at))
 
 
-def _weight(pressure: Pressure, now: datetime) -> str | None:
+def _weight(pressure: FlowState, now: datetime) -> str | None:
     if pressure.paused:
         return "it is paused"
     if pressure.breaker != "closed":

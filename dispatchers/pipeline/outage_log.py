@@ -129,7 +129,7 @@ def ends_by_itself(error: Exception) -> bool:
     return is_outage(error) and not any(cause.startswith(hopeless) for hopeless in _HOPELESS)
 
 
-class Outages:
+class OutageLog:
     """Reports what every part of a dispatcher meets, as one. clock: ours, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -5,14 +5,14 @@ from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from uuid import UUID
 
-from dispatchers.transitions import Claimed, Ending, Keep, Lease, Park, Settle, Transition
+from dispatchers.transitions import ClaimedEntry, Ending, Lease, MarkUncertain, RetryCallback, Settle, Transition
 
 AGAIN_FIRST_SECONDS = 0.02  # until a postponed one is tried again: who has its row locked is a claim, most often
 AGAIN_SECONDS = 0.25  # or an app's transaction, which may be long
 KEEP_SECONDS = 5.0  # until an outcome that was written down is to be settled again
 
 
-class Endings:
+class OutcomeBuffer:
     """Outcomes in the order in which they came, and those that were postponed.
 
     patience: how long one is postponed, by `clock` in seconds; then its outcome is written down, which needs nobody else's row.
@@ -30,7 +30,7 @@ class Endings:
         """How many are to be settled with the next exchange."""
         return len(self._waiting)
 
-    def add(self, entry: Claimed, change: Transition) -> None:
+    def add(self, entry: ClaimedEntry, change: Transition) -> None:
         self._waiting.append((entry, change))
 
     def take(self) -> list[Ending]:
@@ -81,8 +81,8 @@ class Endings:
 
 def _written_down(change: Transition) -> Transition:
     """It is known, and must not be lost with the lease: the next claim settles it."""
-    if not isinstance(change, Settle | Park):
+    if not isinstance(change, Settle | MarkUncertain):
         return change
     state = change.state if isinstance(change, Settle) else "uncertain"
     told = f"{state}, but another transaction has locked the next one of its ordering group"
-    return Keep(change, timedelta(seconds=KEEP_SECONDS), told)
+    return RetryCallback(change, timedelta(seconds=KEEP_SECONDS), told)

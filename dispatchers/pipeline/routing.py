@@ -10,7 +10,7 @@ from typing import Any
 from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, KeyFormat, Memory
 from dispatchers.suggestions import did_you_mean
 from dispatchers.threads import on_own_thread
-from dispatchers.transitions import Claimed
+from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 
@@ -32,10 +32,10 @@ class Route:
             at_least_once=adapter.at_least_once,
             attempts_max=adapter.attempts_max,
             age_max=adapter.age_max,
-            halts_lane=adapter.halts_lane,
+            failure_blocks_group=adapter.failure_blocks_group,
             margin=margin,
-            quiescence=lease + margin,  # by then a sender that lost its lease has noticed
-            can_look=find is not None,
+            fencing_delay=lease + margin,  # by then a sender that lost its lease has noticed
+            can_look_up=find is not None,
         )
         self.form = f"{adapter.key_format} {adapter.pinned}".rstrip()
         self.timeout_seconds = adapter.timeout.total_seconds()
@@ -43,7 +43,7 @@ class Route:
         self.find = as_async(find or _cannot_look)
         self.encode_key = adapter.key_format.encode
 
-    def sends_alike(self, entry: Claimed) -> bool:
+    def sends_alike(self, entry: ClaimedEntry) -> bool:
         """Whether `entry` would leave now as it may have left before: under the same key, for the same account and version."""
         if entry.sent_as in (None, self.form):
             return True
@@ -65,7 +65,7 @@ class Routes:
         self._found: dict[str, Route | None] = {}
         self.forms = {name: route.form for name, route in self._routes.items()}
         self.windows = [route.memory.window for route in self._routes.values()]
-        self.can_look = any(route.memory.can_look for route in self._routes.values())
+        self.can_look_up = any(route.memory.can_look_up for route in self._routes.values())
         self.destinations = sorted({name.partition(".")[0] for name in self._routes})
 
     def find(self, operation: str) -> Route | None:
@@ -99,7 +99,7 @@ class Routes:
     def may_look(self, operation: str, sent_as: str | None) -> bool:
         """Whether an entry of `operation` that was sent in this form can be looked for here."""
         route = self.find(operation)
-        return route is not None and route.memory.can_look and sent_as in (None, route.form)
+        return route is not None and route.memory.can_look_up and sent_as in (None, route.form)
 
     def closing(self) -> list[Callable[[], Awaitable[None]]]:
         """The adapters' `aclose`, of those that have one."""
@@ -157,7 +157,7 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
             raise refuse(f"its {name_of} must be a positive timedelta, not {value!r}")
     if not isinstance(adapter.attempts_max, int) or adapter.attempts_max < 1:
         raise refuse(f"its attempts_max must be an int of at least 1, not {adapter.attempts_max!r}")
-    for name_of in ("at_least_once", "halts_lane"):  # the text "no" would count as a yes
+    for name_of in ("at_least_once", "failure_blocks_group"):  # the text "no" would count as a yes
         if not isinstance(getattr(adapter, name_of), bool):
             raise refuse(f"its {name_of} must be True or False, not {getattr(adapter, name_of)!r}")
     if adapter.timeout + margin >= lease:

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import service_of
 from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.transitions import HINT_SLACK, Claimed
+from dispatchers.transitions import HINT_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
 BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
@@ -24,7 +24,7 @@ UNSERVED_MAX = 500  # operations: their names come from rows, so the number has 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class Turns:
+class Scheduler:
     """The destinations in their order, and the slots of each.
 
     home: the destinations that are always asked, because adapters are registered for them.
@@ -95,12 +95,12 @@ class Turns:
         """Nothing of this destination is served here; others may."""
         self._alone_until[name] = until
 
-    def take(self, now: float) -> list[Want]:
+    def take(self, now: float) -> list[Quota]:
         """The next wants, whose slots are taken until `give_back`; fewer than there are slots, or none.
 
         Half of a destination's slots at most, so that one half is sent while the other is settled and claimed.
         """
-        wants: list[Want] = []
+        quotas: list[Quota] = []
         for _ in range(min(len(self._names), DESTINATIONS_MAX)):
             free_in_all = min(self._slots_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
             if free_in_all <= 0:
@@ -118,33 +118,33 @@ class Turns:
             shut_until = max(self._alone_until.get(name, 0.0), self._shut_until.get(name, 0.0))
             if slots > 0 and not is_paused and shut_until <= now:
                 recent = self._recent(name, now)
-                wants.append(Want(name, slots, self._hints.get(name, EPOCH), called_back=called_back, recent=recent))
+                quotas.append(Quota(name, slots, self._hints.get(name, EPOCH), called_back=called_back, recent=recent))
                 if called_back:
                     self._pace.hold(name, slots)
                 self._taken[name] += slots
                 self._taken_in_all += slots
-        return wants
+        return quotas
 
-    def found(self, wants: Sequence[Want], claimed: Sequence[Claimed]) -> None:
+    def found(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry]) -> None:
         """What the wants brought: slots that stay empty are given back, and the next round begins."""
-        self.give_all_back(wants)
+        self.give_all_back(quotas)
         counts = Counter([entry.destination for entry in claimed])
         for name, count in counts.items():
             self.hold(name, count)
-        for want in wants:
-            if want.recent is None and want.destination in self._read_at and not counts[want.destination]:
-                asked_at = self._asked_at.get(want.destination, -math.inf)  # before anything unserved was met there
-                self._read_at[want.destination] = asked_at
+        for quota in quotas:
+            if quota.recent is None and quota.destination in self._read_at and not counts[quota.destination]:
+                asked_at = self._asked_at.get(quota.destination, -math.inf)  # before anything unserved was met there
+                self._read_at[quota.destination] = asked_at
         if claimed:
             self._remember_hints(claimed)
             self.begin_round()
 
-    def give_all_back(self, wants: Sequence[Want]) -> None:
+    def give_all_back(self, quotas: Sequence[Quota]) -> None:
         """The slots of these wants, of which nothing is known: the claim failed."""
-        for want in wants:
-            self.give_back(want.destination, want.slots)
-            if want.called_back:
-                self._pace.give_back(want.destination, want.slots)
+        for quota in quotas:
+            self.give_back(quota.destination, quota.slots)
+            if quota.called_back:
+                self._pace.give_back(quota.destination, quota.slots)
 
     def hold(self, name: str, slots: int = 1) -> None:
         """Keep more slots taken: for an entry that was claimed, or whose send has ended but not its settling."""
@@ -167,7 +167,7 @@ class Turns:
             return None
         return timedelta(seconds=now - read_at + LATE_SECONDS)
 
-    def _remember_hints(self, claimed: Sequence[Claimed]) -> None:
+    def _remember_hints(self, claimed: Sequence[ClaimedEntry]) -> None:
         latest: dict[str, datetime] = {}
         for entry in claimed:
             if entry.queued_at > latest.get(entry.destination, EPOCH):

@@ -17,7 +17,7 @@ from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Find
 from dispatchers.pipeline.routing import Route
 from dispatchers.sanitize import storable, storable_finding
 from dispatchers.store.protocol import Store
-from dispatchers.transitions import Claimed, HandBack, Looks, Transition, looks_of
+from dispatchers.transitions import ClaimedEntry, LookupState, Release, Transition, lookup_of
 from outbox.keys import Keyring, Tag, derive_tag
 
 log = logging.getLogger("outbox.dispatcher")
@@ -42,7 +42,7 @@ class Worker:
         self.wake: asyncio.Future[None] | None = None
 
 
-class Sends:
+class Sender:
     """Starts sends and brings back what became of them.
 
     settle: called with each entry and its transition. back: called with each entry whose send has ended, however.
@@ -58,22 +58,22 @@ class Sends:
         lease: timedelta,
         margin: timedelta,
         clock: Callable[[], float],
-        chance: random.Random,
-        settle: Callable[[Claimed, Transition], None],
-        back: Callable[[Claimed], None],
-        hear: Callable[[Claimed, Outcome], None],
-        memory: Callable[[Claimed, Memory], Memory],
+        rng: random.Random,
+        settle: Callable[[ClaimedEntry, Transition], None],
+        back: Callable[[ClaimedEntry], None],
+        hear: Callable[[ClaimedEntry, Outcome], None],
+        memory: Callable[[ClaimedEntry, Memory], Memory],
     ) -> None:
         self._store = store
         self._keyring = keyring
         self._usable_seconds = (lease - margin).total_seconds()
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._settle = settle
         self._on_back = back
         self._hear = hear
         self._memory = memory
-        self._ready: deque[tuple[Claimed, Route, float]] = deque()
+        self._ready: deque[tuple[ClaimedEntry, Route, float]] = deque()
         self._working: dict[Worker, None] = {}  # no set: a seed's run repeats only if theirs is an order
         self._idle: list[Worker] = []
         self._called = False
@@ -85,7 +85,7 @@ class Sends:
     def __len__(self) -> int:
         return self._under_way
 
-    def start(self, claims: Iterable[tuple[Claimed, Route, float]]) -> None:
+    def start(self, claims: Iterable[tuple[ClaimedEntry, Route, float]]) -> None:
         """Send these entries, each with its route and our clock before its claim."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # workers die with their event loop, and each `asyncio.run` brings another
@@ -109,7 +109,7 @@ class Sends:
         while self._ready:
             entry, _, _ = self._ready.popleft()
             self._back(entry)
-            self._settle(entry, HandBack("the process stopped before it was sent"))
+            self._settle(entry, Release("the process stopped before it was sent"))
         self._called = False
         tasks = [worker.task for worker in self._working if worker.task is not None]
         self._idle = []
@@ -170,17 +170,17 @@ class Sends:
 
     # --- one attempt
 
-    async def _attempt(self, worker: Worker, entry: Claimed, route: Route, started: float) -> None:
+    async def _attempt(self, worker: Worker, entry: ClaimedEntry, route: Route, started: float) -> None:
         change: Transition | None = None
         try:
             # First: it may ask the database, and between the checks and the call nothing may take any time.
             tag = Tag(entry.tag) if entry.key_epoch == 0 else await self._tag_of_epoch(worker, entry)
             delivery = None if tag is None else _delivery(entry, route, tag, worker.deadline)
-            looks = looks_of(entry.outcome)
+            looks = lookup_of(entry.outcome)
             # What was never claimed before has nothing that could speak against it, if the database remembers all.
             if (entry.deliveries > 1 or entry.maybe_sent) and looks is None:
                 now = self._database_now(entry, started)
-                change = admit(entry, route.memory, now, self._chance.random())
+                change = admit(entry, route.memory, now, self._rng.random())
             if change is None:
                 change = await self._ask_in_time(worker, entry, route, delivery, started, looks)
         except Exception:  # a defect of ours: its lease ends, and it counts as unknown
@@ -190,13 +190,13 @@ class Sends:
             if change is not None:
                 self._settle(entry, change)
 
-    def _back(self, entry: Claimed) -> None:
+    def _back(self, entry: ClaimedEntry) -> None:
         self._under_way -= 1
         if not self._under_way and self._all_back is not None and not self._all_back.done():
             self._all_back.set_result(None)
         self._on_back(entry)
 
-    async def _tag_of_epoch(self, worker: Worker, entry: Claimed) -> Tag | None:
+    async def _tag_of_epoch(self, worker: Worker, entry: ClaimedEntry) -> Tag | None:
         """The tag of a later key epoch, after a "send again": only the first one's is stored. None if it is not to be had."""
         try:
             return derive_tag(self._keyring(), entry.kid, await self._store.key_fields(entry.id), entry.key_epoch)
@@ -213,26 +213,26 @@ class Sends:
     async def _ask_in_time(
         self,
         worker: Worker,
-        entry: Claimed,
+        entry: ClaimedEntry,
         route: Route,
         delivery: Delivery | None,
         started: float,
-        looks: Looks | None,
+        looks: LookupState | None,
     ) -> Transition:
         """Send it or look for it, unless the lease could end before the answer: then another process may hold it already."""
         if self._clock() - started > self._usable_seconds - route.timeout_seconds:
-            return HandBack("its lease was too short when its turn came")
+            return Release("its lease was too short when its turn came")
         if looks is not None:
             finding = await self._finding(worker, entry, route, delivery, started)
             memory, now = self._memory(entry, route.memory), self._database_now(entry, started)
-            return judge(entry, looks, finding, memory, now, self._chance.random())
+            return judge(entry, looks, finding, memory, now, self._rng.random())
         outcome = await self._outcome(worker, entry, route, delivery)
         if isinstance(outcome, Delivered):  # for which neither the time nor chance counts
             return decide(entry, outcome, route.memory, entry.leased_at, 0.0)
         memory = self._memory(entry, route.memory)
-        return decide(entry, outcome, memory, self._database_now(entry, started), self._chance.random())
+        return decide(entry, outcome, memory, self._database_now(entry, started), self._rng.random())
 
-    async def _outcome(self, worker: Worker, entry: Claimed, route: Route, delivery: Delivery | None) -> Outcome:
+    async def _outcome(self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None) -> Outcome:
         if delivery is None:
             return Deferred("it cannot be made into a delivery; the log says why")
         outcome = storable(await self._answer(worker, entry, route, route.send, delivery))
@@ -240,7 +240,7 @@ class Sends:
         return outcome
 
     async def _finding(
-        self, worker: Worker, entry: Claimed, route: Route, delivery: Delivery | None, started: float
+        self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None, started: float
     ) -> Finding:
         if delivery is None:
             return CannotTell("it cannot be made into a delivery; the log says why")
@@ -250,7 +250,7 @@ class Sends:
         return CannotTell(answer.reason) if isinstance(answer, Unknown) else storable_finding(answer)
 
     async def _answer(
-        self, worker: Worker, entry: Claimed, route: Route, ask: Callable[[Delivery], Any], delivery: Delivery
+        self, worker: Worker, entry: ClaimedEntry, route: Route, ask: Callable[[Delivery], Any], delivery: Delivery
     ) -> Any:
         """What the adapter answers; an exception says nothing about the far side."""
         try:
@@ -265,7 +265,7 @@ class Sends:
             log.exception("the adapter of %r raised for entry %s", route.name, entry.id)
             return Unknown(f"the adapter raised {type(error).__name__}")
 
-    def _database_now(self, entry: Claimed, started: float) -> datetime:
+    def _database_now(self, entry: ClaimedEntry, started: float) -> datetime:
         """The database's time: its clock at the lease's start, and our own since before it. Never too early."""
         return entry.leased_at + timedelta(seconds=self._clock() - started)
 
@@ -275,7 +275,7 @@ def _is_overdue_only(worker: Worker) -> bool:
     return (worker.task.cancelling() if worker.task is not None else 0) <= worker.overdue
 
 
-def _delivery(entry: Claimed, route: Route, tag: Tag, deadline: float) -> Delivery | None:
+def _delivery(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) -> Delivery | None:
     """None if it cannot be made into one, which the log then tells."""
     try:
         return Delivery(

@@ -16,7 +16,7 @@ from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.store.callback_plan import told
 from dispatchers.store.ordering import NextIsLocked
 from dispatchers.store.protocol import CallbacksChanged, Store
-from dispatchers.transitions import Claimed, End, Lease, Transition
+from dispatchers.transitions import ClaimedEntry, End, Lease, Transition
 from outbox.sql.dialect import is_passing
 
 log = logging.getLogger("outbox.dispatcher")
@@ -32,14 +32,14 @@ class Waiting(NamedTuple):
     until: our clock when it is released, because its lease is nearly over. tries: how often the database was away.
     """
 
-    entry: Claimed
+    entry: ClaimedEntry
     end: End
     calls: Calls
     until: float
     tries: int = 0
 
 
-class Settling:
+class SettlementWorker:
     """Settles entries together with their callbacks, a few at once.
 
     at_once: how many callbacks run at the same time. usable: how long after its claim an entry may wait for its turn; then its
@@ -57,11 +57,11 @@ class Settling:
         at_once: int,
         usable: timedelta,
         clock: Callable[[], float],
-        chance: random.Random,
-        settle: Callable[[Claimed, Transition], None],
+        rng: random.Random,
+        settle: Callable[[ClaimedEntry, Transition], None],
         callbacks: Callbacks,
         learn: Callable[[], Awaitable[None]],
-        ended: Callable[[Claimed, bool], None],
+        ended: Callable[[ClaimedEntry, bool], None],
         away: Callable[[Exception], None],
     ) -> None:
         self._store = store
@@ -69,7 +69,7 @@ class Settling:
         self._at_once = at_once
         self._usable_seconds = usable.total_seconds()
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._settle = settle
         self._callbacks = callbacks
         self._learn = learn
@@ -107,7 +107,7 @@ class Settling:
             del self._until[other]
         self._until[token] = started + self._usable_seconds
 
-    def start(self, entry: Claimed, end: End, calls: Calls) -> None:
+    def start(self, entry: ClaimedEntry, end: End, calls: Calls) -> None:
         loop = asyncio.get_running_loop()
         waiting = Waiting(entry, end, calls, until=self._until.get(entry.lease_token, self._clock()))
         self._waiting.append(waiting)
@@ -256,7 +256,7 @@ class Settling:
     def _try_later(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
         """The outcome is known and must not be lost: it is settled when the database is back, or stored in a batch then."""
         first, most = STORE_RETRY_SECONDS
-        seconds = min(first * 2 ** min(waiting.tries, 10), most) * (0.5 + self._chance.random() / 2)
+        seconds = min(first * 2 ** min(waiting.tries, 10), most) * (0.5 + self._rng.random() / 2)
         again = waiting._replace(tries=waiting.tries + 1)
         self._delayed[again.entry.lease] = loop.call_later(seconds, self._try_again, again, loop), again
         self._watch_lease(again, loop)
@@ -266,9 +266,9 @@ class Settling:
         self._waiting.append(waiting)
         self._set_to_work(loop)
 
-    def _keep_failed(self, entry: Claimed, end: End, what: str, problem: BaseException) -> bool:
+    def _keep_failed(self, entry: ClaimedEntry, end: End, what: str, problem: BaseException) -> bool:
         summary = problem.summary if isinstance(problem, CallbackOverdue) else f"raised {type(problem).__name__}"
-        change = keep(entry, end, f"its {what} {summary}", self._chance.random())
+        change = keep(entry, end, f"its {what} {summary}", self._rng.random())
         log.error(
             "entry %s (%s): its %s %s\nThe outcome is stored and nothing is sent again; the %s is tried again in %.1f s",
             entry.id,

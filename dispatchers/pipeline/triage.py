@@ -5,22 +5,22 @@ from dataclasses import replace
 from datetime import timedelta
 
 from dispatchers.decide import admit, conclude, has_no_taker
-from dispatchers.decide_lookup import admit_look
+from dispatchers.decide_lookup import admit_lookup
 from dispatchers.delivery import Memory
 from dispatchers.pipeline.routing import Route, Routes
-from dispatchers.pipeline.scheduler import Turns
-from dispatchers.pipeline.unserved_log import Reports
+from dispatchers.pipeline.scheduler import Scheduler
+from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.transitions import (
     SEND_AGAIN,
-    Claimed,
-    HandBack,
+    ClaimedEntry,
     Known,
-    Looks,
-    Park,
+    LookupState,
+    MarkUncertain,
+    Release,
     Settle,
     Transition,
     known_of,
-    looks_of,
+    lookup_of,
 )
 from outbox.sql.schema import SCHEMA_VERSION
 
@@ -32,7 +32,7 @@ CANCELLED_DELAY = timedelta(
 UNSERVED_SECONDS = 5.0  # how long it leaves a destination alone of which it serves nothing
 
 
-class Intake:
+class Triage:
     """Sorts claims.
 
     env: this process's, which is the database's. quiescence: after a lease's start, by when any earlier sender has noticed that
@@ -43,26 +43,26 @@ class Intake:
     def __init__(
         self,
         routes: Routes,
-        turns: Turns,
+        turns: Scheduler,
         *,
         env: Callable[[], str],
-        quiescence: timedelta,
+        fencing_delay: timedelta,
         clock: Callable[[], float],
-        memory: Callable[[Claimed, Memory], Memory],
-        settle: Callable[[Claimed, Transition], None],
-        back: Callable[[Claimed], None],
+        memory: Callable[[ClaimedEntry, Memory], Memory],
+        settle: Callable[[ClaimedEntry, Transition], None],
+        back: Callable[[ClaimedEntry], None],
     ) -> None:
         self._routes = routes
-        self._turns = turns
+        self._scheduler = turns
         self._env = env
-        self._quiescence = quiescence
+        self._fencing_delay = fencing_delay
         self._clock = clock
         self._memory = memory
         self._settle = settle
         self._on_back = back
-        self._reports = Reports(clock)
+        self._reports = UnservedLog(clock)
 
-    def sort(self, claimed: Iterable[Claimed], started: float) -> Iterator[tuple[Claimed, Route, float]]:
+    def sort(self, claimed: Iterable[ClaimedEntry], started: float) -> Iterator[tuple[ClaimedEntry, Route, float]]:
         """The claims that this process may send or look for, each with its route and our clock before the claim."""
         env = self._env()
         for entry in claimed:
@@ -70,13 +70,13 @@ class Intake:
             if route is None:
                 self._leave_unserved(entry)
             elif entry.schema_version > SCHEMA_VERSION:
-                self._turns.pass_over(None, entry.destination)
+                self._scheduler.pass_over(None, entry.destination)
                 self._leave_to_others(entry, "a newer release wrote it")
             elif entry.env != env and not _has_ended(entry):
                 self._leave_foreign(entry, env)
             elif entry.outcome is not None and (known := known_of(entry.outcome)) is not None:
                 self._conclude(entry, known, route)
-            elif entry.outcome is not None and (looks := looks_of(entry.outcome)) is not None:
+            elif entry.outcome is not None and (looks := lookup_of(entry.outcome)) is not None:
                 if self._may_look(entry, looks, route):
                     yield entry, route, started
             elif entry.in_doubt_since is not None and not route.sends_alike(entry):
@@ -84,14 +84,14 @@ class Intake:
             else:
                 yield entry, route, started
 
-    def _leave_unserved(self, entry: Claimed) -> None:
+    def _leave_unserved(self, entry: ClaimedEntry) -> None:
         """Another process may serve it. A destination that is none of ours is left alone, for those whose it is."""
-        self._turns.pass_over(entry.operation, entry.destination)
-        if entry.destination not in self._turns.home:
-            self._turns.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
+        self._scheduler.pass_over(entry.operation, entry.destination)
+        if entry.destination not in self._scheduler.home:
+            self._scheduler.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
         self._leave_to_others(entry, f"no adapter here serves it{self._routes.suggestion(entry.operation)}")
 
-    def _leave_to_others(self, entry: Claimed, reason: str) -> None:
+    def _leave_to_others(self, entry: ClaimedEntry, reason: str) -> None:
         """What is on record for it is for those who serve it; only a cancellation that they leave for long is concluded here.
 
         Claims do not pass over one that is cancelled: it is claimed again after a while, and not at once.
@@ -102,7 +102,7 @@ class Intake:
         else:
             self._leave(entry, reason, timedelta(0) if known is None else CANCELLED_DELAY)
 
-    def _leave_foreign(self, entry: Claimed, env: str) -> None:
+    def _leave_foreign(self, entry: ClaimedEntry, env: str) -> None:
         """It is neither sent nor looked for: the deployment that it names may send it, too."""
         reason = (
             f"it is of env {entry.env!r}, and this database is of env {env!r}, so no dispatcher here sends it: an app with"
@@ -110,37 +110,39 @@ class Intake:
         )
         self._leave(entry, reason, FOREIGN_DELAY)
 
-    def _may_look(self, entry: Claimed, looks: Looks, route: Route) -> bool:
+    def _may_look(self, entry: ClaimedEntry, looks: LookupState, route: Route) -> bool:
         memory = self._memory(entry, route.memory)
-        change = admit_look(entry, looks, memory, entry.leased_at, route.form)
+        change = admit_lookup(entry, looks, memory, entry.leased_at, route.form)
         if change is None:
             return True
         self._turn_back(entry, change)
         return False
 
-    def _leave_pinned(self, entry: Claimed, route: Route) -> None:
+    def _leave_pinned(self, entry: ClaimedEntry, route: Route) -> None:
         """It may have been sent in another form. That waits for a process of that form, but not past the window."""
-        past = admit(entry, replace(route.memory, can_look=False), entry.leased_at)  # nor may it be looked for so
-        if isinstance(past, Park):
+        past = admit(entry, replace(route.memory, can_look_up=False), entry.leased_at)  # nor may it be looked for so
+        if isinstance(past, MarkUncertain):
             self._turn_back(entry, past)
         else:
             reason = f"it was sent as {entry.sent_as!r}; the adapter would now send it as {route.form!r}"
             self._leave(entry, reason, PINNED_DELAY, served=True)
 
-    def _leave(self, entry: Claimed, reason: str, delay: timedelta = timedelta(0), *, served: bool = False) -> None:
+    def _leave(
+        self, entry: ClaimedEntry, reason: str, delay: timedelta = timedelta(0), *, served: bool = False
+    ) -> None:
         self._reports.leave(entry, reason)
-        self._turn_back(entry, HandBack(reason, delay, shown=True, served=served))
+        self._turn_back(entry, Release(reason, delay, shown=True, served=served))
 
-    def _conclude(self, entry: Claimed, known: Known, route: Route) -> None:
+    def _conclude(self, entry: ClaimedEntry, known: Known, route: Route) -> None:
         """What becomes of it is on record already: a person's decision, or an outcome whose callback failed."""
-        self._turn_back(entry, conclude(entry, known, route.memory, self._quiescence))
+        self._turn_back(entry, conclude(entry, known, route.memory, self._fencing_delay))
 
-    def _turn_back(self, entry: Claimed, change: Transition) -> None:
+    def _turn_back(self, entry: ClaimedEntry, change: Transition) -> None:
         self._on_back(entry)
         self._settle(entry, change)
 
 
-def _has_ended(entry: Claimed) -> bool:
+def _has_ended(entry: ClaimedEntry) -> bool:
     """Whether what becomes of it is on record, and that is no sending."""
     known = known_of(entry.outcome)
     return known is not None and known.state != SEND_AGAIN

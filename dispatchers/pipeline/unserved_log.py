@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from dispatchers.transitions import Claimed
+from dispatchers.transitions import ClaimedEntry
 
 log = logging.getLogger("outbox.dispatcher")
 
@@ -23,14 +23,14 @@ class Report:
     unreported: set[UUID] = field(default_factory=set)
 
 
-class Reports:
+class UnservedLog:
     """When each operation was told of last, by `clock` in seconds, and how many entries have been left untold since."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._reports: dict[str, Report] = {}
 
-    def leave(self, entry: Claimed, reason: str) -> None:
+    def leave(self, entry: ClaimedEntry, reason: str) -> None:
         """It waits, for `reason`: told now, or counted and told with the next one."""
         if len(self._reports) >= OPERATIONS_MAX and entry.operation not in self._reports:
             self._reports.clear()

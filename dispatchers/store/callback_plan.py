@@ -23,7 +23,7 @@ from dispatchers.callbacks import (
     require_intact,
     require_no_awaitable,
 )
-from dispatchers.transitions import Claimed, End
+from dispatchers.transitions import ClaimedEntry, End
 from outbox.configuration import Configuration
 from outbox.errors import OutboxError
 from outbox.requests.accepted import answer_accepted, lock_complete
@@ -44,7 +44,12 @@ Calling: TypeAlias = Generator[Call, None, bool]
 
 
 def call_settled(
-    connection: Connection, configuration: Configuration, session: Session, claimed: Claimed, end: End, calls: Calls
+    connection: Connection,
+    configuration: Configuration,
+    session: Session,
+    claimed: ClaimedEntry,
+    end: End,
+    calls: Calls,
 ) -> Calling:
     """After the settling of `claimed`: its callback; then, if it was its request's last entry, the completion."""
     if calls.ended is not None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from dispatchers.flow_control.quota import Want
-from dispatchers.flow_control.state import Pressing
+from dispatchers.flow_control.quota import Quota
+from dispatchers.flow_control.state import FlowUpdate
 from outbox.times import NEVER
 
 
@@ -25,7 +25,7 @@ class ClaimRequest:
     only: the entries that may be claimed; None for any.
     """
 
-    wants: Sequence[Want]
+    quotas: Sequence[Quota]
     entries_max: int
     token: UUID
     lease: timedelta
@@ -34,6 +34,6 @@ class ClaimRequest:
     completions: bool = False
     callbacks: Collection[str] = ()
     seen: int = 0
-    pressing: Pressing | None = None
+    pressing: FlowUpdate | None = None
     unserved: Sequence[str] | None = None
     only: frozenset[UUID] | None = None

@@ -9,14 +9,14 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
-from dispatchers.flow_control.fair_share import NOBODY, Rounds
-from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.fair_share import NOBODY, FairCursor
+from dispatchers.flow_control.quota import Quota
 from dispatchers.store.callback_registry import summary_sql
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.fair_share import CLAIMABLE_OF, SERVED, read_fronts, read_scopes
 from dispatchers.store.guards import GUARDS, Guards
-from dispatchers.store.queue_update import Moving, moved
-from dispatchers.transitions import CANCELLED_PATTERN, Claimed, Ending, Settle
+from dispatchers.store.queue_update import Unsettled, queue_update
+from dispatchers.transitions import CANCELLED_PATTERN, ClaimedEntry, Ending, Settle
 from outbox.sql.bulk_values import Batch, Shape, batch_query
 from outbox.sql.fast_execute import execute
 from outbox.sql.functions import holding
@@ -31,16 +31,16 @@ def claim(
     connection: Connection,
     tables: Tables,
     request: ClaimRequest,
-    rounds: Rounds = NOBODY,
+    rounds: FairCursor = NOBODY,
     guards: Guards = GUARDS,
-) -> list[Claimed]:
+) -> list[ClaimedEntry]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
     One statement for all destinations of which as many are wanted. Those that `rounds` tells are shared out over their scopes.
     """
-    claimed: list[Claimed] = []
-    for slots, wanted in _alike(request.wants, rounds).items():
-        left = replace(request, wants=wanted, entries_max=request.entries_max - len(claimed))
+    claimed: list[ClaimedEntry] = []
+    for slots, wanted in _alike(request.quotas, rounds).items():
+        left = replace(request, quotas=wanted, entries_max=request.entries_max - len(claimed))
         if slots:
             claimed += _lease(connection, tables, left, _oldest(request), guards, slots=slots)
         else:
@@ -48,56 +48,56 @@ def claim(
     return claimed
 
 
-def _alike(wants: Sequence[Want], rounds: Rounds) -> dict[int, list[Want]]:
+def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[int, list[Quota]]:
     """Wants by their LIMIT: of one that differs between rows the planner knows nothing. Under 0 those that are shared out.
 
     Where more than a few differ they are rounded, to powers of two.
     """
-    several = len({want.slots for want in wants}) > LIMITS_MAX
-    alike: dict[int, list[Want]] = {}
-    for want in wants:
-        slots = 1 << (want.slots.bit_length() - 1) if several else want.slots
-        alike.setdefault(0 if want.destination in rounds else slots, []).append(want)
+    several = len({quota.slots for quota in quotas}) > LIMITS_MAX
+    alike: dict[int, list[Quota]] = {}
+    for quota in quotas:
+        slots = 1 << (quota.slots.bit_length() - 1) if several else quota.slots
+        alike.setdefault(0 if quota.destination in rounds else slots, []).append(quota)
     return alike
 
 
 def _share_out(
-    connection: Connection, tables: Tables, request: ClaimRequest, rounds: Rounds, guards: Guards
-) -> list[Claimed]:
+    connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor, guards: Guards
+) -> list[ClaimedEntry]:
     """The same for fair destinations: their scopes' shares, then with what these leave over the oldest, whoever's they are."""
-    wants: list[Want] = []
-    for want in request.wants:
-        slots = min(want.slots, request.entries_max - sum(want.slots for want in wants))
+    quotas: list[Quota] = []
+    for quota in request.quotas:
+        slots = min(quota.slots, request.entries_max - sum(quota.slots for quota in quotas))
         if slots > 0:
-            wants.append(want._replace(slots=slots, hint=rounds.hint(want)))
-    claimed: list[Claimed] = []
-    left: list[Want] = []
-    for want, backlog in read_fronts(connection, tables, wants, request.cutoff, guards):
-        if backlog.entries > want.slots:
-            scopes = read_scopes(connection, tables, want, request.cutoff, rounds.after(want.destination))
+            quotas.append(quota._replace(slots=slots, hint=rounds.hint(quota)))
+    claimed: list[ClaimedEntry] = []
+    left: list[Quota] = []
+    for quota, backlog in read_fronts(connection, tables, quotas, request.cutoff, guards):
+        if backlog.entries > quota.slots:
+            scopes = read_scopes(connection, tables, quota, request.cutoff, rounds.after(quota.destination))
             backlog = backlog._replace(behind=scopes[0], before=scopes[1])
-        of = rounds.share_out(want, backlog)
-        given = {"scopes": list(of), "shares": list(of.values()), "slots": want.slots}
+        of = rounds.share_out(quota, backlog)
+        given = {"scopes": list(of), "shares": list(of.values()), "slots": quota.slots}
         due = _SHARES.format(served=SERVED if request.unserved is not None else "")
-        shared = _lease(connection, tables, replace(request, wants=[want]), due, guards, **given) if of else []
+        shared = _lease(connection, tables, replace(request, quotas=[quota]), due, guards, **given) if of else []
         claimed += shared
-        left.append(want._replace(slots=want.slots - len(shared)))
+        left.append(quota._replace(slots=quota.slots - len(shared)))
     return claimed + claim(
-        connection, tables, replace(request, wants=[want for want in left if want.slots]), guards=guards
+        connection, tables, replace(request, quotas=[quota for quota in left if quota.slots]), guards=guards
     )
 
 
 def _lease(
     connection: Connection, tables: Tables, request: ClaimRequest, due: str, guards: Guards, **given: Any
-) -> list[Claimed]:
-    wanted = request.wants
+) -> list[ClaimedEntry]:
+    wanted = request.quotas
     found = execute(
         connection,
         _claim_statement(tables, request.completions, len(request.forms), due, guards),
         {
-            "names": [want.destination for want in wanted],
-            "hints": [want.hint for want in wanted],
-            "admitted": [want.admitted for want in wanted],
+            "names": [quota.destination for quota in wanted],
+            "hints": [quota.hint for quota in wanted],
+            "admitted": [quota.admitted for quota in wanted],
             "most": request.entries_max,
             "cutoff": request.cutoff,
             "token": request.token,
@@ -110,13 +110,13 @@ def _lease(
         | ({} if request.only is None else {"only": list(request.only)})
         | given,
     )
-    return [Claimed._make((*row, request.token)) for row in found.rows]
+    return [ClaimedEntry._make((*row, request.token)) for row in found.rows]
 
 
 def _unserved_parameters(request: ClaimRequest) -> dict[str, Any]:
     if request.unserved is None:
         return {}
-    recent = [want.recent for want in request.wants]
+    recent = [quota.recent for quota in request.quotas]
     return {
         "recent": recent,
         "unserved": list(request.unserved),
@@ -138,9 +138,9 @@ def settle(
     callbacks: the record of callbacks as this process has read it. Nothing is settled if it has changed since; None to not ask.
     """
     ended = [_ended_row(entry, change) for entry, change in settlements if isinstance(change, Settle)]
-    moved = [_moved_row(entry, change) for entry, change in settlements if not isinstance(change, Settle)]
+    queue_update = [_moved_row(entry, change) for entry, change in settlements if not isinstance(change, Settle)]
     lost: set[UUID] = set()
-    for statement, types, rows in ((_end_statement, _ENDED, ended), (_move_statement, _MOVED, moved)):
+    for statement, types, rows in ((_end_statement, _ENDED, ended), (_move_statement, _MOVED, queue_update)):
         if rows:
             batch = Batch(connection, types, rows)
             asked = statement(tables, batch.shape, guards)
@@ -181,14 +181,14 @@ _MOVED = {
 }
 
 
-def _ended_row(entry: Claimed, change: Settle) -> tuple[Any, ...]:
+def _ended_row(entry: ClaimedEntry, change: Settle) -> tuple[Any, ...]:
     result = None if change.result is None else json.dumps(change.result)
     state, attempts, reason, note = change.state, change.attempts, change.reason, change.note
     return (entry.id, entry.lease_token, entry.key_epoch, state, attempts, result, reason, note)
 
 
-def _moved_row(entry: Claimed, change: Moving) -> tuple[Any, ...]:
-    return (entry.id, entry.lease_token, *moved(entry, change))
+def _moved_row(entry: ClaimedEntry, change: Unsettled) -> tuple[Any, ...]:
+    return (entry.id, entry.lease_token, *queue_update(entry, change))
 
 
 _NAMES = ("entry", "queue", "settlement", "destination", "event", "record", "meta")
@@ -250,9 +250,9 @@ def _oldest(request: ClaimRequest) -> str:
     """What is due, the oldest first. What this process cannot serve is passed over, and read again only now and then."""
     only = " AND c.id = ANY (CAST(:only AS uuid[]))" if request.only is not None else ""
     if request.unserved is None:
-        return _OLDEST.format(called_here=_CALLED_HERE, wants=_WANTS, since="d.hint", served=only)
+        return _OLDEST.format(called_here=_CALLED_HERE, quotas=_WANTS, since="d.hint", served=only)
     since, served = "GREATEST(d.hint, now() - d.recent)", SERVED + only
-    return _OLDEST.format(called_here=_CALLED_HERE, wants=_RECENT_WANTS, since=since, served=served)
+    return _OLDEST.format(called_here=_CALLED_HERE, quotas=_RECENT_WANTS, since=since, served=served)
 
 
 @lru_cache(STATEMENTS_MAX)

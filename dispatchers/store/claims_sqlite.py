@@ -11,14 +11,14 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Table, delete, exists, func, insert, or_, select, update
 
-from dispatchers.flow_control.fair_share import NOBODY, Rounds
-from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.fair_share import NOBODY, FairCursor
+from dispatchers.flow_control.quota import Quota
 from dispatchers.store import callback_registry
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.fair_share import claimable_at, read_backlog
-from dispatchers.store.flow_control import is_pressed
-from dispatchers.store.queue_update import Moved, moved
-from dispatchers.transitions import CANCELLED_PATTERN, Claimed, Ending, Settle, Transition
+from dispatchers.store.flow_control import is_throttled
+from dispatchers.store.queue_update import QueueUpdate, queue_update
+from dispatchers.transitions import CANCELLED_PATTERN, ClaimedEntry, Ending, Settle, Transition
 from outbox.sql.dialect import clock
 from outbox.sql.schema import SCHEMA_VERSION, Tables
 from outbox.times import NEVER
@@ -28,9 +28,9 @@ def claim(
     connection: Connection,
     tables: Tables,
     request: ClaimRequest,
-    rounds: Rounds = NOBODY,
+    rounds: FairCursor = NOBODY,
     guards: object = None,  # SQLite has none
-) -> list[Claimed]:
+) -> list[ClaimedEntry]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
     Those that `rounds` tells are shared out over their scopes; what these leave over goes to the oldest.
@@ -39,35 +39,35 @@ def claim(
     now, is_held, marked = connection.execute(select(clock(), _holding(tables), number)).one()
     if is_held or (marked or 0) < request.seen:
         return []
-    claimed: list[Claimed] = []
+    claimed: list[ClaimedEntry] = []
     pressed = _pressed(connection, tables, request, now)
-    for want in request.wants:
-        if want.destination in pressed and not want.admitted:
+    for quota in request.quotas:
+        if quota.destination in pressed and not quota.admitted:
             continue
-        want = want._replace(slots=min(want.slots, request.entries_max - len(claimed)))
-        if want.destination in rounds:
-            want = want._replace(hint=rounds.hint(want))
-            shared = _share_out(connection, tables, want, request, now, rounds)
+        quota = quota._replace(slots=min(quota.slots, request.entries_max - len(claimed)))
+        if quota.destination in rounds:
+            quota = quota._replace(hint=rounds.hint(quota))
+            shared = _share_out(connection, tables, quota, request, now, rounds)
             claimed += shared
-            want = want._replace(slots=want.slots - len(shared))
-        if want.slots:
-            claimed += _take(connection, tables, want, request, now)
+            quota = quota._replace(slots=quota.slots - len(shared))
+        if quota.slots:
+            claimed += _take(connection, tables, quota, request, now)
     return claimed
 
 
 def _share_out(
-    connection: Connection, tables: Tables, want: Want, request: ClaimRequest, now: Any, rounds: Rounds
-) -> list[Claimed]:
-    backlog = read_backlog(connection, tables, want, request.cutoff, now, rounds.after(want.destination))
-    claimed: list[Claimed] = []
-    for scope, slots in rounds.share_out(want, backlog).items():
-        claimed += _take(connection, tables, want._replace(slots=slots), request, now, scope)
+    connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, rounds: FairCursor
+) -> list[ClaimedEntry]:
+    backlog = read_backlog(connection, tables, quota, request.cutoff, now, rounds.after(quota.destination))
+    claimed: list[ClaimedEntry] = []
+    for scope, slots in rounds.share_out(quota, backlog).items():
+        claimed += _take(connection, tables, quota._replace(slots=slots), request, now, scope)
     return claimed
 
 
 def _take(
-    connection: Connection, tables: Tables, want: Want, request: ClaimRequest, now: Any, scope: str | None = None
-) -> list[Claimed]:
+    connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, scope: str | None = None
+) -> list[ClaimedEntry]:
     """The oldest due entries of a destination, or of one scope there."""
     queue, entry, record = tables.queue, tables.entry, tables.record
     accepted = (record.c.id == entry.c.record_id) & (record.c.state == "accepted")
@@ -78,10 +78,10 @@ def _take(
         .join(entry, entry.c.id == queue.c.id)
         .outerjoin(record, accepted)
         .outerjoin(settlement, settlement.c.id == queue.c.id)
-        .where(*claimable_at(queue, want, request.cutoff, now, scope), *_served(tables, request), *allowed)
+        .where(*claimable_at(queue, quota, request.cutoff, now, scope), *_served(tables, request), *allowed)
         .where(or_(queue.c.callback.is_(None), queue.c.callback.in_(sorted(request.callbacks))))
         .order_by(queue.c.due_at)
-        .limit(want.slots)
+        .limit(quota.slots)
         .with_for_update(of=queue, skip_locked=True)
     )
     rows = connection.execute(due).all()
@@ -98,16 +98,18 @@ def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
 
 
 def _holding(tables: Tables) -> Any:
-    return exists().where(tables.meta.c.held_reason.is_not(None))
+    return exists().where(tables.meta.c.suspended_reason.is_not(None))
 
 
 def _pressed(connection: Connection, tables: Tables, request: ClaimRequest, now: Any) -> set[str]:
-    names = [want.destination for want in request.wants if not want.admitted]
-    rows = select(tables.destination.c.name).where(tables.destination.c.name.in_(names), is_pressed(tables, now))
+    names = [quota.destination for quota in request.quotas if not quota.admitted]
+    rows = select(tables.destination.c.name).where(tables.destination.c.name.in_(names), is_throttled(tables, now))
     return set(connection.execute(rows).scalars())
 
 
-def _lease(connection: Connection, tables: Tables, row: Mapping[Any, Any], request: ClaimRequest, now: Any) -> Claimed:
+def _lease(
+    connection: Connection, tables: Tables, row: Mapping[Any, Any], request: ClaimRequest, now: Any
+) -> ClaimedEntry:
     queue, entry = tables.queue, tables.entry
     taken_over = row[queue.c.lease_token] is not None
     in_doubt_since = row[queue.c.in_doubt_since] or (row[queue.c.leased_at] if taken_over else None)
@@ -124,13 +126,13 @@ def _lease(connection: Connection, tables: Tables, row: Mapping[Any, Any], reque
         "sent_as": (in_doubt_since and row[queue.c.sent_as]) or _form(request.forms, row[entry.c.operation]),
     }
     connection.execute(update(queue).where(queue.c.id == row[queue.c.id]).values(lease))
-    written = {name: row[entry.c[name]] for name in Claimed._fields if name in entry.c}
+    written = {name: row[entry.c[name]] for name in ClaimedEntry._fields if name in entry.c}
     kept = {
         name: row[queue.c[name]] for name in ("id", "destination", "key_epoch", "outcome", "ordering_key", "position")
     }
-    leased = {name: value for name, value in lease.items() if name in Claimed._fields}
+    leased = {name: value for name, value in lease.items() if name in ClaimedEntry._fields}
     more = {"queued_at": row[queue.c.due_at], "completion": row[tables.record.c.completion], "ended": row["ended"]}
-    return Claimed(**written | kept | leased | more)
+    return ClaimedEntry(**written | kept | leased | more)
 
 
 def _form(forms: Mapping[str, str], operation: str) -> str | None:
@@ -154,13 +156,13 @@ def settle(
     return {entry.id for entry, change in settlements if _settle_one(connection, tables, entry, change)}
 
 
-def _settle_one(connection: Connection, tables: Tables, entry: Claimed, change: Transition) -> bool:
+def _settle_one(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Transition) -> bool:
     queue = tables.queue
     ours = (queue.c.lease_token == entry.lease_token) & ~_holding(tables)
     late = (queue.c.key_epoch == entry.key_epoch) & queue.c.state.in_(("sending", "retry", "uncertain"))
     if isinstance(change, Settle):
         return _end(connection, tables, entry, change, or_(ours, late) if change.state == "delivered" else ours)
-    values = moved(entry, change)
+    values = queue_update(entry, change)
     ours = or_(ours, late) if values.proof else ours
     row = _row(queue, values, connection.execute(select(clock())).scalar_one())
     updated = connection.execute(update(queue).where(queue.c.id == entry.id, ours).values(row))
@@ -169,7 +171,7 @@ def _settle_one(connection: Connection, tables: Tables, entry: Claimed, change: 
     return bool(updated.rowcount)
 
 
-def _end(connection: Connection, tables: Tables, entry: Claimed, change: Settle, ours: Any) -> bool:
+def _end(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Settle, ours: Any) -> bool:
     queue = tables.queue
     ended = delete(queue).where(queue.c.id == entry.id, ours)
     row = connection.execute(ended.returning(queue.c.deliveries, queue.c.attempts, queue.c.key_epoch)).one_or_none()
@@ -192,7 +194,7 @@ def _end(connection: Connection, tables: Tables, entry: Claimed, change: Settle,
     return True
 
 
-def _row(queue: Table, values: Moved, now: datetime) -> dict[str, Any]:
+def _row(queue: Table, values: QueueUpdate, now: datetime) -> dict[str, Any]:
     """The queue row's new values; what is not named stays."""
     row = {
         "state": values.state,
@@ -218,7 +220,7 @@ def _row(queue: Table, values: Moved, now: datetime) -> dict[str, Any]:
     return row
 
 
-def _note(connection: Connection, tables: Tables, entry: Claimed, reason: str | None, *, looked: bool) -> None:
+def _note(connection: Connection, tables: Tables, entry: ClaimedEntry, reason: str | None, *, looked: bool) -> None:
     kind = "look" if looked else "attempt"
     connection.execute(
         insert(tables.event).values(entry_id=entry.id, at=clock(), kind=kind, delivery=entry.deliveries, reason=reason)

@@ -16,9 +16,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
 from dispatchers.callbacks import Calls, OnCompleted
-from dispatchers.database_identity import Mark, Watched
-from dispatchers.flow_control.fair_share import Rounds
-from dispatchers.flow_control.state import Pressing, Pressures
+from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
+from dispatchers.flow_control.fair_share import FairCursor
+from dispatchers.flow_control.state import FlowStates, FlowUpdate
 from dispatchers.store import callback_registry, claims_postgresql, claims_sqlite
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store.accepted_requests import Accepted, next_accepted
@@ -27,13 +27,13 @@ from dispatchers.store.callback_transactions import CALLBACK_TIMEOUT, CallbackTr
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.destinations import destination_names
 from dispatchers.store.exchange import Exchanges
-from dispatchers.store.flow_control import make_rows, read_pressures
+from dispatchers.store.flow_control import make_rows, read_flow_states
 from dispatchers.store.gauges import Gauge, read_gauges
 from dispatchers.store.guards import Guards
 from dispatchers.store.protocol import Exchange
-from dispatchers.store.transactions import UPKEEP, Transactions
+from dispatchers.store.transactions import MAINTENANCE, Transactions
 from dispatchers.store.uncertain_entries import Wanted, seek
-from dispatchers.transitions import Claimed, End, Ending
+from dispatchers.transitions import ClaimedEntry, End, Ending
 from outbox import migrations
 from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
@@ -53,7 +53,7 @@ UNTOLD = (
 )
 
 
-class Claims:
+class DatabaseStore:
     """The store on a real database. Takes a URL, an Engine or an AsyncEngine.
 
     Blocking work runs on a thread; with an AsyncEngine, on the event loop through SQLAlchemy's own bridge.
@@ -82,7 +82,7 @@ class Claims:
         self._run = self._transactions.run
         self._callback_guards = Guards()  # its transaction has limits of its own
         sql = claims_postgresql if self._engine.dialect.name == "postgresql" else claims_sqlite
-        rounds = Rounds(configuration.fair)
+        rounds = FairCursor(configuration.fair)
         exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
         self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards)
         self._callbacks = CallbackTransactions(
@@ -104,7 +104,7 @@ class Claims:
             self._made_rows -= asked - exchange.pressures.of.keys()  # locked by another, or deleted
         return exchange
 
-    async def _make_rows(self, pressing: Pressing) -> None:
+    async def _make_rows(self, pressing: FlowUpdate) -> None:
         """In a transaction of its own: two that add one row wait for each other, and must have nothing else at hand."""
         missing = pressing.decided.union(pressing.news) - self._made_rows
         if missing:
@@ -123,7 +123,7 @@ class Claims:
     def takes_async_callbacks(self) -> bool:
         return self._async_engine is not None
 
-    async def settle_with(self, entry: Claimed, end: End, calls: Calls) -> bool:
+    async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
         read = self._callbacks_read  # as of the caller's decision
 
         def calling(connection: Connection, session: Session) -> Calling:
@@ -158,11 +158,11 @@ class Claims:
         found = select(names.c.name).where(names.c.name.is_not(None))
         return await self._run(lambda connection: list(connection.execute(found).scalars()))
 
-    async def seek(self, wanted: Wanted, quiescence: timedelta, after: UUID | None) -> UUID | None:
-        return await self._run(lambda connection: seek(connection, self.tables, wanted, quiescence, after))
+    async def seek(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
+        return await self._run(lambda connection: seek(connection, self.tables, wanted, fencing_delay, after))
 
-    async def watch(self, env: str, known: Mark | None) -> Watched:
-        def work(connection: Connection) -> Watched:
+    async def watch(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
+        def work(connection: Connection) -> IdentityCheck:
             trusted = self._promotions_lose_nothing
             return store_identity.watch(
                 connection, self.tables, env, known, tells=self._tells, promotions_lose_nothing=trusted
@@ -177,8 +177,8 @@ class Claims:
             self._tells = False
             return await self._run(work)
 
-    async def pressures(self) -> Pressures:
-        return await self._run(lambda connection: read_pressures(connection, self.tables))
+    async def pressures(self) -> FlowStates:
+        return await self._run(lambda connection: read_flow_states(connection, self.tables))
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
         entry = self.tables.entry
@@ -212,14 +212,14 @@ class Claims:
         await self._transactions.close(dispose=self._is_ours)
 
     async def run(self, work: Callable[[Connection], Result]) -> Result:
-        """Do `work` in a transaction of its own, committed on return: for upkeep, which brings its own statements.
+        """Do `work` in a transaction of its own, committed on return: for maintenance, which brings its own statements.
 
         At READ COMMITTED, whatever the engine's own level: at another, each claim that meets another process's would fail.
         """
-        return await self._run(work, UPKEEP)
+        return await self._run(work, MAINTENANCE)
 
     async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
-        """The same, for work that may wait for hours: it keeps no other upkeep waiting, nor the process from ending."""
+        """The same, for work that may wait for hours: it keeps no other maintenance waiting, nor the process from ending."""
         return await self._transactions.run_apart(work)
 
 

@@ -7,7 +7,15 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from dispatchers.database_identity import Mark, Watched, bounds, is_due, is_outdated, is_promotion, suspicion
+from dispatchers.database_identity import (
+    DatabaseIdentity,
+    IdentityCheck,
+    bounds,
+    is_due,
+    is_outdated,
+    is_promotion,
+    suspicion,
+)
 from dispatchers.store.guards import guard
 from outbox.sql.deployment import refuse_other_environment, require_environment
 from outbox.sql.dialect import clock, insert_unless_present, sqlstate
@@ -24,11 +32,11 @@ def watch(
     connection: Connection,
     tables: Tables,
     env: str,
-    known: Mark | None,
+    known: DatabaseIdentity | None,
     *,
     tells: bool = True,
     promotions_lose_nothing: bool = False,
-) -> Watched:
+) -> IdentityCheck:
     """Compare the database with its mark and with `known`. Put a hold on record where they differ, else renew the mark.
 
     tells: whether the server lets its user ask for its identifier, its timeline and its log's position.
@@ -40,22 +48,22 @@ def watch(
     _require_environment(connection, tables, env, mark, known)
     now = read_server(connection, tables, env, tells=tells)
     if held is not None:
-        return Watched(mark=mark, held=held)
+        return IdentityCheck(mark=mark, held=held)
     reason = suspicion(now, mark, known)
     if reason is not None and mark is not None and promotions_lose_nothing and is_promotion(now, mark, known):
         continued = continue_after(connection, tables, mark, now, reason)
         mark, held = read_mark(connection, tables)
-        return Watched(mark=mark, held=held, continued=reason if continued else None)
+        return IdentityCheck(mark=mark, held=held, continued=reason if continued else None)
     if reason is not None:
         return hold(connection, tables, mark, reason, bounded=mark is None or bounds(now, mark, known))
     if mark is None or is_due(now, mark):
         renew(connection, tables, mark, now)
         mark, held = read_mark(connection, tables)
-    return Watched(mark=mark, held=held)
+    return IdentityCheck(mark=mark, held=held)
 
 
 def _require_environment(
-    connection: Connection, tables: Tables, env: str, mark: Mark | None, known: Mark | None
+    connection: Connection, tables: Tables, env: str, mark: DatabaseIdentity | None, known: DatabaseIdentity | None
 ) -> None:
     if known is not None and not is_outdated(known, mark):
         refuse_other_environment(connection, known.environment, env, witness="as this process remembers, ")
@@ -73,32 +81,34 @@ def is_held(connection: Connection, tables: Tables) -> bool:
     return read_mark(connection, tables)[1] is not None
 
 
-def read_mark(connection: Connection, tables: Tables) -> tuple[Mark | None, str | None]:
+def read_mark(connection: Connection, tables: Tables) -> tuple[DatabaseIdentity | None, str | None]:
     """The mark, and why every dispatcher holds, if they do."""
     row = connection.execute(select(tables.meta)).one_or_none()
     if row is None:
         return None, None
-    return _mark(row), row.held_reason
+    return _mark(row), row.suspended_reason
 
 
-def _mark(row: Row[Any]) -> Mark | None:
+def _mark(row: Row[Any]) -> DatabaseIdentity | None:
     if row.checked_at is None:
         return None  # held, and its mark tells nothing
-    return Mark(**{field.name: row._mapping[field.name] for field in fields(Mark)})
+    return DatabaseIdentity(**{field.name: row._mapping[field.name] for field in fields(DatabaseIdentity)})
 
 
 # --- what the server says
 
 
-def read_server(connection: Connection, tables: Tables, env: str, *, tells: bool) -> Mark:
+def read_server(connection: Connection, tables: Tables, env: str, *, tells: bool) -> DatabaseIdentity:
     """What the server says of itself now. Raises DBAPIError where it refuses: see `refuses`."""
     if connection.dialect.name == "sqlite":
         (_, _, path), *_ = connection.exec_driver_sql("PRAGMA database_list").all()
         place = f"file {os.stat(path).st_ino}" if path else None
         at = connection.execute(select(clock())).scalar_one()
-        return Mark(environment=env, system_identifier=None, timeline=None, place=place, lsn=None, checked_at=at)
+        return DatabaseIdentity(
+            environment=env, system_identifier=None, timeline=None, place=place, lsn=None, checked_at=at
+        )
     row = connection.execute(_TOLD if tells else _UNTOLD, {"meta": quoted(tables.meta.name, tables.meta.schema)}).one()
-    return Mark(environment=env, **row._mapping)
+    return DatabaseIdentity(environment=env, **row._mapping)
 
 
 def server_tells(connection: Connection, tables: Tables) -> bool:
@@ -132,7 +142,7 @@ _TOLD = text(
 # --- what is written down
 
 
-def renew(connection: Connection, tables: Tables, mark: Mark | None, now: Mark) -> None:
+def renew(connection: Connection, tables: Tables, mark: DatabaseIdentity | None, now: DatabaseIdentity) -> None:
     """Unless somebody else did, or put a hold on record, meanwhile."""
     guard(connection)
     meta = tables.meta
@@ -141,12 +151,14 @@ def renew(connection: Connection, tables: Tables, mark: Mark | None, now: Mark) 
             insert_unless_present(connection.dialect.name, meta).values(id=1, **values_of(replace(now, number=1)))
         )
     else:
-        unchanged = meta.c.held_reason.is_(None) & (meta.c.number == mark.number)
+        unchanged = meta.c.suspended_reason.is_(None) & (meta.c.number == mark.number)
         following = replace(now, resumed_at=mark.resumed_at, number=mark.number + 1)
         connection.execute(update(meta).where(unchanged).values(values_of(following)))
 
 
-def hold(connection: Connection, tables: Tables, mark: Mark | None, reason: str, *, bounded: bool = True) -> Watched:
+def hold(
+    connection: Connection, tables: Tables, mark: DatabaseIdentity | None, reason: str, *, bounded: bool = True
+) -> IdentityCheck:
     """Put a hold on record, unless one is, or a person has resumed since `mark` was read.
 
     bounded: whether what was lost was committed after `mark`. Else its time is forgotten, and a person must say since when.
@@ -154,23 +166,27 @@ def hold(connection: Connection, tables: Tables, mark: Mark | None, reason: str,
     guard(connection)
     meta = tables.meta
     if mark is None:
-        connection.execute(insert_unless_present(connection.dialect.name, meta).values(id=1, held_reason=reason))
+        connection.execute(insert_unless_present(connection.dialect.name, meta).values(id=1, suspended_reason=reason))
     else:
-        unresumed = meta.c.held_reason.is_(None) & meta.c.resumed_at.is_not_distinct_from(mark.resumed_at)
+        unresumed = meta.c.suspended_reason.is_(None) & meta.c.resumed_at.is_not_distinct_from(mark.resumed_at)
         connection.execute(
-            update(meta).where(unresumed).values({"held_reason": reason} | ({} if bounded else {"checked_at": None}))
+            update(meta)
+            .where(unresumed)
+            .values({"suspended_reason": reason} | ({} if bounded else {"checked_at": None}))
         )
-    return Watched(mark=mark, held=reason)
+    return IdentityCheck(mark=mark, held=reason)
 
 
-def continue_after(connection: Connection, tables: Tables, mark: Mark, now: Mark, promotion: str) -> bool:
+def continue_after(
+    connection: Connection, tables: Tables, mark: DatabaseIdentity, now: DatabaseIdentity, promotion: str
+) -> bool:
     """Write the mark of the promoted server, as after an operator's `resume --nothing-lost`; returns whether this call did.
 
     Not if another process did, or put a hold on record, meanwhile.
     """
     guard(connection)
     meta = tables.meta
-    unchanged = meta.c.held_reason.is_(None) & (meta.c.number == mark.number)
+    unchanged = meta.c.suspended_reason.is_(None) & (meta.c.number == mark.number)
     resumed_at = now.checked_at if mark.resumed_at is None else max(now.checked_at, mark.resumed_at + MICROSECOND)
     following = replace(now, resumed_at=resumed_at, number=mark.number + 1)
     said = {"resumed_by": "promotions_lose_nothing", "resumed_reason": promotion}
@@ -178,5 +194,5 @@ def continue_after(connection: Connection, tables: Tables, mark: Mark, now: Mark
     return written.rowcount == 1
 
 
-def values_of(mark: Mark) -> dict[str, Any]:
-    return {field.name: getattr(mark, field.name) for field in fields(Mark)}
+def values_of(mark: DatabaseIdentity) -> dict[str, Any]:
+    return {field.name: getattr(mark, field.name) for field in fields(DatabaseIdentity)}

@@ -15,17 +15,17 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from dispatchers.flow_control.fair_share import Rounds
+from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.store import callback_registry
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.flow_control import claim_under_pressure
 from dispatchers.store.guards import Guards, guard
 from dispatchers.store.ordering import MOMENT, NextIsLocked, leave, sort_out
 from dispatchers.store.protocol import CallbacksChanged, Exchange
-from dispatchers.store.queue_update import moved
+from dispatchers.store.queue_update import queue_update
 from dispatchers.store.row_errors import code_of, is_of_one_row, is_of_the_moment, substitutes
 from dispatchers.store.unreadable_rows import candidates, remove_ended, set_aside, set_aside_claimed
-from dispatchers.transitions import Claimed, Ending, HandBack, Settle, Transition
+from dispatchers.transitions import ClaimedEntry, Ending, Release, Settle, Transition
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
 
@@ -49,7 +49,7 @@ class NotCommitted(Exception):
 class Exchanges:
     """Settles and claims through `run`. sql: the module that has the database's own statements."""
 
-    def __init__(self, run: Run, tables: Tables, sql: Any, rounds: Rounds, guards: Guards) -> None:
+    def __init__(self, run: Run, tables: Tables, sql: Any, rounds: FairCursor, guards: Guards) -> None:
         self._run = run
         self._tables = tables
         self._sql = sql
@@ -100,14 +100,14 @@ class Exchanges:
         ended: dict[UUID, str] = {}
         must_wait: list[Ending] = []
 
-        def claim(wanted: ClaimRequest) -> list[Claimed]:
+        def claim(wanted: ClaimRequest) -> list[ClaimedEntry]:
             return self._claim(connection, wanted, must_wait, ended)
 
         pressures = None
         if pressing is not None:
             claimed, pressures = claim_under_pressure(connection, self._tables, request, pressing, claim)
         else:
-            claimed = claim(request) if request.wants else []
+            claimed = claim(request) if request.quotas else []
         return Exchange(settled, claimed, len(must_wait) + len(ended), pressures, ended=ended)
 
     def settle(
@@ -133,14 +133,14 @@ class Exchanges:
 
     def _claim(
         self, connection: Connection, request: ClaimRequest, passed: list[Ending], ended: dict[UUID, str]
-    ) -> list[Claimed]:
+    ) -> list[ClaimedEntry]:
         """The claims that may go. passed: gets those that are handed back. ended: gets those that had ended before."""
-        found: list[Claimed] = self._sql.claim(connection, self._tables, request, self._rounds, self._guards)
+        found: list[ClaimedEntry] = self._sql.claim(connection, self._tables, request, self._rounds, self._guards)
         must_wait: list[Ending] = []
         if any(entry.ended for entry in found):
             removed = remove_ended(connection, self._tables, [entry for entry in found if entry.ended])
             ended |= removed.ended
-            must_wait += [(entry, HandBack("the next one of its group is locked", MOMENT)) for entry in removed.locked]
+            must_wait += [(entry, Release("the next one of its group is locked", MOMENT)) for entry in removed.locked]
             found = [entry for entry in found if not entry.ended]
         sorted_out = sort_out(connection, self._tables, found)
         must_wait += sorted_out.must_wait
@@ -190,7 +190,7 @@ class Exchanges:
             return Exchange({settlements[0][0].id})
 
     async def _end_refused(
-        self, entry: Claimed, change: Transition, callbacks_read: str | None, error: Exception
+        self, entry: ClaimedEntry, change: Transition, callbacks_read: str | None, error: Exception
     ) -> None:
         """The database does not store what became of one entry: end its lease in another way, and report it."""
         told, code = f"entry {entry.id} ({entry.operation})", code_of(error)
@@ -200,7 +200,7 @@ class Exchanges:
             return
         for substitute in substitutes(entry, change, code):
             if await self._try(partial(self._substitute, entry, substitute, callbacks_read)):
-                state = substitute.state if isinstance(substitute, Settle) else moved(entry, substitute).state
+                state = substitute.state if isinstance(substitute, Settle) else queue_update(entry, substitute).state
                 log.error(
                     "%s: the database refuses to store its outcome (%s); its state is %s, without the service's words",
                     told,
@@ -215,7 +215,7 @@ class Exchanges:
             log.error("%s: %s, and nothing else either; it is claimed again when its lease ends", told, reason)
 
     def _substitute(
-        self, entry: Claimed, change: Transition, callbacks_read: str | None, connection: Connection
+        self, entry: ClaimedEntry, change: Transition, callbacks_read: str | None, connection: Connection
     ) -> set[UUID]:
         return self.settle(connection, [(entry, change)], self._guards, callbacks_read)
 
@@ -266,8 +266,10 @@ class Exchanges:
 
     async def _probe(self, ids: Sequence[UUID], request: ClaimRequest) -> Exception | None:
         """Claim these, and take it back. Returns the error, if it is about one of them."""
-        wants = [want._replace(slots=len(ids), admitted=True) for want in request.wants]
-        probing = replace(request, wants=wants, entries_max=len(ids), pressing=None, unserved=None, only=frozenset(ids))
+        quotas = [quota._replace(slots=len(ids), admitted=True) for quota in request.quotas]
+        probing = replace(
+            request, quotas=quotas, entries_max=len(ids), pressing=None, unserved=None, only=frozenset(ids)
+        )
 
         def work(connection: Connection) -> None:
             self._sql.claim(connection, self._tables, probing, guards=self._guards)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from sqlalchemy import ColumnElement, Connection, Table, TextClause, func, literal, or_, select, text
 
 from dispatchers.flow_control.fair_share import SCOPES_MAX, Backlog, Waiting, counted_max
-from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.quota import Quota
 from dispatchers.store.guards import Guards
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import STATEMENTS_MAX, Tables
@@ -34,24 +34,24 @@ SERVED = """
 
 
 def read_fronts(
-    connection: Connection, tables: Tables, wants: Sequence[Want], cutoff: datetime, guards: Guards
-) -> list[tuple[Want, Backlog]]:
+    connection: Connection, tables: Tables, quotas: Sequence[Quota], cutoff: datetime, guards: Guards
+) -> list[tuple[Quota, Backlog]]:
     """Of the destinations where anything may be claimed, what waits there without its scopes."""
     asked = {
-        "names": [want.destination for want in wants],
-        "hints": [want.hint for want in wants],
-        "slots": [want.slots for want in wants],
+        "names": [quota.destination for quota in quotas],
+        "hints": [quota.hint for quota in quotas],
+        "slots": [quota.slots for quota in quotas],
         "cutoff": cutoff,
     }
     found = {row.name: Backlog(*row[1:]) for row in connection.execute(_front_statement(tables, guards), asked)}
-    return [(want, found[want.destination]) for want in wants if found[want.destination].entries]
+    return [(quota, found[quota.destination]) for quota in quotas if found[quota.destination].entries]
 
 
 def read_scopes(
-    connection: Connection, tables: Tables, want: Want, cutoff: datetime, after: str | None
+    connection: Connection, tables: Tables, quota: Quota, cutoff: datetime, after: str | None
 ) -> tuple[list[Waiting], list[Waiting]]:
     """The scopes behind `after`, and those up to it."""
-    asked = {"name": want.destination, "hint": want.hint, "slots": want.slots, "cutoff": cutoff, "after": after}
+    asked = {"name": quota.destination, "hint": quota.hint, "slots": quota.slots, "cutoff": cutoff, "after": after}
     laps: tuple[list[Waiting], list[Waiting]] = ([], [])
     for scope, lap, entries in connection.execute(_walk_statement(tables), asked | {"scopes_max": SCOPES_MAX}):
         laps[lap].append(Waiting(scope, entries))
@@ -135,49 +135,49 @@ def _walk_statement(tables: Tables) -> TextClause:
 
 
 def read_backlog(
-    connection: Connection, tables: Tables, want: Want, cutoff: datetime, now: datetime, after: str | None
+    connection: Connection, tables: Tables, quota: Quota, cutoff: datetime, now: datetime, after: str | None
 ) -> Backlog:
     """What waits at one destination, from behind the scope `after`."""
     queue = tables.queue
     front = (
         select(queue.c.due_at, queue.c.fair)
-        .where(*claimable_at(queue, want, cutoff, now))
+        .where(*claimable_at(queue, quota, cutoff, now))
         .order_by(queue.c.due_at)
-        .limit(want.slots + 1)
+        .limit(quota.slots + 1)
         .subquery()
     )
     counted = select(func.min(front.c.due_at), func.count(), func.count() - func.count(front.c.fair))
     backlog = Backlog(*connection.execute(counted).one())
-    if backlog.entries <= want.slots:
+    if backlog.entries <= quota.slots:
         return backlog
 
     def count(scope: str, most: int) -> int:
-        some = select(literal(1)).where(*claimable_at(queue, want, cutoff, now, scope)).limit(most)
+        some = select(literal(1)).where(*claimable_at(queue, quota, cutoff, now, scope)).limit(most)
         return connection.execute(select(func.count()).select_from(some.subquery())).scalar_one()
 
     laps: tuple[list[str], list[str]] = ([], [])
     found = 0
     for lap, scope in enumerate((after, None) if after is not None else (None,)):
-        while found < want.slots and len(laps[0]) + len(laps[1]) < SCOPES_MAX:
-            scope = _next_scope(connection, queue, want, scope, up_to=after if lap else None)
+        while found < quota.slots and len(laps[0]) + len(laps[1]) < SCOPES_MAX:
+            scope = _next_scope(connection, queue, quota, scope, up_to=after if lap else None)
             if scope is None:
                 break
             laps[lap].append(scope)
             found += count(scope, 1)
-    most = counted_max(want.slots, found)
+    most = counted_max(quota.slots, found)
     behind, before = ([Waiting(scope, count(scope, most)) for scope in scopes] for scopes in laps)
     return backlog._replace(behind=behind, before=before)
 
 
 def claimable_at(
-    queue: Table, want: Want, cutoff: datetime, now: datetime, scope: str | None = None
+    queue: Table, quota: Quota, cutoff: datetime, now: datetime, scope: str | None = None
 ) -> list[ColumnElement[bool]]:
     """What of a destination, or of one scope there, may be claimed."""
-    of_scope = [queue.c.fair == want.destination, queue.c.scope == scope]
-    recent = [] if want.recent is None else [queue.c.due_at >= now - want.recent]
+    of_scope = [queue.c.fair == quota.destination, queue.c.scope == scope]
+    recent = [] if quota.recent is None else [queue.c.due_at >= now - quota.recent]
     return [
-        *([queue.c.destination == want.destination] if scope is None else of_scope),
-        queue.c.due_at >= want.hint,
+        *([queue.c.destination == quota.destination] if scope is None else of_scope),
+        queue.c.due_at >= quota.hint,
         *recent,
         queue.c.due_at <= min(now, cutoff),
         or_(queue.c.lease_until.is_(None), queue.c.lease_until < now),
@@ -185,9 +185,9 @@ def claimable_at(
 
 
 def _next_scope(
-    connection: Connection, queue: Table, want: Want, behind: str | None, *, up_to: str | None
+    connection: Connection, queue: Table, quota: Quota, behind: str | None, *, up_to: str | None
 ) -> str | None:
-    found = select(queue.c.scope).where(queue.c.fair == want.destination, queue.c.due_at >= want.hint)
+    found = select(queue.c.scope).where(queue.c.fair == quota.destination, queue.c.due_at >= quota.hint)
     if behind is not None:
         found = found.where(queue.c.scope > behind)
     if up_to is not None:

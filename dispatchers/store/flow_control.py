@@ -13,10 +13,19 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, or_, select, update
 
 from dispatchers.flow_control.permits import as_record, on_record
-from dispatchers.flow_control.quota import Want
-from dispatchers.flow_control.state import Limits, Pressing, Pressure, Pressures, admitted, claimed, heard, limits_of
+from dispatchers.flow_control.quota import Quota
+from dispatchers.flow_control.state import (
+    FlowState,
+    FlowStates,
+    FlowUpdate,
+    Limits,
+    admitted,
+    claimed,
+    heard,
+    limits_of,
+)
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.transitions import Claimed
+from dispatchers.transitions import ClaimedEntry
 from outbox.sql.dialect import clock, insert_unless_present
 from outbox.sql.schema import Tables
 
@@ -24,22 +33,22 @@ SHARED = (
     *("cool_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),
     *("rate_at", "rate_per_second", "slots_max"),
 )
-"""The columns that dispatchers write, beside `slots_taken`."""
+"""The columns that dispatchers write, beside `permits_taken`."""
 
 
-def is_pressed(tables: Tables, now: Any) -> ColumnElement[bool]:
+def is_throttled(tables: Tables, now: Any) -> ColumnElement[bool]:
     """Whether a destination's row keeps everything from being claimed, but a probe."""
     destination = tables.destination
     return or_(destination.c.paused, destination.c.breaker != "closed", destination.c.cool_until > now)
 
 
-def read_pressures(connection: Connection, tables: Tables) -> Pressures:
+def read_flow_states(connection: Connection, tables: Tables) -> FlowStates:
     """Of every destination that has, or had, something to tell."""
     destination = tables.destination
     now = connection.execute(select(clock())).scalar_one()
-    telling = or_(is_pressed(tables, now), destination.c.breaker_failures > 0, destination.c.decided_at.is_not(None))
+    telling = or_(is_throttled(tables, now), destination.c.breaker_failures > 0, destination.c.decided_at.is_not(None))
     rows = connection.execute(select(destination).where(telling))
-    return Pressures(now, {row.name: _pressure(row) for row in rows})
+    return FlowStates(now, {row.name: _flow(row) for row in rows})
 
 
 def make_rows(connection: Connection, tables: Tables, names: Iterable[str]) -> None:
@@ -53,9 +62,9 @@ def claim_under_pressure(
     connection: Connection,
     tables: Tables,
     request: ClaimRequest,
-    pressing: Pressing,
-    claim: Callable[[ClaimRequest], list[Claimed]],
-) -> tuple[list[Claimed], Pressures]:
+    pressing: FlowUpdate,
+    claim: Callable[[ClaimRequest], list[ClaimedEntry]],
+) -> tuple[list[ClaimedEntry], FlowStates]:
     """Write down the news, and claim what may then be sent. Returns the rows as they have become, but those of others."""
     found = _lock(connection, tables, pressing.decided.union(pressing.news))
 
@@ -63,34 +72,36 @@ def claim_under_pressure(
         return limits_of(pressing.limits, name)
 
     told = {name: _heard(pressing, name, row, found.at) for name, row in found.of.items()}
-    wants = list(_admitted(request.wants, pressing, told, found.at))
-    taken = claim(replace(request, wants=wants)) if wants else []
+    quotas = list(_admitted(request.quotas, pressing, told, found.at))
+    taken = claim(replace(request, quotas=quotas)) if quotas else []
     counts = Counter(entry.destination for entry in taken)
     after = {
         name: claimed(row, limits(name), found.at, counts[name], request.token, request.lease)
         for name, row in told.items()
     }
     _write(connection, tables, {name: row for name, row in after.items() if row != found.of[name]})
-    return taken, Pressures(found.at, after)
+    return taken, FlowStates(found.at, after)
 
 
-def _heard(pressing: Pressing, name: str, row: Pressure, now: datetime) -> Pressure:
+def _heard(pressing: FlowUpdate, name: str, row: FlowState, now: datetime) -> FlowState:
     news = pressing.news.get(name)
     return row if news is None else heard(row, news, limits_of(pressing.limits, name), now)
 
 
-def _admitted(wants: Sequence[Want], pressing: Pressing, rows: Mapping[str, Pressure], now: datetime) -> Iterable[Want]:
-    for want in wants:
-        name = want.destination
+def _admitted(
+    quotas: Sequence[Quota], pressing: FlowUpdate, rows: Mapping[str, FlowState], now: datetime
+) -> Iterable[Quota]:
+    for quota in quotas:
+        name = quota.destination
         if name in rows:
-            slots = admitted(rows[name], limits_of(pressing.limits, name), now, want.slots)
+            slots = admitted(rows[name], limits_of(pressing.limits, name), now, quota.slots)
             if slots:
-                yield want._replace(slots=slots, admitted=True)
+                yield quota._replace(slots=slots, admitted=True)
         elif name not in pressing.decided:
-            yield want  # the claim looks at its row, if it has one
+            yield quota  # the claim looks at its row, if it has one
 
 
-def _lock(connection: Connection, tables: Tables, names: Iterable[str]) -> Pressures:
+def _lock(connection: Connection, tables: Tables, names: Iterable[str]) -> FlowStates:
     destination = tables.destination
     statement = (
         select(destination, clock().label("now"))
@@ -100,30 +111,30 @@ def _lock(connection: Connection, tables: Tables, names: Iterable[str]) -> Press
     )
     rows = connection.execute(statement).all()
     now = rows[0].now if rows else connection.execute(select(clock())).scalar_one()
-    return Pressures(now, {row.name: _pressure(row) for row in rows})
+    return FlowStates(now, {row.name: _flow(row) for row in rows})
 
 
-def _write(connection: Connection, tables: Tables, rows: Mapping[str, Pressure]) -> None:
+def _write(connection: Connection, tables: Tables, rows: Mapping[str, FlowState]) -> None:
     if not rows:
         return
     destination = tables.destination
-    values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in (*SHARED, "slots_taken")}
+    values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in (*SHARED, "permits_taken")}
     statement = (
         update(destination).where(destination.c.name == bindparam("of")).values(values | {"changed_at": clock()})
     )
     connection.execute(statement, [{"of": name} | _written(row) for name, row in rows.items()])
 
 
-def _written(row: Pressure) -> dict[str, Any]:
+def _written(row: FlowState) -> dict[str, Any]:
     shared = {f"new_{column}": getattr(row, column) for column in SHARED}
-    return shared | {"new_slots_taken": as_record(row.slots_taken)}
+    return shared | {"new_permits_taken": as_record(row.permits_taken)}
 
 
-def _pressure(row: Row[Any]) -> Pressure:
+def _flow(row: Row[Any]) -> FlowState:
     shared = {name: getattr(row, name) for name in SHARED}
-    return Pressure(
+    return FlowState(
         paused=row.paused,
         resumed_at=None if row.paused else row.decided_at,
-        slots_taken=on_record(row.slots_taken),
+        permits_taken=on_record(row.permits_taken),
         **shared,
     )

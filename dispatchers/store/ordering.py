@@ -12,8 +12,17 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from dispatchers.store.queue_update import moved
-from dispatchers.transitions import Claimed, Ending, HandBack, Keep, Park, Settle, Transition, known_of
+from dispatchers.store.queue_update import queue_update
+from dispatchers.transitions import (
+    ClaimedEntry,
+    Ending,
+    MarkUncertain,
+    Release,
+    RetryCallback,
+    Settle,
+    Transition,
+    known_of,
+)
 from outbox.sql.dialect import clock
 from outbox.sql.ordering import Place, advance_unlocked, unblocked
 from outbox.sql.schema import Tables
@@ -28,11 +37,11 @@ MOMENT = timedelta(milliseconds=100)
 class Sorted(NamedTuple):
     """The claims of an exchange: those that may go, and those that may not yet, which are to be handed back."""
 
-    may_go: list[Claimed]
+    may_go: list[ClaimedEntry]
     must_wait: list[Ending]
 
 
-def sort_out(connection: Connection, tables: Tables, claimed: list[Claimed]) -> Sorted:
+def sort_out(connection: Connection, tables: Tables, claimed: list[ClaimedEntry]) -> Sorted:
     """Tell the heads of their lanes from the others. What becomes of an entry already known of has no turn to wait for."""
     ordered = [entry for entry in claimed if entry.position is not None and known_of(entry.outcome) is None]
     if not ordered:
@@ -50,8 +59,8 @@ def sort_out(connection: Connection, tables: Tables, claimed: list[Claimed]) -> 
     return Sorted([entry for entry in claimed if entry.id not in waits], must_wait)
 
 
-def _waits(head: UUID, is_touched: bool) -> HandBack:
-    return HandBack(f"it waits behind {head}", None if is_touched else MOMENT)
+def _waits(head: UUID, is_touched: bool) -> Release:
+    return Release(f"it waits behind {head}", None if is_touched else MOMENT)
 
 
 def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
@@ -80,14 +89,16 @@ def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
     return found.select_from(rows)
 
 
-def _is_halted(entry: Claimed, group: Row[Any]) -> bool:
+def _is_halted(entry: ClaimedEntry, group: Row[Any]) -> bool:
     """A lane halts behind an entry: that one, and those before it, may be sent again when a person says so."""
     if group.halted_by is None or entry.position is None:
         return False
     return group.halted_at is None or entry.position > group.halted_at
 
 
-def _touch_heads(connection: Connection, tables: Tables, heads: set[UUID], claimed: Sequence[Claimed]) -> set[UUID]:
+def _touch_heads(
+    connection: Connection, tables: Tables, heads: set[UUID], claimed: Sequence[ClaimedEntry]
+) -> set[UUID]:
     """Those of `heads` that certainly still are, and cannot leave their lanes without seeing what this transaction blocks.
 
     A head that is blocked itself becomes due. Ours are locked by their claim.
@@ -136,7 +147,7 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
     Raises `NextIsLocked`.
     """
     left: dict[Place, UUID] = {}
-    delivered: list[Claimed] = []
+    delivered: list[ClaimedEntry] = []
     for entry, change in settled:
         if entry.ordering_key is None or entry.position is None:
             continue
@@ -154,17 +165,19 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
 
 
 def _halts(change: Transition) -> bool:
-    end = change.end if isinstance(change, Keep) and isinstance(change.end, Park) else change
+    end = change.end if isinstance(change, RetryCallback) and isinstance(change.end, MarkUncertain) else change
     return (
-        end.halts_lane and (isinstance(end, Park) or end.state == "failed") if isinstance(end, Settle | Park) else False
+        end.failure_blocks_group and (isinstance(end, MarkUncertain) or end.state == "failed")
+        if isinstance(end, Settle | MarkUncertain)
+        else False
     )
 
 
-def _leaves(entry: Claimed, change: Transition) -> bool:
-    return isinstance(change, Settle) or moved(entry, change).state == "uncertain"
+def _leaves(entry: ClaimedEntry, change: Transition) -> bool:
+    return isinstance(change, Settle) or queue_update(entry, change).state == "uncertain"
 
 
-def _halt(connection: Connection, tables: Tables, entry: Claimed, change: Transition) -> None:
+def _halt(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Transition) -> None:
     reason = change.reason or "it failed"
     dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
     values = {"entry_id": entry.id, "reason": reason, "since": clock()}
@@ -173,7 +186,7 @@ def _halt(connection: Connection, tables: Tables, entry: Claimed, change: Transi
     log.warning("the lane of %r halts behind entry %s: %s", entry.ordering_key, entry.id, reason)
 
 
-def _lift_halts(connection: Connection, tables: Tables, delivered: Sequence[Claimed]) -> None:
+def _lift_halts(connection: Connection, tables: Tables, delivered: Sequence[ClaimedEntry]) -> None:
     """They had been uncertain, or sent again, and now they happened: there is nothing to halt for.
 
     One statement for all of them: nearly none has ever halted its lane, and asking for each took most of a drain.

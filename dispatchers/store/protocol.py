@@ -7,13 +7,13 @@ from typing import Protocol
 from uuid import UUID
 
 from dispatchers.callbacks import Calls, OnCompleted
-from dispatchers.database_identity import Mark, Watched
-from dispatchers.flow_control.state import Pressures
+from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
+from dispatchers.flow_control.state import FlowStates
 from dispatchers.store.accepted_requests import Accepted
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.gauges import Gauge
 from dispatchers.store.uncertain_entries import Wanted
-from dispatchers.transitions import Claimed, End, Ending
+from dispatchers.transitions import ClaimedEntry, End, Ending
 from outbox.keys import KeyFields, Keyring
 
 
@@ -35,9 +35,9 @@ class Exchange:
     """
 
     settled: set[UUID] = field(default_factory=set)
-    claimed: list[Claimed] = field(default_factory=list)
+    claimed: list[ClaimedEntry] = field(default_factory=list)
     passed_over: int = 0
-    pressures: Pressures | None = None
+    pressures: FlowStates | None = None
     postponed: frozenset[UUID] = frozenset()
     ended: Mapping[UUID, str] = field(default_factory=dict)
 
@@ -53,7 +53,7 @@ class Store(Protocol):
         """
         ...
 
-    async def settle_with(self, entry: Claimed, end: End, calls: Calls) -> bool:
+    async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
         """Settle one entry and run `calls` in the same transaction, if the lease is still ours; returns whether it was.
 
         The transaction has the engine's own isolation level, which the app may count on in its callback.
@@ -94,10 +94,10 @@ class Store(Protocol):
         """Every destination that has unsettled entries."""
         ...
 
-    async def seek(self, wanted: Wanted, quiescence: timedelta, after: UUID | None) -> UUID | None:
+    async def seek(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
         """Have a page of those uncertain entries looked for that nobody has looked for yet: see `sql_looks.seek`."""
 
-    async def watch(self, env: str, known: Mark | None) -> Watched:
+    async def watch(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
         """Compare the database with the mark of its history and with `known`, which this process remembers of it.
 
         Where they differ every dispatcher holds; else the mark is renewed when it is old. What it comes to is committed on
@@ -106,7 +106,7 @@ class Store(Protocol):
         """
         ...
 
-    async def pressures(self) -> Pressures:
+    async def pressures(self) -> FlowStates:
         """Of the destinations on which something weighs, or that were paused once."""
         ...
 

@@ -4,27 +4,27 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, TypeAlias, assert_never
 
 from dispatchers.transitions import (
-    Claimed,
+    AwaitLookup,
+    ClaimedEntry,
     End,
-    HandBack,
-    Keep,
     Known,
-    Park,
-    Requeue,
-    Seek,
+    MarkUncertain,
+    Release,
+    Retry,
+    RetryCallback,
+    SendAgain,
     Settle,
-    Wait,
     known_of,
     left_pinned,
     left_unserved,
-    looks_of,
+    lookup_of,
     outcome_on_record,
 )
 
-Moving: TypeAlias = Wait | Park | Seek | Requeue | Keep | HandBack
+Unsettled: TypeAlias = Retry | MarkUncertain | AwaitLookup | SendAgain | RetryCallback | Release
 
 
-class Moved(NamedTuple):
+class QueueUpdate(NamedTuple):
     """delay: until it is due, None for never. uncounted: how many deliveries did not take place.
 
     reason: for the entry's history. outcome: None to leave the old one. proof: it is known to have happened, which counts
@@ -47,16 +47,16 @@ class Moved(NamedTuple):
     callback: str | None = None
 
 
-def moved(entry: Claimed, change: Moving) -> Moved:
+def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
     """The new values of the row of `entry`."""
     match change:
-        case HandBack(delay=delay):  # given back as it was: nothing is counted, doubt stays what the claim found
+        case Release(delay=delay):  # given back as it was: nothing is counted, doubt stays what the claim found
             state = _state_before(entry)
             leaves = left_pinned if change.served else left_unserved
             outcome = leaves(entry.outcome, change.reason) if change.shown else None
             anew = state == "pending"
             return _as_it_was(entry)._replace(state=state, delay=delay, uncounted=1, anew=anew, outcome=outcome)
-        case Wait(delay=delay, reason=reason):
+        case Retry(delay=delay, reason=reason):
             return _as_it_was(entry)._replace(
                 state="retry",
                 delay=delay,
@@ -66,7 +66,7 @@ def moved(entry: Claimed, change: Moving) -> Moved:
                 reason=reason,
                 outcome=outcome_on_record(reason, deliveries=entry.deliveries),
             )
-        case Park(reason=reason):
+        case MarkUncertain(reason=reason):
             return _as_it_was(entry)._replace(
                 state="uncertain",
                 delay=change.delay,
@@ -77,7 +77,7 @@ def moved(entry: Claimed, change: Moving) -> Moved:
                 outcome=outcome_on_record(reason, stored=change.stored, looks=change.looks),
                 looked=change.looks is not None,
             )
-        case Seek(looks=looks, reason=reason):
+        case AwaitLookup(looks=looks, reason=reason):
             return _as_it_was(entry)._replace(
                 state="uncertain" if looks.made else "retry",
                 delay=change.delay,
@@ -88,7 +88,7 @@ def moved(entry: Claimed, change: Moving) -> Moved:
                 outcome=outcome_on_record(reason, looks=looks),
                 looked=change.looked,
             )
-        case Requeue(reason=reason):
+        case SendAgain(reason=reason):
             return _as_it_was(entry)._replace(
                 state="pending",
                 delay=change.delay,
@@ -101,7 +101,7 @@ def moved(entry: Claimed, change: Moving) -> Moved:
                 looked=change.absent,
                 anew=not change.absent,
             )
-        case Keep(end=end, reason=reason):
+        case RetryCallback(end=end, reason=reason):
             known = _known(end)
             return _as_it_was(entry)._replace(
                 state="uncertain" if known.state == "uncertain" else "retry",
@@ -109,7 +109,7 @@ def moved(entry: Claimed, change: Moving) -> Moved:
                 attempts=end.attempts,
                 uncounted=0,  # also of a claim that sent nothing: proof may come twice, and would be taken off twice
                 maybe_sent=True,  # whatever it was: nobody may cancel it any more
-                in_doubt_since=end.in_doubt_since if isinstance(end, Park) else entry.in_doubt_since,
+                in_doubt_since=end.in_doubt_since if isinstance(end, MarkUncertain) else entry.in_doubt_since,
                 reason=reason if change.failed else None,
                 outcome=outcome_on_record(reason, stored=known.stored, known=known),
                 proof=known.state == "delivered",
@@ -119,8 +119,8 @@ def moved(entry: Claimed, change: Moving) -> Moved:
             assert_never(change)
 
 
-def _as_it_was(entry: Claimed) -> Moved:
-    return Moved(
+def _as_it_was(entry: ClaimedEntry) -> QueueUpdate:
+    return QueueUpdate(
         state="retry",
         delay=None,
         attempts=entry.attempts,
@@ -133,14 +133,14 @@ def _as_it_was(entry: Claimed) -> Moved:
     )
 
 
-def _state_before(entry: Claimed) -> str:
+def _state_before(entry: ClaimedEntry) -> str:
     """What the entry was before it was claimed, as far as it matters."""
     known = known_of(entry.outcome)
     is_resolved = known is not None and known.attempts is None and known.state != "cancelled"  # by a person's word
     has_callback_due = known is not None and known.state == "uncertain"
     if entry.maybe_sent and (is_resolved or has_callback_due):
         return "uncertain"
-    looks = looks_of(entry.outcome)
+    looks = lookup_of(entry.outcome)
     if looks is not None:
         return "uncertain" if looks.made else "retry"
     return "pending" if entry.deliveries == 1 else "retry"

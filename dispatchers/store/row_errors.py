@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, StatementError
 
-from dispatchers.transitions import Claimed, HandBack, Keep, Park, Settle, Transition
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, RetryCallback, Settle, Transition
 from outbox.sql.dialect import sqlstate
 
 MOMENTARY = ("55P03", "57014")
@@ -41,18 +41,18 @@ def code_of(error: BaseException) -> str:
     return " ".join(filter(None, (type(original).__name__, sqlstate(original))))
 
 
-def substitutes(entry: Claimed, change: Transition, code: str) -> Iterator[Transition]:
+def substitutes(entry: ClaimedEntry, change: Transition, code: str) -> Iterator[Transition]:
     """What may be stored in place of `change`, the best first: the same without what anybody else has said, then doubt."""
     told = f"the database refuses to store what was said of it ({code})"
     if isinstance(change, Settle):
         result = None if change.result is None else {"unstorable": code}
         yield change._replace(result=result, reason=None if change.reason is None else told)
-    elif isinstance(change, Keep):
+    elif isinstance(change, RetryCallback):
         for end in substitutes(entry, change.end, code):
-            if isinstance(end, Settle | Park):
+            if isinstance(end, Settle | MarkUncertain):
                 yield replace(change, end=end, reason=told)
     else:
         yield replace(change, reason=told)
-    if not isinstance(change, HandBack):
+    if not isinstance(change, Release):
         attempts = getattr(change, "attempts", entry.attempts + 1)
-        yield Park(told, attempts, True, entry.in_doubt_since or entry.leased_at)
+        yield MarkUncertain(told, attempts, True, entry.in_doubt_since or entry.leased_at)

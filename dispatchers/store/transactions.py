@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, text
 
 from dispatchers.store.guards import guard, guards_for
-from dispatchers.store.watchdog import Patience, Silence, watch_pool
+from dispatchers.store.watchdog import Silence, Timeouts, watch_pool
 from dispatchers.threads import Threads, on_own_thread
 from outbox.sql.connections import require_utf8
 from outbox.sql.dialect import is_in_autocommit
@@ -16,7 +16,7 @@ from outbox.sql.dialect import is_in_autocommit
 Result = TypeVar("Result")
 
 STORE_THREADS = 2  # exchanges at once
-UPKEEP = "upkeep"
+MAINTENANCE = "maintenance"
 
 
 class Transactions:
@@ -30,9 +30,9 @@ class Transactions:
         self._engine = engine
         self._async_engine = async_engine
         self._threads = Threads(STORE_THREADS, "outbox-store")
-        self._upkeep_thread = Threads(1, "outbox-upkeep")
+        self._upkeep_thread = Threads(1, "outbox-maintenance")
         self._is_watched = engine.dialect.name == "postgresql"  # a file answers, or is locked, and SQLite says so
-        self._patience = Patience(lease)
+        self._patience = Timeouts(lease)
         if self._is_watched:
             watch_pool(engine)
         # Asked once, at the first use: setting the level each time would fail where a listener left a transaction open.
@@ -52,7 +52,7 @@ class Transactions:
 
     async def run_unguarded(self, work: Callable[[Connection], Result], what: str = "") -> Result:
         """The same for work whose first statement brings the guards along."""
-        threads = self._upkeep_thread if what == UPKEEP else self._threads
+        threads = self._upkeep_thread if what == MAINTENANCE else self._threads
         silence = Silence(self._engine, self._patience, what or getattr(work, "__name__", "a query"), threads.start)
         working: asyncio.Future[Any]
         if self._async_engine is not None:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, select, update
 
-from dispatchers.transitions import KEY_CONFLICT, Looks, known_of, looks_of, outcome_on_record
+from dispatchers.transitions import KEY_CONFLICT, LookupState, known_of, lookup_of, outcome_on_record
 from outbox.sql.dialect import clock, read_by_index
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
@@ -20,7 +20,7 @@ Wanted = Callable[[str, str | None], bool]
 
 
 def seek(
-    connection: Connection, tables: Tables, wanted: Wanted, quiescence: timedelta, after: UUID | None
+    connection: Connection, tables: Tables, wanted: Wanted, fencing_delay: timedelta, after: UUID | None
 ) -> UUID | None:
     """Have a page of them looked for, as soon as no sender can be at work any more; returns where the next page begins.
 
@@ -51,11 +51,11 @@ def seek(
     for row in rows:
         record = json.loads(row.outcome) if row.outcome else {}
         why = record.get("reason", "uncertain")
-        is_left_alone = looks_of(row.outcome) or known_of(row.outcome) or why.startswith(KEY_CONFLICT)
+        is_left_alone = lookup_of(row.outcome) or known_of(row.outcome) or why.startswith(KEY_CONFLICT)
         if not is_left_alone and wanted(row.operation, row.sent_as):
-            looks = Looks(why, 1, now + quiescence, row.deliveries, record.get("stored", False))
+            looks = LookupState(why, 1, now + fencing_delay, row.deliveries, record.get("stored", False))
             unchanged = (queue.c.state == "uncertain") & (queue.c.due_at == NEVER) & (queue.c.outcome == row.outcome)
-            values = {"outcome": outcome_on_record(why, looks=looks), "due_at": now + quiescence}
+            values = {"outcome": outcome_on_record(why, looks=looks), "due_at": now + fencing_delay}
             connection.execute(update(queue).where(queue.c.id == row.id, unchanged).values(values))
     return rows[-1].id if len(rows) == ROWS_MAX else end
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import Connection, and_, case, delete, func, insert, or_, select, update
 
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.transitions import Claimed
+from dispatchers.transitions import ClaimedEntry
 from outbox.sql.dialect import clock
 from outbox.sql.ordering import Place, advance_unlocked
 from outbox.sql.schema import Tables
@@ -21,10 +21,10 @@ class Removed(NamedTuple):
     """
 
     ended: dict[UUID, str]
-    locked: list[Claimed]
+    locked: list[ClaimedEntry]
 
 
-def remove_ended(connection: Connection, tables: Tables, claimed: Sequence[Claimed]) -> Removed:
+def remove_ended(connection: Connection, tables: Tables, claimed: Sequence[ClaimedEntry]) -> Removed:
     """Take those of our claims out of the queue that have a settlement: what it says stands, nothing is sent again."""
     queue, settlement = tables.queue, tables.settlement
     found = select(queue.c.id, settlement.c.state).join(settlement, settlement.c.id == queue.c.id)
@@ -57,7 +57,7 @@ def candidates(
     found = (
         select(queue.c.id)
         .where(
-            queue.c.destination.in_([want.destination for want in request.wants]),
+            queue.c.destination.in_([quota.destination for quota in request.quotas]),
             queue.c.due_at <= now,
             or_(queue.c.lease_until.is_(None), queue.c.lease_until < now),
         )
@@ -83,7 +83,7 @@ def set_aside(connection: Connection, tables: Tables, id: UUID, reason: str) -> 
     return bool(connection.execute(update(queue).where(queue.c.id == id, is_free).values(values)).rowcount)
 
 
-def set_aside_claimed(connection: Connection, tables: Tables, entry: Claimed, reason: str) -> bool:
+def set_aside_claimed(connection: Connection, tables: Tables, entry: ClaimedEntry, reason: str) -> bool:
     """Hold an entry back whose outcome cannot be stored, if its lease is still ours: it is uncertain."""
     queue = tables.queue
     values = _held(reason) | {

@@ -26,7 +26,7 @@ class DatabaseSilent(TimeoutError):
     """The database did not answer, nor did the work end when its connection was dropped."""
 
 
-class Patience:
+class Timeouts:
     """When silence is reported, when the connection is dropped, and when nobody waits any longer; all within half a lease."""
 
     def __init__(self, lease: timedelta) -> None:
@@ -42,7 +42,7 @@ class Silence:
     what: what is done, for the log. given_up: called when nobody waits for the work any longer.
     """
 
-    def __init__(self, engine: Engine, patience: Patience, what: str, given_up: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, patience: Timeouts, what: str, given_up: Callable[[], None]) -> None:
         self.connection: Any = None
         self._engine = engine
         self._patience = patience

@@ -14,7 +14,7 @@ from dispatchers.pipeline.sender import ABANDON_SECONDS
 from dispatchers.testing import hostile_http
 from dispatchers.testing.attempts import close, in_a_loop, sent
 from dispatchers.testing.conformance import TAGS, UNHURRIED, AdapterSuite, Expected, Scene
-from dispatchers.testing.conformance_lookups import LookSuite
+from dispatchers.testing.conformance_lookups import LookupSuite
 from dispatchers.testing.hostile_http import HostileHttp
 
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -107,8 +107,8 @@ class HttpSuite(AdapterSuite):
             await close(adapter)
 
 
-class HttpLookSuite(LookSuite):
-    """`LookSuite` whose far side is a `HostileHttp`. None of what it does proves absence."""
+class HttpLookupSuite(LookupSuite):
+    """`LookupSuite` whose far side is a `HostileHttp`. None of what it does proves absence."""
 
     def far_side(self) -> AbstractContextManager[HostileHttp]:
         return hostile_http.hostile_http()

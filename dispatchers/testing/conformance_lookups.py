@@ -1,4 +1,4 @@
-"""The suite for an adapter's `find`: inherit from `LookSuite` in a test module, beside the one for its `send`.
+"""The suite for an adapter's `find`: inherit from `LookupSuite` in a test module, beside the one for its `send`.
 
     class TestCrmLooks(HttpLookSuite):              # or LookSuite, with a far side of your own
         operation = "crm.contacts.upsert"
@@ -33,7 +33,7 @@ from dispatchers.testing.verdicts import leaks
 FINDINGS = (Found, Absent, CannotTell)
 
 
-class LookSuite:
+class LookupSuite:
     """What every `find` must do, as tests. The author of one gives:
 
     operation, payload, options: of an entry that is looked for, whose id is `conformance.ENTRY`.

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import BigInteger, Connection, Interval, Table, and_, literal, or_, select, type_coerce, update
 
 from dispatchers.dispatcher import Dispatcher
-from dispatchers.store.database import Claims
-from dispatchers.transitions import looks_of
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import lookup_of
 from outbox.errors import ConfigurationError
 from outbox.sql.dialect import clock
 from outbox.sql.schema import Tables
@@ -45,7 +45,7 @@ async def drain(dispatcher: Dispatcher, *, ahead: bool = False) -> int:
 
 async def _bring_forward(dispatcher: Dispatcher) -> int:
     """Let the time pass until something may be claimed; returns how many entries wait for their time only."""
-    if not isinstance(dispatcher.store, Claims):
+    if not isinstance(dispatcher.store, DatabaseStore):
         raise ConfigurationError(
             "drain(ahead=True) changes due times in the database: the dispatcher's store must be Claims"
         )
@@ -72,7 +72,7 @@ def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime 
         .where(or_(destination.paused.is_(None), ~destination.paused))
     )
     for state, outcome, *moments in connection.execute(found):
-        if state != "uncertain" or looks_of(outcome) is None:  # else it is only looked for again
+        if state != "uncertain" or lookup_of(outcome) is None:  # else it is only looked for again
             yield tuple(moments)
 
 
@@ -82,7 +82,7 @@ def _set_back(connection: Connection, tables: Tables, span: timedelta) -> None:
     _shift(connection, queue, span, "lease_until", "leased_at", "first_leased_at", "in_doubt_since", "waiting_since")
     _shift(connection, destination, span, "cool_until", "breaker_until", "rate_at")
     for id, outcome in connection.execute(select(queue.c.id, queue.c.outcome)).all():
-        if (looks := looks_of(outcome)) is not None:
+        if (looks := lookup_of(outcome)) is not None:
             record = json.loads(outcome)
             record["looks"]["quiet_at"] = (looks.quiet_at - span).isoformat()
             connection.execute(update(queue).where(queue.c.id == id).values(outcome=json.dumps(record)))

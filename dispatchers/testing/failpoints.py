@@ -19,7 +19,7 @@ import outbox.session
 from dispatchers.admin import decisions
 from dispatchers.maintenance import jobs as maintenance_jobs
 from dispatchers.pipeline import sender
-from dispatchers.pipeline.triage import Intake
+from dispatchers.pipeline.triage import Triage
 from dispatchers.store import callback_transactions, claims_postgresql, claims_sqlite
 from dispatchers.store import database as store_database
 from outbox.errors import InvalidValue
@@ -43,26 +43,28 @@ POINTS: Mapping[str, Seam] = {
     # claim, send, settle
     "claim.before_commit": Seam(_STORES, "claim", "after", lambda arguments, claimed: bool(claimed)),
     "claim.after_commit": Seam(
-        (store_database.Claims,), "exchange", "after", lambda arguments, exchange: bool(exchange.claimed)
+        (store_database.DatabaseStore,), "exchange", "after", lambda arguments, exchange: bool(exchange.claimed)
     ),
-    "send.before": Seam((sender.Sends,), "_outcome", "before"),
-    "send.after": Seam((sender.Sends,), "_outcome", "after"),
-    "settle.before": Seam((store_database.Claims,), "exchange", "before", lambda arguments, _: bool(arguments[1])),
+    "send.before": Seam((sender.Sender,), "_outcome", "before"),
+    "send.after": Seam((sender.Sender,), "_outcome", "after"),
+    "settle.before": Seam(
+        (store_database.DatabaseStore,), "exchange", "before", lambda arguments, _: bool(arguments[1])
+    ),
     "settle.before_commit": Seam(_STORES, "settle", "after", lambda arguments, settled: bool(settled)),
     "settle.after_commit": Seam(
-        (store_database.Claims,), "exchange", "after", lambda arguments, exchange: bool(exchange.settled)
+        (store_database.DatabaseStore,), "exchange", "after", lambda arguments, exchange: bool(exchange.settled)
     ),
     # a callback, in the transaction that settles its entry
     "callback.before": Seam((callback_transactions,), "call_at_once", "before"),
     "callback.before_commit": Seam((callback_transactions,), "call_at_once", "after"),
     "callback.after_commit": Seam(
-        (store_database.Claims,), "settle_with", "after", lambda arguments, settled: bool(settled)
+        (store_database.DatabaseStore,), "settle_with", "after", lambda arguments, settled: bool(settled)
     ),
     # a person's decision, and the dispatcher that carries it out
     "decision.before_commit": Seam((decisions,), "_record", "after"),
-    "decision.before_it_is_carried_out": Seam((Intake,), "_conclude", "before"),
+    "decision.before_it_is_carried_out": Seam((Triage,), "_conclude", "before"),
     # retention
-    "upkeep.before_commit": Seam((maintenance_jobs,), "_work", "after"),
+    "maintenance.before_commit": Seam((maintenance_jobs,), "_work", "after"),
 }
 """Every point, by name."""
 

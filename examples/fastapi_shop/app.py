@@ -38,11 +38,11 @@ def customer_of(credentials: Annotated[HTTPAuthorizationCredentials, Depends(HTT
 Customer = Annotated[str, Depends(customer_of)]
 
 
-Claimed = Annotated[ClaimedRequest[Session], Depends(claimed(sessionmaker(engine), scope=customer_of))]
+ClaimedEntry = Annotated[ClaimedRequest[Session], Depends(claimed(sessionmaker(engine), scope=customer_of))]
 
 
 @app.post("/orders", status_code=201)
-def place_order(cart: Cart, customer: Customer, request: Claimed, response: Response) -> dict[str, str]:
+def place_order(cart: Cart, customer: Customer, request: ClaimedEntry, response: Response) -> dict[str, str]:
     order = Order(
         number=str(uuid.uuid4()),
         customer=customer,

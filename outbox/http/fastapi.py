@@ -23,7 +23,7 @@ from outbox.http.header import EXAMPLE, HEADER
 from outbox.http.policy import BODY_BYTES_MAX, Policy, require_scope, require_sessions
 from outbox.http.specification import specify
 from outbox.http.specification_openapi import with_refusals
-from outbox.http.starlette import ClaimedRequest, Claims, IdempotencyMiddleware, as_response
+from outbox.http.starlette import ClaimedRequest, DatabaseStore, IdempotencyMiddleware, as_response
 
 __all__ = ["ClaimedRequest", "IdempotencyMiddleware", "as_response", "claimed", "document_refusals"]
 
@@ -46,7 +46,7 @@ def claimed(
     """
     require_scope(scope, "scope=current_customer, a dependency that authenticates")
     require_sessions(sessions)
-    claims = Claims(sessions, content, policy or Policy())
+    claims = DatabaseStore(sessions, content, policy or Policy())
 
     async def keyed(request: Request, caller: Annotated[str, Depends(scope)]) -> str:
         # It refuses a missing key, as a problem document, before FastAPI comes to the claim's own parameters: a 422.

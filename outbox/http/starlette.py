@@ -84,7 +84,7 @@ class Idempotency(Generic[SessionT]):
     ) -> None:
         require_scope(scope, "scope=lambda request: request.user.username")
         require_sessions(sessions)
-        self._claims = Claims(sessions, content, policy or Policy())
+        self._claims = DatabaseStore(sessions, content, policy or Policy())
         self._scope = scope
 
     @asynccontextmanager
@@ -103,7 +103,7 @@ class Idempotency(Generic[SessionT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Claims(Generic[SessionT]):
+class DatabaseStore(Generic[SessionT]):
     """Claims the key of a request whose caller is known: what `Idempotency` and the dependency of FastAPI share."""
 
     sessions: Callable[[], SessionT]

@@ -27,7 +27,7 @@ APP = {
 }
 
 # FOR UPDATE, by which upkeeps at once keep out of each other's way, asks for the right to update a column, if only one.
-UPKEEP = {
+MAINTENANCE = {
     "entry": "SELECT, UPDATE (id), DELETE",
     "queue": "SELECT",
     "settlement": "SELECT, UPDATE (id), DELETE",
@@ -37,7 +37,7 @@ UPKEEP = {
     "tombstone": "SELECT, INSERT, UPDATE, DELETE",
 }
 
-# What it enqueues in callbacks is written as the app writes it, and its timetable does what upkeep does.
+# What it enqueues in callbacks is written as the app writes it, and its timetable does what maintenance does.
 DISPATCHER = {
     "queue": "SELECT, INSERT, UPDATE, DELETE",
     "entry": "SELECT, INSERT, UPDATE (id), DELETE",
@@ -72,7 +72,7 @@ def roles(
     prefix: str = "outbox_",
     app: str = "outbox_app",
     dispatcher: str = "outbox_dispatcher",
-    upkeep: str = "outbox_upkeep",
+    maintenance: str = "outbox_maintenance",
     dashboard: str = "outbox_dashboard",
 ) -> str:
     """The SQL that gives each role its rights on PostgreSQL, for someone to read and run; running it again changes nothing.
@@ -85,7 +85,7 @@ def roles(
     defined = define_tables(MetaData(), prefix=prefix).metadata.tables.values()
     names = [table.name for table in defined]
     reading = {table.name.removeprefix(prefix): _reading(table, prefix) for table in defined}
-    everyone = list(dict.fromkeys((app, dispatcher, upkeep, dashboard)))
+    everyone = list(dict.fromkeys((app, dispatcher, maintenance, dashboard)))
     tables = ", ".join(quoted(name, schema) for name in names)
     listed = ", ".join(map(quoted, everyone))
     position, event_id = (quoted(f"{prefix}{name}", schema) for name in ("position", "event_id_seq"))
@@ -100,7 +100,7 @@ def roles(
         f"REVOKE ALL ON FUNCTION {cancel} FROM PUBLIC, {listed}",
         *_grants(APP, app, schema, prefix),
         *_grants(DISPATCHER, dispatcher, schema, prefix),
-        *_grants(UPKEEP, upkeep, schema, prefix),
+        *_grants(MAINTENANCE, maintenance, schema, prefix),
         *_grants(reading, dashboard, schema, prefix),
         f"GRANT USAGE ON SEQUENCE {position} TO {senders}",
         f"GRANT USAGE ON SEQUENCE {event_id} TO {quoted(dispatcher)}",
@@ -110,11 +110,11 @@ def roles(
             schema,
             prefix,
             listed,
-            readers=", ".join(map(quoted, dict.fromkeys((app, dispatcher, upkeep)))),
-            keepers=f"{quoted(dispatcher)}, {quoted(upkeep)}",
+            readers=", ".join(map(quoted, dict.fromkeys((app, dispatcher, maintenance)))),
+            keepers=f"{quoted(dispatcher)}, {quoted(maintenance)}",
         ),
         *_guard_queue(schema, prefix),
-        *_guard_records(schema, prefix, app=app, keepers=(dispatcher, upkeep)),
+        *_guard_records(schema, prefix, app=app, keepers=(dispatcher, maintenance)),
         "COMMIT",
     ]
     return "".join(f"{statement};\n" for statement in statements)
@@ -217,7 +217,7 @@ def _guard_records(schema: str | None, prefix: str, *, app: str, keepers: Sequen
     """The app changes the record of an open request only, and deletes one that has expired and left no entry.
 
     Everyone else is as free as their rights let them be: they keep to the first policy alone. So is who may also act as a
-    dispatcher or as upkeep.
+    dispatcher or as maintenance.
     """
     record, entry = quoted(f"{prefix}record", schema), quoted(f"{prefix}entry", schema)
     is_keeper = " OR ".join(f"pg_has_role(current_user, {_literal(role)}, 'USAGE')" for role in dict.fromkeys(keepers))

@@ -34,7 +34,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ColumnElement
 
 from outbox.configuration import Configuration
-from outbox.entry_rows import Companion
+from outbox.entry_rows import PiggybackedInsert
 from outbox.errors import ClaimError, KeyExpired, KeyInFlight, RequestMismatch
 from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.keys import ParentKey
@@ -169,11 +169,11 @@ def insert_record(connection: Connection, key: RecordKey, response: Response, co
     require_written(key, execute(connection, statement, _values(key, response, completion)).rowcount)
 
 
-def record_companion(connection: Connection, key: RecordKey, response: Response) -> Companion | None:
+def record_companion(connection: Connection, key: RecordKey, response: Response) -> PiggybackedInsert | None:
     """The same, to go with the request's entries in one statement; None where the database has none for both."""
     if connection.dialect.name != "postgresql":
         return None
-    return Companion(key.configuration, _insertion_sql(key.configuration.tables), _values(key, response, None))
+    return PiggybackedInsert(key.configuration, _insertion_sql(key.configuration.tables), _values(key, response, None))
 
 
 def require_written(key: RecordKey, rows: int) -> None:
@@ -359,7 +359,7 @@ def _free_expired(connection: Connection, key: RecordKey) -> None:
     caused = exists().where(entry.c.parent_id == key.id) | exists().where(elsewhere)
     if connection.execute(delete(record).where(record.c.id == key.id, ~caused)).rowcount:
         return
-    found = _look(connection, key)  # upkeep may have deleted it just now
+    found = _look(connection, key)  # maintenance may have deleted it just now
     if found.status is not None or found.buried:
         raise key_expired(key)
 

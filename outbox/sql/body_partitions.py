@@ -16,7 +16,7 @@ from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables
 
 DAYS_AHEAD = 7
-"""How many days have their partition in advance: what a long weekend without any dispatcher or upkeep does not use up."""
+"""How many days have their partition in advance: what a long weekend without any dispatcher or maintenance does not use up."""
 
 ONE_DAY = timedelta(days=1)
 
@@ -68,7 +68,7 @@ class Layout:
         missing = self.today if not self.has_today else self.today + ONE_DAY
         return (
             f"the partition of {missing} for responses' bodies is missing: they stay in the records that day, and no request"
-            " fails. A running dispatcher and `outbox upkeep` make partitions ahead: see why neither does"
+            " fails. A running dispatcher and `outbox maintenance` make partitions ahead: see why neither does"
         )
 
 

@@ -57,7 +57,7 @@ def holding(meta: str) -> str:
     standby was promoted or a backup was recovered. CASE, since a server that marked no timeline may refuse the question.
     """
     return (
-        f"EXISTS (SELECT FROM {meta} AS m WHERE m.held_reason IS NOT NULL OR CASE WHEN m.timeline IS NOT NULL"
+        f"EXISTS (SELECT FROM {meta} AS m WHERE m.suspended_reason IS NOT NULL OR CASE WHEN m.timeline IS NOT NULL"
         " THEN m.timeline <> substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END)"
     )
 

@@ -306,7 +306,7 @@ def _destination(prefix: str) -> list[Any]:
         Column("decided_by", String(255)),
         Column("decided_at", Instant),
         Column("slots_max", Integer),
-        Column("slots_taken", Text),  # by which claims: `dispatchers.flow_control.permits`
+        Column("permits_taken", Text),  # by which claims: `dispatchers.flow_control.permits`
         CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
     ]
 
@@ -350,7 +350,7 @@ def _meta(prefix: str) -> list[Any]:
         Column("system_identifier", String(32)),
         Column("timeline", String(8)),
         Column("lsn", String(32)),
-        Column("held_reason", Text),
+        Column("suspended_reason", Text),
         Column("checked_at", Instant),
         Column("number", BigInteger),
         Column("place", String(64)),

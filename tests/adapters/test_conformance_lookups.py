@@ -12,8 +12,8 @@ from support.faulty_adapters import TLS, TOKEN, scene_of
 from dispatchers import Absent, Adapter, CannotTell, Delivered, Delivery, Found, Outcome
 from dispatchers.adapters import StripeAdapter
 from dispatchers.testing.conformance import ENTRY, Scene
-from dispatchers.testing.conformance_http import HttpLookSuite
-from dispatchers.testing.conformance_lookups import LookSuite
+from dispatchers.testing.conformance_http import HttpLookupSuite
+from dispatchers.testing.conformance_lookups import LookupSuite
 from dispatchers.testing.hostile_http import answer
 
 SECRET = "sk_test_4eC39HqLyjWDarjtT1zdp7dc"
@@ -27,7 +27,7 @@ def page(*objects: Any, **fields: Any) -> Any:
     return answer(json={"object": "list", "data": objects, "has_more": False} | fields, headers=DATE)
 
 
-class TestStripeLooks(HttpLookSuite):
+class TestStripeLooks(HttpLookupSuite):
     operation = "stripe.payment_intents.create"
     payload = {"amount": 2000, "currency": "eur"}  # noqa: RUF012
     secrets = (SECRET,)
@@ -128,7 +128,7 @@ class Deaf(Looking):
                 continue
 
 
-class LookingSuite(HttpLookSuite):
+class LookingSuite(HttpLookupSuite):
     operation = "crm.contacts.upsert"
     payload = {"email": "ada@example.com"}  # noqa: RUF012
     secrets = (TOKEN,)
@@ -190,7 +190,7 @@ def test_an_adapter_without_a_find_is_told_so() -> None:
 
 @pytest.mark.parametrize("hook", ["adapter(self, far_side, timeout)", "far_side(self)"])
 def test_a_hook_that_is_missing_is_named(hook: str) -> None:
-    suite = type("TestPlanted", (LookSuite,), {})()
+    suite = type("TestPlanted", (LookupSuite,), {})()
 
     with pytest.raises(NotImplementedError) as failure:
         getattr(suite, hook.partition("(")[0])(*[None] * hook.count(","))
@@ -199,7 +199,7 @@ def test_a_hook_that_is_missing_is_named(hook: str) -> None:
 
 
 def test_what_is_left_out_is_said() -> None:
-    suite = type("TestPlanted", (LookSuite,), {"operation": "a.b"})()
+    suite = type("TestPlanted", (LookupSuite,), {"operation": "a.b"})()
 
     with pytest.raises(pytest.fail.Exception, match="TestPlanted needs payload, scenes, secrets: see LookSuite"):
         suite.pytest_generate_tests(json)  # type: ignore[arg-type]

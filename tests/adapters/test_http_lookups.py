@@ -13,7 +13,7 @@ from test_http_adapter import ENTRY, adapter, delivery
 from dispatchers import Absent, Adapter, CannotTell, Found
 from dispatchers.adapters import HttpAdapter
 from dispatchers.testing.conformance import Scene
-from dispatchers.testing.conformance_http import HttpLookSuite
+from dispatchers.testing.conformance_http import HttpLookupSuite
 from dispatchers.testing.hostile_http import answer
 
 TOKEN = "Bearer crm_token_1"
@@ -40,7 +40,7 @@ def look(find: Any, far: Any = lambda request: httpx.Response(200, json={"made":
     return asyncio.run(looking.find(delivery()))
 
 
-class TestHttpLooks(HttpLookSuite):
+class TestHttpLooks(HttpLookupSuite):
     operation = "crm.contacts.create"
     payload = {"url": "/contacts"}  # noqa: RUF012
     secrets = (TOKEN,)

@@ -342,7 +342,7 @@ def test_an_adapter_that_inherits_everything_and_forgets_send_is_refused() -> No
         {"age_max": 86_400.0},
         {"attempts_max": None},
         {"at_least_once": "no"},
-        {"halts_lane": 0},
+        {"failure_blocks_group": 0},
     ],
     ids=lambda declared: next(iter(declared)),
 )

@@ -161,7 +161,7 @@ def test_what_is_handed_in_carries_everything_and_is_not_closed() -> None:
 
 
 def test_the_trust_that_is_given_is_the_one_that_is_used() -> None:
-    class Watched(ssl.SSLContext):
+    class IdentityCheck(ssl.SSLContext):
         used = False
 
         def wrap_bio(self, *args: Any, **settings: Any) -> ssl.SSLObject:
@@ -175,7 +175,7 @@ def test_the_trust_that_is_given_is_the_one_that_is_used() -> None:
         with pytest.raises(httpx.ConnectError):
             await transport.send(httpx.Request("POST", url.replace("http", "https", 1)))
 
-    watched = Watched(ssl.PROTOCOL_TLS_CLIENT)
+    watched = IdentityCheck(ssl.PROTOCOL_TLS_CLIENT)
     over(in_clear, over_tls, tls=watched)
 
     assert watched.used

@@ -65,14 +65,14 @@ def test_destinations_for_people_is_a_table_with_the_reasons(database: Database,
 def test_destinations_tells_how_many_of_the_shared_slots_are_taken(database: Database) -> None:
     now = datetime.now(UTC)
     taken = as_record([Taken(uuid4(), 2, now + HOUR), Taken(uuid4(), 1, now + HOUR), Taken(uuid4(), 5, now - HOUR)])
-    weigh(database, "crm", slots_max=30, slots_taken=taken)
+    weigh(database, "crm", slots_max=30, permits_taken=taken)
     weigh(database, "mail")
 
     crm, mail = document("destinations", database=database)["destinations"]
     lines = succeeded("destinations", database=database).splitlines()
 
-    assert (crm["slots_max"], crm["slots_taken"]) == (30, 3)
-    assert (mail["slots_max"], mail["slots_taken"]) == (None, 0)
+    assert (crm["slots_max"], crm["permits_taken"]) == (30, 3)
+    assert (mail["slots_max"], mail["permits_taken"]) == (None, 0)
     assert lines[1].endswith("3 of 30 sends at once")
 
 

@@ -74,7 +74,7 @@ def test_what_the_policy_does_not_know_comes_from_the_apps_functions_and_its_dis
     assert "as authenticated: the customer of the access token. Equal" in text
     assert "\n- the customer of the access token\n" in text
     assert "has 4 KiB at most" in text
-    assert "until 67 days after the last of them ended" in text  # its keep, and a week in which upkeep may lag
+    assert "until 67 days after the last of them ended" in text  # its keep, and a week in which maintenance may lag
 
 
 def test_the_fragment_of_openapi_is_a_valid_document_with_the_routes() -> None:

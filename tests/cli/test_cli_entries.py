@@ -48,7 +48,7 @@ def test_status_counts_what_waits_for_each_destination(database: Database, ob: o
     crm, mail = told["destinations"]
     assert (crm["name"], crm["states"], crm["held"]) == ("crm", {"pending": 3}, 0)
     assert (mail["name"], mail["states"], mail["held"]) == ("mail", {"pending": 1, "uncertain": 1}, 1)
-    assert (told["uncertain"], told["held"], told["held_reason"], told["halted"]) == (1, 1, None, [])
+    assert (told["uncertain"], told["held"], told["suspended_reason"], told["halted"]) == (1, 1, None, [])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", told["at"])
 
 
@@ -164,7 +164,7 @@ def test_status_tells_of_a_destination_that_is_held_back_and_why(database: Datab
     cooling = {"paused": False, "paused_reason": None, "breaker": "half_open", "cool_until": clock_plus(HOUR)}
     set_row(database, TABLES.destination, name="crm", **control, **paused)
     set_row(database, TABLES.destination, name="mail", **control, **cooling)
-    set_row(database, TABLES.meta, id=1, held_reason="this is a copy of the database")
+    set_row(database, TABLES.meta, id=1, suspended_reason="this is a copy of the database")
 
     told = succeeded("status", database=database)
 

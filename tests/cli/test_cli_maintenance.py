@@ -1,4 +1,4 @@
-"""The command `outbox upkeep`: what it deletes and prints, its progress, and what it refuses."""
+"""The command `outbox maintenance`: what it deletes and prints, its progress, and what it refuses."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from support.retention import A_MOMENT, KEEP, elapse, kept, request, settle_all
 
 import outbox
 from dispatchers.cli import main
-from dispatchers.cli.maintenance import upkeep as command
+from dispatchers.cli.maintenance import maintenance as command
 
 
 def invoke(database: Database, *arguments: str, window: str = "24h") -> Result:
     url = database.url.render_as_string(hide_password=False)
-    return CliRunner().invoke(main, ["upkeep", "--database", url, "--window", window, *arguments])
+    return CliRunner().invoke(main, ["maintenance", "--database", url, "--window", window, *arguments])
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_without_a_terminal_its_progress_is_lines_on_stderr(aged: Database) -> N
 def test_on_a_terminal_its_progress_is_a_bar_for_each_step(aged: Database) -> None:
     controller, terminal = pty.openpty()
     url = aged.url.render_as_string(hide_password=False)
-    words = [sys.executable, "-m", "dispatchers", "upkeep", "--database", url, "--window", "24h"]
+    words = [sys.executable, "-m", "dispatchers", "maintenance", "--database", url, "--window", "24h"]
     environment = os.environ | {"COLUMNS": "80", "TERM": "xterm"}
 
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=terminal, env=environment, check=True, timeout=60)
@@ -110,7 +110,7 @@ def test_its_default_is_the_dispatchers() -> None:
     (keep,) = [parameter for parameter in command.params if parameter.name == "keep"]
 
     assert keep.type.convert("35d", None, None) == KEEP
-    assert "35d" in CliRunner().invoke(main, ["upkeep", "--help"]).stdout
+    assert "35d" in CliRunner().invoke(main, ["maintenance", "--help"]).stdout
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_settings_that_cannot_be_are_refused(aged: Database, arguments: list[str
 def test_the_window_is_not_guessed(sqlite: Database) -> None:
     url = sqlite.url.render_as_string(hide_password=False)
 
-    result = CliRunner().invoke(main, ["upkeep", "--database", url])
+    result = CliRunner().invoke(main, ["maintenance", "--database", url])
 
     assert result.exit_code == 2
     assert "Missing option '--window'" in result.stderr

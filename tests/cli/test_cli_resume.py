@@ -14,8 +14,8 @@ from support.entries import change, claim_one, put, put_one, queue_row, reasons,
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import resume as admin_resume
-from dispatchers.database_identity import Mark
-from dispatchers.store.database import Claims
+from dispatchers.database_identity import DatabaseIdentity
+from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.times import NEVER
 
@@ -24,10 +24,10 @@ GIVEN = ("resume", "--after-restore", "--reason", "the disk was lost", "--actor"
 
 
 @pytest.fixture
-def marked(database: Database, ob: outbox.Outbox) -> Mark:
+def marked(database: Database, ob: outbox.Outbox) -> DatabaseIdentity:
     """The mark of a database that holds."""
-    mark = asyncio.run(Claims(database.engine, ob.configuration).watch("test", None)).mark
-    database.execute(sa.update(META).values(held_reason="restored"))
+    mark = asyncio.run(DatabaseStore(database.engine, ob.configuration).watch("test", None)).mark
+    database.execute(sa.update(META).values(suspended_reason="restored"))
     assert mark is not None
     return mark
 
@@ -37,7 +37,7 @@ def resume(database: Database, *options: str) -> Any:
 
 
 def test_everything_unsettled_counts_as_maybe_sent_since_the_mark(
-    database: Database, ob: outbox.Outbox, marked: Mark
+    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
 ) -> None:
     ids = put(database, ob, count=3)
 
@@ -52,7 +52,7 @@ def test_everything_unsettled_counts_as_maybe_sent_since_the_mark(
 
 
 def test_the_dispatchers_go_on_and_who_said_so_is_on_record(
-    database: Database, ob: outbox.Outbox, marked: Mark
+    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
 ) -> None:
     id = put_one(database, ob)
 
@@ -61,14 +61,14 @@ def test_the_dispatchers_go_on_and_who_said_so_is_on_record(
     run_once(database, ob, adapters={"crm": MemoryAdapter()})
 
     row = database.rows(META)[0]
-    assert (row.held_reason, row.resumed_by, row.resumed_reason) == (None, "ada", "the disk was lost")
+    assert (row.suspended_reason, row.resumed_by, row.resumed_reason) == (None, "ada", "the disk was lost")
     assert row.checked_at == row.resumed_at > marked.checked_at
     assert re.search(r"resumed \d+s ago by ada: the disk was lost", told)
     assert state(database, id) == "delivered"
 
 
 def test_a_doubt_that_began_earlier_stays_and_one_that_began_later_begins_at_the_mark(
-    database: Database, ob: outbox.Outbox, marked: Mark
+    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
 ) -> None:
     earlier, later = put(database, ob, count=2)
     hour = timedelta(hours=1)
@@ -82,13 +82,13 @@ def test_a_doubt_that_began_earlier_stays_and_one_that_began_later_begins_at_the
 
 
 def test_a_sender_that_is_still_at_work_cannot_say_any_more_that_it_failed(
-    database: Database, ob: outbox.Outbox, marked: Mark
+    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
 ) -> None:
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     id = put_one(database, ob)
-    database.execute(sa.update(META).values(held_reason=None))
+    database.execute(sa.update(META).values(suspended_reason=None))
     claimed = claim_one(store)
-    database.execute(sa.update(META).values(held_reason="restored"))
+    database.execute(sa.update(META).values(suspended_reason="restored"))
 
     resume(database)
 
@@ -100,7 +100,7 @@ def test_a_sender_that_is_still_at_work_cannot_say_any_more_that_it_failed(
 
 
 def test_what_was_under_a_lease_before_the_mark_is_in_doubt_since_then(
-    database: Database, ob: outbox.Outbox, marked: Mark
+    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
 ) -> None:
     id = put_one(database, ob)
     leased_at = marked.checked_at - timedelta(seconds=30)
@@ -113,7 +113,7 @@ def test_what_was_under_a_lease_before_the_mark_is_in_doubt_since_then(
 
 
 def test_an_uncertain_entry_and_one_that_is_to_be_sent_again_stay_what_they_are(
-    database: Database, ob: outbox.Outbox, marked: Mark
+    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
 ) -> None:
     uncertain, again, held = put_uncertain(database, ob), put_one(database, ob), put_one(database, ob)
     change(database, again, maybe_sent=True)
@@ -125,7 +125,9 @@ def test_an_uncertain_entry_and_one_that_is_to_be_sent_again_stay_what_they_are(
     assert queue_row(database, held).hold == "by a person"
 
 
-def test_with_nothing_lost_every_entry_keeps_its_state(database: Database, ob: outbox.Outbox, marked: Mark) -> None:
+def test_with_nothing_lost_every_entry_keeps_its_state(
+    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
+) -> None:
     id = put_one(database, ob)
     before = queue_row(database, id)
 
@@ -133,12 +135,12 @@ def test_with_nothing_lost_every_entry_keeps_its_state(database: Database, ob: o
 
     assert resumed == {"since": None, "doubted": 0, "held_back": 0}
     assert queue_row(database, id) == before
-    assert database.rows(META)[0].held_reason is None
+    assert database.rows(META)[0].suspended_reason is None
 
 
 def test_since_says_when_the_backup_was_taken_where_nobody_noticed(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
-    asyncio.run(Claims(database.engine, ob.configuration).watch("test", None))
+    asyncio.run(DatabaseStore(database.engine, ob.configuration).watch("test", None))
 
     resume(database, "--since", "2026-01-31T12:00Z")
 
@@ -146,12 +148,12 @@ def test_since_says_when_the_backup_was_taken_where_nobody_noticed(database: Dat
 
 
 def test_a_resume_that_was_cut_short_is_gone_on_with(
-    database: Database, ob: outbox.Outbox, marked: Mark, monkeypatch: pytest.MonkeyPatch
+    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_resume, "ROWS_MAX", 2)
     ids = put(database, ob, count=5)
     real, batches = admin_resume._doubt, iter((True, True, False))
-    word = admin_resume.Word(env="test", actor="ada", reason="the disk was lost")
+    word = admin_resume.OperatorDecision(env="test", actor="ada", reason="the disk was lost")
 
     def failing(*given: Any) -> int:
         if not next(batches):
@@ -162,7 +164,7 @@ def test_a_resume_that_was_cut_short_is_gone_on_with(
     with pytest.raises(ConnectionError):
         admin_resume.resume(database.engine, TABLES, word)
     monkeypatch.setattr(admin_resume, "_doubt", real)
-    cut_short = database.rows(META)[0].held_reason
+    cut_short = database.rows(META)[0].suspended_reason
     resumed = admin_resume.resume(database.engine, TABLES, word)
 
     assert cut_short is not None
@@ -174,17 +176,19 @@ def test_a_resume_that_was_cut_short_is_gone_on_with(
 def test_a_resume_where_nothing_held_keeps_the_dispatchers_out_meanwhile(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asyncio.run(Claims(database.engine, ob.configuration).watch("test", None))
+    asyncio.run(DatabaseStore(database.engine, ob.configuration).watch("test", None))
     put_one(database, ob)
     seen: list[str | None] = []
     real = admin_resume._doubt
 
     def looking(*given: Any) -> int:
-        seen.append(database.rows(META)[0].held_reason)
+        seen.append(database.rows(META)[0].suspended_reason)
         return real(*given)
 
     monkeypatch.setattr(admin_resume, "_doubt", looking)
-    admin_resume.resume(database.engine, TABLES, admin_resume.Word(env="test", actor="ada", reason="restored"))
+    admin_resume.resume(
+        database.engine, TABLES, admin_resume.OperatorDecision(env="test", actor="ada", reason="restored")
+    )
 
     assert seen == [
         "a person is resuming after a restore: run `outbox resume --after-restore` again if that was cut short"
@@ -192,7 +196,7 @@ def test_a_resume_where_nothing_held_keeps_the_dispatchers_out_meanwhile(
 
 
 def test_a_second_resume_is_later_than_the_first_whatever_the_clock_does(
-    database: Database, ob: outbox.Outbox, marked: Mark
+    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
 ) -> None:
     ahead = marked.checked_at + timedelta(days=1)
     database.execute(sa.update(META).values(resumed_at=ahead))
@@ -205,7 +209,7 @@ def test_a_second_resume_is_later_than_the_first_whatever_the_clock_does(
 # --- what it says
 
 
-def test_for_people_it_tells_what_was_done(database: Database, ob: outbox.Outbox, marked: Mark) -> None:
+def test_for_people_it_tells_what_was_done(database: Database, ob: outbox.Outbox, marked: DatabaseIdentity) -> None:
     put(database, ob, count=2)
     put_one(database, outbox.Outbox(ob.configuration.keyring, env="prod"))
 
@@ -218,7 +222,7 @@ def test_for_people_it_tells_what_was_done(database: Database, ob: outbox.Outbox
     )
 
 
-def test_a_hold_is_what_the_exit_code_of_status_tells_monitoring(database: Database, marked: Mark) -> None:
+def test_a_hold_is_what_the_exit_code_of_status_tells_monitoring(database: Database, marked: DatabaseIdentity) -> None:
     status, _ = status_of(database)
 
     assert status == 5
@@ -274,14 +278,14 @@ def test_a_database_without_a_mark_needs_the_time_of_the_backup(database: Databa
     assert resume(database, "--since", "1d")["doubted"] == 1
 
 
-def test_the_future_is_no_time_of_a_backup(database: Database, marked: Mark) -> None:
+def test_the_future_is_no_time_of_a_backup(database: Database, marked: DatabaseIdentity) -> None:
     status, code, text = error_of(*GIVEN, "--since", "9000-01-01T00:00Z", database=database, OUTBOX_ENV="test")
 
     assert (status, code) == (1, "refused")
     assert text.startswith("since '9000-01-01T00:00:00+00:00': lies in the future: the database's clock says ")
 
 
-def test_an_empty_reason_is_refused(database: Database, marked: Mark) -> None:
+def test_an_empty_reason_is_refused(database: Database, marked: DatabaseIdentity) -> None:
     arguments = ("resume", "--after-restore", "--reason", " ", "--actor", "ada")
 
     assert error_of(*arguments, database=database, OUTBOX_ENV="test") == (

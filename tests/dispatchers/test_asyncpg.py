@@ -16,9 +16,9 @@ from support.entries import age, dispatcher, state, states
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Operations, Outcome, Rejected, Settlement, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.maintenance.jobs import Upkeep
+from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import KEEP, Retention
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from outbox.errors import DuplicateEntry, KeyInFlight, RequestMismatch
 
 
@@ -89,7 +89,7 @@ def test_two_requests_of_one_key_at_once_and_a_leased_claim(postgresql: Database
 
 
 def test_a_dispatcher_brings_every_kind_of_outcome_to_its_end(postgresql: Database, ob: outbox.Outbox) -> None:
-    """Sends, waits, failures, doubt, a callback that enqueues, an ordering group, upkeep, the command line beside it."""
+    """Sends, waits, failures, doubt, a callback that enqueues, an ordering group, maintenance, the command line beside it."""
     effects, ended, asked = Operations(), [], []
 
     @effects.operation("crm.upsert")
@@ -126,9 +126,11 @@ def test_a_dispatcher_brings_every_kind_of_outcome_to_its_end(postgresql: Databa
                 await working.run_once()
             assert states(postgresql) == {"delivered": 6, "failed": 2}
             assert len(postgresql.orders) == 4
-            upkeep = Upkeep(Claims(engine, ob.configuration).run, ob.configuration.tables, Retention.of(KEEP, [None]))
+            maintenance = Maintenance(
+                DatabaseStore(engine, ob.configuration).run, ob.configuration.tables, Retention.of(KEEP, [None])
+            )
             await asyncio.to_thread(age, postgresql, timedelta(days=1))
-            async for _ in upkeep.sweep():
+            async for _ in maintenance.sweep():
                 pass
             await working.close()
 

@@ -15,21 +15,21 @@ from support.entries import (
     put,
     put_one,
     queue_row,
+    quota,
     reasons,
     run_once,
     settle,
     settlement_row,
     state,
     states,
-    want,
 )
 from support.ordering import LaneService, put_in_lane, send_all
 
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Claimed, Settle, Transition, Wait
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry, Retry, Settle, Transition
 from outbox.times import NEVER
 
 INSTANTS = ["-infinity", "infinity", "4000-01-01 BC", "0001-01-01 00:00:00+15", "20000-01-01"]
@@ -113,7 +113,7 @@ def test_a_row_that_is_set_aside_is_claimed_again_once_it_is_mended(
     drop_checks(postgresql)
     bad, other = put(postgresql, ob, count=2)
     execute(postgresql, f"UPDATE outbox_queue SET deliveries = {2**31 - 1} WHERE id = '{bad}'")
-    store = Claims(postgresql.engine, ob.configuration)
+    store = DatabaseStore(postgresql.engine, ob.configuration)
 
     assert [entry.id for entry in claim(store)] == [other]
 
@@ -150,7 +150,7 @@ def refuse(database: Database, what: str, *tables: str) -> None:
 
 DELIVERED = Settle("delivered", 1, result={"of": "poison"})
 FAILED = Settle("failed", 1, reason="poison")
-WAITS = Wait(NEVER - NEVER, "poison", 1, False, None)
+WAITS = Retry(NEVER - NEVER, "poison", 1, False, None)
 
 
 @pytest.mark.parametrize(
@@ -175,15 +175,15 @@ def test_an_outcome_that_the_database_refuses_is_ended_in_another_way(
     """The truth without its words, else doubt, else it is held; and what was settled with it is settled."""
     ids = put(postgresql, ob, count=9)
     more = put_one(postgresql, ob, "mail.send")
-    store = Claims(postgresql.engine, ob.configuration)
+    store = DatabaseStore(postgresql.engine, ob.configuration)
     claimed = {entry.id: entry for entry in claim(store)}
     bad = ids[4]
     refuse(postgresql, what.format(id=bad), *tables)
-    endings: list[tuple[Claimed, Transition]] = [
+    endings: list[tuple[ClaimedEntry, Transition]] = [
         (entry, change if entry.id == bad else Settle("delivered", 1)) for entry in claimed.values()
     ]
 
-    exchange = asyncio.run(store.exchange(endings, claim_request(want("mail"))))
+    exchange = asyncio.run(store.exchange(endings, claim_request(quota("mail"))))
 
     assert exchange.settled == claimed.keys()
     assert [entry.id for entry in exchange.claimed] == [more]
@@ -209,7 +209,7 @@ def test_text_that_the_driver_cannot_send_harms_no_other_outcome(
 ) -> None:
     database: Database = request.getfixturevalue(kind)
     ids = put(database, ob, count=5)
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     claimed = claim(store)
     surrogate = Settle("failed", 1, reason="\ud800")
 
@@ -266,7 +266,7 @@ def test_an_entry_that_gets_a_settlement_meanwhile_harms_no_other(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids = put(database, ob, count=5)
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     claimed = claim(store)
     database.execute(
         TABLES.settlement.insert().values(
@@ -283,7 +283,7 @@ def test_an_entry_that_gets_a_settlement_meanwhile_harms_no_other(
 
 def test_a_refusal_that_is_no_rows_fault_keeps_every_outcome(postgresql: Database, ob: outbox.Outbox) -> None:
     put(postgresql, ob, count=3)
-    store = Claims(postgresql.engine, ob.configuration)
+    store = DatabaseStore(postgresql.engine, ob.configuration)
     claimed = claim(store)
     execute(postgresql, "ALTER TABLE outbox_settlement RENAME TO gone")
 
@@ -297,7 +297,7 @@ def test_a_refusal_that_is_no_rows_fault_keeps_every_outcome(postgresql: Databas
 def test_a_single_outcome_in_doubt_halts_its_group(postgresql: Database, ob: outbox.Outbox) -> None:
     """As any other that became uncertain does."""
     first, second = put_in_lane(postgresql, ob, "first", "second")
-    store = Claims(postgresql.engine, ob.configuration)
+    store = DatabaseStore(postgresql.engine, ob.configuration)
     (head,) = claim(store)
     refuse(postgresql, str(first), "settlement")
 

@@ -31,7 +31,7 @@ from dispatchers import Delivered, KeyConflict, Operations, Outcome, Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import cancel, resolve
 from dispatchers.callbacks import Calls, Settlement
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.keys import Tag, encode_native
 
@@ -250,14 +250,14 @@ def test_the_longest_prefix_wins_and_others_are_left_alone(shop: Shop) -> None:
 # --- once, whoever settles
 
 
-def settle_with(store: Claims, *arguments: Any) -> bool:
+def settle_with(store: DatabaseStore, *arguments: Any) -> bool:
     entry, end, callback = arguments
     return asyncio.run(store.settle_with(entry, end, Calls(callback)))
 
 
 def test_a_stale_lease_runs_no_callback(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     stale = claim_one(store)
     age(database, HOUR)
     fresh = claim_one(store)
@@ -269,7 +269,7 @@ def test_a_stale_lease_runs_no_callback(database: Database, ob: outbox.Outbox) -
 
 def test_late_proof_of_success_runs_the_callback_once(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     stale = claim_one(store)
     age(database, HOUR)
     fresh = claim_one(store)

@@ -30,7 +30,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import cancel, resolve
 from dispatchers.callbacks import Calls, Settlement
 from dispatchers.store.callback_registry import forget
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import CallbacksChanged
 from dispatchers.transitions import Settle, known_of
 
@@ -141,7 +141,7 @@ def test_a_callback_that_runs_gives_way_to_a_longer_one_that_comes_on_record(
 
 def test_nothing_settles_after_the_record_of_callbacks_has_changed(database: Database, ob: outbox.Outbox) -> None:
     put_one(database, ob)
-    stores = [Claims(database.engine, ob.configuration) for _ in range(2)]
+    stores = [DatabaseStore(database.engine, ob.configuration) for _ in range(2)]
     settled = Settle("delivered", 1)
 
     async def main() -> None:

@@ -36,8 +36,8 @@ from dispatchers import KeyConflict, Operations, Outcome, Rejected, Unknown, dec
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import cancel
 from dispatchers.callbacks import CallbackFailed, Calls, Settlement
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Keep, Park, Settle, known_of
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import MarkUncertain, RetryCallback, Settle, known_of
 from outbox.sql.dialect import is_passing
 
 CARD = "4242424242424242"
@@ -116,7 +116,7 @@ def test_the_callback_is_tried_again_with_backoff(shop: Shop, monkeypatch: pytes
             return len(shop.seen) + 1
 
     for _ in range(3):
-        shop.run_once(adapters={"crm": MemoryAdapter()}, chance=Most())
+        shop.run_once(adapters={"crm": MemoryAdapter()}, rng=Most())
 
     assert len(shop.seen) == 1
 
@@ -230,12 +230,12 @@ def test_a_cancelling_that_fails_is_repeated_and_never_sent(shop: Shop) -> None:
 
 def test_late_proof_of_success_is_kept_though_its_callback_fails(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     stale = claim_one(store)
     age(database, HOUR)
     fresh = claim_one(store)
-    late = Keep(Settle("delivered", 1), timedelta(0), "delivered, but its callback raised ValueError")
-    park = Park("the window has passed", 2, True, fresh.in_doubt_since)
+    late = RetryCallback(Settle("delivered", 1), timedelta(0), "delivered, but its callback raised ValueError")
+    park = MarkUncertain("the window has passed", 2, True, fresh.in_doubt_since)
 
     asyncio.run(store.exchange([(fresh, park)], None))
     assert asyncio.run(store.exchange([(stale, late)], None)).settled == {id}
@@ -243,15 +243,15 @@ def test_late_proof_of_success_is_kept_though_its_callback_fails(database: Datab
     assert kept(database, id).state == "delivered"
 
 
-@pytest.mark.parametrize("end", [Settle("failed", 1), Park("500", 1, True, None)])
+@pytest.mark.parametrize("end", [Settle("failed", 1), MarkUncertain("500", 1, True, None)])
 def test_other_late_ends_are_not_kept(database: Database, ob: outbox.Outbox, end: Any) -> None:
     id = put_one(database, ob)
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     stale = claim_one(store)
     age(database, HOUR)
     fresh = claim_one(store)
 
-    late = Keep(end, timedelta(0), "its callback raised ValueError")
+    late = RetryCallback(end, timedelta(0), "its callback raised ValueError")
     assert asyncio.run(store.exchange([(stale, late)], None)).settled == set()
 
     assert queue_row(database, id).lease_token == fresh.lease_token
@@ -454,7 +454,7 @@ def test_a_database_that_goes_away_during_the_callback_gets_its_effects_once(
 def test_nothing_of_a_callback_is_kept_without_its_settling(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     shop = Shop(database, ob, is_async=False)
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     claimed = claim_one(store)
 
     with pytest.raises(CallbackFailed) as raised:

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 from support.callbacks import Gate, Shop
 from support.database import TABLES, Database
-from support.entries import LEASE, claim, dispatcher, pumping, put, states, until_true, want
+from support.entries import LEASE, claim, dispatcher, pumping, put, quota, states, until_true
 
 import outbox
 from dispatchers import Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Callbacks, Calls, Settlement
 from dispatchers.pipeline.callback_pace import UNLIMITED, CallbackPace
-from dispatchers.pipeline.settlement import Settling
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Claimed, Keep, Settle, Transition, known_of
+from dispatchers.pipeline.settlement import SettlementWorker
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle, Transition, known_of
 
 
 @given(
@@ -92,7 +92,7 @@ class Stuck:
         self.begun: list[UUID] = []
         self.goes_on = asyncio.Event()
 
-    async def settle_with(self, entry: Claimed, end: Any, calls: Calls) -> bool:
+    async def settle_with(self, entry: ClaimedEntry, end: Any, calls: Calls) -> bool:
         self.begun.append(entry.id)
         await self.goes_on.wait()
         return True
@@ -100,19 +100,19 @@ class Stuck:
 
 def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql: Database, ob: outbox.Outbox) -> None:
     put(postgresql, ob, count=3)
-    store = Claims(postgresql.engine, ob.configuration)
-    claimed = claim(store, want(slots=3))
-    changes: list[tuple[Claimed, Transition]] = []
+    store = DatabaseStore(postgresql.engine, ob.configuration)
+    claimed = claim(store, quota(slots=3))
+    changes: list[tuple[ClaimedEntry, Transition]] = []
 
     async def main() -> None:
         stuck = Stuck()
-        settling = Settling(
+        settling = SettlementWorker(
             stuck,  # type: ignore[arg-type]
             CallbackPace(1, timedelta(seconds=1), ["crm"]),
             at_once=1,
             usable=timedelta(seconds=0.2),
             clock=asyncio.get_running_loop().time,
-            chance=random.Random(0),
+            rng=random.Random(0),
             callbacks=Callbacks([]),
             learn=asyncio.Event().wait,  # type: ignore[arg-type]
             settle=lambda entry, change: changes.append((entry, change)),
@@ -131,8 +131,8 @@ def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql:
     asyncio.run(main())
     asyncio.run(store.exchange(changes, None))
 
-    assert all(isinstance(change, Keep) and not change.delay for _, change in changes)
-    again = claim(store, want(slots=3))
+    assert all(isinstance(change, RetryCallback) and not change.delay for _, change in changes)
+    again = claim(store, quota(slots=3))
     assert {entry.id for entry in again} == {entry.id for entry in claimed[1:]}
     for entry in again:
         known = known_of(entry.outcome)

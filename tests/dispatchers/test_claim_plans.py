@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.database import TABLES, Database, statements_of
-from support.entries import claim, claim_request, dispatcher, put, settle, wait_for, want
+from support.entries import claim, claim_request, dispatcher, put, quota, settle, wait_for
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store import claims_postgresql
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Claimed, Park, Settle, Transition, Wait
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle, Transition
 from outbox.times import EPOCH
 
 WAL_BYTES_MAX = 700  # per drained entry; 480 were measured
@@ -80,13 +80,15 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def plan_of(database: Database, ob: outbox.Outbox, *names: str) -> list[dict[str, Any]]:
     engine = database.new_engine()
     with explained(engine) as plans:
-        claimed = claim(Claims(engine, ob.configuration), *(want(name, slots=128) for name in names), entries_max=500)
+        claimed = claim(
+            DatabaseStore(engine, ob.configuration), *(quota(name, slots=128) for name in names), entries_max=500
+        )
     assert len(claimed) == min(500, 128 * len(names))
     (plan,) = plans
     return list(nodes(plan))
 
 
-def drained(entries: list[Claimed]) -> list[tuple[Claimed, Transition]]:
+def drained(entries: list[ClaimedEntry]) -> list[tuple[ClaimedEntry, Transition]]:
     return [(entry, Settle("delivered", 1, result={"id": "pi_1"})) for entry in entries]
 
 
@@ -121,18 +123,18 @@ def test_a_claim_reads_no_table_from_end_to_end_whatever_the_statistics_say(
 
 def test_a_batch_costs_the_same_few_statements_whatever_its_size(postgresql: Database, ob: outbox.Outbox) -> None:
     fill(postgresql, 1000, "crm")
-    store = Claims(postgresql.engine, ob.configuration)
-    held = claim(store, want(slots=512))
+    store = DatabaseStore(postgresql.engine, ob.configuration)
+    held = claim(store, quota(slots=512))
 
-    def outcomes(entries: list[Claimed]) -> list[tuple[Claimed, Transition]]:
-        waits = [(entry, Wait(timedelta(0), "slow", 1, True, EPOCH)) for entry in entries[1::3]]
-        parks = [(entry, Park("vanished", 1, True, EPOCH)) for entry in entries[2::3]]
+    def outcomes(entries: list[ClaimedEntry]) -> list[tuple[ClaimedEntry, Transition]]:
+        waits = [(entry, Retry(timedelta(0), "slow", 1, True, EPOCH)) for entry in entries[1::3]]
+        parks = [(entry, MarkUncertain("vanished", 1, True, EPOCH)) for entry in entries[2::3]]
         return [*drained(entries[::3]), *waits, *parks]
 
     with statements_of(postgresql.engine) as small:
-        asyncio.run(store.exchange(outcomes(held[:3]), claim_request(want(slots=4))))
+        asyncio.run(store.exchange(outcomes(held[:3]), claim_request(quota(slots=4))))
     with statements_of(postgresql.engine) as large:
-        exchange = asyncio.run(store.exchange(outcomes(held[3:]), claim_request(want(slots=256))))
+        exchange = asyncio.run(store.exchange(outcomes(held[3:]), claim_request(quota(slots=256))))
 
     assert len(exchange.settled) == 497
     assert len(exchange.claimed) == 256
@@ -155,11 +157,11 @@ def test_a_dispatcher_drains_500_entries_in_a_handful_of_statements(postgresql: 
 def test_many_destinations_are_claimed_in_one_statement(postgresql: Database, ob: outbox.Outbox) -> None:
     names = [f"host-{number}" for number in range(40)]
     fill(postgresql, 2, *names)
-    store = Claims(postgresql.engine, ob.configuration)
-    claim(store, want("nobody"))  # a store's first transaction asks for the isolation level
+    store = DatabaseStore(postgresql.engine, ob.configuration)
+    claim(store, quota("nobody"))  # a store's first transaction asks for the isolation level
 
     with statements_of(postgresql.engine) as sent:
-        claimed = claim(store, *(want(name) for name in names))
+        claimed = claim(store, *(quota(name) for name in names))
 
     assert len(claimed) == 80
     assert len(sent) == 1
@@ -170,11 +172,11 @@ def test_destinations_that_want_different_numbers_are_claimed_in_few_statements(
 ) -> None:
     wanted = {f"host-{number}": number for number in range(1, 41)}
     fill(postgresql, 40, *wanted)
-    store = Claims(postgresql.engine, ob.configuration)
-    claim(store, want("nobody"))  # a store's first transaction asks for the isolation level
+    store = DatabaseStore(postgresql.engine, ob.configuration)
+    claim(store, quota("nobody"))  # a store's first transaction asks for the isolation level
 
     with statements_of(postgresql.engine) as sent:
-        claimed = claim(store, *(want(name, slots) for name, slots in wanted.items()), entries_max=2000)
+        claimed = claim(store, *(quota(name, slots) for name, slots in wanted.items()), entries_max=2000)
 
     assert len(sent) == 6  # 1, 2, 4, 8, 16 and 32 of each
     taken = Counter(entry.destination for entry in claimed)
@@ -185,7 +187,7 @@ def test_destinations_that_want_different_numbers_are_claimed_in_few_statements(
 @pytest.mark.parametrize("batch", [100, 500])
 def test_leases_are_hot_updates(postgresql: Database, ob: outbox.Outbox, batch: int, form: str) -> None:
     fill(postgresql, 5000, "crm")
-    store = Claims(postgresql.engine, ob.configuration)
+    store = DatabaseStore(postgresql.engine, ob.configuration)
 
     updates_before, hot_before = updates_of_queue(postgresql)
     drain(store, batch, form)
@@ -206,7 +208,7 @@ def updates_of_queue(database: Database) -> tuple[int, int]:
 
 @pytest.mark.parametrize("batch", [100, 500])
 def test_draining_an_entry_writes_little_wal(postgresql: Database, ob: outbox.Outbox, batch: int) -> None:
-    store = Claims(postgresql.engine, ob.configuration)
+    store = DatabaseStore(postgresql.engine, ob.configuration)
     run(postgresql, "CHECKPOINT")  # where pages are logged in full at their first change, those made after it are not
 
     written = []
@@ -228,8 +230,8 @@ def wal_written(database: Database) -> int:
     return int(number(database, "SELECT wal_bytes FROM pg_stat_get_backend_wal(pg_backend_pid())"))
 
 
-def drain(store: Claims, batch: int, form: str) -> None:
-    while entries := claim(store, want(slots=512), entries_max=batch, forms={"crm": form}):
+def drain(store: DatabaseStore, batch: int, form: str) -> None:
+    while entries := claim(store, quota(slots=512), entries_max=batch, forms={"crm": form}):
         settle(store, *drained(entries))
 
 
@@ -243,10 +245,10 @@ def test_a_claim_locks_no_row_that_it_does_not_take(
     fill(postgresql, 60, *names)
     if is_analyzed:
         run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
-    wants = [want(name, each) for name, each in zip(names, slots, strict=True)]
+    quotas = [quota(name, each) for name, each in zip(names, slots, strict=True)]
 
     with postgresql.engine.connect() as connection:
-        claimed = claims_postgresql.claim(connection, TABLES, claim_request(*wants, entries_max=300))
+        claimed = claims_postgresql.claim(connection, TABLES, claim_request(*quotas, entries_max=300))
         xid = connection.scalar(sa.text("SELECT CAST(pg_current_xact_id() AS text)"))
         locked = number(postgresql, f"SELECT count(*) FROM outbox_queue WHERE CAST(xmax AS text) = '{xid}'")
 

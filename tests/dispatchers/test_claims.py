@@ -23,19 +23,19 @@ from support.entries import (
     put,
     put_one,
     queue_row,
+    quota,
     reasons,
     settle,
     settlement_row,
     wait_for,
-    want,
 )
 
 import outbox
 from dispatchers.store import claims_postgresql, claims_sqlite
 from dispatchers.store import gauges as store_gauges
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
-from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition, Wait, outcome_on_record
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Retry, Settle, Transition, outcome_on_record
 from outbox.sql.dialect import is_passing
 from outbox.times import EPOCH, NEVER
 
@@ -48,7 +48,7 @@ class Bench:
     """A database with its store, and the outbox that fills it."""
 
     database: Database
-    store: Claims
+    store: DatabaseStore
     ob: outbox.Outbox
 
     def put(self, **settings: Any) -> UUID:
@@ -61,20 +61,20 @@ class Bench:
 @pytest.fixture(params=["postgresql", "portable on postgresql", "sqlite"])
 def bench(request: pytest.FixtureRequest, ob: outbox.Outbox) -> Bench:
     database = request.getfixturevalue(request.param.rpartition(" ")[2])
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     if request.param.startswith("portable"):
         store._exchanges._sql = claims_sqlite
     return Bench(database, store, ob)
 
 
-def moves(entry: Claimed) -> dict[str, Transition]:
+def moves(entry: ClaimedEntry) -> dict[str, Transition]:
     """One transition of each kind, as a dispatcher would decide it."""
     return {
         "delivered": Settle("delivered", entry.attempts + 1, result={"id": "ch_1"}),
         "failed": Settle("failed", entry.attempts + 1, reason="declined"),
-        "retry": Wait(MINUTE, "slow", entry.attempts + 1, True, entry.leased_at),
-        "uncertain": Park("vanished", entry.attempts + 1, True, entry.leased_at),
-        "handed back": HandBack("no time left", MINUTE),
+        "retry": Retry(MINUTE, "slow", entry.attempts + 1, True, entry.leased_at),
+        "uncertain": MarkUncertain("vanished", entry.attempts + 1, True, entry.leased_at),
+        "handed back": Release("no time left", MINUTE),
     }
 
 
@@ -87,7 +87,7 @@ def test_a_claim_takes_the_oldest_due_of_each_wanted_destination(bench: Bench) -
     bench.put(operation="sms.send")
     change(bench.database, crm[3], due_at=bench.row(crm[0]).due_at - HOUR)
 
-    claimed = claim(bench.store, want("crm", 2), want("mail", 2))
+    claimed = claim(bench.store, quota("crm", 2), quota("mail", 2))
 
     assert {entry.id for entry in claimed} == {crm[3], crm[0], mail[0], mail[1]}
 
@@ -96,9 +96,9 @@ def test_a_claim_never_takes_more_than_its_slots_or_than_entries_max(bench: Benc
     put(bench.database, bench.ob, count=10)
     put(bench.database, bench.ob, "mail.send", count=10)
 
-    by_slots = claim(bench.store, want("crm", 3), want("mail", 1))
-    by_total = claim(bench.store, want("crm", 4), want("mail", 8), entries_max=5)
-    of_none = claim(bench.store, want("crm", 4), entries_max=0)
+    by_slots = claim(bench.store, quota("crm", 3), quota("mail", 1))
+    by_total = claim(bench.store, quota("crm", 4), quota("mail", 8), entries_max=5)
+    of_none = claim(bench.store, quota("crm", 4), entries_max=0)
 
     assert [entry.destination for entry in by_slots].count("crm") == 3
     assert [entry.destination for entry in by_slots].count("mail") == 1
@@ -172,7 +172,7 @@ def test_a_hint_skips_what_was_due_before_it_and_a_cutoff_what_came_due_after(be
     change(bench.database, older, due_at=at - HOUR)
     change(bench.database, newer, due_at=at + timedelta(microseconds=1))
 
-    claimed = claim(bench.store, want(hint=at), cutoff=at)
+    claimed = claim(bench.store, quota(hint=at), cutoff=at)
 
     assert [entry.id for entry in claimed] == [middle]
     assert {entry.id for entry in claim(bench.store)} == {older, newer}
@@ -256,7 +256,7 @@ def test_a_process_that_falls_silent_in_the_middle_of_its_claim_does_not_keep_th
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     put_one(postgresql, ob)
-    others = Claims(postgresql.engine, ob.configuration)
+    others = DatabaseStore(postgresql.engine, ob.configuration)
 
     with postgresql.engine.connect() as silent:
         silent.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '300ms'")
@@ -352,12 +352,12 @@ def test_an_uncertain_entry_is_never_due_again(bench: Bench) -> None:
 def test_how_long_an_entry_has_been_tried_counts_from_its_first_lease(bench: Bench) -> None:
     id = bench.put()
     entry = claim_one(bench.store)
-    settle(bench.store, (entry, HandBack("no adapter")))
+    settle(bench.store, (entry, Release("no adapter")))
     assert bench.row(id).first_leased_at is None  # what nobody tried has no age
 
     age(bench.database, HOUR)
     first = claim_one(bench.store)
-    settle(bench.store, (first, Wait(timedelta(0), "slow", 1, True, first.leased_at)))
+    settle(bench.store, (first, Retry(timedelta(0), "slow", 1, True, first.leased_at)))
     assert bench.row(id).first_leased_at == first.first_leased_at == first.leased_at
 
     age(bench.database, HOUR)
@@ -372,12 +372,12 @@ def test_what_is_handed_back_is_as_it_was_and_counts_nothing(bench: Bench, befor
     id = bench.put()
     if before == "retry":
         entry = claim_one(bench.store)
-        settle(bench.store, (entry, Wait(timedelta(0), "slow", 1, True, entry.leased_at)))
+        settle(bench.store, (entry, Retry(timedelta(0), "slow", 1, True, entry.leased_at)))
         age(bench.database, MINUTE)
     was = bench.row(id)
     entry = claim_one(bench.store)
 
-    settled = settle(bench.store, (entry, HandBack("no adapter", MINUTE)))
+    settled = settle(bench.store, (entry, Release("no adapter", MINUTE)))
 
     row = bench.row(id)
     assert settled == {id}
@@ -394,7 +394,7 @@ def test_what_a_claim_took_over_is_handed_back_with_the_doubt_that_it_found(benc
     age(bench.database, HOUR)
     entry = claim_one(bench.store)
 
-    settle(bench.store, (entry, HandBack("no adapter")))
+    settle(bench.store, (entry, Release("no adapter")))
 
     row = bench.row(id)
     assert (row.state, row.deliveries, row.attempts) == ("retry", 1, 1)
@@ -528,9 +528,9 @@ def test_settling_twice_settles_once(bench: Bench) -> None:
 
 def test_one_exchange_settles_and_then_claims(bench: Bench) -> None:
     first, second = bench.put(), bench.put()
-    (entry,) = claim(bench.store, want(slots=1))
+    (entry,) = claim(bench.store, quota(slots=1))
 
-    exchange = asyncio.run(bench.store.exchange([(entry, HandBack("not now", HOUR))], claim_request()))
+    exchange = asyncio.run(bench.store.exchange([(entry, Release("not now", HOUR))], claim_request()))
 
     assert exchange.settled == {first}
     assert [claimed.id for claimed in exchange.claimed] == [second]
@@ -550,7 +550,7 @@ def test_the_destinations_are_those_with_unsettled_entries(bench: Bench, names: 
 def test_gauges_count_unsettled_entries_by_destination_and_state(bench: Bench) -> None:
     put(bench.database, bench.ob, count=3)
     put(bench.database, bench.ob, "mail.send")
-    (entry,) = claim(bench.store, want(slots=1))
+    (entry,) = claim(bench.store, quota(slots=1))
     settle(bench.store, (entry, moves(entry)["uncertain"]))
 
     gauges = asyncio.run(bench.store.gauges())
@@ -561,7 +561,7 @@ def test_gauges_count_unsettled_entries_by_destination_and_state(bench: Bench) -
 def test_gauges_of_a_long_queue_say_that_there_is_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     put(bench.database, bench.ob, count=5)
     put(bench.database, bench.ob, "mail.send")
-    (entry,) = claim(bench.store, want(slots=1))
+    (entry,) = claim(bench.store, quota(slots=1))
     settle(bench.store, (entry, moves(entry)["uncertain"]))
     monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MAX", 3)
     monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MIN", 3)
@@ -610,7 +610,7 @@ def test_closing_disposes_of_an_engine_only_if_it_was_made_here(
 ) -> None:
     disposed: list[str] = []
     made = {"Engine": database.new_engine, "AsyncEngine": database.async_engine, "URL": lambda: database.url}[kind]()
-    store = Claims(made, ob.configuration)
+    store = DatabaseStore(made, ob.configuration)
     sa.event.listen(store._engine, "engine_disposed", lambda engine: disposed.append("disposed"))
 
     asyncio.run(store.close())

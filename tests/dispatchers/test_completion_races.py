@@ -10,21 +10,21 @@ import pytest
 from sqlalchemy.orm import Session
 from support.accepted import Checkout
 from support.database import CHARGE, Database, Order
-from support.entries import HOUR, FileService, age, claim, daemon, states, wait_for, want, write_factory
+from support.entries import HOUR, FileService, age, claim, daemon, quota, states, wait_for, write_factory
 
 import outbox
 from dispatchers import Settlement
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import CallbackFailed, Calls, Completed
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Claimed, Settle
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.sql.dialect import is_passing
 
 
-def settle_both_at_once(stores: list[Claims], claimed: list[Claimed], calls: Calls) -> list[Any]:
+def settle_both_at_once(stores: list[DatabaseStore], claimed: list[ClaimedEntry], calls: Calls) -> list[Any]:
     """Each by a store of its own, on a thread of its own; returns what each has answered or raised."""
 
-    def settle(store: Claims, entry: Claimed) -> bool | Exception:
+    def settle(store: DatabaseStore, entry: ClaimedEntry) -> bool | Exception:
         try:
             return asyncio.run(store.settle_with(entry, Settle("delivered", 1), calls))
         except Exception as error:
@@ -48,10 +48,10 @@ def checkout(database: Database, ob: outbox.Outbox) -> Checkout:
     return Checkout(database, ob)
 
 
-def two_last_entries(checkout: Checkout) -> list[Claimed]:
+def two_last_entries(checkout: Checkout) -> list[ClaimedEntry]:
     checkout.accept(CHARGE, "mail.receipt")
-    store = Claims(checkout.database.engine, checkout.ob.configuration)
-    return claim(store, want("stripe"), want("mail"), completions=True)
+    store = DatabaseStore(checkout.database.engine, checkout.ob.configuration)
+    return claim(store, quota("stripe"), quota("mail"), completions=True)
 
 
 def test_of_two_last_entries_that_settle_at_once_one_completes_the_request(
@@ -62,7 +62,7 @@ def test_of_two_last_entries_that_settle_at_once_one_completes_the_request(
     checkout.on_completed()
     completion = checkout.effects.callbacks["on_completed", "checkout"]
     claimed = two_last_entries(checkout)
-    stores = [Claims(postgresql.engine, ob.configuration) for _ in range(2)]
+    stores = [DatabaseStore(postgresql.engine, ob.configuration) for _ in range(2)]
 
     def both_have_settled(session: Session, settlement: Settlement) -> None:
         both.wait(20)  # neither has committed, and each still sees the other's entry as open
@@ -82,7 +82,7 @@ def test_under_a_stricter_isolation_one_of_the_two_is_told_to_try_again(
     checkout.on_completed()
     completion = checkout.effects.callbacks["on_completed", "checkout"]
     claimed = two_last_entries(checkout)
-    stores = [Claims(postgresql.new_engine(isolation_level=isolation), ob.configuration) for _ in range(2)]
+    stores = [DatabaseStore(postgresql.new_engine(isolation_level=isolation), ob.configuration) for _ in range(2)]
 
     def both_have_settled(session: Session, settlement: Settlement) -> None:
         both.wait(20)
@@ -131,10 +131,10 @@ def test_a_completion_is_done_once_by_two_that_find_it_at_once(postgresql: Datab
 
     checkout.accept()
     checkout.cancel(CHARGE)
-    stores = [Claims(postgresql.engine, ob.configuration) for _ in range(2)]
+    stores = [DatabaseStore(postgresql.engine, ob.configuration) for _ in range(2)]
     answers: list[bool] = []
 
-    def work(store: Claims) -> None:
+    def work(store: DatabaseStore) -> None:
         answers.append(asyncio.run(store.complete(checkout.record.id, complete)))
 
     first, second = (threading.Thread(target=work, args=(store,)) for store in stores)

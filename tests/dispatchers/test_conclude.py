@@ -24,12 +24,12 @@ from test_decide import (
 
 from dispatchers.decide import BACKOFF_FIRST, conclude, keep
 from dispatchers.delivery import Delivered, KeyConflict, Memory, Rejected, Unknown
-from dispatchers.transitions import Claimed, Keep, Known, Park, Requeue, Settle
+from dispatchers.transitions import ClaimedEntry, Known, MarkUncertain, RetryCallback, SendAgain, Settle
 
 QUIESCENCE = timedelta(seconds=65)
 
 
-def concluded(entry: Claimed, memory: Memory = KEYS, **known: Any) -> Any:
+def concluded(entry: ClaimedEntry, memory: Memory = KEYS, **known: Any) -> Any:
     return conclude(entry, Known(**known), memory, QUIESCENCE)
 
 
@@ -43,7 +43,7 @@ def test_a_known_end_is_the_end_whatever_the_service_remembers(state: Any, memor
 
     end = concluded(past_the_window, memory, state=state, result={"id": 1}, reason="looked")
 
-    assert end == Settle(state, 3, {"id": 1}, "looked", halts_lane=state != "failed", decided=True)
+    assert end == Settle(state, 3, {"id": 1}, "looked", failure_blocks_group=state != "failed", decided=True)
 
 
 def test_an_end_whose_callback_failed_has_the_attempts_that_it_had_then() -> None:
@@ -55,7 +55,7 @@ def test_an_end_whose_callback_failed_has_the_attempts_that_it_had_then() -> Non
 def test_uncertain_with_a_callback_due_is_uncertain_as_it_was() -> None:
     park = concluded(in_doubt(), state="uncertain", attempts=2, reason="500", stored=True)
 
-    assert park == Park("500", 2, True, NOW - timedelta(minutes=1), stored=True, halts_lane=False)
+    assert park == MarkUncertain("500", 2, True, NOW - timedelta(minutes=1), stored=True, failure_blocks_group=False)
 
 
 # --- send again
@@ -65,7 +65,7 @@ def test_uncertain_with_a_callback_due_is_uncertain_as_it_was() -> None:
 def test_send_again_keeps_the_key_while_the_service_surely_remembers_it(memory: Memory) -> None:
     requeue = concluded(in_doubt(NOW - HOUR, key_epoch=3), memory, state="send_again", reason="looked")
 
-    assert requeue == Requeue(3, NOW - HOUR, QUIESCENCE, "looked")
+    assert requeue == SendAgain(3, NOW - HOUR, QUIESCENCE, "looked")
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_send_again_keeps_the_key_while_the_service_surely_remembers_it(memory: 
     ids=["past the window", "stored", "stored for ever", "no keys", "at least once"],
 )
 def test_send_again_takes_the_next_key_where_the_old_one_is_worth_nothing(
-    entry: Claimed, memory: Memory, stored: bool
+    entry: ClaimedEntry, memory: Memory, stored: bool
 ) -> None:
     requeue = concluded(entry, memory, state="send_again", stored=stored)
 
-    assert requeue == Requeue(4, None, QUIESCENCE, "send_again")
+    assert requeue == SendAgain(4, None, QUIESCENCE, "send_again")
 
 
 @pytest.mark.parametrize(("earlier", "epoch"), [(timedelta(0), 1), (INSTANT, 0)])
@@ -109,10 +109,10 @@ LATER = fresh(key_epoch=1, maybe_sent=True, deliveries=3)
 
 @pytest.mark.parametrize("entry", [LATER, LATER._replace(in_doubt_since=NOW - HOUR)], ids=["first", "again"])
 @pytest.mark.parametrize("conclusive", [False, True])
-def test_a_rejection_of_a_later_key_says_nothing_of_the_earlier_ones(entry: Claimed, conclusive: bool) -> None:
+def test_a_rejection_of_a_later_key_says_nothing_of_the_earlier_ones(entry: ClaimedEntry, conclusive: bool) -> None:
     change = after(entry, Rejected("no", conclusive=conclusive))
 
-    assert isinstance(change, Park)
+    assert isinstance(change, MarkUncertain)
     assert (change.stored, change.in_doubt_since) == (conclusive, entry.in_doubt_since)
 
 
@@ -135,7 +135,7 @@ def test_success_under_a_later_key_is_success() -> None:
 def test_what_is_stored_under_the_key_is_put_down(answer: Any, stored: bool) -> None:
     change = after(in_doubt(), answer)
 
-    assert isinstance(change, Park)
+    assert isinstance(change, MarkUncertain)
     assert change.stored == stored
 
 
@@ -147,13 +147,13 @@ def test_what_is_stored_under_the_key_is_put_down(answer: Any, stored: bool) -> 
     [
         (Settle("delivered", 1), "delivered, but its callback raised KeyError"),
         (Settle("failed", 1, reason="no"), "failed, but its callback raised KeyError"),
-        (Park("500", 1, True, NOW), "uncertain, but its callback raised KeyError"),
+        (MarkUncertain("500", 1, True, NOW), "uncertain, but its callback raised KeyError"),
     ],
 )
 def test_what_is_kept_says_what_it_is_and_what_is_missing(end: Any, reason: str) -> None:
     kept = keep(fresh(), end, "its callback raised KeyError", 0.5)
 
-    assert kept == Keep(end, BACKOFF_FIRST / 2, reason)
+    assert kept == RetryCallback(end, BACKOFF_FIRST / 2, reason)
 
 
 def test_a_callback_is_tried_again_later_and_later() -> None:

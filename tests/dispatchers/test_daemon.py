@@ -41,7 +41,7 @@ from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.daemon import COLLECTOR_THRESHOLD, SWITCH_SECONDS, serve
 from dispatchers.maintenance.jobs import report_gauges
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
 from outbox.times import NEVER
 
@@ -475,7 +475,7 @@ def test_a_daemon_does_not_wait_for_a_database_that_nobody_made(postgresql: Data
         assert process.wait() == 1
 
 
-# --- upkeep
+# --- maintenance
 
 
 def test_gauges_are_logged_and_uncertain_entries_stand_out(
@@ -486,8 +486,8 @@ def test_gauges_are_logged_and_uncertain_entries_stand_out(
     put(database, ob, "mail.send", count=3)
 
     with caplog.at_level(logging.INFO):
-        gauges = asyncio.run(report_gauges(Claims(database.engine, ob.configuration)))
+        gauges = asyncio.run(report_gauges(DatabaseStore(database.engine, ob.configuration)))
 
-    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "outbox.upkeep"]
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "outbox.maintenance"]
     assert told == [("INFO", "crm: 2 pending"), ("WARNING", "mail: 3 pending, 1 uncertain")]
     assert gauges == {"crm": Gauge({"pending": 2}, True), "mail": Gauge({"pending": 3, "uncertain": 1}, True)}

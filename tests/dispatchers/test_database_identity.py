@@ -9,11 +9,19 @@ from support.database import Database
 
 import outbox
 from dispatchers import Dispatcher
-from dispatchers.database_identity import MARK_EVERY, Mark, bounds, is_due, is_promotion, position, suspicion
+from dispatchers.database_identity import (
+    MARK_EVERY,
+    DatabaseIdentity,
+    bounds,
+    is_due,
+    is_promotion,
+    position,
+    suspicion,
+)
 from outbox.errors import ConfigurationError
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-MARK = Mark(
+MARK = DatabaseIdentity(
     environment="prod",
     system_identifier="71",
     timeline="00000001",

@@ -20,7 +20,7 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.transitions import Claimed, Park, Settle, Transition, Wait, outcome_on_record
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle, Transition, outcome_on_record
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -44,9 +44,9 @@ EVERY_SERVICE = pytest.mark.parametrize(
 EVERY_SERVICE_WITH_KEYS = pytest.mark.parametrize("memory", [KEYS, FOREVER_KEYS], ids=["keys", "forever"])
 
 
-def fresh(**fields: Any) -> Claimed:
+def fresh(**fields: Any) -> ClaimedEntry:
     """An entry under its first lease, never possibly sent before. What no rule looks at is None."""
-    blank = Claimed(**dict.fromkeys(Claimed._fields))  # type: ignore[arg-type]
+    blank = ClaimedEntry(**dict.fromkeys(ClaimedEntry._fields))  # type: ignore[arg-type]
     given: dict[str, Any] = {
         "first_leased_at": NOW - MINUTE,
         "queued_at": NOW - MINUTE,
@@ -60,13 +60,13 @@ def fresh(**fields: Any) -> Claimed:
     return blank._replace(**{**given, **fields})
 
 
-def in_doubt(since: datetime = NOW - MINUTE, **fields: Any) -> Claimed:
+def in_doubt(since: datetime = NOW - MINUTE, **fields: Any) -> ClaimedEntry:
     """An entry whose earlier attempt, under the lease of `since`, has a fate that nobody knows."""
     return fresh(**{"deliveries": 2, "attempts": 1, "maybe_sent": True, "in_doubt_since": since, **fields})
 
 
 def after(
-    entry: Claimed, outcome: Outcome, memory: Memory = KEYS, now: datetime = NOW, jitter: float = 0.5
+    entry: ClaimedEntry, outcome: Outcome, memory: Memory = KEYS, now: datetime = NOW, jitter: float = 0.5
 ) -> Transition:
     return decide(entry, outcome, memory, now, jitter)
 
@@ -78,7 +78,7 @@ class Arrow(NamedTuple):
     """`given` and the outcome `answer` end in `state`; waiting and parked entries carry `doubt` on."""
 
     name: str
-    given: Claimed
+    given: ClaimedEntry
     memory: Memory
     answer: Outcome
     state: str
@@ -121,9 +121,9 @@ def state_of(change: Transition) -> str:
     match change:
         case Settle(state=state):
             return state
-        case Wait():
+        case Retry():
             return "retry"
-        case Park():
+        case MarkUncertain():
             return "uncertain"
     raise AssertionError(f"decide never answers with {change}")
 
@@ -154,7 +154,7 @@ def test_a_rejection_keeps_its_reason_and_what_the_service_answered() -> None:
 def test_an_uncertain_rejection_says_both_what_was_answered_and_why_that_proves_nothing() -> None:
     change = after(in_doubt(), Rejected("no such charge"))
 
-    assert isinstance(change, Park)
+    assert isinstance(change, MarkUncertain)
     assert change.reason == "no such charge; but an earlier attempt may have been executed"
 
 
@@ -181,7 +181,7 @@ def test_doubt_begins_with_the_start_of_the_lease_under_which_it_arose(outcome: 
     """Not with the answer: the service may have seen the key at any time since then."""
     change = after(fresh(), outcome)
 
-    assert isinstance(change, Wait | Park)
+    assert isinstance(change, Retry | MarkUncertain)
     assert change.in_doubt_since == LEASED_AT
 
 
@@ -202,7 +202,7 @@ def test_doubt_stays_with_the_first_attempt_in_doubt_however_many_follow(outcome
 
     change = after(in_doubt(first), outcome)
 
-    assert isinstance(change, Wait | Park)
+    assert isinstance(change, Retry | MarkUncertain)
     assert change.maybe_sent
     assert change.in_doubt_since == first
 
@@ -210,7 +210,7 @@ def test_doubt_stays_with_the_first_attempt_in_doubt_however_many_follow(outcome
 def test_deferred_counts_no_attempt_and_begins_no_doubt() -> None:
     change = after(fresh(attempts=3), Deferred("connection refused"), jitter=0)
 
-    assert change == Wait(timedelta(0), "connection refused", attempts=3, maybe_sent=False, in_doubt_since=None)
+    assert change == Retry(timedelta(0), "connection refused", attempts=3, maybe_sent=False, in_doubt_since=None)
 
 
 def test_deferred_never_clears_an_earlier_doubt() -> None:
@@ -218,7 +218,7 @@ def test_deferred_never_clears_an_earlier_doubt() -> None:
 
     change = after(in_doubt(first, attempts=3), Deferred("connection refused"), jitter=0)
 
-    assert change == Wait(timedelta(0), "connection refused", attempts=3, maybe_sent=True, in_doubt_since=first)
+    assert change == Retry(timedelta(0), "connection refused", attempts=3, maybe_sent=True, in_doubt_since=first)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_in_doubt_there_is_no_retry_from_the_last_safe_moment_on(outcome: Outcom
 def test_a_doubt_that_began_past_the_window_while_its_process_slept_is_uncertain() -> None:
     change = after(fresh(leased_at=NOW - WINDOW), Unknown("reset"))
 
-    assert isinstance(change, Park)
+    assert isinstance(change, MarkUncertain)
     assert change.in_doubt_since == NOW - WINDOW
 
 
@@ -263,11 +263,11 @@ def test_a_service_without_keys_cannot_reject_conclusively() -> None:
 
 @EVERY_SERVICE
 @pytest.mark.parametrize("entry", [fresh(), in_doubt()], ids=["at first", "in doubt"])
-def test_a_key_conflict_is_never_failed_and_never_sent_again(entry: Claimed, memory: Memory) -> None:
+def test_a_key_conflict_is_never_failed_and_never_sent_again(entry: ClaimedEntry, memory: Memory) -> None:
     """An earlier request under this key has reached the service: something may have happened."""
     change = after(entry, KeyConflict("other parameters"), memory)
 
-    assert isinstance(change, Park)
+    assert isinstance(change, MarkUncertain)
     assert change.maybe_sent
 
 
@@ -275,7 +275,7 @@ def test_a_key_conflict_is_never_failed_and_never_sent_again(entry: Claimed, mem
 def test_in_progress_is_not_success(memory: Memory) -> None:
     change = after(fresh(), InProgress(), memory)
 
-    assert isinstance(change, Wait)
+    assert isinstance(change, Retry)
     assert change.maybe_sent
 
 
@@ -317,7 +317,7 @@ def test_deferred_does_not_use_up_the_allowed_attempts() -> None:
     ids=["deferred", "unknown", "in progress", "deferred in doubt", "unknown in doubt"],
 )
 def test_past_its_age_an_entry_is_failed_if_never_possibly_sent_else_uncertain(
-    entry: Claimed, outcome: Outcome, state: str
+    entry: ClaimedEntry, outcome: Outcome, state: str
 ) -> None:
     just_inside = after(entry._replace(first_leased_at=NOW - KEYS.age_max + INSTANT), outcome, KEYS)
     at_the_limit = after(entry._replace(first_leased_at=NOW - KEYS.age_max), outcome, KEYS)
@@ -346,7 +346,7 @@ def test_an_entry_that_two_senders_in_turn_vanished_with_waits_for_a_time_of_its
     once, twice = in_doubt(deliveries=2), in_doubt(deliveries=3, attempts=2)
 
     assert admit(once, memory, NOW, 0.5) is None
-    assert admit(twice, memory, NOW, 0.5) == Wait(
+    assert admit(twice, memory, NOW, 0.5) == Retry(
         2 * SECOND, "2 senders in turn vanished with it", 2, True, twice.in_doubt_since
     )
 
@@ -409,21 +409,21 @@ HALF_A_SECOND = SECOND / 2  # the backoff of a first delivery with the jitter of
 def test_a_retry_after_is_honoured_in_full(outcome: Any, asked: timedelta) -> None:
     change = after(fresh(), outcome("busy", asked), FOREVER_KEYS)
 
-    assert isinstance(change, Wait)
+    assert isinstance(change, Retry)
     assert change.delay == asked
 
 
 def test_in_progress_honours_a_retry_after_too() -> None:
     change = after(fresh(), InProgress(HOUR))
 
-    assert isinstance(change, Wait)
+    assert isinstance(change, Retry)
     assert change.delay == HOUR
 
 
 def test_a_retry_after_shorter_than_the_backoff_does_not_shorten_it() -> None:
     change = after(fresh(deliveries=9), Deferred("busy", SECOND), jitter=0.999)
 
-    assert isinstance(change, Wait)
+    assert isinstance(change, Retry)
     assert change.delay == backoff(9, 0.999) > SECOND
 
 
@@ -432,7 +432,7 @@ def test_a_retry_after_shorter_than_the_backoff_does_not_shorten_it() -> None:
 def test_a_retry_after_that_asks_for_nothing_leaves_the_backoff(outcome: Any, asked: timedelta | None) -> None:
     change = after(fresh(), outcome("busy", asked))
 
-    assert isinstance(change, Wait)
+    assert isinstance(change, Retry)
     assert change.delay == HALF_A_SECOND
 
 
@@ -443,7 +443,7 @@ def test_a_huge_retry_after_is_clamped_to_the_age(asked: timedelta) -> None:
 
     change = after(entry, Deferred("busy", asked), KEYS)
 
-    assert isinstance(change, Wait)
+    assert isinstance(change, Retry)
     assert change.delay == KEYS.age_max - HOUR
 
 
@@ -451,7 +451,7 @@ def test_a_huge_retry_after_is_clamped_to_the_age(asked: timedelta) -> None:
 def test_a_huge_retry_after_is_clamped_to_the_window_where_doubt_begins(outcome: Outcome) -> None:
     change = after(fresh(), outcome)
 
-    assert isinstance(change, Wait)
+    assert isinstance(change, Retry)
     last = last_safe_send(LEASED_AT, KEYS)
     assert last is not None
     assert NOW + change.delay == last - MARGIN  # a margin earlier, so that the claim still is in time
@@ -463,7 +463,7 @@ def test_after_the_last_attempt_before_the_window_ends_no_wait_is_cut_short_any_
     at_the_last = in_doubt(NOW - (WINDOW - TIMEOUT - MARGIN) + MARGIN)
     asking = replace(outcome, after=MARGIN)
 
-    assert isinstance(after(at_the_last, outcome, jitter=0.5), Wait)
+    assert isinstance(after(at_the_last, outcome, jitter=0.5), Retry)
     assert after(at_the_last, outcome, jitter=0.5).delay == backoff(at_the_last.deliveries, 0.5)
     assert state_of(after(at_the_last, asking)) == "uncertain"
 
@@ -473,14 +473,14 @@ def test_deferred_in_doubt_is_clamped_to_the_window_of_that_doubt() -> None:
 
     change = after(in_doubt(first), Deferred("busy", DAY))
 
-    assert isinstance(change, Wait)
+    assert isinstance(change, Retry)
     assert NOW + change.delay == first + WINDOW - TIMEOUT - 2 * MARGIN
 
 
 def test_deferred_without_doubt_knows_no_window() -> None:
     change = after(fresh(), Deferred("busy", 2 * WINDOW))
 
-    assert isinstance(change, Wait)
+    assert isinstance(change, Retry)
     assert change.delay == 2 * WINDOW
 
 
@@ -489,7 +489,7 @@ def test_what_has_less_than_a_margin_left_and_is_to_wait_longer_is_not_sent_any_
 
     change = after(in_doubt(first), Unknown("reset", HOUR))
 
-    assert isinstance(change, Park)
+    assert isinstance(change, MarkUncertain)
     assert change.reason == "reset; the service may forget its key before another attempt"
 
 
@@ -522,7 +522,7 @@ def test_backoff_begins_with_a_second_and_is_capped_at_ten_minutes() -> None:
 def test_a_retry_waits_for_the_backoff_of_its_deliveries(jitter: float) -> None:
     change = after(fresh(deliveries=7), Deferred("busy"), jitter=jitter)
 
-    assert isinstance(change, Wait)
+    assert isinstance(change, Retry)
     assert change.delay == backoff(7, jitter)
 
 
@@ -554,7 +554,7 @@ def test_the_window_ends_a_timeout_and_a_margin_early(since: datetime, sent: boo
 
     assert (change is None) == sent
     if change is not None:
-        assert isinstance(change, Park)
+        assert isinstance(change, MarkUncertain)
         assert (change.attempts, change.maybe_sent, change.in_doubt_since) == (1, True, since)
 
 
@@ -569,8 +569,8 @@ def test_without_doubt_there_is_no_window() -> None:
 def test_a_vanished_sender_leaves_an_entry_for_a_service_without_keys_uncertain() -> None:
     change = admit(in_doubt(), NO_KEYS, NOW)
 
-    assert isinstance(change, Park)
-    assert change == Park(change.reason, attempts=1, maybe_sent=True, in_doubt_since=NOW - MINUTE)
+    assert isinstance(change, MarkUncertain)
+    assert change == MarkUncertain(change.reason, attempts=1, maybe_sent=True, in_doubt_since=NOW - MINUTE)
     assert change.reason == "its sender vanished, and the service keeps no keys"
 
 
@@ -583,7 +583,7 @@ def test_vanished_senders_use_up_the_allowed_attempts(memory: Memory) -> None:
     """A payload that kills its process ends too: each lease that ran out counted as an attempt."""
     change = admit(in_doubt(attempts=memory.attempts_max), memory, NOW)
 
-    assert isinstance(change, Park)
+    assert isinstance(change, MarkUncertain)
     assert change.attempts == memory.attempts_max
 
 
@@ -634,7 +634,7 @@ MEMORIES = st.builds(
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> Claimed:
+def entries(draw: st.DrawFn) -> ClaimedEntry:
     leased_at = NOW - draw(DURATIONS)
     since = draw(st.none() | DURATIONS.map(lambda before: leased_at - before))
     return fresh(
@@ -650,18 +650,18 @@ def entries(draw: st.DrawFn) -> Claimed:
 @settings(deadline=None, max_examples=300)
 @given(entries(), OUTCOMES, MEMORIES, st.floats(0, 1, exclude_max=True))
 def test_a_retry_is_due_inside_every_limit_and_doubt_never_fails(
-    entry: Claimed, outcome: Outcome, memory: Memory, jitter: float
+    entry: ClaimedEntry, outcome: Outcome, memory: Memory, jitter: float
 ) -> None:
     change = decide(entry, outcome, memory, NOW, jitter)
 
     match change:
-        case Wait():
+        case Retry():
             last = last_safe_send(change.in_doubt_since, memory)
             assert timedelta(0) <= change.delay <= entry.first_leased_at + memory.age_max - NOW
             assert last is None or NOW + change.delay < last
             assert change.attempts < memory.attempts_max or isinstance(outcome, Deferred)
             assert change.maybe_sent == (change.in_doubt_since is not None)
-        case Park():
+        case MarkUncertain():
             assert change.maybe_sent
             assert change.in_doubt_since is not None
         case Settle(state="failed") if entry.maybe_sent:

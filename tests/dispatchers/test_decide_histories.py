@@ -44,12 +44,12 @@ from dispatchers.delivery import (
 from dispatchers.store import queue_update
 from dispatchers.transitions import (
     SEND_AGAIN,
-    Claimed,
-    HandBack,
-    Keep,
+    ClaimedEntry,
     Known,
-    Park,
-    Requeue,
+    MarkUncertain,
+    Release,
+    RetryCallback,
+    SendAgain,
     Settle,
     Transition,
     known_of,
@@ -65,7 +65,7 @@ LEASE, TIMEOUT, MARGIN, WINDOW = 60, 10, 5, 200  # seconds; check_adapter would 
 TRANSIT_MAX = TIMEOUT + MARGIN
 QUIESCENCE = (LEASE + MARGIN) * SECOND
 
-BLANK = Claimed(**dict.fromkeys(Claimed._fields))  # type: ignore[arg-type]
+BLANK = ClaimedEntry(**dict.fromkeys(ClaimedEntry._fields))  # type: ignore[arg-type]
 
 
 class BrokenPromise(AssertionError):
@@ -84,7 +84,7 @@ Kind = Literal[
     "breaks after",
     "finds another request",  # the key is known, but not with these parameters
 ]
-Word = Literal["the truth", "send again"]
+OperatorDecision = Literal["the truth", "send again"]
 Fate = Literal["answers", "vanishes before sending", "vanishes after sending", "cannot connect", "request is lost"]
 
 
@@ -119,7 +119,7 @@ class History:
     attempts_max: int
     age_max: int
     turns: tuple[Turn, ...]
-    words: tuple[tuple[Word, int], ...] = ()
+    words: tuple[tuple[OperatorDecision, int], ...] = ()
 
     @property
     def memory(self) -> Memory:
@@ -194,7 +194,7 @@ def some_turn(choose: Choose) -> Turn:
     )
 
 
-def some_word(choose: Choose) -> tuple[Word, int]:
+def some_word(choose: Choose) -> tuple[OperatorDecision, int]:
     return choose(["the truth", "send again", "send again"]), choose([0, 0, *LATE])
 
 
@@ -348,17 +348,17 @@ class World:
         else:
             self._try(entry, turn)
 
-    def _conclude(self, entry: Claimed, known: Known, turn: Turn) -> None:
+    def _conclude(self, entry: ClaimedEntry, known: Known, turn: Turn) -> None:
         """As the dispatcher does with what is on record; nothing is sent."""
         if turn.fate != "vanishes before sending":
             self.settle(entry, rules.conclude(entry, known, self.memory, QUIESCENCE), turn)
 
-    def _try(self, entry: Claimed, turn: Turn) -> None:
+    def _try(self, entry: ClaimedEntry, turn: Turn) -> None:
         if turn.fate == "vanishes before sending":
             return
         change = rules.admit(entry, self.memory, self.now)
         if change is None and self.now > entry.leased_at + (LEASE - MARGIN - TIMEOUT) * SECOND:
-            change = HandBack("its lease was too short when its turn came")
+            change = Release("its lease was too short when its turn came")
         if change is not None:
             self.settle(entry, change, turn)
         elif turn.fate == "cannot connect":
@@ -366,7 +366,7 @@ class World:
         else:
             self._send(entry, turn)
 
-    def _send(self, entry: Claimed, turn: Turn) -> None:
+    def _send(self, entry: ClaimedEntry, turn: Turn) -> None:
         self._check_that_sending_is_safe(entry)
         send = Send(entry.leased_at, entry.key_epoch)
         self.sends.append(send)
@@ -376,19 +376,19 @@ class World:
         if turn.fate != "vanishes after sending":
             self.after(leaves + TIMEOUT * SECOND, partial(self._answer, entry, turn, send, Unknown("no answer")))
 
-    def _answer(self, entry: Claimed, turn: Turn, send: Send, outcome: Outcome) -> None:
+    def _answer(self, entry: ClaimedEntry, turn: Turn, send: Send, outcome: Outcome) -> None:
         """An answer, or the end of the timeout, whichever is first."""
         if not send.answered:
             send.answered = True
             send.harmless = isinstance(outcome, Deferred | Rejected)
             self._answered(entry, outcome, turn)
 
-    def _answered(self, entry: Claimed, outcome: Outcome, turn: Turn) -> None:
+    def _answered(self, entry: ClaimedEntry, outcome: Outcome, turn: Turn) -> None:
         self.settle(entry, rules.decide(entry, outcome, self.memory, self.now, turn.jitter), turn)
 
-    def settle(self, entry: Claimed, change: Transition, turn: Turn) -> None:
+    def settle(self, entry: ClaimedEntry, change: Transition, turn: Turn) -> None:
         """As the store does: under the token, except for late proof of success."""
-        if turn.callback_fails and isinstance(change, Settle | Park):
+        if turn.callback_fails and isinstance(change, Settle | MarkUncertain):
             change = rules.keep(entry, change, "its callback failed", turn.jitter)
         if not (self._is_held_by(entry) or self._is_late_proof(entry, change)):
             return
@@ -397,7 +397,7 @@ class World:
         if isinstance(change, Settle):
             self.state, self.attempts = change.state, change.attempts
             return
-        row = queue_update.moved(entry, change)
+        row = queue_update.queue_update(entry, change)
         self.state, self.attempts = row.state, row.attempts
         self.maybe_sent, self.in_doubt_since, self.key_epoch = row.maybe_sent, row.in_doubt_since, row.key_epoch
         self.deliveries -= row.uncounted
@@ -405,19 +405,19 @@ class World:
         self.due_at = self.now + row.delay if row.delay is not None else NEVER
         if row.anew:
             self.first_leased_at = None
-        if isinstance(change, Requeue) and not change.absent:
+        if isinstance(change, SendAgain) and not change.absent:
             self.sends_before = len(self.sends)
 
-    def _is_held_by(self, entry: Claimed) -> bool:
+    def _is_held_by(self, entry: ClaimedEntry) -> bool:
         return self.lease is not None and self.lease[2] == entry.lease_token
 
-    def _is_late_proof(self, entry: Claimed, change: Transition) -> bool:
-        end = change.end if isinstance(change, Keep) else change
+    def _is_late_proof(self, entry: ClaimedEntry, change: Transition) -> bool:
+        end = change.end if isinstance(change, RetryCallback) else change
         is_proof = isinstance(end, Settle) and end.state == "delivered"
         return is_proof and entry.key_epoch == self.key_epoch and self.state in ("sending", "retry", "uncertain")
 
-    def _check_that_it_is_true(self, change: Transition, entry: Claimed) -> None:
-        end = change.end if isinstance(change, Keep) else change
+    def _check_that_it_is_true(self, change: Transition, entry: ClaimedEntry) -> None:
+        end = change.end if isinstance(change, RetryCallback) else change
         if known_of(entry.outcome) is not None or not isinstance(end, Settle):
             return  # what is on record was true when it was put there
         if end.state == "delivered" and self.effects == 0:
@@ -428,7 +428,7 @@ class World:
 
     # --- a person
 
-    def hear(self, word: Word) -> None:
+    def hear(self, word: OperatorDecision) -> None:
         """As `decisions.resolve` does. Who tells the truth has waited until nothing is under way."""
         state: Any = SEND_AGAIN
         if word == "the truth":
@@ -444,7 +444,7 @@ class World:
 
     # --- the service
 
-    def _arrive(self, entry: Claimed, turn: Turn, send: Send) -> None:
+    def _arrive(self, entry: ClaimedEntry, turn: Turn, send: Send) -> None:
         window, epoch = self.memory.window, send.epoch
         if isinstance(window, timedelta):
             send.too_late = self.now >= self._first_in_doubt(epoch) + window
@@ -486,7 +486,7 @@ class World:
             found.answer = Delivered()
         reply(found.answer)
 
-    def _reply(self, entry: Claimed, turn: Turn, send: Send, outcome: Outcome) -> None:
+    def _reply(self, entry: ClaimedEntry, turn: Turn, send: Send, outcome: Outcome) -> None:
         if turn.fate != "vanishes after sending":
             self.after(turn.back * SECOND, partial(self._answer, entry, turn, send, outcome))
 
@@ -499,7 +499,7 @@ class World:
     def _maybe_executed(self, epoch: int) -> Iterator[Send]:
         return (send for send in self.sends if send.epoch == epoch and not send.harmless)
 
-    def _check_that_sending_is_safe(self, entry: Claimed) -> None:
+    def _check_that_sending_is_safe(self, entry: ClaimedEntry) -> None:
         if known_of(entry.outcome) is not None:
             raise BrokenPromise("sent though its fate is on record")
         if sum(not send.harmless for send in self.sends[self.sends_before :]) >= self.memory.attempts_max:
@@ -563,7 +563,7 @@ def live_through(history: History) -> World:
     return world
 
 
-def goes_on(world: World, words: Iterator[tuple[Word, int]]) -> bool:
+def goes_on(world: World, words: Iterator[tuple[OperatorDecision, int]]) -> bool:
     """Whether it has not ended, for which a person may have to say something first."""
     while world.ended and world.state == "uncertain":
         word, late = next(words, (None, 0))

@@ -31,8 +31,8 @@ from dispatchers import FOREVER, Deferred, Delivered, KeyConflict, Outcome, Reje
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
 from dispatchers.delivery import Window
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Park, known_of
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import MarkUncertain, known_of
 from outbox.keys import derive_tag, encode_native, key_fields
 from outbox.sql.dialect import clock
 from outbox.times import NEVER
@@ -71,9 +71,9 @@ def uncertain(database: Database, ob: outbox.Outbox, outcome: Outcome | None = N
 def in_doubt(database: Database, ob: outbox.Outbox) -> UUID:
     """An entry that may have happened under a key which the service still knows, and whose answer it does not."""
     id = put_one(database, ob, parent="invoice:42")
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     claimed = claim_one(store, forms={"crm": "native"})
-    settle(store, (claimed, Park("somebody is to look", 1, True, claimed.leased_at)))
+    settle(store, (claimed, MarkUncertain("somebody is to look", 1, True, claimed.leased_at)))
     return id
 
 
@@ -90,7 +90,7 @@ def in_state(name: str, database: Database, ob: outbox.Outbox) -> UUID:
     if name in answers:
         run_once(database, ob, adapters={"crm": MemoryAdapter([answers[name]])})
     elif name == "sending":
-        claim(Claims(database.engine, ob.configuration))
+        claim(DatabaseStore(database.engine, ob.configuration))
     elif name == "held":
         change(database, id, hold="a clone")
     elif name == "cancelled":
@@ -502,7 +502,7 @@ def test_a_halted_lane_goes_on_and_that_is_on_record(database: Database) -> None
     database.execute(sa.insert(TABLES.halted).values(halted))
 
     with database.engine.begin() as connection:
-        decisions.release_lane(connection, TABLES, "acct_1", actor="ada")
+        decisions.release_group(connection, TABLES, "acct_1", actor="ada")
 
     assert database.rows(TABLES.halted) == []
     assert history(database, id) == [("decision", "ada", "its lane was released from: uncertain")]
@@ -510,7 +510,7 @@ def test_a_halted_lane_goes_on_and_that_is_on_record(database: Database) -> None
         pytest.raises(outbox.EntryNotFound, match="no lane with the ordering key 'acct_1' is halted"),
         database.engine.begin() as connection,
     ):
-        decisions.release_lane(connection, TABLES, "acct_1", actor="ada")
+        decisions.release_group(connection, TABLES, "acct_1", actor="ada")
 
 
 # --- races
@@ -559,7 +559,7 @@ def test_a_decision_never_lands_on_an_entry_that_was_claimed_meanwhile(
     sqlite: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = put_one(sqlite, ob)
-    store = Claims(sqlite.engine, ob.configuration)
+    store = DatabaseStore(sqlite.engine, ob.configuration)
     look = decisions._require
 
     def look_and_be_late(*arguments: Any) -> None:

@@ -27,7 +27,7 @@ from dispatchers.delivery import (
     Unknown,
 )
 from dispatchers.sanitize import OUTCOMES
-from dispatchers.transitions import Claimed, Park, Settle, Wait
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle
 from outbox.keys import Tag
 
 TAG = Tag(bytes(range(32)))
@@ -65,9 +65,9 @@ def delivery(body: bytes = b"{}") -> Delivery:
     )
 
 
-def claimed() -> Claimed:
+def claimed() -> ClaimedEntry:
     """What no rule looks at is None."""
-    blank = Claimed(**dict.fromkeys(Claimed._fields))  # type: ignore[arg-type]
+    blank = ClaimedEntry(**dict.fromkeys(ClaimedEntry._fields))  # type: ignore[arg-type]
     return blank._replace(
         first_leased_at=NOW, leased_at=NOW, deliveries=1, attempts=0, maybe_sent=False, in_doubt_since=None
     )
@@ -123,7 +123,7 @@ def test_the_dispatcher_takes_each_outcome_and_nothing_else() -> None:
 def test_every_outcome_is_decided(member: type) -> None:
     change = decide(claimed(), ONE_OF_EACH[member], Memory(window=timedelta(days=1)), NOW, jitter=0.5)
 
-    assert isinstance(change, Settle | Wait | Park)
+    assert isinstance(change, Settle | Retry | MarkUncertain)
 
 
 @pytest.mark.parametrize("answer", [None, "delivered", 200, Delivered, {}], ids=repr)
@@ -166,7 +166,7 @@ def test_equal_values_are_equal(make: Callable[[], Any]) -> None:
 # --- what an adapter declares
 
 
-OF_THE_DISPATCHER = {"margin", "quiescence", "can_look"}
+OF_THE_DISPATCHER = {"margin", "fencing_delay", "can_look_up"}
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Memory) if field.name not in OF_THE_DISPATCHER])

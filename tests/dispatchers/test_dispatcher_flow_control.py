@@ -35,14 +35,14 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, Dispatcher, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Callback
-from dispatchers.database_identity import Mark, Watched
-from dispatchers.flow_control.state import Pressures
+from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
+from dispatchers.flow_control.state import FlowStates
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
 from dispatchers.store.protocol import Exchange
 from dispatchers.store.uncertain_entries import Wanted
-from dispatchers.transitions import Claimed, End, Ending, HandBack, Park, Settle, Wait
+from dispatchers.transitions import ClaimedEntry, End, Ending, MarkUncertain, Release, Retry, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, derive_tag, key_fields
 
 # --- pressure
@@ -162,7 +162,7 @@ def test_a_send_that_outlives_its_lease_costs_no_slot(database: Database, ob: ou
 @pytest.fixture
 def one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a store's fates meet its exchanges in order."""
-    monkeypatch.setattr("dispatchers.dispatcher.LANES", 1)
+    monkeypatch.setattr("dispatchers.dispatcher.CLAIM_LOOPS", 1)
 
 
 @pytest.mark.usefixtures("one_lane")
@@ -177,7 +177,7 @@ def test_outcomes_are_kept_while_the_database_is_away_and_settled_once(
     monkeypatch.setattr("dispatchers.dispatcher.STORE_RETRY_SECONDS", (0.01, 0.01))
     sent, waiting = put_one(database, ob, destination="a"), put_one(database, ob, destination="a")
     adapter = MemoryAdapter(lambda delivery: Delivered() if delivery.id == sent else Deferred("busy", after=HOUR))
-    store = WrappedStore(Claims(database.engine, ob.configuration), *fates)
+    store = WrappedStore(DatabaseStore(database.engine, ob.configuration), *fates)
     working = dispatcher(None, ob, adapters={"crm": adapter}, store=store)
 
     asyncio.run(pumping(working, lambda: states(database) == {"delivered": 1, "retry": 1} and not store.failing))
@@ -195,7 +195,7 @@ def test_run_once_raises_what_the_database_raises_and_the_next_call_settles(
 ) -> None:
     put(database, ob, count=3)
     adapter = MemoryAdapter()
-    store = WrappedStore(Claims(database.engine, ob.configuration), "", "before")
+    store = WrappedStore(DatabaseStore(database.engine, ob.configuration), "", "before")
     working = dispatcher(None, ob, adapters={"crm": adapter}, store=store)
 
     with pytest.raises(sa.exc.OperationalError):
@@ -211,7 +211,7 @@ def test_run_once_raises_what_the_database_raises_and_the_next_call_settles(
 def test_a_claim_whose_acknowledgement_was_lost_is_taken_over_in_doubt(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     adapter = MemoryAdapter()
-    store = WrappedStore(Claims(database.engine, ob.configuration), "after")
+    store = WrappedStore(DatabaseStore(database.engine, ob.configuration), "after")
     working = dispatcher(None, ob, adapters={"crm": adapter}, store=store)
 
     with pytest.raises(sa.exc.OperationalError):
@@ -283,15 +283,15 @@ class FakeStore:
         self.exchanges += 1
         self.changes += [change for _, change in settlements]
         claimed = []
-        if request is not None and request.wants:
+        if request is not None and request.quotas:
             self.requests.append(request)
-            size = min(sum(want.slots for want in request.wants if want.destination == "crm"), request.entries_max)
+            size = min(sum(quota.slots for quota in request.quotas if quota.destination == "crm"), request.entries_max)
             taken, self.queue = self.queue[:size], self.queue[size:]
             claimed = [entry._replace(leased_at=self.now, lease_token=request.token) for entry in taken]
             self.seconds += self.lag
         return Exchange({entry.id for entry, _ in settlements}, claimed)
 
-    async def settle_with(self, entry: Claimed, end: End, callback: Callback) -> bool:
+    async def settle_with(self, entry: ClaimedEntry, end: End, callback: Callback) -> bool:
         raise NotImplementedError
 
     async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
@@ -303,14 +303,14 @@ class FakeStore:
     async def destinations(self) -> list[str]:
         return ["crm", *self.others]
 
-    async def watch(self, env: str, known: Mark | None) -> Watched:
-        return Watched(mark=None)
+    async def watch(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
+        return IdentityCheck(mark=None)
 
-    async def seek(self, wanted: Wanted, quiescence: timedelta, after: UUID | None) -> UUID | None:
+    async def seek(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
         return None
 
-    async def pressures(self) -> Pressures:
-        return Pressures(self.now, {})
+    async def pressures(self) -> FlowStates:
+        return FlowStates(self.now, {})
 
     async def gauges(self) -> dict[str, Gauge]:
         return {}
@@ -339,7 +339,7 @@ class FakeStore:
         pass
 
 
-def fake_entry(number: int, **fields: Any) -> Claimed:
+def fake_entry(number: int, **fields: Any) -> ClaimedEntry:
     long_ago = datetime(2026, 1, 1, tzinfo=UTC)
     ring = outbox.Keyring({"k1": bytes(32)})
     given = {
@@ -372,7 +372,7 @@ def fake_entry(number: int, **fields: Any) -> Claimed:
         "ended": None,
         "lease_token": UUID(int=0),
     }
-    return Claimed(**given | fields)
+    return ClaimedEntry(**given | fields)
 
 
 def simulated(store: FakeStore, ob: outbox.Outbox, adapter: Any, seed: int = 1, **settings: Any) -> Dispatcher:
@@ -381,7 +381,7 @@ def simulated(store: FakeStore, ob: outbox.Outbox, adapter: Any, seed: int = 1, 
         adapters={"crm": adapter},
         store=store,
         clock=lambda: store.seconds,
-        chance=random.Random(seed),
+        rng=random.Random(seed),
         **settings,
     )
 
@@ -396,7 +396,7 @@ def test_a_store_without_a_database_drives_it_the_same_way_each_time(ob: outbox.
 
     assert runs[0] == runs[1] != runs[2]
     assert sum(isinstance(change, Settle) for change in runs[0][1]) == 298
-    assert sum(isinstance(change, Wait) for change in runs[0][1]) == 2
+    assert sum(isinstance(change, Retry) for change in runs[0][1]) == 2
 
 
 def test_what_would_outlive_its_lease_is_handed_back_unsent(ob: outbox.Outbox) -> None:
@@ -407,7 +407,7 @@ def test_what_would_outlive_its_lease_is_handed_back_unsent(ob: outbox.Outbox) -
     asyncio.run(simulated(store, ob, adapter, lease=timedelta(seconds=60), margin=timedelta(seconds=5)).run_once())
 
     assert adapter.deliveries == []
-    assert [type(change) for change in store.changes] == [HandBack, HandBack]
+    assert [type(change) for change in store.changes] == [Release, Release]
 
 
 def test_nothing_is_sent_whose_key_took_so_long_to_come_that_the_lease_is_over(ob: outbox.Outbox) -> None:
@@ -419,7 +419,7 @@ def test_nothing_is_sent_whose_key_took_so_long_to_come_that_the_lease_is_over(o
     asyncio.run(simulated(store, ob, adapter, keyring=outbox.Keyring({"k1": bytes(32)})).run_once())
 
     assert adapter.deliveries == []
-    assert [type(change) for change in store.changes] == [HandBack]
+    assert [type(change) for change in store.changes] == [Release]
 
 
 @pytest.mark.parametrize(("seconds_more", "sent"), [(0, 1), (3, 0)])
@@ -436,7 +436,7 @@ def test_the_window_is_measured_by_the_databases_clock_and_the_time_since_the_cl
     asyncio.run(simulated(store, ob, adapter, margin=margin).run_once())
 
     assert len(adapter.deliveries) == sent
-    assert isinstance(store.changes[0], Settle if sent else Park)
+    assert isinstance(store.changes[0], Settle if sent else MarkUncertain)
 
 
 def test_a_full_dispatcher_does_not_ask_the_database_again_and_again(ob: outbox.Outbox) -> None:

@@ -31,38 +31,40 @@ import outbox
 from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
-from dispatchers.database_identity import Mark, Watched
+from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.store import database_identity as store_identity
-from dispatchers.store.database import Claims
-from dispatchers.transitions import HandBack, Settle, Wait
-from outbox.errors import ConfigurationError, DecisionRefused, Held
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import Release, Retry, Settle
+from outbox.errors import ConfigurationError, DecisionRefused, Suspended
 
 META = TABLES.meta
 LATER = timedelta(minutes=5)
 
 
 @pytest.fixture
-def store(database: Database, ob: outbox.Outbox) -> Claims:
-    return Claims(database.engine, ob.configuration)
+def store(database: Database, ob: outbox.Outbox) -> DatabaseStore:
+    return DatabaseStore(database.engine, ob.configuration)
 
 
-def watch(store: Claims, known: Mark | None = None, env: str = "test") -> Watched:
+def watch(store: DatabaseStore, known: DatabaseIdentity | None = None, env: str = "test") -> IdentityCheck:
     return asyncio.run(store.watch(env, known))
 
 
-def mark_of(watched: Watched) -> Mark:
+def mark_of(watched: IdentityCheck) -> DatabaseIdentity:
     assert watched.mark is not None
     return watched.mark
 
 
 def hold(database: Database, reason: str = "restored") -> None:
-    database.execute(sa.update(META).values(held_reason=reason))
+    database.execute(sa.update(META).values(suspended_reason=reason))
 
 
 # --- the mark
 
 
-def test_the_first_look_writes_a_mark_and_the_next_ones_leave_it_for_a_while(store: Claims, database: Database) -> None:
+def test_the_first_look_writes_a_mark_and_the_next_ones_leave_it_for_a_while(
+    store: DatabaseStore, database: Database
+) -> None:
     first = watch(store)
     again = watch(store, first.mark)
 
@@ -72,7 +74,9 @@ def test_the_first_look_writes_a_mark_and_the_next_ones_leave_it_for_a_while(sto
     assert len(database.rows(META)) == 1
 
 
-def test_a_mark_is_renewed_when_it_is_old_and_never_goes_back(store: Claims, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mark_is_renewed_when_it_is_old_and_never_goes_back(
+    store: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = mark_of(watch(store))
     monkeypatch.setattr(database_identity, "MARK_EVERY", timedelta(0))
 
@@ -83,7 +87,9 @@ def test_a_mark_is_renewed_when_it_is_old_and_never_goes_back(store: Claims, mon
     assert second.number == 2
 
 
-def test_of_two_that_renew_a_mark_at_once_the_second_leaves_the_firsts(store: Claims, database: Database) -> None:
+def test_of_two_that_renew_a_mark_at_once_the_second_leaves_the_firsts(
+    store: DatabaseStore, database: Database
+) -> None:
     old = mark_of(watch(store))
     first, second = (replace(old, checked_at=old.checked_at + LATER * count) for count in (2, 1))
 
@@ -97,11 +103,11 @@ def test_of_two_that_renew_a_mark_at_once_the_second_leaves_the_firsts(store: Cl
 def test_a_mark_that_another_writes_during_a_look_is_not_one_of_a_longer_log(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Claims(postgresql.engine, ob.configuration)
+    store = DatabaseStore(postgresql.engine, ob.configuration)
     mark = mark_of(watch(store))
     read_server = store_identity.read_server
 
-    def overtaken(*given: Any, **settings: Any) -> Mark:
+    def overtaken(*given: Any, **settings: Any) -> DatabaseIdentity:
         now = read_server(*given, **settings)
         with postgresql.engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE longer_log AS SELECT generate_series(1, 10000)")
@@ -114,7 +120,7 @@ def test_a_mark_that_another_writes_during_a_look_is_not_one_of_a_longer_log(
     assert watch(store, mark).held is None
 
 
-def test_a_mark_that_is_missing_holds_every_dispatcher(store: Claims, database: Database) -> None:
+def test_a_mark_that_is_missing_holds_every_dispatcher(store: DatabaseStore, database: Database) -> None:
     known = mark_of(watch(store))
     database.execute(sa.delete(META))
 
@@ -122,7 +128,7 @@ def test_a_mark_that_is_missing_holds_every_dispatcher(store: Claims, database: 
     assert watch(store).held == watch(store, known).held  # also one that remembers nothing
 
 
-def test_an_older_mark_than_the_one_remembered_holds_every_dispatcher(store: Claims, database: Database) -> None:
+def test_an_older_mark_than_the_one_remembered_holds_every_dispatcher(store: DatabaseStore, database: Database) -> None:
     mark = mark_of(watch(store))
 
     assert "it was set back" in str(watch(store, replace(mark, checked_at=mark.checked_at + LATER, number=2)).held)
@@ -130,7 +136,9 @@ def test_an_older_mark_than_the_one_remembered_holds_every_dispatcher(store: Cla
     assert database.rows(META)[0].checked_at == mark.checked_at  # doubt will count from there
 
 
-def test_a_mark_that_was_renewed_after_the_loss_does_not_tell_since_when(store: Claims, database: Database) -> None:
+def test_a_mark_that_was_renewed_after_the_loss_does_not_tell_since_when(
+    store: DatabaseStore, database: Database
+) -> None:
     """By a dispatcher that remembers nothing, and looked first."""
     mark = mark_of(watch(store))
 
@@ -139,22 +147,24 @@ def test_a_mark_that_was_renewed_after_the_loss_does_not_tell_since_when(store: 
     assert database.rows(META)[0].checked_at is None  # so `resume` asks for it
 
 
-def test_a_hold_that_a_person_has_ended_meanwhile_is_not_put_on_record_again(store: Claims, database: Database) -> None:
+def test_a_hold_that_a_person_has_ended_meanwhile_is_not_put_on_record_again(
+    store: DatabaseStore, database: Database
+) -> None:
     mark = mark_of(watch(store))
     database.execute(sa.update(META).values(resumed_at=mark.checked_at))
 
     with database.engine.begin() as connection:
         store_identity.hold(connection, TABLES, mark, "restored")
 
-    assert database.rows(META)[0].held_reason is None
+    assert database.rows(META)[0].suspended_reason is None
 
 
 def test_a_copied_file_is_another_place(sqlite: Database, ob: outbox.Outbox, tmp_path: Path) -> None:
-    watch(Claims(sqlite.engine, ob.configuration))
+    watch(DatabaseStore(sqlite.engine, ob.configuration))
     sqlite.dispose()
     copy = Database(sqlite.url.set(database=str(shutil.copy(str(sqlite.url.database), tmp_path / "copy.db"))))
 
-    assert "the tables are others, file " in str(watch(Claims(copy.engine, ob.configuration)).held)
+    assert "the tables are others, file " in str(watch(DatabaseStore(copy.engine, ob.configuration)).held)
 
     copy.dispose()
 
@@ -168,7 +178,7 @@ def test_a_server_that_does_not_let_its_user_ask_is_watched_by_what_it_does_tell
         connection.exec_driver_sql(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
         connection.exec_driver_sql("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
     engine = postgresql.new_engine(connect_args={"options": f"-c role={role}"})
-    store = Claims(engine, ob.configuration)
+    store = DatabaseStore(engine, ob.configuration)
 
     with caplog.at_level(logging.WARNING):
         first, again = watch(store), watch(store)
@@ -190,18 +200,20 @@ def test_a_server_that_does_not_let_its_user_ask_is_watched_by_what_it_does_tell
 # --- what a hold keeps from happening
 
 
-def test_nothing_is_claimed_while_every_dispatcher_holds(store: Claims, database: Database, ob: outbox.Outbox) -> None:
+def test_nothing_is_claimed_while_every_dispatcher_holds(
+    store: DatabaseStore, database: Database, ob: outbox.Outbox
+) -> None:
     put(database, ob, count=2)
     watch(store)
     hold(database)
 
     assert claim(store) == []
-    database.execute(sa.update(META).values(held_reason=None))
+    database.execute(sa.update(META).values(suspended_reason=None))
     assert len(claim(store)) == 2
 
 
 def test_nothing_is_claimed_where_the_mark_is_an_earlier_one_than_was_seen(
-    store: Claims, database: Database, ob: outbox.Outbox
+    store: DatabaseStore, database: Database, ob: outbox.Outbox
 ) -> None:
     put(database, ob, count=2)
     seen = mark_of(watch(store)).number
@@ -211,7 +223,7 @@ def test_nothing_is_claimed_where_the_mark_is_an_earlier_one_than_was_seen(
 
 
 def test_nothing_is_claimed_where_a_mark_was_seen_and_none_is(
-    store: Claims, database: Database, ob: outbox.Outbox
+    store: DatabaseStore, database: Database, ob: outbox.Outbox
 ) -> None:
     put_one(database, ob)
     seen = mark_of(watch(store)).number
@@ -224,13 +236,13 @@ def test_nothing_is_claimed_where_a_mark_was_seen_and_none_is(
     "end",
     [
         Settle("failed", 1, reason="status 422"),
-        Wait(timedelta(0), "slow", 1, False, None),
-        HandBack("not tried"),
+        Retry(timedelta(0), "slow", 1, False, None),
+        Release("not tried"),
     ],
     ids=["failed", "wait", "hand back"],
 )
 def test_of_what_is_in_flight_only_success_is_believed_while_every_dispatcher_holds(
-    store: Claims, database: Database, ob: outbox.Outbox, end: Any
+    store: DatabaseStore, database: Database, ob: outbox.Outbox, end: Any
 ) -> None:
     id = put_one(database, ob)
     watch(store)
@@ -243,7 +255,7 @@ def test_of_what_is_in_flight_only_success_is_believed_while_every_dispatcher_ho
 
 
 def test_nothing_is_cancelled_while_every_dispatcher_holds(
-    store: Claims, database: Database, ob: outbox.Outbox
+    store: DatabaseStore, database: Database, ob: outbox.Outbox
 ) -> None:
     id = put_one(database, ob)
     watch(store)
@@ -254,7 +266,7 @@ def test_nothing_is_cancelled_while_every_dispatcher_holds(
     saying = f"entry {id} is pending: the database may have forgotten that it was sent: `outbox resume --after-restore` first"
     with pytest.raises(DecisionRefused, match=saying), database.engine.begin() as connection:
         decisions.cancel(connection, TABLES, id, actor="ada")
-    database.execute(sa.update(META).values(held_reason=None))
+    database.execute(sa.update(META).values(suspended_reason=None))
     with database.begin() as session:
         assert ob.cancel(session, id)
 
@@ -282,7 +294,7 @@ def test_run_once_raises_held_with_the_reason_and_the_way_out(database: Database
     put_one(database, ob)
     hold(database, "the server is another one")
 
-    with pytest.raises(Held) as caught:
+    with pytest.raises(Suspended) as caught:
         run_once(database, ob, adapters={"crm": service})
 
     assert str(caught.value) == (
@@ -312,7 +324,7 @@ def test_a_dispatcher_at_work_stays_up_while_it_holds_and_goes_on_when_told(
         hold(database, "the disk was lost")
         await until_true(told("nothing is sent, every dispatcher holds: the disk was lost"))
         put_one(database, ob)
-        database.execute(sa.update(META).values(held_reason=None))
+        database.execute(sa.update(META).values(suspended_reason=None))
         await until_true(told("a person has resumed: sending again"))
         await until_true(lambda: states(database)["delivered"] == 2)
         stopping.set()
@@ -335,7 +347,7 @@ def test_the_mark_outside_the_database_is_remembered_across_processes(
     told = json.loads(mark.read_text())
     database.execute(sa.delete(META))
 
-    with pytest.raises(Held, match="the database has no mark, and mark 1 of "):
+    with pytest.raises(Suspended, match="the database has no mark, and mark 1 of "):
         run_once(database, ob, adapters={"crm": MemoryAdapter()}, mark=str(mark))
 
     assert told["environment"] == "test"

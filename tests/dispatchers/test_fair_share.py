@@ -5,10 +5,10 @@ from datetime import timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.entries import want
+from support.entries import quota
 
 from dispatchers.flow_control import fair_share
-from dispatchers.flow_control.fair_share import Backlog, Rounds, Waiting, counted_max, deal, share_out
+from dispatchers.flow_control.fair_share import Backlog, FairCursor, Waiting, counted_max, deal, share_out
 from dispatchers.transitions import HINT_SLACK
 from outbox.times import EPOCH, NEVER
 
@@ -133,23 +133,23 @@ def test_everybody_is_served_in_as_many_claims_as_it_takes_to_go_round(
 
 
 def test_only_what_does_not_fit_into_the_slots_is_shared_out() -> None:
-    rounds = Rounds({"crm"})
+    rounds = FairCursor({"crm"})
 
     assert "crm" in rounds
     assert "mail" not in rounds
-    assert rounds.share_out(want(slots=50), Backlog(EPOCH, 50)) == {}
+    assert rounds.share_out(quota(slots=50), Backlog(EPOCH, 50)) == {}
     assert rounds.after("crm") is None
-    assert rounds.share_out(want(slots=1), backlog(9, 9, slots=1)) == {"000": 1}
+    assert rounds.share_out(quota(slots=1), backlog(9, 9, slots=1)) == {"000": 1}
     assert rounds.after("crm") == "000"
 
 
 def test_a_hint_is_never_behind_the_oldest_that_was_left() -> None:
-    rounds = Rounds({"crm"})
+    rounds = FairCursor({"crm"})
     at = EPOCH + timedelta(days=1)
 
-    assert rounds.hint(want(hint=NEVER)) == EPOCH  # nothing was seen yet
-    rounds.share_out(want(slots=50), Backlog(at, 1))
-    assert rounds.hint(want(hint=NEVER)) == at - HINT_SLACK
-    rounds.share_out(want(slots=50), Backlog(None))
-    assert rounds.hint(want(hint=NEVER)) == at - HINT_SLACK
-    assert rounds.hint(want(hint=EPOCH)) == EPOCH  # a sweep looks for all
+    assert rounds.hint(quota(hint=NEVER)) == EPOCH  # nothing was seen yet
+    rounds.share_out(quota(slots=50), Backlog(at, 1))
+    assert rounds.hint(quota(hint=NEVER)) == at - HINT_SLACK
+    rounds.share_out(quota(slots=50), Backlog(None))
+    assert rounds.hint(quota(hint=NEVER)) == at - HINT_SLACK
+    assert rounds.hint(quota(hint=EPOCH)) == EPOCH  # a sweep looks for all

@@ -22,9 +22,9 @@ from support.entries import (
     claim_request,
     put_one,
     queue_row,
+    quota,
     run_once,
     settle,
-    want,
 )
 from support.ordering import LaneService, put_in_lane, send_all
 
@@ -35,8 +35,8 @@ from dispatchers.admin.decisions import pause
 from dispatchers.flow_control import fair_share
 from dispatchers.store import claims_postgresql, claims_sqlite
 from dispatchers.store import fair_share as store_fair_share
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Claimed, Settle, Wait
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry, Retry, Settle
 from outbox.times import NEVER
 
 MOMENT = timedelta(microseconds=1)
@@ -61,11 +61,11 @@ class Bench:
 
     database: Database
     ob: outbox.Outbox
-    store: Claims = field(init=False)
+    store: DatabaseStore = field(init=False)
     of: dict[UUID, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.store = Claims(self.database.engine, self.ob.configuration)
+        self.store = DatabaseStore(self.database.engine, self.ob.configuration)
 
     def put(self, scope: str, *, ob: outbox.Outbox | None = None, **given: Any) -> UUID:
         parent = outbox.ParentKey(f"order:{next(numbers)}", scope=scope)
@@ -89,9 +89,9 @@ class Bench:
 
     def claim(self, slots: int, **given: Any) -> Counter[str]:
         """How many entries of each scope a claim brings."""
-        return self.told(claim(self.store, want(slots=slots), **given))
+        return self.told(claim(self.store, quota(slots=slots), **given))
 
-    def told(self, entries: Sequence[Claimed]) -> Counter[str]:
+    def told(self, entries: Sequence[ClaimedEntry]) -> Counter[str]:
         return Counter(self.of[entry.id] for entry in entries)
 
 
@@ -145,7 +145,7 @@ def test_a_tenant_with_three_entries_does_not_wait_for_one_with_ten_thousand(ben
     bench.flood("big", 10_000)
     small = [bench.put("small") for _ in range(3)]
 
-    claimed = claim(bench.store, want(slots=50))
+    claimed = claim(bench.store, quota(slots=50))
 
     assert bench.told(claimed) == {"big": 47, "small": 3}
     assert {entry.id for entry in claimed} >= set(small)
@@ -174,7 +174,7 @@ def test_big_ones_share_what_the_small_ones_leave_over_and_each_scope_has_its_ol
     bench.flood("other", 500)
     bench.put("small")
 
-    claimed = claim(bench.store, want(slots=21))
+    claimed = claim(bench.store, quota(slots=21))
 
     assert bench.told(claimed) == {"big": 10, "other": 10, "small": 1}
     assert {entry.id for entry in claimed if bench.of[entry.id] == "big"} == set(big[-10:])
@@ -227,9 +227,9 @@ def test_a_claim_takes_no_more_than_entries_max_and_fair_destinations_stand_besi
     for _ in range(4):
         put_one(bench.database, bench.ob, "mail.send", parent=f"mail:{next(numbers)}")
 
-    few = claim(bench.store, want("crm", 8), want("mail", 4), entries_max=5)
-    more = claim(bench.store, want("crm", 8), want("mail", 4), want("sms", 4))
-    none = claim(bench.store, want("crm", 8), entries_max=0)
+    few = claim(bench.store, quota("crm", 8), quota("mail", 4), entries_max=5)
+    more = claim(bench.store, quota("crm", 8), quota("mail", 4), quota("sms", 4))
+    none = claim(bench.store, quota("crm", 8), entries_max=0)
 
     assert [entry.destination for entry in few] == ["crm"] * 5
     assert bench.told(few) == {"big": 4, "small": 1}
@@ -252,7 +252,7 @@ def test_a_hint_that_the_newest_have_moved_on_hides_nothing_that_is_older(bench:
     bench.put("small")
 
     assert bench.claim(10)["small"] == 1
-    assert bench.told(claim(bench.store, want(slots=10, hint=NEVER))) == {"big": 10}
+    assert bench.told(claim(bench.store, quota(slots=10, hint=NEVER))) == {"big": 10}
 
 
 # --- what a claim has always done
@@ -264,7 +264,7 @@ def test_an_expired_lease_is_taken_over_in_its_scopes_turn_and_leaves_doubt(benc
     bench.flood("big", 100)
     age(bench.database, HOUR)
 
-    claimed = {entry.id: entry for entry in claim(bench.store, want(slots=10))}
+    claimed = {entry.id: entry for entry in claim(bench.store, quota(slots=10))}
 
     assert bench.told(list(claimed.values())) == {"big": 9, "small": 1}
     assert (claimed[small].deliveries, claimed[small].attempts, claimed[small].maybe_sent) == (2, 1, True)
@@ -272,13 +272,13 @@ def test_an_expired_lease_is_taken_over_in_its_scopes_turn_and_leaves_doubt(benc
 
 def test_an_entry_that_is_to_be_sent_again_has_its_turn_with_its_scope(bench: Bench) -> None:
     small = bench.put("small")
-    (entry,) = claim(bench.store, want(slots=1))
+    (entry,) = claim(bench.store, quota(slots=1))
     bench.flood("big", 100)
-    settle(bench.store, (entry, Wait(HOUR, "slow", 1, True, entry.leased_at)))
+    settle(bench.store, (entry, Retry(HOUR, "slow", 1, True, entry.leased_at)))
 
     assert bench.claim(10) == {"big": 10}
     age(bench.database, 2 * HOUR)
-    claimed = claim(bench.store, want(slots=10))
+    claimed = claim(bench.store, quota(slots=10))
 
     assert bench.told(claimed) == {"big": 9, "small": 1}
     assert [entry.attempts for entry in claimed if entry.id == small] == [1]
@@ -310,13 +310,13 @@ def test_nothing_of_a_fair_destination_that_is_paused_is_claimed_but_what_was_ad
         pause(connection, TABLES, "crm", actor="ada", reason=None)
 
     assert bench.claim(10) == {}
-    admitted = claim(bench.store, want(slots=4)._replace(admitted=True))
+    admitted = claim(bench.store, quota(slots=4)._replace(admitted=True))
     assert bench.told(admitted) == {"big": 3, "small": 1}
 
 
 def test_a_database_that_is_held_hands_out_nothing(bench: Bench) -> None:
     bench.flood("big", 20)
-    bench.database.execute(sa.insert(TABLES.meta).values(id=1, held_reason="it was restored"))
+    bench.database.execute(sa.insert(TABLES.meta).values(id=1, suspended_reason="it was restored"))
 
     assert bench.claim(10) == {}
 
@@ -363,7 +363,7 @@ def test_switched_off_again_everything_is_sent_the_oldest_first(bench: Bench, un
     bench.flood("big", 20)
     bench.put("small")
     bench.put("new", ob=unfair)
-    bench.store = Claims(bench.database.engine, unfair.configuration)
+    bench.store = DatabaseStore(bench.database.engine, unfair.configuration)
 
     assert bench.claim(16) == {"big": 16}
     assert bench.claim(16) == {"big": 4, "small": 1, "new": 1}
@@ -392,7 +392,9 @@ def test_a_claim_that_is_not_committed_yet_keeps_nothing_from_others_but_what_it
         bench.flood(scope, 2)
 
     with postgresql.engine.begin() as connection:
-        first = claims_postgresql.claim(connection, TABLES, claim_request(want(slots=2)), fair_share.Rounds({"crm"}))
+        first = claims_postgresql.claim(
+            connection, TABLES, claim_request(quota(slots=2)), fair_share.FairCursor({"crm"})
+        )
         assert bench.told(first) == {"ada": 1, "ben": 1}
         assert bench.claim(2) == {"ada": 1, "ben": 1}
 
@@ -412,7 +414,7 @@ def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
     def share_and_drain(waiting: dict[str, int], untold: int, slots: list[int]) -> None:
         for table in (TABLES.entry, TABLES.queue):
             bench.database.execute(table.delete())
-        bench.store = Claims(bench.database.engine, ob.configuration)  # nobody's turn is known
+        bench.store = DatabaseStore(bench.database.engine, ob.configuration)  # nobody's turn is known
         left = Counter(waiting)
         for scope, count in waiting.items():
             bench.flood(scope, count)
@@ -422,7 +424,7 @@ def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
         claims = iter(slots)
         while left.total():
             most = next(claims, 12)
-            claimed = claim(bench.store, want(slots=most))
+            claimed = claim(bench.store, quota(slots=most))
             got = bench.told(claimed)
             assert 0 < got.total() <= most
             assert got <= left
@@ -479,7 +481,7 @@ def test_an_async_engine_shares_out_alike(database: Database, ob: outbox.Outbox)
     bench = Bench(database, ob)
     bench.flood("big", 100)
     bench.put("small")
-    bench.store = Claims(database.async_engine(), ob.configuration)
+    bench.store = DatabaseStore(database.async_engine(), ob.configuration)
 
     assert bench.claim(10) == {"big": 9, "small": 1}
     asyncio.run(bench.store.close())

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.database import TABLES, Database, statements_of
-from support.entries import claim, put, settle, want
+from support.entries import claim, put, quota, settle
 from test_claim_plans import HOT_MIN, drained, fill, nodes, number, run, updates_of_queue
 
 import outbox
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.fair_share import read_scopes
 from outbox.times import NEVER
 
@@ -59,10 +59,10 @@ def plans_of(engine: sa.Engine) -> Iterator[list[list[dict[str, Any]]]]:
 def read_by(database: Database, fair: outbox.Outbox) -> list[str]:
     """How a claim of a fair destination reads the tables, after others have been there."""
     engine = database.new_engine()
-    store = Claims(engine, fair.configuration)
-    claim(store, want(slots=64))
+    store = DatabaseStore(engine, fair.configuration)
+    claim(store, quota(slots=64))
     with plans_of(engine) as plans:
-        assert len(claim(store, want(slots=64))) == 64
+        assert len(claim(store, quota(slots=64))) == 64
     found = [node for plan in plans for node in plan if node.get("Relation Name") != "outbox_meta"]  # has one row
     return [f"{node['Node Type']} by {node.get('Index Name')}" for node in found if "Scan" in node["Node Type"]]
 
@@ -96,10 +96,10 @@ def test_sharing_out_reads_no_table_from_end_to_end_whatever_the_statistics_say(
 
 def test_what_is_shared_out_is_planned_for_the_queue_as_it_is(postgresql: Database, fair: outbox.Outbox) -> None:
     """Psycopg prepares what it has sent five times; PostgreSQL may then keep a plan that it made while little was there."""
-    store = Claims(postgresql.new_engine(pool_size=1), fair.configuration)
+    store = DatabaseStore(postgresql.new_engine(pool_size=1), fair.configuration)
     fill_scopes(postgresql, 3, 10)
     for _ in range(15):
-        claim(store, want(slots=1))
+        claim(store, quota(slots=1))
 
     with store._engine.connect() as connection:
         prepared = connection.exec_driver_sql("SELECT statement, generic_plans FROM pg_prepared_statements").all()
@@ -111,20 +111,20 @@ def test_what_is_shared_out_is_planned_for_the_queue_as_it_is(postgresql: Databa
 def test_a_claim_costs_the_same_few_statements_however_many_scopes_wait(
     postgresql: Database, fair: outbox.Outbox
 ) -> None:
-    store = Claims(postgresql.engine, fair.configuration)
-    claim(store, want("nobody"))  # a store's first transaction asks for the isolation level
+    store = DatabaseStore(postgresql.engine, fair.configuration)
+    claim(store, quota("nobody"))  # a store's first transaction asks for the isolation level
 
     with statements_of(postgresql.engine) as of_none:
-        assert claim(store, want(slots=16)) == []
+        assert claim(store, quota(slots=16)) == []
     put(postgresql, fair, count=16)
     with statements_of(postgresql.engine) as of_few:
-        assert len(claim(store, want(slots=16))) == 16
+        assert len(claim(store, quota(slots=16))) == 16
     fill_scopes(postgresql, 1, 100)
     with statements_of(postgresql.engine) as of_one_scope:
-        assert len(claim(store, want(slots=16))) == 16
+        assert len(claim(store, quota(slots=16))) == 16
     fill_scopes(postgresql, 1000, 2)
     with statements_of(postgresql.engine) as of_many_scopes:
-        assert len(claim(store, want(slots=16))) == 16
+        assert len(claim(store, quota(slots=16))) == 16
 
     assert [len(sent) for sent in (of_none, of_few, of_one_scope, of_many_scopes)] == [1, 2, 3, 3]
 
@@ -135,7 +135,7 @@ def test_a_claim_looks_no_further_than_it_takes_to_find_an_entry_for_each_slot(
     fill_scopes(postgresql, 100, 1)
 
     with postgresql.engine.connect() as connection:
-        behind, before = read_scopes(connection, TABLES, want(slots=16), NEVER, "tenant 95")
+        behind, before = read_scopes(connection, TABLES, quota(slots=16), NEVER, "tenant 95")
 
     assert [scope for scope, _ in behind] == [f"tenant {number}" for number in (96, 97, 98, 99)]
     assert (len(before), {entries for _, entries in before}) == (12, {1})
@@ -151,7 +151,7 @@ def test_what_goes_to_no_fair_destination_stands_in_no_index_of_theirs(
     put(postgresql, ob, count=10)
 
     with statements_of(postgresql.engine) as sent:
-        claim(Claims(postgresql.engine, fair.configuration), want("mail"))
+        claim(DatabaseStore(postgresql.engine, fair.configuration), quota("mail"))
 
     assert number(postgresql, size) == empty
     assert len([statement for statement in sent if "outbox_queue" in statement]) == 1
@@ -159,10 +159,10 @@ def test_what_goes_to_no_fair_destination_stands_in_no_index_of_theirs(
 
 def test_leases_of_a_fair_destination_are_hot_updates(postgresql: Database, fair: outbox.Outbox) -> None:
     fill_scopes(postgresql, 50, 40)
-    store = Claims(postgresql.engine, fair.configuration)
+    store = DatabaseStore(postgresql.engine, fair.configuration)
 
     updates_before, hot_before = updates_of_queue(postgresql)
-    while entries := claim(store, want(slots=500)):
+    while entries := claim(store, quota(slots=500)):
         settle(store, *drained(entries))
     postgresql.engine.dispose()  # a backend that ends tells its counts
 

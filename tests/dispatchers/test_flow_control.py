@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 import outbox
 from dispatchers import Breaker, Dispatcher, Limits
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.flow_control.state import COOL_MAX, News, Pressure, admitted, claimed, closed_until, heard, opens_at
+from dispatchers.flow_control.state import COOL_MAX, FlowState, News, admitted, claimed, closed_until, heard, opens_at
 from outbox.times import NEVER
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 LEASE = timedelta(minutes=1)
-CALM = Pressure()
+CALM = FlowState()
 PROBE, ANOTHER = UUID(int=1), UUID(int=2)
 THREE = Limits(breaker=Breaker(failures=3, wait=10 * SECOND, wait_max=60 * SECOND))
 
 
-def opened(limits: Limits = THREE) -> Pressure:
+def opened(limits: Limits = THREE) -> FlowState:
     return heard(CALM, News(failures=3), limits, NOW)
 
 
-def on_trial(at: datetime = NOW + 10 * SECOND) -> Pressure:
+def on_trial(at: datetime = NOW + 10 * SECOND) -> FlowState:
     assert admitted(opened(), THREE, at, 50) == 1
     return claimed(opened(), THREE, at, 1, PROBE, LEASE)
 
@@ -137,7 +137,7 @@ def test_a_probe_that_is_told_to_be_quiet_got_through_all_the_same() -> None:
 
 
 def test_a_pause_outlasts_everything() -> None:
-    pressure = Pressure(paused=True, cool_until=NOW - SECOND)
+    pressure = FlowState(paused=True, cool_until=NOW - SECOND)
 
     assert closed_until(pressure, NOW) == NEVER
     assert opens_at(pressure, THREE, NOW) == NEVER

@@ -23,12 +23,12 @@ from support.entries import (
     put,
     put_one,
     queue_row,
+    quota,
     run_once,
     settlement_row,
     state,
     states,
     until_true,
-    want,
 )
 from support.lookups import looked_for
 
@@ -37,8 +37,8 @@ from dispatchers import Absent, Breaker, CannotTell, Deferred, Delivered, Delive
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause, resume
 from dispatchers.delivery import Finding
-from dispatchers.flow_control.state import News, Pressing, Pressures
-from dispatchers.store.database import Claims
+from dispatchers.flow_control.state import FlowStates, FlowUpdate, News
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from outbox.sql.dialect import clock_plus
 from outbox.times import NEVER
@@ -134,8 +134,8 @@ def test_a_running_dispatcher_learns_of_it_from_another_within_a_sweep(database:
         pump = asyncio.create_task(pumping(working, lambda: len(mail.deliveries) == 2))
         put(database, ob)
         await until_true(lambda: len(crm.deliveries) == 1)
-        other = Claims(database.new_engine(), ob.configuration)
-        await other.exchange([], claim_request(want("nobody"), pressing=news(quiet)))
+        other = DatabaseStore(database.new_engine(), ob.configuration)
+        await other.exchange([], claim_request(quota("nobody"), pressing=news(quiet)))
         put(database, ob)
         put(database, ob, "mail.send", count=2)  # behind it
         await pump
@@ -146,8 +146,8 @@ def test_a_running_dispatcher_learns_of_it_from_another_within_a_sweep(database:
     assert len(untouched(database)) == 1
 
 
-def news(told: dict[str, News], **settings: Any) -> Pressing:
-    return Pressing(**{"news": told, "decided": frozenset(), "limits": {}} | settings)
+def news(told: dict[str, News], **settings: Any) -> FlowUpdate:
+    return FlowUpdate(**{"news": told, "decided": frozenset(), "limits": {}} | settings)
 
 
 # --- the breaker
@@ -159,8 +159,8 @@ def test_failures_that_several_dispatchers_met_open_the_breaker_for_all(database
     crm = Crm(Unknown("HTTP 500"))
 
     for _ in range(2):
-        store = Claims(database.new_engine(), ob.configuration)
-        asyncio.run(store.exchange([], claim_request(want("nobody"), pressing=news({"crm": News(failures=4)}))))
+        store = DatabaseStore(database.new_engine(), ob.configuration)
+        asyncio.run(store.exchange([], claim_request(quota("nobody"), pressing=news({"crm": News(failures=4)}))))
 
     assert crm_row(database).breaker_failures == 8
     assert work(database, ob, crm, limits=limits) == 2
@@ -183,12 +183,12 @@ def test_of_many_dispatchers_one_probes(database: Database, ob: outbox.Outbox) -
     put(database, ob, count=20)
     work(database, ob, Crm(Unknown("HTTP 500")), limits=FRAGILE)
     age(database, 2 * HOUR)
-    stores = [Claims(database.new_engine(), ob.configuration) for _ in range(6)]
+    stores = [DatabaseStore(database.new_engine(), ob.configuration) for _ in range(6)]
     barrier = Barrier(len(stores))
 
-    def probe(store: Claims) -> Exchange:
+    def probe(store: DatabaseStore) -> Exchange:
         asyncio.run(store.destinations())  # connected, so that all come at once
-        request = claim_request(want(slots=50), pressing=news({}, decided=frozenset({"crm"})))
+        request = claim_request(quota(slots=50), pressing=news({}, decided=frozenset({"crm"})))
         barrier.wait()
         return asyncio.run(store.exchange([], request))
 
@@ -233,8 +233,8 @@ def test_a_dispatcher_that_dies_with_the_probe_leaves_it_to_another_when_its_lea
     crm = Crm(Unknown("HTTP 500"))
     work(database, ob, crm, limits=FRAGILE)
     age(database, 2 * HOUR)
-    dead = Claims(database.new_engine(), ob.configuration)
-    request = claim_request(want(slots=50), pressing=news({}, decided=frozenset({"crm"})), lease=HOUR)
+    dead = DatabaseStore(database.new_engine(), ob.configuration)
+    request = claim_request(quota(slots=50), pressing=news({}, decided=frozenset({"crm"})), lease=HOUR)
     (probe,) = asyncio.run(dead.exchange([], request)).claimed
     crm.answer = Delivered()
 
@@ -245,7 +245,7 @@ def test_a_dispatcher_that_dies_with_the_probe_leaves_it_to_another_when_its_lea
     assert states(database) == {"delivered": 5}
     assert settlement_row(database, probe.id).deliveries >= 2
     late = News(failures=1, probe=probe.lease_token, passed=False)
-    asyncio.run(dead.exchange([], claim_request(want("nobody"), pressing=news({"crm": late}))))
+    asyncio.run(dead.exchange([], claim_request(quota("nobody"), pressing=news({"crm": late}))))
     assert crm_row(database).breaker == "closed"
 
 
@@ -289,13 +289,13 @@ def test_all_dispatchers_together_keep_to_a_rate(database: Database, ob: outbox.
 def test_dispatchers_that_come_at_once_keep_to_it_too(database: Database, ob: outbox.Outbox) -> None:
     pressing = news({}, decided=frozenset({"crm"}), limits={"crm": Limits(rate=0.001, burst=7)})
     put(database, ob, count=30)
-    stores = [Claims(database.new_engine(), ob.configuration) for _ in range(4)]
+    stores = [DatabaseStore(database.new_engine(), ob.configuration) for _ in range(4)]
     barrier = Barrier(len(stores))
 
-    def claim_until_none(store: Claims) -> int:
+    def claim_until_none(store: DatabaseStore) -> int:
         asyncio.run(store.destinations())
         barrier.wait()
-        requests = (claim_request(want(slots=4), pressing=pressing, token=uuid4()) for _ in range(6))
+        requests = (claim_request(quota(slots=4), pressing=pressing, token=uuid4()) for _ in range(6))
         return sum(len(asyncio.run(store.exchange([], request)).claimed) for request in requests)
 
     with ThreadPoolExecutor(len(stores)) as threads:
@@ -387,8 +387,8 @@ def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_has_stopped(
     async def main() -> None:
         answered = asyncio.Event()
 
-        class Slow(Claims):
-            async def pressures(self) -> Pressures:
+        class Slow(DatabaseStore):
+            async def pressures(self) -> FlowStates:
                 await answered.wait()
                 return await super().pressures()
 

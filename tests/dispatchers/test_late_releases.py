@@ -13,12 +13,12 @@ from support.entries import HOUR, age, claim_one, put_one, queue_row, reasons, r
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from dispatchers.transitions import Ending
 
 
-class Stalling(Claims):
+class Stalling(DatabaseStore):
     """The process stands still for an hour after its first claim: its leases run out, and meanwhile others work."""
 
     def __init__(self, database: Database, ob: outbox.Outbox, meanwhile: Callable[[], Any]) -> None:
@@ -68,7 +68,7 @@ def test_a_release_after_another_claim_has_no_effect(
     rows = []
 
     def claim_by_another() -> None:
-        claim_one(Claims(database.dispatchers_engine, ob.configuration))
+        claim_one(DatabaseStore(database.dispatchers_engine, ob.configuration))
         rows.append(queue_row(database, id))
 
     with caplog.at_level(logging.WARNING):

@@ -32,7 +32,7 @@ from verification.mutations_decide import moving, rule
 
 from dispatchers import decide, decide_lookup
 from dispatchers.delivery import Absent, CannotTell, Finding, Found, Outcome
-from dispatchers.transitions import Claimed, Looks, Requeue, Seek, Settle, Transition, looks_of
+from dispatchers.transitions import AwaitLookup, ClaimedEntry, LookupState, SendAgain, Settle, Transition, lookup_of
 
 CLAIMS_MAX = 200  # with these limits no history needs as many
 
@@ -40,7 +40,7 @@ CLAIMS_MAX = 200  # with these limits no history needs as many
 class LookedWorld(World):
     def __init__(self, history: History) -> None:
         super().__init__(history)
-        self.memory = replace(self.memory, can_look=True, quiescence=QUIESCENCE)
+        self.memory = replace(self.memory, can_look_up=True, fencing_delay=QUIESCENCE)
         self.ends_of: dict[int, Any] = {}  # when a send has been executed, if it ever is
         self.turns_of: dict[int, Turn] = {}
         self.unseen: set[int] = set()  # sends still under way at the last look
@@ -48,34 +48,34 @@ class LookedWorld(World):
         self.proved: set[int] = set()  # sends of which absence was proved
         self.sent_again_by_a_person = False
 
-    def _try(self, entry: Claimed, turn: Turn) -> None:
-        looks = looks_of(entry.outcome)
+    def _try(self, entry: ClaimedEntry, turn: Turn) -> None:
+        looks = lookup_of(entry.outcome)
         if looks is None:
             super()._try(entry, turn)
             return
-        refused = decide_lookup.admit_look(entry, looks, self.memory, entry.leased_at, "")
+        refused = decide_lookup.admit_lookup(entry, looks, self.memory, entry.leased_at, "")
         if refused is not None:
             self.settle(entry, refused, turn)
         elif turn.fate not in ("vanishes before sending", "vanishes after sending"):
             finding = self._finding(entry, turn)
             self.after(turn.back * SECOND, partial(self._found, entry, looks, finding, turn))
 
-    def _finding(self, entry: Claimed, turn: Turn) -> Finding:
+    def _finding(self, entry: ClaimedEntry, turn: Turn) -> Finding:
         if turn.fate in ("cannot connect", "request is lost") or turn.service in ("is down", "is busy"):
             return CannotTell("out of reach")
         self.unseen = {id(send) for send in self.sends if self.ends_of.get(id(send), self.now) > self.now}
         return Found() if self.effects_of[entry.key_epoch] else Absent()
 
-    def _found(self, entry: Claimed, looks: Looks, finding: Finding, turn: Turn) -> None:
+    def _found(self, entry: ClaimedEntry, looks: LookupState, finding: Finding, turn: Turn) -> None:
         self.settle(entry, decide_lookup.judge(entry, looks, finding, self.memory, self.now, turn.jitter), turn)
 
-    def settle(self, entry: Claimed, change: Transition, turn: Turn) -> None:
-        by_absence = (isinstance(change, Requeue) and change.absent) or (
+    def settle(self, entry: ClaimedEntry, change: Transition, turn: Turn) -> None:
+        by_absence = (isinstance(change, SendAgain) and change.absent) or (
             isinstance(change, Settle) and change.looked and change.state == "failed"
         )
         if by_absence and self._is_held_by(entry):
             self._absence_is_proved()
-        if isinstance(change, Requeue) and not change.absent:
+        if isinstance(change, SendAgain) and not change.absent:
             self.sent_again_by_a_person = True
         super().settle(entry, change, turn)
 
@@ -88,7 +88,7 @@ class LookedWorld(World):
                     raise BrokenPromise("absence was taken for proved while a sender was at work")
                 self.outlasting.add(id(send))
 
-    def _send(self, entry: Claimed, turn: Turn) -> None:
+    def _send(self, entry: ClaimedEntry, turn: Turn) -> None:
         super()._send(entry, turn)
         send = self.sends[-1]
         self.turns_of[id(send)] = turn
@@ -99,12 +99,12 @@ class LookedWorld(World):
         send.too_late = send.too_late or id(send) in self.outlasting
         super()._execute(kind, found, send, reply)
 
-    def _check_that_it_is_true(self, change: Transition, entry: Claimed) -> None:
+    def _check_that_it_is_true(self, change: Transition, entry: ClaimedEntry) -> None:
         if not self.outlasting:
             super()._check_that_it_is_true(change, entry)
 
-    def _check_that_sending_is_safe(self, entry: Claimed) -> None:
-        if looks_of(entry.outcome) is not None:
+    def _check_that_sending_is_safe(self, entry: ClaimedEntry) -> None:
+        if lookup_of(entry.outcome) is not None:
             raise BrokenPromise("sent without the look that was due")
         if sum(not send.harmless for send in self.sends[self.sends_before :]) >= self.memory.attempts_max:
             raise BrokenPromise("sent more often than allowed")
@@ -216,28 +216,28 @@ def judging(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
     return patch
 
 
-def hasty(entry: Claimed, looks: Looks, finding: Finding, *rest: Any) -> Transition:
+def hasty(entry: ClaimedEntry, looks: LookupState, finding: Finding, *rest: Any) -> Transition:
     return judge(entry, looks._replace(quiet_at=entry.leased_at), finding, *rest)
 
 
-def optimistic(entry: Claimed, looks: Looks, finding: Finding, *rest: Any) -> Transition:
+def optimistic(entry: ClaimedEntry, looks: LookupState, finding: Finding, *rest: Any) -> Transition:
     return judge(entry, looks, Absent() if isinstance(finding, CannotTell) else finding, *rest)
 
 
-def pessimistic(entry: Claimed, looks: Looks, finding: Finding, *rest: Any) -> Transition:
+def pessimistic(entry: ClaimedEntry, looks: LookupState, finding: Finding, *rest: Any) -> Transition:
     return judge(entry, looks, Absent() if isinstance(finding, Found) else finding, *rest)
 
 
-def believing_every_key(entry: Claimed, *rest: Any) -> Transition:
+def believing_every_key(entry: ClaimedEntry, *rest: Any) -> Transition:
     return judge(entry._replace(key_epoch=0), *rest)
 
 
-def looking_at_once(entry: Claimed, change: Transition, memory: Any, now: Any) -> Transition:
+def looking_at_once(entry: ClaimedEntry, change: Transition, memory: Any, now: Any) -> Transition:
     """No time is left for the senders that may still be at work."""
     sought = look_first(entry, change, memory, now)
     return (
         replace(sought, delay=0 * SECOND, looks=sought.looks._replace(quiet_at=now))
-        if isinstance(sought, Seek)
+        if isinstance(sought, AwaitLookup)
         else sought
     )
 
@@ -253,8 +253,8 @@ GUARDS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "at least once sends again without a look": rule(
         _is_for_one_attempt=lambda memory: memory.window is None and not memory.at_least_once
     ),
-    "that a look is due is not put on record": moving(Seek, outcome=None),
-    "proof of absence is not put on record": moving(Requeue, outcome=None),
+    "that a look is due is not put on record": moving(AwaitLookup, outcome=None),
+    "proof of absence is not put on record": moving(SendAgain, outcome=None),
 }
 
 

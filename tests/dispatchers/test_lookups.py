@@ -25,14 +25,14 @@ from support.lookups import DAY, QUIET, Losing, decide_on, events, keyless, look
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found, KeyConflict, Operations, Rejected, Unknown
 from dispatchers.admin import decisions
-from dispatchers.store.database import Claims
-from dispatchers.transitions import looks_of
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import lookup_of
 from outbox.times import NEVER
 
 
 @pytest.fixture
-def store(database: Database, ob: outbox.Outbox) -> Claims:
-    return Claims(database.engine, ob.configuration)
+def store(database: Database, ob: outbox.Outbox) -> DatabaseStore:
+    return DatabaseStore(database.engine, ob.configuration)
 
 
 # --- each way out
@@ -105,7 +105,7 @@ def test_past_the_window_what_is_found_is_delivered(database: Database, ob: outb
 
 
 def test_a_vanished_sender_leads_to_a_look_where_there_are_no_keys(
-    database: Database, ob: outbox.Outbox, store: Claims
+    database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     id, adapter = put_one(database, ob), keyless()
     claim_one(store)
@@ -333,7 +333,7 @@ def test_some_are_not_looked_for(database: Database, ob: outbox.Outbox, spared: 
         run_once(database, ob, adapters=serving)
         age(database, QUIET)
 
-    assert looks_of(queue_row(database, id).outcome) is None
+    assert lookup_of(queue_row(database, id).outcome) is None
     assert (state(database, id), watching.looks) == ("uncertain", [])
 
 

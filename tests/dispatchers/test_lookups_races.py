@@ -27,15 +27,15 @@ import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found
 from dispatchers.admin import decisions
 from dispatchers.decide_lookup import VANISHED_MAX
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.errors import DecisionRefused
 from outbox.times import NEVER
 
 
 @pytest.fixture
-def store(database: Database, ob: outbox.Outbox) -> Claims:
-    return Claims(database.engine, ob.configuration)
+def store(database: Database, ob: outbox.Outbox) -> DatabaseStore:
+    return DatabaseStore(database.engine, ob.configuration)
 
 
 def during_a_look(act: Callable[[], Any], finding: Any) -> Callable[[Delivery], Any]:
@@ -50,7 +50,7 @@ def during_a_look(act: Callable[[], Any], finding: Any) -> Callable[[Delivery], 
 
 @pytest.mark.parametrize("finding", [Absent(), CannotTell("down"), Found({"by": "the look"})], ids=repr)
 def test_late_proof_of_success_during_a_look_stands(
-    database: Database, ob: outbox.Outbox, store: Claims, finding: Any
+    database: Database, ob: outbox.Outbox, store: DatabaseStore, finding: Any
 ) -> None:
     id = put_one(database, ob)
     slow_sender = claim_one(store)
@@ -68,7 +68,7 @@ def test_late_proof_of_success_during_a_look_stands(
     assert json.loads(settlement_row(database, id).result) == {"by": "the sender"}
 
 
-def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
     id, adapter = looked_for(database, ob, finds=[CannotTell("down")])
     look(database, ob, adapter)
     refusals: list[str] = []
@@ -87,7 +87,9 @@ def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox,
     assert state(database, id) == "failed"
 
 
-def test_a_persons_word_before_a_look_is_what_counts(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+def test_a_persons_word_before_a_look_is_what_counts(
+    database: Database, ob: outbox.Outbox, store: DatabaseStore
+) -> None:
     id, adapter = looked_for(database, ob, finds=[CannotTell("down"), Absent()])
     run_once(database, ob, adapters={"crm": adapter})
 
@@ -97,7 +99,7 @@ def test_a_persons_word_before_a_look_is_what_counts(database: Database, ob: out
     assert (state(database, id), len(adapter.looks)) == ("delivered", 1)
 
 
-def test_two_dispatchers_make_one_look(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+def test_two_dispatchers_make_one_look(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
     id, adapter = looked_for(database, ob, "request", finds=[Absent()])
 
     async def both() -> None:
@@ -112,7 +114,9 @@ def test_two_dispatchers_make_one_look(database: Database, ob: outbox.Outbox, st
     assert (state(database, id), len(adapter.looks), adapter.effects.total()) == ("delivered", 1, 1)
 
 
-def test_a_look_that_lost_its_lease_changes_nothing(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+def test_a_look_that_lost_its_lease_changes_nothing(
+    database: Database, ob: outbox.Outbox, store: DatabaseStore
+) -> None:
     """Its process was stopped for long; another one has looked since, and found it."""
     id, adapter = looked_for(database, ob, finds=[Found({"by": "another"})])
     stopped = keyless()
@@ -131,7 +135,9 @@ def test_a_look_that_lost_its_lease_changes_nothing(database: Database, ob: outb
 # --- crashes
 
 
-def test_a_look_whose_process_vanished_is_made_again(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+def test_a_look_whose_process_vanished_is_made_again(
+    database: Database, ob: outbox.Outbox, store: DatabaseStore
+) -> None:
     id, adapter = looked_for(database, ob)
     claim_one(store)
     age(database, QUIET)
@@ -141,7 +147,7 @@ def test_a_look_whose_process_vanished_is_made_again(database: Database, ob: out
     assert (state(database, id), len(adapter.deliveries)) == ("delivered", 1)
 
 
-def test_a_vanished_look_is_no_attempt(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+def test_a_vanished_look_is_no_attempt(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
     id, adapter = looked_for(database, ob, finds=[CannotTell("down")])
     claim_one(store)
     age(database, QUIET)
@@ -151,7 +157,9 @@ def test_a_vanished_look_is_no_attempt(database: Database, ob: outbox.Outbox, st
     assert (state(database, id), queue_row(database, id).attempts) == ("uncertain", 1)
 
 
-def test_looks_that_kill_their_process_come_to_an_end(database: Database, ob: outbox.Outbox, store: Claims) -> None:
+def test_looks_that_kill_their_process_come_to_an_end(
+    database: Database, ob: outbox.Outbox, store: DatabaseStore
+) -> None:
     id, adapter = looked_for(database, ob, finds=[])
     for _ in range(VANISHED_MAX):
         claim_one(store)

@@ -1,4 +1,4 @@
-"""Upkeep as the timetable calls it: bounded runs, failures, the drain, how long entries have been due."""
+"""Maintenance as the timetable calls it: bounded runs, failures, the drain, how long entries have been due."""
 
 import asyncio
 import logging
@@ -11,15 +11,15 @@ import pytest
 import sqlalchemy as sa
 from apscheduler.job import Job
 from support.database import TABLES, Database
-from support.entries import change, claim, daemon, dispatcher, put, put_one, wait_for, want, write_factory
-from support.retention import A_MOMENT, KEEP, elapse, kept, settle_all, shift, upkeep
+from support.entries import change, claim, daemon, dispatcher, put, put_one, quota, wait_for, write_factory
+from support.retention import A_MOMENT, KEEP, elapse, kept, maintenance, settle_all, shift
 
 import outbox
 from dispatchers import daemon as daemon_module
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.maintenance.jobs import Upkeep, report_lag, retain
+from dispatchers.maintenance.jobs import Maintenance, report_lag, retain
 from dispatchers.maintenance.retention import Retention
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from outbox.times import NEVER
 
 OFTEN = """
@@ -33,13 +33,13 @@ def make():
 """
 
 SMALL = """
-import dispatchers.upkeep
+import dispatchers.maintenance
 
-class Small(dispatchers.maintenance.jobs.Upkeep):
+class Small(dispatchers.maintenance.jobs.Maintenance):
     def __init__(self, *given, **settings):
         super().__init__(*given, rows_max=5, **settings)
 
-dispatchers.daemon.Upkeep = Small
+dispatchers.daemon.Maintenance = Small
 """
 
 
@@ -52,8 +52,8 @@ def settled_long_ago(database: Database, ob: outbox.Outbox, count: int) -> None:
 def jobs(database: Database, ob: outbox.Outbox, stopping: asyncio.Event, **settings: Any) -> dict[str, Job]:
     """The timetable's jobs, by what they do."""
     working = dispatcher(database, ob, adapters={"crm": MemoryAdapter(window=timedelta(days=1))}, **settings)
-    timetable = daemon_module._timetable(working, stopping)
-    return {job.args[0].__name__: job for job in timetable.get_jobs()}
+    schedule = daemon_module._schedule(working, stopping)
+    return {job.args[0].__name__: job for job in schedule.get_jobs()}
 
 
 # --- bounded runs
@@ -61,7 +61,7 @@ def jobs(database: Database, ob: outbox.Outbox, stopping: asyncio.Event, **setti
 
 def test_a_run_is_bounded_and_the_next_one_goes_on_where_it_stopped(database: Database, ob: outbox.Outbox) -> None:
     settled_long_ago(database, ob, 10)
-    working = upkeep(database, rows_max=2)
+    working = maintenance(database, rows_max=2)
 
     deleted = [asyncio.run(working.run_once(batches_max=2))["entries"] for _ in range(4)]
 
@@ -74,7 +74,7 @@ def test_what_may_not_go_yet_is_looked_at_again_after_the_end(database: Database
     elapse(database, KEEP + A_MOMENT)
     halted = {"ordering_key": "acct_1", "entry_id": id, "reason": "declined", "since": NEVER}
     database.execute(sa.insert(TABLES.halted).values(halted))
-    working = upkeep(database)
+    working = maintenance(database)
     assert asyncio.run(working.run_once())["entries"] == 2
     database.execute(sa.delete(TABLES.halted))
 
@@ -84,7 +84,7 @@ def test_what_may_not_go_yet_is_looked_at_again_after_the_end(database: Database
 def test_a_run_stops_after_the_batch_in_which_the_drain_begins(database: Database, ob: outbox.Outbox) -> None:
     settled_long_ago(database, ob, 6)
     stopping = asyncio.Event()
-    inner = upkeep(database)._run
+    inner = maintenance(database)._run
 
     async def run(work: Callable[[sa.Connection], Any]) -> Any:
         batch = await inner(work)
@@ -92,7 +92,7 @@ def test_a_run_stops_after_the_batch_in_which_the_drain_begins(database: Databas
             stopping.set()
         return batch
 
-    working = Upkeep(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_seconds=0)
+    working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_seconds=0)
 
     assert asyncio.run(working.run_once(stopping))["entries"] == 2
     assert kept(database)["entry"] == 4
@@ -102,7 +102,7 @@ def test_a_batch_that_fails_takes_the_others_along_neither_before_it_nor_at_the_
     database: Database, ob: outbox.Outbox
 ) -> None:
     settled_long_ago(database, ob, 6)
-    inner = upkeep(database)._run
+    inner = maintenance(database)._run
     calls = 0
 
     async def run(work: Callable[[sa.Connection], Any]) -> Any:
@@ -112,7 +112,7 @@ def test_a_batch_that_fails_takes_the_others_along_neither_before_it_nor_at_the_
             raise sa.exc.OperationalError("DELETE", {}, Exception("the server is away"))
         return await inner(work)
 
-    working = Upkeep(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_seconds=0)
+    working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_seconds=0)
     with pytest.raises(sa.exc.OperationalError):
         asyncio.run(working.run_once())
     assert kept(database)["entry"] == 4
@@ -132,7 +132,7 @@ def test_the_timetable_deletes_what_is_old_enough_and_says_so(
     async def main() -> None:
         target = database.async_engine() if is_async else database.engine
         working = dispatcher(target, ob, adapters={"crm": MemoryAdapter()}, keep=KEEP)
-        found = {job.args[0]: job for job in daemon_module._timetable(working, asyncio.Event()).get_jobs()}
+        found = {job.args[0]: job for job in daemon_module._schedule(working, asyncio.Event()).get_jobs()}
         job = found[retain]
         assert (job.max_instances, job.coalesce) == (1, True)
         assert job.trigger.interval == timedelta(minutes=2)
@@ -144,7 +144,7 @@ def test_the_timetable_deletes_what_is_old_enough_and_says_so(
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
 
-    told = [record.getMessage() for record in caplog.records if record.name == "outbox.upkeep"]
+    told = [record.getMessage() for record in caplog.records if record.name == "outbox.maintenance"]
     assert told == ["deleted 0 records, 3 entries, 0 tombstones"]
     assert kept(database) == {}
 
@@ -217,11 +217,11 @@ def test_a_drain_in_the_middle_of_a_run_leaves_the_rest_to_the_next_process(
 def test_the_oldest_due_entry_that_nobody_sends_tells_the_lag_of_its_destination(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     put(database, ob, "mail.send", count=2)
     elapse(database, timedelta(hours=2))
     shift(database, TABLES.queue.c.due_at, timedelta(hours=2))
-    assert len(claim(store, want("mail", slots=1))) == 1
+    assert len(claim(store, quota("mail", slots=1))) == 1
     change(database, put_one(database, ob, "held.by_hand"), due_at=NEVER, hold="paused")
     put_one(database, ob, "later.on", due=timedelta(hours=1))
     put_one(database, ob)
@@ -232,10 +232,10 @@ def test_the_oldest_due_entry_that_nobody_sends_tells_the_lag_of_its_destination
     assert set(lags) == {"crm", "mail"}
     assert timedelta(minutes=4) <= lags["crm"] < timedelta(minutes=5)
     assert timedelta(hours=2) <= lags["mail"] < timedelta(hours=3)
-    (told,) = [record for record in caplog.records if record.name == "outbox.upkeep"]
+    (told,) = [record for record in caplog.records if record.name == "outbox.maintenance"]
     assert told.levelname == "WARNING"
     assert told.getMessage() == f"mail: an entry has been due for {lags['mail']}, and nobody sends it"
 
 
 def test_an_empty_queue_has_no_lag(database: Database, ob: outbox.Outbox) -> None:
-    assert asyncio.run(report_lag(Claims(database.engine, ob.configuration).run, TABLES)) == {}
+    assert asyncio.run(report_lag(DatabaseStore(database.engine, ob.configuration).run, TABLES)) == {}

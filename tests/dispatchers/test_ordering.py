@@ -29,8 +29,8 @@ import outbox
 from dispatchers import Absent, CannotTell, Delivered, Delivery, KeyConflict, Outcome, Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Claimed, Park, Settle
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Settle
 from outbox.session import flush_all
 from outbox.sql.dialect import clock
 from outbox.times import NEVER
@@ -41,7 +41,7 @@ CONFLICT = KeyConflict("another request")
 
 def release(database: Database, lane: str = "ada") -> None:
     with database.engine.begin() as connection:
-        decisions.release_lane(connection, TABLES, lane, actor="bob")
+        decisions.release_group(connection, TABLES, lane, actor="bob")
 
 
 def decide(database: Database, decision: Any, id: UUID, *arguments: Any, **settings: Any) -> None:
@@ -260,7 +260,7 @@ def test_a_lane_goes_on_behind_a_bad_end_where_the_adapter_says_so(
     database: Database, ob: outbox.Outbox, answer: Outcome, ends: str
 ) -> None:
     service = LaneService(bad=answer)
-    service.halts_lane = False
+    service.failure_blocks_group = False
     ids = put_in_lane(database, ob, "bad", "second", "third")
 
     send_all(database, ob, service)
@@ -357,7 +357,7 @@ def test_what_a_look_finds_absent_waits_out_those_that_were_let_by(database: Dat
     run_once(database, ob, adapters={"crm": service})
     look(database, ob, service)
     release(database)
-    under_way = claim_one(Claims(database.engine, ob.configuration))
+    under_way = claim_one(DatabaseStore(database.engine, ob.configuration))
     change(database, ids[0], due_at=clock())
 
     run_once(database, ob, adapters={"crm": service})
@@ -373,12 +373,12 @@ def test_what_a_look_finds_absent_waits_out_those_that_were_let_by(database: Dat
 
 
 def test_late_proof_of_success_lifts_the_halt(database: Database, ob: outbox.Outbox) -> None:
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     ids = put_in_lane(database, ob, "slow", "second")
     (late,) = claim(store)
     age(database, HOUR)
     (taken_over,) = claim(store)
-    parked = Park("its sender vanished", taken_over.attempts, True, taken_over.in_doubt_since)
+    parked = MarkUncertain("its sender vanished", taken_over.attempts, True, taken_over.in_doubt_since)
     asyncio.run(store.exchange([(taken_over, parked)], None))
     assert halted(database) == {"ada": ids[0]}
 
@@ -509,9 +509,9 @@ def test_what_has_no_ordering_key_is_claimed_and_settled_by_one_statement_each(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     put(postgresql, ob, count=5)
-    store = Claims(postgresql.engine, ob.configuration)
+    store = DatabaseStore(postgresql.engine, ob.configuration)
     asyncio.run(store.exchange([], None))  # it asks for the isolation level, once
-    claimed: list[Claimed] = []
+    claimed: list[ClaimedEntry] = []
     first = statements(postgresql, lambda: claimed.extend(claim(store)))
     second = statements(
         postgresql,

@@ -20,18 +20,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.database import TABLES, Database
-from support.entries import HOUR, age, change, claim_request, want
+from support.entries import HOUR, age, change, claim_request, quota
 from support.ordering import halted
 
 import outbox
 from dispatchers.admin import decisions
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
-from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition, Wait
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Retry, Settle, Transition
 from outbox.session import flush_all
 from outbox.sql.dialect import clock
 
-LANES = ["a", "b"]
+CLAIM_LOOPS = ["a", "b"]
 OUTCOMES = st.sampled_from(["delivered", "failed", "uncertain", "retry", "handed back"])
 
 
@@ -56,15 +56,15 @@ class Lanes(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.empty()
-        self.store = Claims(self.database.engine, self.ob.configuration)
-        self.lanes = {name: Lane() for name in LANES}
-        self.under_way: dict[UUID, Claimed] = {}
+        self.store = DatabaseStore(self.database.engine, self.ob.configuration)
+        self.lanes = {name: Lane() for name in CLAIM_LOOPS}
+        self.under_way: dict[UUID, ClaimedEntry] = {}
         self.lane_of: dict[UUID, str] = {}
         self.enqueued = 0
 
     # --- the app
 
-    @rule(names=st.lists(st.sampled_from(LANES), min_size=1, max_size=4), rolled_back=st.booleans())
+    @rule(names=st.lists(st.sampled_from(CLAIM_LOOPS), min_size=1, max_size=4), rolled_back=st.booleans())
     def enqueue(self, names: list[str], rolled_back: bool) -> None:
         with self.database.session() as session:
             entries = []
@@ -125,9 +125,9 @@ class Lanes(RuleBasedStateMachine):
     @precondition(lambda self: any(lane.halted_by for lane in self.lanes.values()))
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from([name for name in LANES if self.lanes[name].halted_by]))
+        name = data.draw(st.sampled_from([name for name in CLAIM_LOOPS if self.lanes[name].halted_by]))
         with self.database.engine.begin() as connection:
-            decisions.release_lane(connection, TABLES, name, actor="bob")
+            decisions.release_group(connection, TABLES, name, actor="bob")
         self.lanes[name].halted_by = None
 
     # --- what always holds
@@ -143,8 +143,8 @@ class Lanes(RuleBasedStateMachine):
         if not hasattr(self, "lanes"):
             return
         with self.database.engine.begin() as connection:
-            for name in [name for name in LANES if self.lanes[name].halted_by]:
-                decisions.release_lane(connection, TABLES, name, actor="bob")
+            for name in [name for name in CLAIM_LOOPS if self.lanes[name].halted_by]:
+                decisions.release_group(connection, TABLES, name, actor="bob")
         for lane in self.lanes.values():
             lane.halted_by = None
         for id in list(self.under_way):
@@ -158,9 +158,9 @@ class Lanes(RuleBasedStateMachine):
                 self._deliver(entry)
 
     def _exchange(self, slots: int) -> Exchange:
-        return asyncio.run(self.store.exchange([], claim_request(want(slots=slots))))
+        return asyncio.run(self.store.exchange([], claim_request(quota(slots=slots))))
 
-    def _deliver(self, entry: Claimed) -> None:
+    def _deliver(self, entry: ClaimedEntry) -> None:
         asyncio.run(self.store.exchange([(entry, Settle("delivered", 1))], None))
         self.lanes[self.lane_of[entry.id]].waiting.remove(entry.id)
 
@@ -170,17 +170,17 @@ class Lanes(RuleBasedStateMachine):
         return sorted(ids)
 
 
-def _change(entry: Claimed, outcome: str, halts: bool) -> Transition:
+def _change(entry: ClaimedEntry, outcome: str, halts: bool) -> Transition:
     match outcome:
         case "delivered":
             return Settle("delivered", 1)
         case "failed":
-            return Settle("failed", 1, reason="declined", halts_lane=halts)
+            return Settle("failed", 1, reason="declined", failure_blocks_group=halts)
         case "uncertain":
-            return Park("reset", 1, True, entry.leased_at, halts_lane=halts)
+            return MarkUncertain("reset", 1, True, entry.leased_at, failure_blocks_group=halts)
         case "retry":
-            return Wait(timedelta(0), "busy", 0, False, None)
-    return HandBack("no adapter")
+            return Retry(timedelta(0), "busy", 0, False, None)
+    return Release("no adapter")
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ from typing import Any
 
 import sqlalchemy as sa
 from support.database import TABLES, Database, statements_of
-from support.entries import HOUR, age, claim, claim_one, claim_request, settle, want
+from support.entries import HOUR, age, claim, claim_one, claim_request, quota, settle
 from support.ordering import LaneService, halted, put_in_lane, send_all
 from test_claim_plans import nodes, run
 
 import outbox
 from dispatchers import Unknown
 from dispatchers.store import claims_postgresql
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.ordering import sort_out
 from dispatchers.transitions import Settle
 from outbox.sql.ordering import Place, advance
@@ -36,7 +36,7 @@ def test_the_head_of_a_long_lane_and_who_comes_after_it_are_found_by_the_index(
     put_in_lane(postgresql, ob, "head", lane="lane 0")
     postgresql.execute(sa.text(FILL))
     run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
-    head = claim_one(Claims(postgresql.new_engine(), ob.configuration))
+    head = claim_one(DatabaseStore(postgresql.new_engine(), ob.configuration))
     engine = postgresql.new_engine()
     plans: list[dict[str, Any]] = []
 
@@ -77,7 +77,7 @@ def test_the_dead_rows_before_a_head_are_walked_over_once_a_lane(postgresql: Dat
         looks.extend(node["Actual Loops"] for node in nodes(plan["Plan"]) if node.get("Alias") == "first")
 
     with engine.begin() as connection:
-        claimed = claims_postgresql.claim(connection, TABLES, claim_request(want(slots=50)))
+        claimed = claims_postgresql.claim(connection, TABLES, claim_request(quota(slots=50)))
         sa.event.listen(engine, "before_cursor_execute", explain)
         sort_out(connection, TABLES, claimed)
 
@@ -88,7 +88,7 @@ def test_the_dead_rows_before_a_head_are_walked_over_once_a_lane(postgresql: Dat
 def test_late_proof_lifts_the_halts_of_its_own_entries_in_one_statement(database: Database, ob: outbox.Outbox) -> None:
     names = ("ada", "bob", "eve")
     ids = [put_in_lane(database, ob, f"{name} 1", f"{name} 2", lane=name)[0] for name in names]
-    store = Claims(database.engine, ob.configuration)
+    store = DatabaseStore(database.engine, ob.configuration)
     vanished = {entry.id: entry for entry in claim(store) if entry.id in ids}
     age(database, HOUR)
     send_all(database, ob, LaneService(**dict.fromkeys([f"{name} 1" for name in names], Unknown("", final=True))))

@@ -34,17 +34,17 @@ import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
 from dispatchers.store import claims_postgresql
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.ordering import leave, sort_out
-from dispatchers.transitions import Claimed, Settle, known_of
+from dispatchers.transitions import ClaimedEntry, Settle, known_of
 from outbox.session import flush_all
 from outbox.sql.dialect import clock_plus
 from outbox.times import NEVER
 
 
 @pytest.fixture
-def store(postgresql: Database, ob: outbox.Outbox) -> Claims:
-    return Claims(postgresql.new_engine(), ob.configuration)
+def store(postgresql: Database, ob: outbox.Outbox) -> DatabaseStore:
+    return DatabaseStore(postgresql.new_engine(), ob.configuration)
 
 
 @contextmanager
@@ -69,12 +69,12 @@ def claim_and_sort(connection: sa.Connection) -> tuple[list[UUID], list[UUID]]:
     return [entry.id for entry in may_go], [entry.id for entry, _ in must_wait]
 
 
-def settle_in(connection: sa.Connection, entry: Claimed, end: Settle) -> None:
+def settle_in(connection: sa.Connection, entry: ClaimedEntry, end: Settle) -> None:
     assert claims_postgresql.settle(connection, TABLES, [(entry, end)])
     leave(connection, TABLES, [(entry, end)])
 
 
-def settle_alone(database: Database, entry: Claimed, end: Settle) -> None:
+def settle_alone(database: Database, entry: ClaimedEntry, end: Settle) -> None:
     with database.new_engine().begin() as connection:
         settle_in(connection, entry, end)
 
@@ -165,7 +165,7 @@ def test_two_flushes_in_opposite_order_are_told_how_to_avoid_the_deadlock(
 
 
 def test_a_follower_that_is_being_blocked_is_seen_by_who_settles_the_head(
-    postgresql: Database, ob: outbox.Outbox, store: Claims
+    postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     put_in_lane(postgresql, ob, "head")
     head = claim_one(store)
@@ -182,7 +182,7 @@ def test_a_follower_that_is_being_blocked_is_seen_by_who_settles_the_head(
 
 
 def test_a_follower_is_not_blocked_behind_a_head_that_is_just_being_settled(
-    postgresql: Database, ob: outbox.Outbox, store: Claims
+    postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     service = LaneService()
     put_in_lane(postgresql, ob, "head")
@@ -216,7 +216,7 @@ def test_a_follower_is_not_blocked_behind_a_head_that_an_app_may_be_cancelling(
 
 
 def test_a_cancel_waits_for_who_blocks_behind_it_and_lets_that_go(
-    postgresql: Database, ob: outbox.Outbox, store: Claims
+    postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     """The function's second statement must see what came to be while its first one waited."""
     head, follower = put_in_lane(postgresql, ob, "head", "follower")
@@ -262,7 +262,7 @@ def test_a_cancel_whose_snapshot_does_not_show_who_waits_behind_it_is_refused_by
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_head_whose_next_may_be_cancelled_is_settled_later_alone(
-    postgresql: Database, ob: outbox.Outbox, store: Claims, commits: bool
+    postgresql: Database, ob: outbox.Outbox, store: DatabaseStore, commits: bool
 ) -> None:
     """What else is to be settled with it is settled, and what is due is claimed."""
     service = LaneService()
@@ -329,7 +329,7 @@ def test_an_app_that_is_cancelling_costs_nobody_but_its_own_group(
 
 
 def test_a_settling_that_waits_for_a_cancel_delays_no_app_that_enqueues(
-    postgresql: Database, ob: outbox.Outbox, store: Claims
+    postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     """And an app's long transaction that has enqueued delays no settling."""
     put_in_lane(postgresql, ob, "head")
@@ -347,7 +347,7 @@ def test_a_settling_that_waits_for_a_cancel_delays_no_app_that_enqueues(
 
 
 def test_a_follower_that_is_being_blocked_is_seen_by_who_releases_the_lane(
-    postgresql: Database, ob: outbox.Outbox, store: Claims
+    postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     put_in_lane(postgresql, ob, "head")
     settle_alone(postgresql, claim_one(store), FAILED)
@@ -356,7 +356,7 @@ def test_a_follower_that_is_being_blocked_is_seen_by_who_releases_the_lane(
 
     def release() -> None:
         with postgresql.new_engine().begin() as connection:
-            decisions.release_lane(connection, TABLES, "ada", actor="bob")
+            decisions.release_group(connection, TABLES, "ada", actor="bob")
 
     with in_the_background() as pool:
         with postgresql.engine.begin() as blocking:
@@ -381,13 +381,13 @@ def test_two_who_claim_the_same_lane_at_once_do_not_both_send(postgresql: Databa
 
 
 def test_a_halt_of_a_lane_that_is_halted_already_is_the_later_ones(
-    postgresql: Database, ob: outbox.Outbox, store: Claims
+    postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     put_in_lane(postgresql, ob, "first")
     first = claim_one(store)
     settle_alone(postgresql, first, FAILED)
     with postgresql.engine.begin() as connection:
-        decisions.release_lane(connection, TABLES, "ada", actor="bob")
+        decisions.release_group(connection, TABLES, "ada", actor="bob")
     (second,) = put_in_lane(postgresql, ob, "second")
     entry = claim_one(store)
     halt(postgresql, first.id, "ada")

@@ -15,7 +15,7 @@ from support.relays import relay
 import outbox
 from dispatchers import Delivered, Delivery
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.pipeline.outage_log import Outages, cause_of, ends_by_itself, is_outage
+from dispatchers.pipeline.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
 from outbox.sql.dialect import is_passing
 
 SECRETS = {"username": "nobody-here", "password": "hunter2"}
@@ -159,7 +159,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_an_outage_is_reported_once_then_seldom_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
     clock = iter([*range(0, 400, 5), 400, 1000])
-    outages = Outages(lambda: next(clock))
+    outages = OutageLog(lambda: next(clock))
     refused = ConnectionRefusedError(111, "Connection refused")
 
     for _ in range(0, 400, 5):
@@ -205,7 +205,7 @@ def test_a_dispatcher_reports_an_outage_in_one_line_and_its_end_in_another(
             working = dispatcher(engine, ob, adapters={"crm": service})
             stopping = asyncio.Event()
             pump = asyncio.create_task(working.pump(stopping))
-            await until_true(lambda: len(working._sends) == 20)
+            await until_true(lambda: len(working._sender) == 20)
             between.refuse()
             before = tries
             released.set()

@@ -3,8 +3,8 @@
 from datetime import timedelta
 from uuid import uuid4
 
-from dispatchers.pipeline.outcome_buffer import Endings
-from dispatchers.transitions import Claimed, Keep, Settle
+from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
+from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle
 
 PATIENCE = timedelta(seconds=10)
 DELIVERED = Settle("delivered", 1)
@@ -13,8 +13,8 @@ DELIVERED = Settle("delivered", 1)
 def test_two_claims_of_an_entry_are_postponed_apart() -> None:
     """A process claims an entry again although it still holds back its earlier outcome: the row was locked beyond the lease."""
     now = 0.0
-    endings = Endings(clock=lambda: now, patience=PATIENCE)
-    first = Claimed._make([None] * len(Claimed._fields))._replace(id=uuid4(), lease_token=uuid4())
+    endings = OutcomeBuffer(clock=lambda: now, patience=PATIENCE)
+    first = ClaimedEntry._make([None] * len(ClaimedEntry._fields))._replace(id=uuid4(), lease_token=uuid4())
     second = first._replace(lease_token=uuid4())
     endings.postpone([(first, DELIVERED)], {first.id})
     now = 8.0
@@ -22,4 +22,6 @@ def test_two_claims_of_an_entry_are_postponed_apart() -> None:
     now = 11.0
 
     tried = dict(endings.take_postponed())
-    assert [type(tried[entry]) for entry in (first, second)] == [Keep, Settle], "only the first has waited too long"
+    assert [type(tried[entry]) for entry in (first, second)] == [RetryCallback, Settle], (
+        "only the first has waited too long"
+    )

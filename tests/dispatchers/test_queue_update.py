@@ -7,21 +7,21 @@ from uuid import UUID
 
 import pytest
 from support.database import TABLES, Database
-from support.entries import HOUR, claim_one, put_one, queue_row, settle, want
+from support.entries import HOUR, claim_one, put_one, queue_row, quota, settle
 
 import outbox
-from dispatchers.store.database import Claims
-from dispatchers.store.queue_update import Moving, moved
+from dispatchers.store.database import DatabaseStore
+from dispatchers.store.queue_update import Unsettled, queue_update
 from dispatchers.transitions import (
-    Claimed,
+    ClaimedEntry,
     End,
-    HandBack,
-    Keep,
     Known,
-    Park,
-    Requeue,
+    MarkUncertain,
+    Release,
+    Retry,
+    RetryCallback,
+    SendAgain,
     Settle,
-    Wait,
     known_of,
     outcome_on_record,
 )
@@ -31,8 +31,8 @@ LATER = NOW + HOUR
 DELAY = timedelta(seconds=7)
 
 
-def claimed(**fields: Any) -> Claimed:
-    blank = Claimed(**dict.fromkeys(Claimed._fields))  # type: ignore[arg-type]
+def claimed(**fields: Any) -> ClaimedEntry:
+    blank = ClaimedEntry(**dict.fromkeys(ClaimedEntry._fields))  # type: ignore[arg-type]
     given: dict[str, Any] = {
         "deliveries": 3,
         "attempts": 2,
@@ -44,46 +44,46 @@ def claimed(**fields: Any) -> Claimed:
     return blank._replace(**given | fields)
 
 
-MOVES: list[tuple[str, Moving, dict[str, Any], dict[str, Any]]] = [
+MOVES: list[tuple[str, Unsettled, dict[str, Any], dict[str, Any]]] = [
     (
         "waits",
-        Wait(DELAY, "busy", 4, True, LATER),
+        Retry(DELAY, "busy", 4, True, LATER),
         {"state": "retry", "delay": DELAY, "attempts": 4, "in_doubt_since": LATER, "reason": "busy"},
         {"reason": "busy", "deliveries": 3},
     ),
     (
         "is parked",
-        Park("the window", 4, True, LATER),
+        MarkUncertain("the window", 4, True, LATER),
         {"state": "uncertain", "delay": None, "attempts": 4, "in_doubt_since": LATER},
         {"reason": "the window"},
     ),
     (
         "is parked with an answer that is stored",
-        Park("500", 4, True, NOW, stored=True),
+        MarkUncertain("500", 4, True, NOW, stored=True),
         {"state": "uncertain", "delay": None},
         {"reason": "500", "stored": True},
     ),
     (
         "is queued anew",
-        Requeue(2, None, DELAY, "look again"),
+        SendAgain(2, None, DELAY, "look again"),
         {"state": "pending", "delay": DELAY, "attempts": 0, "key_epoch": 2, "in_doubt_since": None, "maybe_sent": True},
         {"reason": "look again"},
     ),
     (
         "is kept as delivered",
-        Keep(Settle("delivered", 4, result={"id": 1}), DELAY, "delivered, but"),
+        RetryCallback(Settle("delivered", 4, result={"id": 1}), DELAY, "delivered, but"),
         {"state": "retry", "delay": DELAY, "attempts": 4, "proof": True},
         {"reason": "delivered, but", "known": {"state": "delivered", "attempts": 4, "result": {"id": 1}}},
     ),
     (
         "is kept as failed",
-        Keep(Settle("failed", 4, reason="no"), DELAY, "failed, but"),
+        RetryCallback(Settle("failed", 4, reason="no"), DELAY, "failed, but"),
         {"state": "retry", "delay": DELAY, "proof": False},
         {"reason": "failed, but", "known": {"state": "failed", "attempts": 4, "reason": "no"}},
     ),
     (
         "is kept as uncertain",
-        Keep(Park("500", 4, True, LATER, stored=True), DELAY, "uncertain, but"),
+        RetryCallback(MarkUncertain("500", 4, True, LATER, stored=True), DELAY, "uncertain, but"),
         {"state": "uncertain", "delay": DELAY, "in_doubt_since": LATER, "proof": False},
         {"reason": "uncertain, but", "stored": True, "known": {"state": "uncertain", "attempts": 4, "reason": "500"}},
     ),
@@ -92,9 +92,9 @@ MOVES: list[tuple[str, Moving, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("change", "columns", "record"), [move[1:] for move in MOVES], ids=[move[0] for move in MOVES])
 def test_the_row_of_an_entry_has_what_its_lease_left(
-    change: Moving, columns: dict[str, Any], record: dict[str, Any]
+    change: Unsettled, columns: dict[str, Any], record: dict[str, Any]
 ) -> None:
-    values = moved(claimed(), change)
+    values = queue_update(claimed(), change)
 
     assert values._asdict() | columns == values._asdict()
     assert values.outcome is not None
@@ -104,14 +104,14 @@ def test_the_row_of_an_entry_has_what_its_lease_left(
 
 @pytest.mark.parametrize("end", [Settle("failed", 1, reason="no"), Settle("cancelled", 0), Settle("delivered", 1)])
 def test_whatever_is_kept_can_no_longer_be_cancelled(end: End) -> None:
-    assert moved(claimed(maybe_sent=False, in_doubt_since=None), Keep(end, DELAY, "")).maybe_sent
+    assert queue_update(claimed(maybe_sent=False, in_doubt_since=None), RetryCallback(end, DELAY, "")).maybe_sent
 
 
 def test_the_doubt_of_a_first_attempt_is_kept_with_its_callback_due() -> None:
     """Without it a conclusive rejection after the window would later be taken for a failure."""
     first = claimed(maybe_sent=False, in_doubt_since=None)
 
-    values = moved(first, Keep(Park("500", 1, True, NOW), DELAY, "uncertain, but"))
+    values = queue_update(first, RetryCallback(MarkUncertain("500", 1, True, NOW), DELAY, "uncertain, but"))
 
     assert (values.maybe_sent, values.in_doubt_since) == (True, NOW)
 
@@ -136,7 +136,7 @@ HANDED_BACK: list[tuple[dict[str, Any], str]] = [
 def test_what_is_handed_back_is_as_it_was_and_not_counted(fields: dict[str, Any], state: str) -> None:
     entry = claimed(**fields)
 
-    values = moved(entry, HandBack("nobody serves it", DELAY))
+    values = queue_update(entry, Release("nobody serves it", DELAY))
 
     assert (values.state, values.delay, values.uncounted) == (state, DELAY, 1)
     assert (values.attempts, values.maybe_sent) == (entry.attempts, entry.maybe_sent)
@@ -170,23 +170,23 @@ def test_no_record_knows_nothing() -> None:
 
 
 def test_the_databases_write_the_same_row(database: Database, ob: outbox.Outbox) -> None:
-    """One batch with every kind of move, each checked against what `moved` says."""
-    store = Claims(database.engine, ob.configuration)
+    """One batch with every kind of move, each checked against what `queue_update` says."""
+    store = DatabaseStore(database.engine, ob.configuration)
     changes: list[Any] = [change for _, change, _, _ in MOVES]
     entries = []
     for number in range(len(changes)):
         put_one(database, ob, destination=f"d{number}")
-        entries.append(claim_one(store, wants=[want(f"d{number}")]))
+        entries.append(claim_one(store, quotas=[quota(f"d{number}")]))
 
     settle(store, *zip(entries, changes, strict=True))
 
     for entry, change in zip(entries, changes, strict=True):
-        row, values = queue_row(database, entry.id), moved(entry, change)
+        row, values = queue_row(database, entry.id), queue_update(entry, change)
         for name in ("state", "attempts", "maybe_sent", "in_doubt_since", "key_epoch", "outcome"):
             assert getattr(row, name) == getattr(values, name), name
         assert (row.lease_token, row.leased_at, row.lease_until) == (None, None, None)
         assert (row.first_leased_at is None) == (values.state == "pending")
         assert row.deliveries == 1
-    told = [moved(entry, change).reason for entry, change in zip(entries, changes, strict=True)]
+    told = [queue_update(entry, change).reason for entry, change in zip(entries, changes, strict=True)]
     events = database.rows(TABLES.event)
     assert sorted(event.reason for event in events) == sorted(reason for reason in told if reason is not None)

@@ -20,7 +20,7 @@ from dispatchers import database_identity
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
 from dispatchers.admin.resume import FOREIGN
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
-from outbox.errors import ConfigurationError, Held
+from outbox.errors import ConfigurationError, Suspended
 from outbox.times import NEVER
 
 CARD = {"amount": 2000, "currency": "eur", "payment_method": "pm_card_visa", "confirm": True}
@@ -71,12 +71,12 @@ def resume(database: Database, *options: str, env: str = "test") -> Any:
 def require_held(database: Database, ob: outbox.Outbox, stripe: RunningStripe, saying: str) -> None:
     """Nothing is sent and nothing is cancelled, and it is said why."""
     answers = len(stripe.ledger.answers)
-    with pytest.raises(Held, match=saying):
+    with pytest.raises(Suspended, match=saying):
         run_once(database, ob, adapters=adapters(stripe))
     with database.begin() as session:
         assert not any(ob.cancel(session, row.id) for row in database.queue)
     assert len(stripe.ledger.answers) == answers
-    assert saying in document("status", database=database)["held_reason"]
+    assert saying in document("status", database=database)["suspended_reason"]
 
 
 def test_a_charge_that_a_lossy_failover_forgot_is_not_made_twice(
@@ -123,7 +123,7 @@ def test_a_dispatcher_that_is_at_work_during_a_lossy_failover_sends_nothing_unti
         sent = len(stripe.ledger.answers)
         standby.promote()
         put(standby, ob, CHARGE, payload=CARD, count=5)  # the clients ask again, for the five that were lost
-        await until_true(lambda: standby.rows(TABLES.meta)[0].held_reason is not None, 60)
+        await until_true(lambda: standby.rows(TABLES.meta)[0].suspended_reason is not None, 60)
         await asyncio.to_thread(require_held, standby, ob, stripe, "timeline 00000002")
         assert len(stripe.ledger.answers) == sent
 
@@ -175,7 +175,7 @@ def test_a_fleet_whose_promotions_lose_nothing_continues_by_itself(
 
         assert (state(standby, mail), require_trusted_by_all) == ("delivered", 0)
         (meta,) = standby.rows(TABLES.meta)
-        assert (meta.held_reason, meta.resumed_by, meta.timeline) == (None, "promotions_lose_nothing", "00000002")
+        assert (meta.suspended_reason, meta.resumed_by, meta.timeline) == (None, "promotions_lose_nothing", "00000002")
         assert "timeline 00000002 instead of 00000001" in meta.resumed_reason
         assert "sending continues, as promotions_lose_nothing is declared" in caplog.text
 
@@ -214,7 +214,7 @@ def test_an_older_state_on_the_same_timeline_is_noticed_by_the_mark_outside_the_
     backup = primary.backup(tmp_path / "backup")
     run_once(primary, ob, adapters=adapters(stripe), mark=mark)
     with cluster(backup) as restored:  # as a disk's snapshot: no recovery to another timeline
-        with pytest.raises(Held, match=" back"):
+        with pytest.raises(Suspended, match=" back"):
             run_once(restored, ob, adapters=adapters(stripe), mark=mark)
         require_held(restored, ob, stripe, " back")
         resume(restored)
@@ -239,10 +239,10 @@ def test_a_dispatcher_at_work_claims_nothing_from_an_older_state_even_before_it_
         address.now = restored
         address.engine.dispose()
 
-        exchange = asyncio.run(working.store.exchange([], working._request(working._turns.take(0), NEVER)))
+        exchange = asyncio.run(working.store.exchange([], working._request(working._scheduler.take(0), NEVER)))
 
         assert exchange.claimed == []
-        with pytest.raises(Held):
+        with pytest.raises(Suspended):
             asyncio.run(working.run_once())
         address.engine.dispose()
 

@@ -1,4 +1,4 @@
-"""What upkeep deletes, and what it never does: on each database, over rows that have been aged."""
+"""What maintenance deletes, and what it never does: on each database, over rows that have been aged."""
 
 from datetime import timedelta
 

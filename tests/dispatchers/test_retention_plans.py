@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from support.database import TABLES, Database, statements_of
-from support.retention import KEEP, WINDOW, elapse, request, settle_all, upkeep
+from support.retention import KEEP, WINDOW, elapse, maintenance, request, settle_all
 
 import outbox
 from dispatchers.maintenance.retention import Retention
@@ -128,7 +128,7 @@ def test_a_batch_costs_the_same_few_statements_whatever_its_size(database: Datab
         elapse(database, 2 * KEEP)
         engine = database.new_engine()
         with statements_of(engine) as sent:
-            assert asyncio.run(upkeep(engine).run_once())["entries"] == count
+            assert asyncio.run(maintenance(engine).run_once())["entries"] == count
         database.execute(sa.delete(TABLES.tombstone))
         return len(sent)
 

@@ -1,4 +1,4 @@
-"""Upkeep beside everybody else, over real connections, and upkeep that is killed in the middle of a batch."""
+"""Maintenance beside everybody else, over real connections, and maintenance that is killed in the middle of a batch."""
 
 import os
 import signal
@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.database import IMPORT_PATH, TABLES, Database
-from support.entries import claim, put, put_one, run_once, settle, states, wait_for, want
+from support.entries import claim, put, put_one, quota, run_once, settle, states, wait_for
 from support.retention import A_MOMENT, KEEP, WINDOW, clean, elapse, kept, request, settle_all, shift
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Batch, Look
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.configuration import AUDIT_WINDOW
 
@@ -84,7 +84,7 @@ def test_two_upkeeps_at_once_divide_the_work(database: Database, ob: outbox.Outb
 
 
 @pytest.mark.parametrize("step", ["entries", "records"])
-def test_enqueueing_does_not_wait_for_an_upkeep(postgresql: Database, ob: outbox.Outbox, step: str) -> None:
+def test_enqueueing_does_not_wait_for_an_maintenance(postgresql: Database, ob: outbox.Outbox, step: str) -> None:
     request(postgresql, ob, "retry-001", "crm.upsert")
     put(postgresql, ob)
     settle_all(postgresql)
@@ -228,8 +228,8 @@ def test_what_was_written_anew_since_it_was_looked_at_is_kept(postgresql: Databa
 def test_a_claimed_entry_is_not_touched(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
     elapse(database, 10 * KEEP)
-    store = Claims(database.engine, ob.configuration)
-    claimed = claim(store, want())
+    store = DatabaseStore(database.engine, ob.configuration)
+    claimed = claim(store, quota())
 
     assert not clean(database)
 

@@ -10,12 +10,12 @@ import outbox
 from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from dispatchers.transitions import Ending
 
 
-class LateClaims(Claims):
+class LateClaims(DatabaseStore):
     """The second exchange reaches the database late, as behind SQLite's one writer."""
 
     calls = 0
@@ -42,7 +42,7 @@ def test_no_entry_is_sent_twice_in_one_call(database: Database, ob: outbox.Outbo
 
     adapter_token = list(range(1, 1000))
     store = LateClaims(database.engine, ob.configuration)
-    working = dispatcher(None, ob, adapters={"crm": adapter}, store=store, chance=Never())
+    working = dispatcher(None, ob, adapters={"crm": adapter}, store=store, rng=Never())
 
     settled = asyncio.run(working.run_once())
 

@@ -9,13 +9,13 @@ from test_retention_plans import nodes, plans_of
 
 import outbox
 from dispatchers.maintenance.jobs import report_lag
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 
 ROWS = 30_000
 SMALL = {"outbox_meta", "outbox_kid", "outbox_destination", "outbox_halted"}
 
 
-async def ask_everything(store: Claims, ob: outbox.Outbox) -> None:
+async def ask_everything(store: DatabaseStore, ob: outbox.Outbox) -> None:
     await store.gauges()
     await store.unknown_kid(["k1"])
     await store.require_environment("test")
@@ -37,7 +37,7 @@ def test_no_statement_of_a_running_dispatcher_reads_the_whole_queue(postgresql: 
         run(postgresql, *analyze)
         engine = postgresql.new_engine()
         with plans_of(engine) as plans:
-            asyncio.run(ask_everything(Claims(engine, ob.configuration), ob))
+            asyncio.run(ask_everything(DatabaseStore(engine, ob.configuration), ob))
         engine.dispose()
         found += [node for plan in plans for node in nodes(plan)]
     run(postgresql, *(f"ALTER TABLE outbox_{name} RESET (autovacuum_enabled)" for name in ("queue", "entry")))

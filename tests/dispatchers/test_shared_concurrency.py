@@ -24,10 +24,10 @@ from support.entries import (
     dispatcher,
     pumping,
     put,
+    quota,
     run_once,
     states,
     until_true,
-    want,
 )
 
 import outbox
@@ -35,15 +35,15 @@ from dispatchers import Breaker, Delivery, Limits, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause, resume
 from dispatchers.flow_control.permits import Taken, as_record, on_record
-from dispatchers.flow_control.state import SLOTS_WAIT, News, Pressing, Pressure, admitted, claimed, heard, opens_at
-from dispatchers.store.database import Claims
+from dispatchers.flow_control.state import SLOTS_WAIT, FlowState, FlowUpdate, News, admitted, claimed, heard, opens_at
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
-from dispatchers.transitions import Claimed
+from dispatchers.transitions import ClaimedEntry
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 FIRST, SECOND_ONE = UUID(int=1), UUID(int=2)
-CALM = Pressure()
+CALM = FlowState()
 THREE = Limits(concurrency_in_all=3)
 THREE_OF_CRM = {"crm": THREE}
 
@@ -62,7 +62,7 @@ def test_what_one_claim_takes_no_other_gets_until_its_sends_are_told_to_have_end
     pressure = heard(pressure, News(left={FIRST: 0}), THREE, NOW)
 
     assert admitted(pressure, THREE, NOW, 50) == 2
-    assert [each.token for each in pressure.slots_taken] == [SECOND_ONE]
+    assert [each.token for each in pressure.permits_taken] == [SECOND_ONE]
 
 
 def test_slots_of_which_nothing_is_heard_come_free_when_their_lease_ends_and_no_sooner() -> None:
@@ -77,8 +77,8 @@ def test_what_has_come_free_leaves_no_trace_behind() -> None:
 
     later = claimed(pressure, THREE, NOW + LEASE, 1, SECOND_ONE, LEASE)
 
-    assert [each.token for each in later.slots_taken] == [SECOND_ONE]
-    assert heard(later, News(left={SECOND_ONE: 0}), THREE, NOW + LEASE).slots_taken == ()
+    assert [each.token for each in later.permits_taken] == [SECOND_ONE]
+    assert heard(later, News(left={SECOND_ONE: 0}), THREE, NOW + LEASE).permits_taken == ()
 
 
 def test_news_of_a_claims_end_told_twice_or_late_change_nothing() -> None:
@@ -177,26 +177,26 @@ def test_what_is_taken_is_read_as_it_was_written() -> None:
 
 def taken_of(database: Database) -> tuple[Taken, ...]:
     """What is on record as taken of crm."""
-    return next((on_record(row.slots_taken) for row in database.rows(TABLES.destination) if row.name == "crm"), ())
+    return next((on_record(row.permits_taken) for row in database.rows(TABLES.destination) if row.name == "crm"), ())
 
 
-def claim_slots(store: Claims, *, slots: int = 50, **pressing: Any) -> Exchange:
+def claim_slots(store: DatabaseStore, *, slots: int = 50, **pressing: Any) -> Exchange:
     """What a dispatcher with this limit asks for."""
     given: dict[str, Any] = {"news": {}, "decided": frozenset({"crm"}), "limits": THREE_OF_CRM}
-    request = claim_request(want(slots=slots), pressing=Pressing(**given | pressing), lease=HOUR)
+    request = claim_request(quota(slots=slots), pressing=FlowUpdate(**given | pressing), lease=HOUR)
     return asyncio.run(store.exchange([], request))
 
 
-def held_by_another(database: Database, ob: outbox.Outbox) -> tuple[Claims, list[Claimed]]:
+def held_by_another(database: Database, ob: outbox.Outbox) -> tuple[DatabaseStore, list[ClaimedEntry]]:
     """All three slots, for an hour: as by a dispatcher that hangs, or was killed."""
-    other = Claims(database.new_engine(), ob.configuration)
-    held: list[Claimed] = []
+    other = DatabaseStore(database.new_engine(), ob.configuration)
+    held: list[ClaimedEntry] = []
     while len(held) < 3:  # PostgreSQL takes them in powers of two
         held += claim_slots(other).claimed
     return other, held
 
 
-def tell_ends(store: Claims, held: list[Claimed]) -> None:
+def tell_ends(store: DatabaseStore, held: list[ClaimedEntry]) -> None:
     left = {"crm": News(left={entry.lease_token: 0 for entry in held})}
     claim_slots(store, slots=0, news=left, decided=frozenset())
 
@@ -235,10 +235,10 @@ def test_dispatchers_together_send_no_more_at_once_than_their_limit_and_use_all_
 
 def test_dispatchers_that_claim_at_once_keep_to_it_too(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=30)
-    stores = [Claims(database.new_engine(), ob.configuration) for _ in range(4)]
+    stores = [DatabaseStore(database.new_engine(), ob.configuration) for _ in range(4)]
     barrier = Barrier(len(stores))
 
-    def claim_until_none(store: Claims) -> int:
+    def claim_until_none(store: DatabaseStore) -> int:
         asyncio.run(store.destinations())  # connected, so that all come at once
         barrier.wait()
         limits = {"crm": Limits(concurrency_in_all=7)}
@@ -307,7 +307,7 @@ def test_a_dispatcher_that_waits_takes_what_another_frees_without_asking_all_the
     crm = MemoryAdapter()
     asked: list[int] = []
 
-    class CountingStore(Claims):
+    class CountingStore(DatabaseStore):
         exchanges = 0
 
         async def exchange(self, *arguments: Any) -> Exchange:

@@ -14,7 +14,7 @@ import outbox
 from dispatchers import Deferred, Limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import report_lag
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.guards import Guards, guard, guards_for
 
 LIMITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
@@ -61,7 +61,7 @@ def test_every_transaction_of_a_dispatcher_has_its_limits(postgresql: Database) 
         await working.run_once()
         await working.store.seek(lambda operation, form: True, timedelta(0), None)
         await working.store.gauges()
-        assert isinstance(working.store, Claims)
+        assert isinstance(working.store, DatabaseStore)
         await report_lag(working.store.run, TABLES)
         await working.close()
 

@@ -12,7 +12,7 @@ from support.entries import age, dispatcher, put, put_one, queue_row, run_once, 
 import outbox
 from dispatchers import Delivered, Delivery, Operations
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.pipeline.scheduler import LATE_SECONDS, UNSERVED_SECONDS, Turns
+from dispatchers.pipeline.scheduler import LATE_SECONDS, UNSERVED_SECONDS, Scheduler
 from dispatchers.pipeline.triage import CANCELLED_DELAY
 from dispatchers.transitions import Known, outcome_on_record
 from outbox.sql.schema import SCHEMA_VERSION
@@ -140,13 +140,13 @@ def test_a_decision_that_others_are_to_carry_out_first_is_looked_at_seldom(
 
 
 def test_a_destination_with_something_unserved_is_read_whole_only_now_and_then() -> None:
-    turns = Turns(["crm"], slots=10, slots_in_all=100)
+    turns = Scheduler(["crm"], slots=10, slots_in_all=100)
     turns.pass_over("crm.gone", "crm")
 
     def asked(now: float) -> timedelta | None:
-        (want,) = turns.take(now)
-        turns.found([want], [])
-        return want.recent
+        (quota,) = turns.take(now)
+        turns.found([quota], [])
+        return quota.recent
 
     seen = [asked(100.0), asked(101.0), asked(100.0 + UNSERVED_SECONDS)]
 
@@ -154,32 +154,32 @@ def test_a_destination_with_something_unserved_is_read_whole_only_now_and_then()
 
 
 def test_a_destination_that_serves_all_it_has_is_always_read_whole() -> None:
-    turns = Turns(["crm"], slots=10, slots_in_all=100)
+    turns = Scheduler(["crm"], slots=10, slots_in_all=100)
 
     assert turns.unserved is None
     for now in (100.0, 101.0):
-        (want,) = turns.take(now)
-        turns.found([want], [])
-        assert want.recent is None
+        (quota,) = turns.take(now)
+        turns.found([quota], [])
+        assert quota.recent is None
 
 
 def test_a_claim_that_failed_is_no_read_of_all_that_is_due() -> None:
-    turns = Turns(["crm"], slots=10, slots_in_all=100)
+    turns = Scheduler(["crm"], slots=10, slots_in_all=100)
     (early,) = turns.take(100.0)  # before anything unserved was met
     turns.pass_over("crm.gone", "crm")
     turns.give_all_back([early])
     (failed,) = turns.take(100.0)
     turns.give_all_back([failed])
 
-    (want,) = turns.take(101.0)
-    assert want.recent is None
+    (quota,) = turns.take(101.0)
+    assert quota.recent is None
 
 
 def test_a_claim_that_began_before_anything_unserved_was_met_is_no_read_of_all_that_is_due() -> None:
-    turns = Turns(["crm"], slots=10, slots_in_all=100)
+    turns = Scheduler(["crm"], slots=10, slots_in_all=100)
     (early,) = turns.take(100.0)
     turns.pass_over("crm.gone", "crm")
     turns.found([early], [])
 
-    (want,) = turns.take(101.0)
-    assert want.recent is None
+    (quota,) = turns.take(101.0)
+    assert quota.recent is None

@@ -13,12 +13,12 @@ import outbox
 from dispatchers import Deferred
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import report_lag
-from dispatchers.pipeline.unserved_log import OPERATIONS_MAX, REPORT_SECONDS, Reports
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Claimed
+from dispatchers.pipeline.unserved_log import OPERATIONS_MAX, REPORT_SECONDS, UnservedLog
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry
 
 
-def unserved(operation: str = "crm.upsert") -> Claimed:
+def unserved(operation: str = "crm.upsert") -> ClaimedEntry:
     return claimed("crm")._replace(operation=operation)
 
 
@@ -39,7 +39,7 @@ def test_many_entries_of_one_operation_are_told_of_once(
 
 def test_after_a_minute_it_is_told_again_with_how_many_there_were(caplog: pytest.LogCaptureFixture) -> None:
     now = 1000.0
-    reports = Reports(lambda: now)
+    reports = UnservedLog(lambda: now)
     first, second = unserved(), unserved()
     for entry in (first, second, first, second, unserved()):
         reports.leave(entry, "nobody serves it")
@@ -57,7 +57,7 @@ def test_after_a_minute_it_is_told_again_with_how_many_there_were(caplog: pytest
 
 
 def test_operations_without_number_do_not_fill_the_memory() -> None:
-    reports = Reports(lambda: 0.0)
+    reports = UnservedLog(lambda: 0.0)
 
     for number in range(3 * OPERATIONS_MAX):
         reports.leave(unserved(f"crm.n{number}"), "nobody serves it")
@@ -66,7 +66,7 @@ def test_operations_without_number_do_not_fill_the_memory() -> None:
 
 
 def lags(database: Database, ob: outbox.Outbox) -> dict[str, timedelta]:
-    return asyncio.run(report_lag(Claims(database.engine, ob.configuration).run, TABLES))
+    return asyncio.run(report_lag(DatabaseStore(database.engine, ob.configuration).run, TABLES))
 
 
 def test_what_is_handed_back_again_and_again_has_been_waiting_all_the_time(

@@ -142,7 +142,7 @@ SETTINGS: dict[str, Callable[..., Any]] = {
     "dispatchers.adapters.SmtpAdapter": SmtpAdapter,
     "dispatchers.adapters.ImapSearch": ImapSearch,
 }
-NOT_SET_BY_USERS = {"self", "session", "store", "clock", "chance"}
+NOT_SET_BY_USERS = {"self", "session", "store", "clock", "rng"}
 
 
 def settings_of(markdown: str) -> Iterator[tuple[str, list[dict[str, str]]]]:

@@ -189,7 +189,7 @@ def test_a_task_cancelled_at_whichever_await_leaves_what_the_next_one_finishes(
 
 async def cancelled_after(steps: int, database: Database, ob: outbox.Outbox, adapter: MemoryAdapter) -> bool:
     """Cancel a `run_once()` after so many steps of the event loop; returns whether it had come to its end before."""
-    store = store_database.Claims(database.engine, ob.configuration)
+    store = store_database.DatabaseStore(database.engine, ob.configuration)
     task = asyncio.create_task(dispatcher(None, ob, adapters={"crm": adapter}, store=store).run_once())
     for _ in range(steps):
         await asyncio.sleep(0)

@@ -35,7 +35,7 @@ import outbox
 from dispatchers import FOREVER
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.delivery import Window
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.testing.stripe_ledger import StripeLedger
 from outbox.keys import Tag, encode_native
 
@@ -113,7 +113,7 @@ def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
     request: pytest.FixtureRequest, ob: outbox.Outbox, tmp_path: Path, kind: str, count: int, kills: int
 ) -> None:
     database: Database = request.getfixturevalue(kind)
-    chance = random.Random(7)
+    rng = random.Random(7)
     enqueue_charges(database, ob, count)
     ids = [entry.id for entry in database.entries]
     cancelled = cancel_some(database, ob, ids[:5])
@@ -131,12 +131,12 @@ def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
             reached = (kill + 1) * count // (kills + 2)
             wait_for(lambda reached=reached: ended(database) >= reached, f"{reached} to end", 90, workers)
             wait_for(lambda: states(database)["sending"], "someone to send", 90, workers)
-            time.sleep(chance.uniform(0, 0.05))
-            victim = chance.randrange(2)
+            time.sleep(rng.uniform(0, 0.05))
+            victim = rng.randrange(2)
             killed += workers[victim].process.poll() is None
             workers[victim].kill()
             workers[victim] = start()
-            cancelled |= cancel_some(database, ob, chance.sample(ids, 5))
+            cancelled |= cancel_some(database, ob, rng.sample(ids, 5))
         wait_for(lambda: ended(database) == count, "every entry to end", 90, workers)
         for worker in workers:  # the one that was started last may not have its handlers yet
             wait_for(lambda worker=worker: "sending: " in worker.output, "its start", workers=[worker])
@@ -210,7 +210,7 @@ def test_an_entry_that_kills_every_process_that_takes_it_comes_to_an_end(
     adapter = MemoryAdapter(window=window)
     adapter.attempts_max = 3
     for _ in range(3):
-        claim_one(Claims(database.engine, ob.configuration))
+        claim_one(DatabaseStore(database.engine, ob.configuration))
         age(database, HOUR)
 
     finished = run_once(database, ob, adapters={"crm": adapter})

@@ -30,7 +30,7 @@ from support.entries import (
 import outbox
 from dispatchers import Deferred, Delivered, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from outbox.session import flush_all
 
 YEAR = timedelta(days=365)
@@ -229,7 +229,7 @@ def test_with_the_databases_clock_a_year_away_leases_waits_and_windows_are_as_th
 
     # A lease holds while it should, and no longer; the doubt that it leaves ends with the service's memory.
     forgotten = put_one(postgresql, ob)
-    claim_one(Claims(postgresql.engine, ob.configuration))
+    claim_one(DatabaseStore(postgresql.engine, ob.configuration))
     assert run_once(postgresql, ob, **everybody) == 0
     age(postgresql, 25 * HOUR)
     assert run_once(postgresql, ob, **everybody) == 1

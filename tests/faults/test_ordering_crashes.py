@@ -35,7 +35,7 @@ def make():
     )
 """
 
-LANES, WRITERS, EACH = 20, 5, 5  # 20 lanes of 25 entries
+CLAIM_LOOPS, WRITERS, EACH = 20, 5, 5  # 20 lanes of 25 entries
 
 
 def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
@@ -46,10 +46,10 @@ def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
     barrier = threading.Barrier(WRITERS)
 
     def write(writer: int) -> None:
-        chance = random.Random(writer)
+        rng = random.Random(writer)
         barrier.wait(PATIENCE)
         for turn in range(EACH):
-            for lane in chance.sample(range(LANES), LANES):
+            for lane in rng.sample(range(CLAIM_LOOPS), CLAIM_LOOPS):
                 with database.session() as session:
                     for commits in (False, True):
                         number = 100 * writer + turn
@@ -68,9 +68,9 @@ def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
 def test_after_kills_every_lane_has_come_in_commit_order(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
-    chance = random.Random(7)
+    rng = random.Random(7)
     write_factory(tmp_path, FACTORY)
-    total = LANES * WRITERS * EACH
+    total = CLAIM_LOOPS * WRITERS * EACH
 
     def delivered() -> int:
         return states(postgresql)["delivered"]
@@ -86,7 +86,7 @@ def test_after_kills_every_lane_has_come_in_commit_order(
             for kill in range(4):
                 reached = (kill + 1) * total // 6
                 wait_for(lambda reached=reached: delivered() >= reached, f"{reached} to be delivered", 90, workers)
-                victim = chance.randrange(2)
+                victim = rng.randrange(2)
                 workers[victim].kill()
                 workers[victim] = start()
             enqueuing.result(90)

@@ -13,7 +13,7 @@ from support.pgbouncer import NO_PREPARED, BouncedDatabase, find_pgbouncer, pgbo
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from outbox import migrations
 from outbox.session import flush_all
 
@@ -140,7 +140,7 @@ def test_a_level_that_the_engine_sets_ends_with_the_transaction(bounced, ob):
     look = sa.text("SHOW transaction_isolation")
 
     seen = shop.unit(lambda session: session.execute(look).scalar_one())
-    store = Claims(shop.engine, ob.configuration)
+    store = DatabaseStore(shop.engine, ob.configuration)
     stores = asyncio.run(store.run(lambda connection: connection.execute(look).scalar_one()))
     asyncio.run(store.close())
     with bounced.engine.connect() as connection:

@@ -14,7 +14,7 @@ from support.relays import relay
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.watchdog import Patience
+from dispatchers.store.watchdog import Timeouts
 
 LEASE = timedelta(seconds=8)
 
@@ -56,6 +56,6 @@ def test_a_dispatcher_goes_on_with_new_connections_when_its_own_are_forgotten(
 
 def test_silence_is_over_before_half_a_lease_is_gone() -> None:
     for seconds in (4, 60, 3600):
-        patience = Patience(timedelta(seconds=seconds))
+        patience = Timeouts(timedelta(seconds=seconds))
         assert patience.report < patience.drop < patience.give_up < seconds / 2
         assert patience.report <= 15

@@ -22,7 +22,7 @@ from support.entries import (
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from outbox.errors import ConfigurationError, Held
+from outbox.errors import ConfigurationError, Suspended
 from outbox.sql.places import place_of
 
 META = TABLES.meta
@@ -171,7 +171,7 @@ def test_a_mark_file_of_another_env_refuses_the_process_alone(
 def test_resume_in_the_wrong_environment_is_refused_and_changes_nothing(database: Database, ob: outbox.Outbox) -> None:
     serve(database, ob)
     put_one(database, ob)
-    database.execute(sa.update(META).values(held_reason="restored"))
+    database.execute(sa.update(META).values(suspended_reason="restored"))
     before = committed(database)
 
     assert error_of(*ADOPT, database=database, OUTBOX_ENV="tets") == (
@@ -181,7 +181,7 @@ def test_resume_in_the_wrong_environment_is_refused_and_changes_nothing(database
     )
 
     assert committed(database) == before
-    with pytest.raises(Held):
+    with pytest.raises(Suspended):
         serve(database, ob)
 
 

@@ -217,7 +217,7 @@ def test_the_alarm_names_the_day_that_is_missing(by_day: Database) -> None:
         migrations.check_partitions(by_day.engine)
     assert str(raised.value) == (
         f"the partition of {now + DAY} for responses' bodies is missing: they stay in the records that day, and no request fails."
-        " A running dispatcher and `outbox upkeep` make partitions ahead: see why neither does"
+        " A running dispatcher and `outbox maintenance` make partitions ahead: see why neither does"
     )
 
 

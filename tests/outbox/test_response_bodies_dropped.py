@@ -22,7 +22,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance import body_partitions
 from dispatchers.maintenance.body_partitions import DROPPING_LOCK, Drops
 from dispatchers.maintenance.jobs import keep_bodies
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from outbox.sql.body_partitions import DAYS_AHEAD, body_partition
 
 Result = TypeVar("Result")
@@ -281,7 +281,7 @@ def test_two_at_once_make_each_partition_once(by_day: Database) -> None:
 
 def keep(database: Database, ob: outbox.Outbox, *, is_async: bool = False) -> None:
     async def main() -> None:
-        store = Claims(database.async_engine() if is_async else database.engine, ob.configuration)
+        store = DatabaseStore(database.async_engine() if is_async else database.engine, ob.configuration)
         await keep_bodies(store.run, store.run_apart, TABLES)
 
     asyncio.run(main())
@@ -291,7 +291,7 @@ def keep(database: Database, ob: outbox.Outbox, *, is_async: bool = False) -> No
 def test_a_dispatcher_makes_days_ahead_and_drops_those_that_are_past(
     shop: Client, by_day: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, is_async: bool
 ) -> None:
-    caplog.set_level(logging.INFO, "outbox.upkeep")
+    caplog.set_level(logging.INFO, "outbox.maintenance")
     shop.request(answer_only)
     days_pass(by_day, MONTH)
     clean(by_day)
@@ -330,10 +330,10 @@ def test_in_the_ordinary_layout_there_is_nothing_to_keep(
 
 
 def test_the_timetable_of_a_dispatcher_keeps_bodies(by_day: Database, ob: outbox.Outbox) -> None:
-    from dispatchers.daemon import _timetable
+    from dispatchers.daemon import _schedule
 
     working = dispatcher(by_day, ob, adapters={"crm": MemoryAdapter()})
 
-    jobs = _timetable(working, asyncio.Event()).get_jobs()
+    jobs = _schedule(working, asyncio.Event()).get_jobs()
 
     assert [keep_bodies in job.args for job in jobs].count(True) == 1

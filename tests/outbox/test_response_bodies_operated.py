@@ -26,7 +26,7 @@ import outbox
 from dispatchers.cli import main
 from dispatchers.maintenance.body_partitions import Drops, drop_days
 from dispatchers.maintenance.jobs import keep_bodies
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from outbox import migrations
 from outbox.metrics import gauges, opentelemetry, prometheus
 from outbox.sql.identifiers import quoted
@@ -87,7 +87,7 @@ def test_db_check_fails_while_tomorrows_partition_is_missing_and_upkeep_cures_it
 
     assert checked.exit_code == 1
     assert f"the partition of {today(by_day) + DAY} for responses' bodies is missing" in checked.stderr
-    assert invoke(by_day, "upkeep", "--window", "1d").exit_code == 0
+    assert invoke(by_day, "maintenance", "--window", "1d").exit_code == 0
     assert invoke(by_day, "db", "check").exit_code == 0
 
 
@@ -97,15 +97,15 @@ def test_upkeep_tells_what_it_did_to_the_days(shop: Client, by_day: Database) ->
     day = today(by_day) - MONTH * DAY
     take_away(by_day, today(by_day) + DAY)
 
-    dry = invoke(by_day, "upkeep", "--window", "1d", "--dry-run")
+    dry = invoke(by_day, "maintenance", "--window", "1d", "--dry-run")
     take_away(by_day, today(by_day) + 2 * DAY)
-    wet = invoke(by_day, "upkeep", "--window", "1d", "--json")
+    wet = invoke(by_day, "maintenance", "--window", "1d", "--json")
 
     assert dry.stdout.splitlines()[1:] == [f"would drop the bodies of {day}; partitions for 0 days ahead"]
     assert dry.exit_code == 1, "tomorrow's is missing, and a dry run makes none"
     bodies = {"added": 2, "dropped": [str(day)], "due": [], "why": None, "days_ahead": 7}
     assert json.loads(wet.stdout)["bodies"] == bodies
-    assert invoke(by_day, "upkeep", "--window", "1d").stdout.splitlines()[1:] == [
+    assert invoke(by_day, "maintenance", "--window", "1d").stdout.splitlines()[1:] == [
         "dropped the bodies of no day; partitions for 7 days ahead"
     ]
 
@@ -116,7 +116,7 @@ def test_upkeep_tells_what_it_did_to_the_days(shop: Client, by_day: Database) ->
 @pytest.fixture
 def names(blank_postgresql: Blank) -> Iterator[dict[str, str]]:
     """Four roles of this test's own."""
-    names = {kind: f"{kind}'s {uuid4().hex[:8]}" for kind in ("app", "dispatcher", "upkeep", "dashboard")}
+    names = {kind: f"{kind}'s {uuid4().hex[:8]}" for kind in ("app", "dispatcher", "maintenance", "dashboard")}
     yield names
     with blank_postgresql.begin() as connection:
         for name in map(quoted, names.values()):
@@ -151,15 +151,15 @@ def test_each_role_does_its_part_and_the_owner_drops(
     days_pass(owner, MONTH)
     clean(owner)
     take_away(owner, today(owner) + DAY)
-    with caplog.at_level(logging.INFO, "outbox.upkeep"):
-        store = Claims(sending.engine, ob.configuration)
+    with caplog.at_level(logging.INFO, "outbox.maintenance"):
+        store = DatabaseStore(sending.engine, ob.configuration)
         asyncio.run(keep_bodies(store.run, store.run_apart, TABLES))
-    told = invoke(sending, "upkeep", "--window", "1d").stdout
+    told = invoke(sending, "maintenance", "--window", "1d").stdout
 
     day = today(owner) - MONTH * DAY
     assert caplog.messages == [
         "made 1 partitions for bodies, ahead of their days",
-        f"the bodies of 1 days, from {day} on, need not be kept: only the owner of the tables may drop them, by `outbox upkeep`",
+        f"the bodies of 1 days, from {day} on, need not be kept: only the owner of the tables may drop them, by `outbox maintenance`",
     ]
     assert f"not dropped: {day}: only the owner of the tables may" in told
     assert drop(owner).dropped == (day,)

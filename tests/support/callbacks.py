@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 import outbox
 from dispatchers import Dispatcher, Operations
 from dispatchers.callbacks import Calls, Settlement
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Claimed, End
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry, End
 from support.database import Database, Order
 from support.entries import dispatcher
 
@@ -72,14 +72,14 @@ class Shop:
         return [settlement.state for settlement in self.seen]
 
 
-class Breaking(Claims):
+class Breaking(DatabaseStore):
     """The real store, which breaks around a callback when told: `fates` are "before", "conflict", "after" or "", in turn."""
 
     def __init__(self, target: Any, ob: outbox.Outbox, *fates: str) -> None:
         super().__init__(target, ob.configuration)
         self.fates = list(fates)
 
-    async def settle_with(self, entry: Claimed, end: End, calls: Calls) -> bool:
+    async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
         fate = self.fates.pop(0) if self.fates else ""
         if fate == "before":
             raise sa.exc.OperationalError("settle", {}, Exception("the server is away"))

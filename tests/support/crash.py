@@ -27,9 +27,9 @@ import sqlalchemy as sa
 import outbox
 from dispatchers import Adapter, Delivery, Dispatcher, Limits, Operations, Outcome, Unknown
 from dispatchers.admin import decisions
-from dispatchers.maintenance.jobs import Upkeep
+from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import Retention
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.testing.failpoints import POINTS, failpoint
 from dispatchers.testing.postgres import temporary_postgres
 from outbox.keys import Tag, encode_native
@@ -74,12 +74,12 @@ def dispatcher(database: Database, books: Path) -> Dispatcher:
 
 
 def work(database: Database, books: Path, name: str) -> None:
-    """Everything that the points lie in: an app's transaction, sends, callbacks, a decision, upkeep."""
-    chance = Random(name)
+    """Everything that the points lie in: an app's transaction, sends, callbacks, a decision, maintenance."""
+    rng = Random(name)
     with database.begin() as session:
         session.add(Order(customer=name, amount=1))
         for operation in ("pay.charge", "fax.send", "mail.send"):
-            for number in range(chance.choice([1, 1, 2, 3])):
+            for number in range(rng.choice([1, 1, 2, 3])):
                 OB.enqueue(session, operation, {}, parent=name, discriminator=str(number))
     asyncio.run(dispatcher(database, books).run_once())
     look_at_the_uncertain(database, Fax(books))
@@ -88,9 +88,9 @@ def work(database: Database, books: Path, name: str) -> None:
 
 
 def keep_up(database: Database) -> None:
-    store = Claims(database.engine, OB.configuration)
+    store = DatabaseStore(database.engine, OB.configuration)
     retention = Retention.of(timedelta(days=35), [])
-    asyncio.run(Upkeep(store.run, TABLES, retention, pause_seconds=0).run_once(batches_max=1))
+    asyncio.run(Maintenance(store.run, TABLES, retention, pause_seconds=0).run_once(batches_max=1))
 
 
 def look_at_the_uncertain(database: Database, fax: Fax) -> None:

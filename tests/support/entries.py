@@ -24,11 +24,11 @@ from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outco
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.delivery import Window
 from dispatchers.flow_control.permits import as_record, on_record
-from dispatchers.flow_control.quota import Want
+from dispatchers.flow_control.quota import Quota
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
-from dispatchers.transitions import Claimed, Ending, Transition, known_of, looks_of
+from dispatchers.transitions import ClaimedEntry, Ending, Transition, known_of, lookup_of
 from outbox.times import EPOCH, MICROSECOND, NEVER
 from support.database import IMPORT_PATH, TABLES, Database
 
@@ -103,7 +103,7 @@ def age(database: Database, by: timedelta) -> None:
     _shift(database, queue, by, "due_at", where=queue.c.due_at < NEVER)
     _shift(database, entry, by, "due_at", "created_at")
     for row in database.queue:
-        looks = looks_of(row.outcome)
+        looks = lookup_of(row.outcome)
         if looks is not None:
             record = json.loads(row.outcome)
             record["looks"]["quiet_at"] = (looks.quiet_at - by).isoformat()
@@ -116,8 +116,8 @@ def age(database: Database, by: timedelta) -> None:
     destination = TABLES.destination
     _shift(database, destination, by, "cool_until", "breaker_until", "rate_at", "decided_at")
     for row in database.rows(destination):
-        taken = as_record(each._replace(until=each.until - by) for each in on_record(row.slots_taken))
-        database.execute(sa.update(destination).where(destination.c.name == row.name).values(slots_taken=taken))
+        taken = as_record(each._replace(until=each.until - by) for each in on_record(row.permits_taken))
+        database.execute(sa.update(destination).where(destination.c.name == row.name).values(permits_taken=taken))
 
 
 def _shift(database: Database, table: sa.Table, by: timedelta, *columns: str, where: Any = None) -> None:
@@ -133,13 +133,13 @@ def _shift(database: Database, table: sa.Table, by: timedelta, *columns: str, wh
 # --- claims
 
 
-def want(destination: str = "crm", slots: int = 64, hint: Any = EPOCH) -> Want:
-    return Want(destination, slots, hint)
+def quota(destination: str = "crm", slots: int = 64, hint: Any = EPOCH) -> Quota:
+    return Quota(destination, slots, hint)
 
 
-def claim_request(*wants: Want, **settings: Any) -> ClaimRequest:
+def claim_request(*quotas: Quota, **settings: Any) -> ClaimRequest:
     given: dict[str, Any] = {
-        "wants": wants or [want()],
+        "quotas": quotas or [quota()],
         "entries_max": 500,
         "token": uuid4(),
         "lease": LEASE,
@@ -148,19 +148,19 @@ def claim_request(*wants: Want, **settings: Any) -> ClaimRequest:
     return ClaimRequest(**given | settings)
 
 
-def claim(store: Claims, *wants: Want, **settings: Any) -> list[Claimed]:
-    return asyncio.run(store.exchange([], claim_request(*wants, **settings))).claimed
+def claim(store: DatabaseStore, *quotas: Quota, **settings: Any) -> list[ClaimedEntry]:
+    return asyncio.run(store.exchange([], claim_request(*quotas, **settings))).claimed
 
 
-def claim_at_once(database: Database, ob: outbox.Outbox, slots: int) -> list[Claimed]:
+def claim_at_once(database: Database, ob: outbox.Outbox, slots: int) -> list[ClaimedEntry]:
     """All that four claimers get who begin together, each with connections of its own, and go on until nothing is left."""
     barrier = threading.Barrier(4)
 
-    def claimer(_: int) -> list[Claimed]:
-        store = Claims(database.new_engine(), ob.configuration)
+    def claimer(_: int) -> list[ClaimedEntry]:
+        store = DatabaseStore(database.new_engine(), ob.configuration)
         barrier.wait(10)
-        taken: list[Claimed] = []
-        while batch := claim(store, want(slots=slots)):
+        taken: list[ClaimedEntry] = []
+        while batch := claim(store, quota(slots=slots)):
             taken += batch
         return taken
 
@@ -168,12 +168,12 @@ def claim_at_once(database: Database, ob: outbox.Outbox, slots: int) -> list[Cla
         return [entry for taken in pool.map(claimer, range(4)) for entry in taken]
 
 
-def claim_one(store: Claims, **settings: Any) -> Claimed:
+def claim_one(store: DatabaseStore, **settings: Any) -> ClaimedEntry:
     (claimed,) = claim(store, **settings)
     return claimed
 
 
-def settle(store: Claims, *settlements: tuple[Claimed, Transition]) -> set[UUID]:
+def settle(store: DatabaseStore, *settlements: tuple[ClaimedEntry, Transition]) -> set[UUID]:
     return asyncio.run(store.exchange(settlements, None)).settled
 
 
@@ -235,7 +235,7 @@ class Blocking(MemoryAdapter):
 class WrappedStore:
     """A store that breaks when told: `failing` names the next exchanges' fates, "before", "after" the commit or ""."""
 
-    def __init__(self, store: Claims, *failing: str) -> None:
+    def __init__(self, store: DatabaseStore, *failing: str) -> None:
         self._store = store
         self.failing = list(failing)
         self.settlements: list[list[Ending]] = []
@@ -400,7 +400,7 @@ class GatedService(FileService):
         return await super().send(delivery)
 
 
-class ShortLivedClaims(Claims):
+class ShortLivedClaims(DatabaseStore):
     """The real store of a process that dies at a given moment."""
 
     def __init__(self, target: Any, ob: outbox.Outbox, moment: str) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of retention share: requests and entries of any age, and one upkeep over them."""
+"""What the tests of retention share: requests and entries of any age, and one maintenance over them."""
 
 import asyncio
 from collections import Counter
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 import outbox
 from dispatchers.delivery import Window
-from dispatchers.maintenance.jobs import Upkeep
+from dispatchers.maintenance.jobs import Maintenance
 from dispatchers.maintenance.retention import KEEP, Retention
 from outbox.sql.dialect import clock
 from outbox.times import MICROSECOND
@@ -32,7 +32,9 @@ INSTANTS = {
 }
 
 
-def upkeep(database: Database | sa.Engine, keep: timedelta = KEEP, *windows: Window, **settings: Any) -> Upkeep:
+def maintenance(
+    database: Database | sa.Engine, keep: timedelta = KEEP, *windows: Window, **settings: Any
+) -> Maintenance:
     engine = database.dispatchers_engine if isinstance(database, Database) else database
 
     async def run(work: Callable[[sa.Connection], Result]) -> Result:
@@ -42,12 +44,12 @@ def upkeep(database: Database | sa.Engine, keep: timedelta = KEEP, *windows: Win
 
         return await asyncio.to_thread(blocking)
 
-    return Upkeep(run, TABLES, Retention.of(keep, windows or (WINDOW,)), **{"pause_seconds": 0, **settings})
+    return Maintenance(run, TABLES, Retention.of(keep, windows or (WINDOW,)), **{"pause_seconds": 0, **settings})
 
 
 def clean(database: Database | sa.Engine, keep: timedelta = KEEP, *windows: Window, **settings: Any) -> Counter[str]:
-    """One run of an upkeep; what it deleted, steps that deleted nothing left out."""
-    return +asyncio.run(upkeep(database, keep, *windows, **settings).run_once())
+    """One run of an maintenance; what it deleted, steps that deleted nothing left out."""
+    return +asyncio.run(maintenance(database, keep, *windows, **settings).run_once())
 
 
 def elapse(database: Database, by: timedelta) -> None:

@@ -22,7 +22,7 @@ from dispatchers.delivery import (
 )
 from dispatchers.pipeline import sender
 from dispatchers.store import queue_update
-from dispatchers.transitions import Claimed, Keep, Known, Requeue, Settle, Transition, Wait
+from dispatchers.transitions import ClaimedEntry, Known, Retry, RetryCallback, SendAgain, Settle, Transition
 
 admit, decide, last_safe_send, backoff = rules.admit, rules.decide, rules.last_safe_send, rules.backoff
 NO_DOUBT = {"maybe_sent": False, "in_doubt_since": None}
@@ -49,7 +49,7 @@ def deciding(
 ) -> Callable[[pytest.MonkeyPatch], None]:
     """`decide` as it is, but for outcomes of one kind with another entry, outcome or conclusion."""
 
-    def mutant(given: Claimed, answer: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+    def mutant(given: ClaimedEntry, answer: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
         if not isinstance(answer, of):
             return decide(given, answer, memory, now, jitter)
         return change(decide(given._replace(**(entry or {})), outcome(answer), memory, now, jitter))
@@ -67,33 +67,37 @@ def with_memory(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
     )
 
 
-def keyless_is_retried(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+def keyless_is_retried(
+    entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetime, jitter: float
+) -> Transition:
     return decide(entry, outcome, replace(memory, at_least_once=True), now, jitter)
 
 
 def forgotten(change: Transition) -> Transition:
-    return replace(change, maybe_sent=False, in_doubt_since=None) if isinstance(change, Wait) else change
+    return replace(change, maybe_sent=False, in_doubt_since=None) if isinstance(change, Retry) else change
 
 
-def waiting_as_asked(entry: Claimed, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
+def waiting_as_asked(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
     change = decide(entry, outcome, memory, now, jitter)
     asked = getattr(outcome, "after", None)
-    return replace(change, delay=asked) if isinstance(change, Wait) and asked else change
+    return replace(change, delay=asked) if isinstance(change, Retry) and asked else change
 
 
 def moving(of: type[Transition], **changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
     """The row's new values as they are, but for transitions of one kind with others."""
-    moved = queue_update.moved
+    original = queue_update.queue_update
 
-    def mutant(entry: Claimed, change: Any) -> queue_update.Moved:
-        values = moved(entry, change)
+    def mutant(entry: ClaimedEntry, change: Any) -> queue_update.QueueUpdate:
+        values = original(entry, change)
         return values._replace(**changed) if isinstance(change, of) else values
 
-    return lambda monkeypatch: monkeypatch.setattr(queue_update, "moved", mutant)
+    return lambda monkeypatch: monkeypatch.setattr(queue_update, "queue_update", mutant)
 
 
-def sending_again_without_doubt(entry: Claimed, known: Known, memory: Memory, quiescence: timedelta) -> Requeue:
-    return Requeue(entry.key_epoch, None, quiescence, "sent again")
+def sending_again_without_doubt(
+    entry: ClaimedEntry, known: Known, memory: Memory, fencing_delay: timedelta
+) -> SendAgain:
+    return SendAgain(entry.key_epoch, None, fencing_delay, "sent again")
 
 
 PLANTED_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -134,8 +138,8 @@ PLANTED_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "age has no limit": with_memory(age_max=timedelta(days=10**5)),
     "a retry-after is honoured beyond the age": rule(decide=waiting_as_asked),
     "a conclusive rejection speaks for earlier keys": deciding(Rejected, entry={"key_epoch": 0}),
-    "send again clears doubt": moving(Requeue, maybe_sent=False),
+    "send again clears doubt": moving(SendAgain, maybe_sent=False),
     "send again forgets when the key was first sent": rule(_requeue=sending_again_without_doubt),
-    "uncertain with a callback due forgets since when": moving(Keep, in_doubt_since=None),
-    "what is known is not put on record when a callback fails": moving(Keep, outcome=None),
+    "uncertain with a callback due forgets since when": moving(RetryCallback, in_doubt_since=None),
+    "what is known is not put on record when a callback fails": moving(RetryCallback, outcome=None),
 }

@@ -18,22 +18,22 @@ from simulation import reference_operators as reference_people
 from simulation.reference import ReferenceStore
 from simulation.reference_rows import Entry, Halt, Refused, Row
 from support.database import TABLES, Database
-from support.entries import age, change, queue_row, want
+from support.entries import age, change, queue_row, quota
 
 import outbox
 from dispatchers import Breaker, Deferred, Delivered, InProgress, KeyConflict, Limits, Outcome, Rejected, Unknown
 from dispatchers.admin import decisions
 from dispatchers.admin import resume as admin_resume
-from dispatchers.decide import conclude, decide, keep, without_halt
-from dispatchers.decide_lookup import admit_look, judge
+from dispatchers.decide import conclude, decide, keep, without_block
+from dispatchers.decide_lookup import admit_lookup, judge
 from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
 from dispatchers.flow_control.permits import Taken, on_record
-from dispatchers.flow_control.state import News, Pressing
+from dispatchers.flow_control.state import FlowUpdate, News
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store import uncertain_entries
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.database import Claims
-from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition, known_of, looks_of
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition, known_of, lookup_of
 from outbox.errors import DecisionRefused, EntryNotFound
 from outbox.sql.dialect import clock
 from outbox.times import MICROSECOND, NEVER
@@ -50,7 +50,7 @@ INSTANTS = (
 )
 OPERATIONS = ("crm.upsert", "mail.send")
 QUIESCENCE = 1.5 * LEASE
-MEMORIES = {"crm": MEMORY, "mail": replace(MEMORY, can_look=True, quiescence=QUIESCENCE)}
+MEMORIES = {"crm": MEMORY, "mail": replace(MEMORY, can_look_up=True, fencing_delay=QUIESCENCE)}
 
 ANSWERS: dict[str, Outcome] = {
     "delivered": Delivered({"id": 1}),
@@ -96,24 +96,24 @@ def unhurried(change: Transition) -> Transition:
     return replace(change, delay=max(delay, HOUR / 2)) if delay else change  # type: ignore[type-var]
 
 
-def transition(kind: str, entry: Claimed) -> Transition:
+def transition(kind: str, entry: ClaimedEntry) -> Transition:
     """What the dispatcher makes of an answer, or of a callback that failed, or of what is on record."""
-    known, looks, memory = known_of(entry.outcome), looks_of(entry.outcome), MEMORIES[entry.destination]
+    known, looks, memory = known_of(entry.outcome), lookup_of(entry.outcome), MEMORIES[entry.destination]
     answer, now = ANSWERS.get(kind.removeprefix("keep ").removeprefix("go on after ")), entry.leased_at
     if answer is None:
-        return HandBack("not here", HOUR / 2, shown=True)
+        return Release("not here", HOUR / 2, shown=True)
     if known is not None:
         change = conclude(entry, known, memory, LEASE)
     elif looks is not None:
         seen = judge(entry, looks, finding(answer), memory, now, 0.0)
-        change = unhurried(admit_look(entry, looks, memory, now, "native") or seen)
+        change = unhurried(admit_lookup(entry, looks, memory, now, "native") or seen)
     else:
         change = decide(entry, answer, memory, now, 0.0)
     if kind.startswith("go on after "):
-        return without_halt(change)
+        return without_block(change)
     return (
         keep(entry, change, "it broke", 0.0)
-        if kind.startswith("keep ") and isinstance(change, Settle | Park)
+        if kind.startswith("keep ") and isinstance(change, Settle | MarkUncertain)
         else change
     )
 
@@ -132,7 +132,7 @@ class Agreement(RuleBasedStateMachine):
         super().__init__()
         self.database = database
         self.ob = ob
-        self.store = Claims(database.engine, ob.configuration)
+        self.store = DatabaseStore(database.engine, ob.configuration)
         for table in (
             TABLES.entry,
             TABLES.queue,
@@ -145,7 +145,7 @@ class Agreement(RuleBasedStateMachine):
             database.execute(table.delete())
         self.now = START
         self.reference = ReferenceStore(self._tick)
-        self.claims: list[tuple[Claimed, Claimed]] = []
+        self.claims: list[tuple[ClaimedEntry, ClaimedEntry]] = []
         self.ids: list[UUID] = []
         self.requests = 0
 
@@ -192,12 +192,12 @@ class Agreement(RuleBasedStateMachine):
         """news: what is to be told of crm, whose limits are then minded."""
         self.requests += 1
         request = ClaimRequest(
-            wants=[want("crm"), want("mail")],
+            quotas=[quota("crm"), quota("mail")],
             entries_max=500,
             token=UUID(int=self.requests),
             lease=LEASE,
             forms={"crm": form, "mail.send": form},
-            pressing=news and Pressing(news=NEWS[news], decided=frozenset({"crm"}), limits=LIMITS),
+            pressing=news and FlowUpdate(news=NEWS[news], decided=frozenset({"crm"}), limits=LIMITS),
         )
         of_sql = asyncio.run(self.store.exchange([], request))
         if request.pressing is None:
@@ -222,7 +222,7 @@ class Agreement(RuleBasedStateMachine):
         """By whoever claimed it once, its lease lost or not."""
         self.settle_one(kind, data.draw(st.sampled_from(self.claims[-8:])))
 
-    def settle_one(self, kind: str, claims: tuple[Claimed, Claimed]) -> None:
+    def settle_one(self, kind: str, claims: tuple[ClaimedEntry, ClaimedEntry]) -> None:
         of_sql, of_reference = claims
         settled = asyncio.run(self.store.exchange([(of_sql, transition(kind, of_sql))], None)).settled
         assert settled == self.reference.settle([(of_reference, transition(kind, of_reference))])
@@ -296,11 +296,11 @@ class Agreement(RuleBasedStateMachine):
     def release(self, lane: str) -> None:
         try:
             with self.database.engine.begin() as connection:
-                decisions.release_lane(connection, TABLES, lane, actor="ada", reason="looked")
+                decisions.release_group(connection, TABLES, lane, actor="ada", reason="looked")
             released = True
         except EntryNotFound:
             released = False
-        assert released == _is_allowed(lambda: reference_people.release_lane(self.reference, lane, "looked"))
+        assert released == _is_allowed(lambda: reference_people.release_group(self.reference, lane, "looked"))
 
     @rule(destination=st.sampled_from(["crm", "mail"]))
     def pause(self, destination: str) -> None:
@@ -334,7 +334,9 @@ class Agreement(RuleBasedStateMachine):
         self.reference.meta = replace(self.reference.meta, held="set back")
 
     def resume_after_restore(self, hours: int) -> None:
-        word = admin_resume.Word(env=self.ob.configuration.env, actor="ada", reason="looked", since=hours * HOUR)
+        word = admin_resume.OperatorDecision(
+            env=self.ob.configuration.env, actor="ada", reason="looked", since=hours * HOUR
+        )
         admin_resume.resume(self.database.engine, TABLES, word)
         reference_history.resume(self.reference, word.env, word.reason, self.now - hours * HOUR)
 
@@ -353,8 +355,8 @@ class Agreement(RuleBasedStateMachine):
         assert pressures.keys() == self.reference.pressure.keys()
         for destination, pressure in self.reference.pressure.items():
             told = asdict(pressure)
-            del told["resumed_at"], told["slots_taken"]
-            self._same_slots(on_record(pressures[destination].slots_taken), pressure.slots_taken)
+            del told["resumed_at"], told["permits_taken"]
+            self._same_slots(on_record(pressures[destination].permits_taken), pressure.permits_taken)
             self._same({name: getattr(pressures[destination], name) for name in told}, told)
         settlements = {row.id: row for row in self.database.rows(TABLES.settlement)}
         assert settlements.keys() == self.reference.settlements.keys()
@@ -394,7 +396,7 @@ def _without_instant(outcome: str | None, now: datetime) -> Any:
     return record
 
 
-def _aged(claimed: Claimed, by: timedelta) -> Claimed:
+def _aged(claimed: ClaimedEntry, by: timedelta) -> ClaimedEntry:
     """A claim that was handed out earlier, now that its row has been aged."""
     instants: dict[str, Any] = {
         name: value - by for name in INSTANTS if (value := getattr(claimed, name, None)) is not None
@@ -406,11 +408,11 @@ def _aged(claimed: Claimed, by: timedelta) -> Claimed:
     return claimed._replace(**instants)
 
 
-def _by_id(claimed: list[Claimed]) -> list[Claimed]:
+def _by_id(claimed: list[ClaimedEntry]) -> list[ClaimedEntry]:
     return sorted(claimed, key=lambda entry: entry.id)
 
 
-def _told(claimed: Claimed) -> dict[str, Any]:
+def _told(claimed: ClaimedEntry) -> dict[str, Any]:
     as_enqueued = ("tag", "payload", "options", "headers", "position")
     return {name: value for name, value in claimed._asdict().items() if name not in as_enqueued}
 

@@ -87,12 +87,12 @@ def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
         "Settle delivered",
         "Settle failed",
         "Settle cancelled",
-        "Park",
-        "Wait",
-        "Seek",
-        "Requeue",
-        "Keep",
-        "HandBack",
+        "MarkUncertain",
+        "Retry",
+        "AwaitLookup",
+        "SendAgain",
+        "RetryCallback",
+        "Release",
     ):
         assert f" {end}\n" in steps
     for trouble in (
@@ -136,7 +136,7 @@ def test_an_idle_dispatcher_asks_the_database_no_more_often_than_it_polls() -> N
             adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()},
             poll=timedelta(seconds=1),
             clock=process.time,
-            chance=Random(1),
+            rng=Random(1),
         )
         await dispatcher.pump(asyncio.Event())
 

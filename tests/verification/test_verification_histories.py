@@ -29,7 +29,7 @@ from dispatchers import CannotTell, Deferred, Delivered, Operations, Outcome, Re
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import cancel, resolve
 from dispatchers.callbacks import Settlement
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.times import NEVER
 
@@ -109,7 +109,7 @@ def sent_again_and_delivered(database: Database, ob: outbox.Outbox) -> UUID:
 
 def proved_late_though_decided(database: Database, ob: outbox.Outbox) -> UUID:
     """A person said that it did not happen; before that was carried out, an earlier sender came and proved that it did."""
-    id, store = put_one(database, ob), Claims(database.engine, ob.configuration)
+    id, store = put_one(database, ob), DatabaseStore(database.engine, ob.configuration)
     claimed = claim_one(store)
     age(database, HOUR)
     run_once(database, ob, adapters={"crm": MemoryAdapter([Unknown("no answer", final=True)])})
@@ -239,7 +239,7 @@ def at_a_fair_destination(database: Database, ob: outbox.Outbox) -> UUID:
 
 def delivered_as_a_lost_commit_said(database: Database, ob: outbox.Outbox) -> UUID:
     """The database was set back to before its claim, and resumed; then the sender of old proves that it happened."""
-    id, store = put_one(database, ob), Claims(database.engine, ob.configuration)
+    id, store = put_one(database, ob), DatabaseStore(database.engine, ob.configuration)
     claimed = claim_one(store)
     change(database, id, state="pending", deliveries=0, first_leased_at=None, **NO_LEASE)
     given = ("--after-restore", "--reason", "the disk was lost", "--actor", "ada", "--since", "1h")

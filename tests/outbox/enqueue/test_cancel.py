@@ -11,7 +11,7 @@ from support.entries import CLEAN, change, claim, put_one, queue_row, run_once, 
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from outbox.times import EPOCH
 
 
@@ -87,7 +87,7 @@ def test_an_entry_that_waits_for_its_next_attempt_is_cancelled(database: Databas
 
 def test_an_entry_that_is_being_sent_is_not_cancelled(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
-    claim(Claims(database.dispatchers_engine, ob.configuration))
+    claim(DatabaseStore(database.dispatchers_engine, ob.configuration))
 
     assert cancel(database, ob, id) is False
 

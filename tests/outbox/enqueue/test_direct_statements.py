@@ -16,7 +16,7 @@ from support.entries import run_once
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 
 ONE_CONNECTION: dict[str, Any] = {"pool_size": 1, "max_overflow": 0}
 
@@ -99,7 +99,7 @@ def test_a_new_dispatcher_leaves_what_its_connection_has_prepared(postgresql: Da
     for number in range(6):
         enqueue(engine, ob, parent=f"order:{number}")
 
-    asyncio.run(Claims(engine, ob.configuration).destinations())
+    asyncio.run(DatabaseStore(engine, ob.configuration).destinations())
 
     with engine.connect() as connection:
         prepared = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements").scalars().all()

@@ -128,10 +128,10 @@ def test_whoever_sees_an_entry_sees_all_before_it_of_its_ordering_key(
     seen: list[dict[str, set[int]]] = []
 
     def write(worker: int) -> None:
-        chance = random.Random(worker)
+        rng = random.Random(worker)
         barrier.wait(PATIENCE)
         for number in range(15):
-            keys = chance.sample("abcdefgh", chance.choice([1, 2, 3, 4, 8]))
+            keys = rng.sample("abcdefgh", rng.choice([1, 2, 3, 4, 8]))
             with Session(engine) as session, session.begin():
                 enqueue(session, ob, f"{worker}.{number}", *keys)
 

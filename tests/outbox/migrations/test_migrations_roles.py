@@ -26,7 +26,7 @@ from outbox.sql.identifiers import quoted
 
 pytest_plugins = ["support.blank_databases"]
 
-KINDS = ("app", "dispatcher", "upkeep", "dashboard")
+KINDS = ("app", "dispatcher", "maintenance", "dashboard")
 
 
 @pytest.fixture
@@ -338,20 +338,20 @@ def test_the_dispatchers_own_check_passes(as_role: As, ob: outbox.Outbox) -> Non
 def test_upkeep_deletes_what_is_old_and_adds_nothing(as_role: As, ob: outbox.Outbox) -> None:
     put(as_role("app"), ob)
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
-    upkeep = as_role("upkeep")
+    maintenance = as_role("maintenance")
 
     for table in ("settlement", "entry", "event", "record", "tombstone"):
         locked = "" if table == "event" else "FOR UPDATE SKIP LOCKED"
         ids = f"ARRAY(SELECT id FROM outbox_{table} LIMIT 100 {locked})"
-        assert not refused(upkeep, f"DELETE FROM outbox_{table} WHERE id = ANY({ids})")
-    assert refused(upkeep, "DELETE FROM outbox_queue")
-    assert refused(upkeep, "INSERT INTO outbox_queue SELECT * FROM outbox_queue")
-    assert refused(upkeep, "UPDATE outbox_entry SET payload = ''")
-    assert refused(upkeep, "UPDATE outbox_settlement SET state = 'failed'")
+        assert not refused(maintenance, f"DELETE FROM outbox_{table} WHERE id = ANY({ids})")
+    assert refused(maintenance, "DELETE FROM outbox_queue")
+    assert refused(maintenance, "INSERT INTO outbox_queue SELECT * FROM outbox_queue")
+    assert refused(maintenance, "UPDATE outbox_entry SET payload = ''")
+    assert refused(maintenance, "UPDATE outbox_settlement SET state = 'failed'")
 
 
 def test_upkeep_runs_the_retention(as_role: As, owners: Database, ob: outbox.Outbox) -> None:
-    app, upkeep = as_role("app"), as_role("upkeep")
+    app, maintenance = as_role("app"), as_role("maintenance")
     with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
         ob.enqueue(session, "crm.upsert", PAYLOAD)
         claim.respond(201)
@@ -361,7 +361,7 @@ def test_upkeep_runs_the_retention(as_role: As, owners: Database, ob: outbox.Out
     look = Look(Retention.of(timedelta(days=30), [timedelta(days=1)]), rows_max=100)
 
     for step in STEPS.values():
-        with upkeep.engine.begin() as connection:
+        with maintenance.engine.begin() as connection:
             step(connection, TABLES, look)
 
     assert [app.records, app.entries, app.rows(TABLES.settlement)] == [[], [], []]
@@ -415,7 +415,7 @@ def test_the_dashboard_lists_and_shows_entries(as_role: As, ob: outbox.Outbox) -
     assert (shown.state, shown.child_key, shown.payload_bytes, shown.result) == ("delivered", None, None, None)
 
 
-@pytest.mark.parametrize("kind", ["upkeep", "dashboard"])
+@pytest.mark.parametrize("kind", ["maintenance", "dashboard"])
 def test_only_those_who_enqueue_may_cancel(as_role: As, ob: outbox.Outbox, kind: str) -> None:
     (id,) = put(as_role("app"), ob)
 
@@ -490,7 +490,7 @@ def test_a_right_given_by_hand_is_taken_away_again(
 def test_one_role_may_play_two_parts(blank_postgresql: Blank, names: dict[str, str]) -> None:
     migrations.upgrade(blank_postgresql.url)
 
-    run_script(blank_postgresql, migrations.roles(**names | {"upkeep": names["dispatcher"]}))
+    run_script(blank_postgresql, migrations.roles(**names | {"maintenance": names["dispatcher"]}))
 
     with blank_postgresql.begin() as connection:
         connection.exec_driver_sql(f"SET LOCAL ROLE {quoted(names['dispatcher'])}")

@@ -18,7 +18,7 @@ from support.entries import put, put_one, run_once, settlement_row, states
 import outbox
 from dispatchers import Delivered, Operations
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.store.database import Claims
+from dispatchers.store.database import DatabaseStore
 from outbox.session import flush_all
 from outbox.sql import dialect
 
@@ -286,7 +286,7 @@ kinds = pytest.mark.parametrize("kind", ["sync", "async"])
 @kinds
 @pytest.mark.owner
 def test_the_dispatcher_claims_at_read_committed_whatever_the_engine_says(postgresql, ob, level, kind):
-    store = Claims(engine_at(postgresql, level, kind), ob.configuration)
+    store = DatabaseStore(engine_at(postgresql, level, kind), ob.configuration)
     look = sa.text("SHOW transaction_isolation")
 
     async def levels():
@@ -300,7 +300,7 @@ def test_the_dispatcher_claims_at_read_committed_whatever_the_engine_says(postgr
 
 def test_a_level_that_the_server_sets_is_passed_over_too(postgresql, ob):
     url = postgresql.url.update_query_dict({"options": "-c default_transaction_isolation=serializable"})
-    store = Claims(url, ob.configuration)
+    store = DatabaseStore(url, ob.configuration)
     look = sa.text("SELECT current_setting('default_transaction_isolation'), current_setting('transaction_isolation')")
 
     levels = asyncio.run(store.run(lambda connection: tuple(connection.execute(look).one())))
@@ -380,7 +380,7 @@ def test_on_an_engine_in_autocommit_mode_a_callback_has_a_transaction(postgresql
 @kinds
 @pytest.mark.owner
 def test_on_an_engine_in_autocommit_mode_the_store_has_transactions(postgresql, ob, kind):
-    store = Claims(engine_at(postgresql, "AUTOCOMMIT", kind), ob.configuration)
+    store = DatabaseStore(engine_at(postgresql, "AUTOCOMMIT", kind), ob.configuration)
 
     def ids(connection):
         return [connection.execute(sa.text("SELECT pg_current_xact_id()::text")).scalar_one() for _ in range(2)]

@@ -31,20 +31,20 @@ class Service:
             raise ConnectionError
 
 
-def handle(shop, engine, service, key, chance):
+def handle(shop, engine, service, key, rng):
     """One attempt, which may fail at two moments. Returns its answer, or None if it is to be asked again."""
     try:
         with shop.block(engine, key=key) as claim:
             if claim.replayed:
                 return claim.answer
             service.charge(key, claim.child_key("bank.charge"))
-            if chance.random() < 0.2:
+            if rng.random() < 0.2:
                 raise ZeroDivisionError
             with Session(engine) as session, session.begin(), claim.fence(session) as fence:
                 session.add(Order(customer=key, amount=2000))
                 shop.ob.enqueue(session, RECEIPT, PAYLOAD)
-                fence.respond(201, chance.random())
-                if chance.random() < 0.2:
+                fence.respond(201, rng.random())
+                if rng.random() < 0.2:
                     raise ZeroDivisionError
         return claim.answer
     except (outbox.KeyInFlight, outbox.LeaseLost, ConnectionError, ZeroDivisionError, sa.exc.OperationalError):
@@ -68,11 +68,11 @@ def test_however_many_own_a_request_in_turn_it_is_answered_once(request, ob, kin
             shift(database, column, timedelta(minutes=2), TABLES.record.c.state == "leased")
 
     def own(number):
-        chance = random.Random(number)
+        rng = random.Random(number)
         answers = {}
         while len(answers) < len(KEYS):
-            key = chance.choice([key for key in KEYS if key not in answers])
-            answer = handle(shop, engine, service, key, chance)
+            key = rng.choice([key for key in KEYS if key not in answers])
+            answer = handle(shop, engine, service, key, rng)
             if answer is not None:
                 answers[key] = answer
         return answers

@@ -52,7 +52,7 @@ async def work(url: str, service: Poisonous) -> None:
         lease=timedelta(seconds=0.5),
         margin=timedelta(seconds=0.1),
         poll=timedelta(seconds=0.02),
-        chance=Hasty(),
+        rng=Hasty(),
     )
     stopping = asyncio.Event()
     pump = asyncio.create_task(dispatcher.pump(stopping))

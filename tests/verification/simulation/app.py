@@ -25,7 +25,7 @@ KEYRING = outbox.Keyring({"k1": bytes(range(32))}, current="k1")
 OUTBOX = outbox.Outbox(KEYRING, env=ENV)
 OPERATIONS = [*["pay.charge"] * 4, "crm.upsert", "mail.send", "mail.send", "sms.send", "fax.send"]
 OPERATIONS_IN_LANES = [*["pay.charge"] * 6, *["mail.send"] * 8, *["sms.send"] * 6, *["crm.upsert"] * 3, "fax.send"]
-LANES = [*["lane a"] * 5, "lane b"]
+CLAIM_LOOPS = [*["lane a"] * 5, "lane b"]
 
 
 class App:
@@ -36,12 +36,12 @@ class App:
 
     def __init__(self, world: World, promises: Promises, database: Database, people: People, lanes: float) -> None:
         self.world = world
-        self.chance = world.chance
+        self.rng = world.rng
         self.poison: set[UUID] = set()
-        self.callbacks_fail = self.chance.choice([0.0, 0.2, 0.5])
+        self.callbacks_fail = self.rng.choice([0.0, 0.2, 0.5])
         self.lanes = lanes
-        self.receipts_have_lanes = self.chance.random() < 0.3
-        self.to_come = self.chance.choice([4, 5, 6, 7] if self.lanes else [1, 2, 2, 3, 4])
+        self.receipts_have_lanes = self.rng.random() < 0.3
+        self.to_come = self.rng.choice([4, 5, 6, 7] if self.lanes else [1, 2, 2, 3, 4])
         self._promises = promises
         self._database = database
         self._people = people
@@ -50,35 +50,35 @@ class App:
     def begin(self) -> None:
         left = self.to_come
         while left:
-            in_one_flush = 2 if self.lanes and left > 1 and self.chance.random() < 0.2 else 1
+            in_one_flush = 2 if self.lanes and left > 1 and self.rng.random() < 0.2 else 1
             left -= in_one_flush
-            self.world.at(self.chance.random() * 5, self._enqueue, [left + number for number in range(in_one_flush)])
+            self.world.at(self.rng.random() * 5, self._enqueue, [left + number for number in range(in_one_flush)])
 
     def _enqueue(self, numbers: list[int]) -> None:
         self.to_come -= len(numbers)
         operations = OPERATIONS_IN_LANES if self.lanes else OPERATIONS
-        entries = [self._entry(self.chance.choice(operations), f"order:{number}") for number in numbers]
+        entries = [self._entry(self.rng.choice(operations), f"order:{number}") for number in numbers]
         self._database.enqueue(*entries)
         for entry in entries:
-            if self.chance.random() < 0.04:
+            if self.rng.random() < 0.04:
                 self.poison.add(entry.id)
             if entry.operation.startswith("fax") or entry.schema_version > SCHEMA_VERSION:
                 self._promises.never.add(entry.id)
-            if self.chance.random() < 0.25:
-                self.world.at(self.chance.random() * self.chance.choice([5, 20]), self._cancel, entry.id)
-            if self.lanes and self.chance.random() < 0.5:
-                self.world.at(self.chance.random() * 10, self._cancel_slowly, entry.id)
+            if self.rng.random() < 0.25:
+                self.world.at(self.rng.random() * self.rng.choice([5, 20]), self._cancel, entry.id)
+            if self.lanes and self.rng.random() < 0.5:
+                self.world.at(self.rng.random() * 10, self._cancel_slowly, entry.id)
 
     def _entry(self, operation: str, parent: str) -> Entry:
         return self._written(
             Entry(
-                id=UUID(int=self.chance.getrandbits(128)),
+                id=UUID(int=self.rng.getrandbits(128)),
                 operation=operation,
                 tag=b"",
                 parent=parent,
-                schema_version=SCHEMA_VERSION + (self.chance.random() < 0.03),
+                schema_version=SCHEMA_VERSION + (self.rng.random() < 0.03),
                 created_at=self._database.now(),
-                ordering_key=self.chance.choice(LANES) if self.chance.random() < self.lanes else None,
+                ordering_key=self.rng.choice(CLAIM_LOOPS) if self.rng.random() < self.lanes else None,
             )
         )
 
@@ -96,7 +96,7 @@ class App:
         """By the app, or by a person through a dispatcher."""
         if id in self._database.store.locked or not self.world.faulty:
             return
-        if self.chance.random() < 0.5:
+        if self.rng.random() < 0.5:
             if self._database.store.cancel(id):
                 self._promises.cancelled(id)
         else:
@@ -113,16 +113,16 @@ class App:
         def end() -> None:
             was_set_back = id not in store.locked
             self._database.unlock(id)
-            if not was_set_back and self.chance.random() < 0.5 and store.cancel(id):
+            if not was_set_back and self.rng.random() < 0.5 and store.cancel(id):
                 self._promises.cancelled(id)
 
-        self.world.at(self.chance.choice([0.3, 3.0, 12.0]), end)
+        self.world.at(self.rng.choice([0.3, 3.0, 12.0]), end)
 
     def hear_of_restore(self) -> None:
         """Somebody changes their mind just then."""
         waiting = list(self._database.store.queue)
         if waiting:
-            self.world.at(self.chance.random(), self._cancel, self.chance.choice(waiting))
+            self.world.at(self.rng.random(), self._cancel, self.rng.choice(waiting))
 
     # --- its callbacks
 
@@ -131,12 +131,12 @@ class App:
         effects = Operations()
 
         async def ended(session: AppSession, settlement: Settlement) -> None:
-            if self.chance.random() < 0.2 and self.world.faulty:
-                await asyncio.sleep(self.chance.choice([0.1, 4.0, 12.0]))
+            if self.rng.random() < 0.2 and self.world.faulty:
+                await asyncio.sleep(self.rng.choice([0.1, 4.0, 12.0]))
             session.add(settlement.entry.id, settlement.state)
             if settlement.state == "delivered":
                 session.enqueue(lambda parent: self._receipt(settlement.entry.id, parent))
-            if self.world.faulty and self.chance.random() < self.callbacks_fail:
+            if self.world.faulty and self.rng.random() < self.callbacks_fail:
                 raise RuntimeError("the callback broke")
 
         for name in called_back:

@@ -9,15 +9,15 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from dispatchers.callbacks import CallbackFailed, Calls, OnCompleted, SettledEntry, Settlement
-from dispatchers.database_identity import Mark, Watched
-from dispatchers.flow_control.state import Pressures
+from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
+from dispatchers.flow_control.state import FlowStates
 from dispatchers.store.accepted_requests import Accepted
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.gauges import Gauge
 from dispatchers.store.ordering import NextIsLocked
 from dispatchers.store.protocol import CallbacksChanged, Exchange
 from dispatchers.store.uncertain_entries import Wanted
-from dispatchers.transitions import Claimed, End, Ending, Settle
+from dispatchers.transitions import ClaimedEntry, End, Ending, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
 from outbox.times import NEVER
 from simulation.invariants import Promises
@@ -132,7 +132,7 @@ class Database:
         return callbacks != self.store.callbacks
 
     def settle(
-        self, entry: Claimed, change: Any, cutoff: datetime = NEVER, seen: Collection[UUID] | None = None
+        self, entry: ClaimedEntry, change: Any, cutoff: datetime = NEVER, seen: Collection[UUID] | None = None
     ) -> bool:
         settled = bool(self.store.settle([(entry, change)], cutoff, seen))
         self.promises.settled(entry, change, settled)
@@ -149,7 +149,7 @@ class Transaction:
     Its settling sees what was there when it began.
     """
 
-    def __init__(self, database: Database, entry: Claimed, end: End) -> None:
+    def __init__(self, database: Database, entry: ClaimedEntry, end: End) -> None:
         self._database = database
         self._entry = entry
         self._end = end
@@ -223,7 +223,7 @@ class RemoteStore:
         count: int = await self._ask(lambda: self._database.store.take_over(callbacks))
         return count
 
-    async def settle_with(self, entry: Claimed, end: End, calls: Calls) -> bool:
+    async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
         read = self._callbacks
         transaction: Transaction | None = await self._ask(lambda: self._begin(entry, end, read), {entry.id})
         if transaction is None:
@@ -236,7 +236,7 @@ class RemoteStore:
         return True
 
     def _begin(
-        self, entry: Claimed, end: End, callbacks: frozenset[str]
+        self, entry: ClaimedEntry, end: End, callbacks: frozenset[str]
     ) -> Transaction | CallbacksChanged | NextIsLocked | None:
         if self._database.is_changed(callbacks):
             return CallbacksChanged()
@@ -248,7 +248,7 @@ class RemoteStore:
         self._open.append(transaction)
         return transaction
 
-    async def _call(self, transaction: Transaction, entry: Claimed, end: End, calls: Calls) -> None:
+    async def _call(self, transaction: Transaction, entry: ClaimedEntry, end: End, calls: Calls) -> None:
         if calls.ended is None:
             return
         stored = self._database.store.entries[entry.id]
@@ -261,22 +261,22 @@ class RemoteStore:
     def _die(self) -> None:
         """The server notices, and rolls back what its client has left open."""
         for transaction in self._open:
-            self._world.at(self._world.chance.choice([0.0, 0.1, 1.0]), transaction.rollback)
+            self._world.at(self._world.rng.choice([0.0, 0.1, 1.0]), transaction.rollback)
 
     async def destinations(self) -> list[str]:
         names: list[str] = await self._ask(self._database.store.destinations)
         return names
 
-    async def seek(self, wanted: Wanted, quiescence: timedelta, after: UUID | None) -> UUID | None:
-        await self._ask(lambda: self._database.store.seek(wanted, quiescence))
+    async def seek(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
+        await self._ask(lambda: self._database.store.seek(wanted, fencing_delay))
         return None
 
-    async def watch(self, env: str, known: Mark | None) -> Watched:
-        watched: Watched = await self._ask(lambda: watch(self._database.store, env, known))
+    async def watch(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
+        watched: IdentityCheck = await self._ask(lambda: watch(self._database.store, env, known))
         return watched
 
-    async def pressures(self) -> Pressures:
-        pressures: Pressures = await self._ask(self._database.store.pressures)
+    async def pressures(self) -> FlowStates:
+        pressures: FlowStates = await self._ask(self._database.store.pressures)
         return pressures
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
@@ -315,11 +315,11 @@ class RemoteStore:
 
     async def _ask(self, work: Callable[[], Any], needs: set[UUID] = frozenset()) -> Any:  # type: ignore[assignment]
         """One round trip, in which either message may be lost."""
-        chance, chaos = self._world.chance, self._database.chaos
+        rng, chaos = self._world.rng, self._database.chaos
         answer = asyncio.get_running_loop().create_future()
-        draw = chance.random()
+        draw = rng.random()
         if draw < chaos:  # on its way there
-            self._world.at(chance.choice([0.01, 0.5, 2.0]), _tell, answer, away())
+            self._world.at(rng.choice([0.01, 0.5, 2.0]), _tell, answer, away())
         else:
             is_lost = draw < 2 * chaos  # on its way back: it is done, and nobody knows
 
@@ -332,10 +332,10 @@ class RemoteStore:
         return await answer
 
     def _delay(self) -> float:
-        chance = self._world.chance
-        if self._database.chaos and chance.random() < 0.02:
-            return chance.choice([0.3, 2.0, 7.0])
-        return 0.001 + 0.004 * chance.random()
+        rng = self._world.rng
+        if self._database.chaos and rng.random() < 0.02:
+            return rng.choice([0.3, 2.0, 7.0])
+        return 0.001 + 0.004 * rng.random()
 
 
 def _tell(answer: asyncio.Future[Any], found: Any) -> None:
@@ -353,7 +353,7 @@ def fields_of(entry: Entry) -> KeyFields:
     return key_fields(ENV, ParentKey(entry.parent), entry.operation, "")
 
 
-def _settlement(stored: Entry, entry: Claimed, end: End) -> Settlement:
+def _settlement(stored: Entry, entry: ClaimedEntry, end: End) -> Settlement:
     return Settlement(
         entry=SettledEntry(
             id=entry.id,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dispatchers.flow_control.state import Limits
-from dispatchers.transitions import Claimed
+from dispatchers.transitions import ClaimedEntry
 from simulation.trace import LEASE, Send, Truth
 
 ROUNDING = 1e-4  # of an entry: instants are rounded
@@ -21,7 +21,7 @@ class PressurePromises:
         self._paused: set[str] = set()
         self._resumed_at: dict[str, float] = {}
         self._tokens: dict[str, tuple[float, float]] = {}  # how many there were, and when
-        self._sends: dict[str, list[Send]] = {}
+        self._sender: dict[str, list[Send]] = {}
         self._restored_at = 0.0
 
     def paused(self, destination: str) -> None:
@@ -43,7 +43,7 @@ class PressurePromises:
 
     # --- claims
 
-    def claimed(self, entries: Sequence[Claimed]) -> None:
+    def claimed(self, entries: Sequence[ClaimedEntry]) -> None:
         for entry in entries:
             is_paused = entry.destination in self._paused
             self._truth.require(not is_paused, entry.id, "claimed though its destination is paused")
@@ -65,7 +65,7 @@ class PressurePromises:
         name = send.claimed.destination
         limits = self.limits.get(name)
         if limits is not None and limits.concurrency_in_all is not None:
-            self._sends[name] = under_way = [*filter(self._is_under_way, self._sends.get(name, [])), send]
+            self._sender[name] = under_way = [*filter(self._is_under_way, self._sender.get(name, [])), send]
             self._truth.require(len(under_way) <= limits.concurrency_in_all, send.claimed.id, "too many sends at once")
 
     def _is_under_way(self, send: Send) -> bool:
@@ -75,12 +75,12 @@ class PressurePromises:
 
     # --- age
 
-    def age(self, entry: Claimed) -> float:
+    def age(self, entry: ClaimedEntry) -> float:
         """How old it is now, in seconds: since it was claimed first, or its destination was resumed."""
         since = max(self._truth.instant(entry.first_leased_at), self._resumed_at.get(entry.destination, 0.0))
         return self._truth.world.now - since
 
-    def settled(self, entry: Claimed, change: Any) -> None:
+    def settled(self, entry: ClaimedEntry, change: Any) -> None:
         """Nothing is given up for its age but what is old; a process that froze knows of nothing since."""
         took = self._truth.world.now - self._truth.instant(entry.leased_at)
         if took < STALE_SECONDS and "it has been tried for" in (getattr(change, "reason", None) or ""):

@@ -13,7 +13,16 @@ from uuid import UUID
 
 from dispatchers.delivery import Delivery, Finding
 from dispatchers.store import queue_update
-from dispatchers.transitions import Claimed, Keep, Park, Requeue, Settle, Wait, known_of, looks_of
+from dispatchers.transitions import (
+    ClaimedEntry,
+    MarkUncertain,
+    Retry,
+    RetryCallback,
+    SendAgain,
+    Settle,
+    known_of,
+    lookup_of,
+)
 from outbox.times import NEVER
 from simulation.flow_control_invariants import PressurePromises
 from simulation.ordering_invariants import LanePromises
@@ -29,7 +38,9 @@ class Promises(Truth):
     def __init__(self, world: World, start: datetime) -> None:
         super().__init__(world, start)
         self.on_uncertain: Callable[[], object] = lambda: None
-        self.holding: dict[tuple[int, UUID, timedelta], Claimed] = {}  # by process, entry, and its age at the claim
+        self.holding: dict[
+            tuple[int, UUID, timedelta], ClaimedEntry
+        ] = {}  # by process, entry, and its age at the claim
         self.never: set[UUID] = set()  # nobody serves these
         self.lanes = LanePromises(self)
         self.pressure = PressurePromises(self)
@@ -40,7 +51,7 @@ class Promises(Truth):
 
     # --- the database
 
-    def claimed(self, claimed: list[Claimed], lease: timedelta, process: Process) -> None:
+    def claimed(self, claimed: list[ClaimedEntry], lease: timedelta, process: Process) -> None:
         self.pressure.claimed(claimed)
         self.restore.claimed(claimed)
         for entry in claimed:
@@ -54,7 +65,7 @@ class Promises(Truth):
             self._check_row(entry.id)
             self.lanes.claimed(entry)
 
-    def settled(self, entry: Claimed, change: Any, took_effect: bool) -> None:
+    def settled(self, entry: ClaimedEntry, change: Any, took_effect: bool) -> None:
         word = type(change).__name__ + (f" {change.state}" if isinstance(change, Settle) else "")
         self.note(f"{entry.id.hex[:6]} {word}{'' if took_effect else ': lost'}")
         if not took_effect:
@@ -62,31 +73,31 @@ class Promises(Truth):
         story = self.story(entry.id)
         story.lease = None
         if not isinstance(change, Settle):
-            story.deliveries -= queue_update.moved(entry, change).uncounted
-        if isinstance(change, Requeue) and not change.absent:
+            story.deliveries -= queue_update.queue_update(entry, change).uncounted
+        if isinstance(change, SendAgain) and not change.absent:
             story.sends_before = len(story.sends)
         if getattr(change, "absent", False) or (
             isinstance(change, Settle) and change.looked and change.state == "failed"
         ):
             self._disprove(entry, story)
-        if isinstance(change, Wait):
+        if isinstance(change, Retry):
             self._check_age(entry, change, story)
-        if isinstance(change, Park):
+        if isinstance(change, MarkUncertain):
             self.on_uncertain()
         self._check_end(entry, change)
         self._check_row(entry.id)
         self.lanes.settled(entry, change)
         self.pressure.settled(entry, change)
 
-    def settling_without_callback(self, entry: Claimed, change: Any) -> None:
+    def settling_without_callback(self, entry: ClaimedEntry, change: Any) -> None:
         """In a batch. Nobody can call what no dispatcher had put on record by then."""
-        if isinstance(change, Settle | Park):
+        if isinstance(change, Settle | MarkUncertain):
             kind = "on_settled" if isinstance(change, Settle) else "on_uncertain"
             is_on_record = f"{kind} {entry.destination}" in self.store.callbacks
             self.require(not is_on_record, entry.id, f"it ended without its {kind}, which is on record")
             self.story(entry.id).ended_before_its_callback = isinstance(change, Settle)
 
-    def _disprove(self, entry: Claimed, story: Story) -> None:
+    def _disprove(self, entry: ClaimedEntry, story: Story) -> None:
         """A look has proved that nothing happened under the present key. A sender that froze may yet belie it."""
         for send in story.sends:
             if send.claimed.key_epoch == entry.key_epoch:
@@ -101,7 +112,7 @@ class Promises(Truth):
         story.is_cancelled_by_app = True
         self.require(not self._may_happen(story), id, "cancelled, and it may have been sent")
 
-    def _check_age(self, entry: Claimed, change: Wait, story: Story) -> None:
+    def _check_age(self, entry: ClaimedEntry, change: Retry, story: Story) -> None:
         """It waits no longer than its age allows, counted from when that was decided."""
         for send in story.sends:
             if send.claimed.lease_token == entry.lease_token and send.decided_at is not None:
@@ -122,8 +133,8 @@ class Promises(Truth):
         self.require(is_true, id, f"a callback's {state} was committed, and it is not so")
         story.told.append(state)
 
-    def _check_end(self, entry: Claimed, change: Any) -> None:
-        end = change.end if isinstance(change, Keep) else change
+    def _check_end(self, entry: ClaimedEntry, change: Any) -> None:
+        end = change.end if isinstance(change, RetryCallback) else change
         if not isinstance(end, Settle):
             return
         story, effects = self.story(entry.id), self.story(entry.id).effects.total()
@@ -168,7 +179,7 @@ class Promises(Truth):
         send = Send(claimed, process, self._now(), service, form)
         self.note(f"{delivery.id.hex[:6]} sent by {process.name} to {service.name}")
         self.require(known_of(claimed.outcome) is None, delivery.id, "sent though its fate is on record")
-        self.require(looks_of(claimed.outcome) is None, delivery.id, "sent though it is to be looked for")
+        self.require(lookup_of(claimed.outcome) is None, delivery.id, "sent though it is to be looked for")
         self.require(delivery.key == keys[claimed.key_epoch], delivery.id, "sent under another key")
         self.require(delivery.id not in self.never, delivery.id, "sent though it is not to be read here")
         self._check_lease(send)

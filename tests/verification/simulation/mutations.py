@@ -13,8 +13,8 @@ from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Absent, Found
 from dispatchers.dispatcher import Dispatcher
 from dispatchers.pipeline import sender, triage
-from dispatchers.pipeline.triage import Intake
-from dispatchers.transitions import Claimed, HandBack, Settle, Transition
+from dispatchers.pipeline.triage import Triage
+from dispatchers.transitions import ClaimedEntry, Release, Settle, Transition
 from simulation.database import AppSession, Database, RemoteStore, Transaction
 from simulation.mutants import Patch, around, without
 from simulation.mutations_flow_control import PRESSURE_GUARDS
@@ -30,22 +30,22 @@ SEEDS_TO_FIND = 1000
 # --- claiming
 
 
-def leased_on_paper(original: Any, store: ReferenceStore, id: UUID, *rest: Any) -> Claimed:
+def leased_on_paper(original: Any, store: ReferenceStore, id: UUID, *rest: Any) -> ClaimedEntry:
     """The claim is handed out, but never committed."""
     before = replace(store.queue[id])
-    claimed: Claimed = original(store, id, *rest)
+    claimed: ClaimedEntry = original(store, id, *rest)
     store.queue[id] = before
     return claimed
 
 
-def pinned_anew(original: Any, store: ReferenceStore, id: UUID, request: Any, now: Any) -> Claimed:
-    claimed: Claimed = original(store, id, request, now)
+def pinned_anew(original: Any, store: ReferenceStore, id: UUID, request: Any, now: Any) -> ClaimedEntry:
+    claimed: ClaimedEntry = original(store, id, request, now)
     store.queue[id].sent_as = form = _form(request, store.entries[id].operation)
     return claimed._replace(sent_as=form)
 
 
-def uncounted(original: Any, store: ReferenceStore, id: UUID, *rest: Any) -> Claimed:
-    claimed: Claimed = original(store, id, *rest)
+def uncounted(original: Any, store: ReferenceStore, id: UUID, *rest: Any) -> ClaimedEntry:
+    claimed: ClaimedEntry = original(store, id, *rest)
     store.queue[id].deliveries -= 1
     return claimed._replace(deliveries=claimed.deliveries - 1)
 
@@ -73,42 +73,42 @@ def same_token(original: Any, working: Dispatcher, *rest: Any) -> Any:
 
 
 async def without_a_deadline(
-    self: sender.Sends, worker: Any, entry: Claimed, route: Any, delivery: Any, started: float, looks: Any
+    self: sender.Sender, worker: Any, entry: ClaimedEntry, route: Any, delivery: Any, started: float, looks: Any
 ) -> Transition:
     outcome = await self._outcome(worker, entry, route, delivery)
-    return rules.decide(entry, outcome, route.memory, self._database_now(entry, started), self._chance.random())
+    return rules.decide(entry, outcome, route.memory, self._database_now(entry, started), self._rng.random())
 
 
-def started_late(original: Any, self: sender.Sends, claims: Any) -> None:
+def started_late(original: Any, self: sender.Sender, claims: Any) -> None:
     """The lease is taken to begin when the claim's answer comes, not before it is asked for."""
     original(self, [(entry, route, self._clock()) for entry, route, _ in claims])
 
 
-def failed_for_want_of_an_adapter(working: Intake, entry: Claimed) -> None:
+def failed_for_want_of_an_adapter(working: Triage, entry: ClaimedEntry) -> None:
     working._turn_back(entry, Settle("failed", entry.attempts, reason="nobody serves it"))
 
 
 # --- looking
 
 
-def absent_for_want_of_a_hit(original: Any, entry: Claimed, looks: Any, finding: Any, *rest: Any) -> Transition:
+def absent_for_want_of_a_hit(original: Any, entry: ClaimedEntry, looks: Any, finding: Any, *rest: Any) -> Transition:
     change: Transition = original(entry, looks, finding if isinstance(finding, Found) else Absent(), *rest)
     return change
 
 
 def without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (triage, sender):
-        monkeypatch.setattr(module, "looks_of", lambda outcome: None)
+        monkeypatch.setattr(module, "lookup_of", lambda outcome: None)
 
 
 # --- settling
 
 
-def any_end_is_proof(store: ReferenceStore, change: Transition, entry: Claimed) -> bool:
+def any_end_is_proof(store: ReferenceStore, change: Transition, entry: ClaimedEntry) -> bool:
     return isinstance(change, Settle)
 
 
-def begun_without_the_fence(store: RemoteStore, entry: Claimed, end: Any, callbacks: Any) -> Transaction:
+def begun_without_the_fence(store: RemoteStore, entry: ClaimedEntry, end: Any, callbacks: Any) -> Transaction:
     transaction = Transaction(store._database, entry, end)
     store._open.append(transaction)
     return transaction
@@ -118,7 +118,7 @@ def told_at_once(session: AppSession, id: UUID, state: str) -> None:
     session._database.promises.told(id, state)
 
 
-def unlocked(transaction: Transaction, database: Any, entry: Claimed, end: Any) -> None:
+def unlocked(transaction: Transaction, database: Any, entry: ClaimedEntry, end: Any) -> None:
     """The entry is settled in another transaction than its callback's, before it."""
     transaction._database, transaction._entry, transaction._end = database, entry, end
     transaction._is_over, transaction.writes, transaction._seen = False, [], set(database.store.queue)
@@ -126,7 +126,7 @@ def unlocked(transaction: Transaction, database: Any, entry: Claimed, end: Any) 
     database.settle(entry, end)
 
 
-def conclude_at_once(entry: Claimed, known: Any, memory: Any, quiescence: timedelta) -> Transition:
+def conclude_at_once(entry: ClaimedEntry, known: Any, memory: Any, fencing_delay: timedelta) -> Transition:
     return rules.conclude(entry, known, memory, timedelta(0))
 
 
@@ -156,17 +156,17 @@ GUARDS: dict[str, Patch] = {
     "a delivery is not counted at the claim": around(ReferenceStore, "_lease", uncounted),
     "what may have been sent is pinned anew": around(ReferenceStore, "_lease", pinned_anew),
     "every claim bears the same token": around(Dispatcher, "_request", same_token),
-    "the lease is not checked before the call": without(sender.Sends, "_ask_in_time", without_a_deadline),
-    "the lease is measured from the claim's answer": around(sender.Sends, "start", started_late),
+    "the lease is not checked before the call": without(sender.Sender, "_ask_in_time", without_a_deadline),
+    "the lease is measured from the claim's answer": around(sender.Sender, "start", started_late),
     "what is on record is not heeded": without(triage, "known_of", lambda outcome: None),
     "an entry of a newer release is sent": without(triage, "SCHEMA_VERSION", 10**6),
-    "what nobody serves is failed": without(Intake, "_leave_unserved", failed_for_want_of_an_adapter),
+    "what nobody serves is failed": without(Triage, "_leave_unserved", failed_for_want_of_an_adapter),
     "what is to be looked for is sent": without_a_look,
     "a look that cannot tell counts as absence": around(sender, "judge", absent_for_want_of_a_hit),
     "the fence is gone": without(ReferenceStore, "_holds_lease", lambda store, row, entry: True),
     "a late failure is taken": without(ReferenceStore, "_is_proof", any_end_is_proof),
-    "what is handed back is counted": moving(HandBack, uncounted=0),
-    "what is handed back has no doubt": moving(HandBack, maybe_sent=False, in_doubt_since=None),
+    "what is handed back is counted": moving(Release, uncounted=0),
+    "what is handed back has no doubt": moving(Release, maybe_sent=False, in_doubt_since=None),
     "a callback runs without the fence": without(RemoteStore, "_begin", begun_without_the_fence),
     "a callback that raised leaves what it wrote": without(AppSession, "add", told_at_once),
     "a callback that only another process has is skipped": without(Callbacks, "missing", lambda *_: None),

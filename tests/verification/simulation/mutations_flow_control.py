@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from dispatchers.flow_control import state as flow_state
-from dispatchers.pipeline.flow_monitor import PressureWatch
+from dispatchers.pipeline.flow_monitor import FlowMonitor
 from simulation.mutants import Patch, around, without
 from simulation.reference import ReferenceStore
 from simulation.trace import LEASE
@@ -14,9 +14,9 @@ def unpaused(original: Any, row: Any, *rest: Any) -> Any:
     return original(replace(row, paused=False), *rest)
 
 
-def pauses_are_for_the_sweep(original: Any, store: ReferenceStore, want: Any, now: Any) -> bool:
-    row = store.pressure.get(want.destination)
-    is_shut: bool = (row is None or not row.paused) and original(store, want, now)
+def pauses_are_for_the_sweep(original: Any, store: ReferenceStore, quota: Any, now: Any) -> bool:
+    row = store.pressure.get(quota.destination)
+    is_shut: bool = (row is None or not row.paused) and original(store, quota, now)
     return is_shut
 
 
@@ -26,11 +26,11 @@ def without_a_rate(original: Any, row: Any, limits: Any, *rest: Any) -> Any:
 
 def alone(original: Any, row: Any, *rest: Any) -> Any:
     """As if nobody else had taken a slot."""
-    return original(replace(row, slots_taken=()), *rest)
+    return original(replace(row, permits_taken=()), *rest)
 
 
 def none_taken(original: Any, row: Any, *rest: Any) -> Any:
-    return replace(original(row, *rest), slots_taken=row.slots_taken)
+    return replace(original(row, *rest), permits_taken=row.permits_taken)
 
 
 def free_before_the_lease_ends(original: Any, taken: Any, now: Any, *rest: Any) -> Any:
@@ -40,7 +40,7 @@ def free_before_the_lease_ends(original: Any, taken: Any, now: Any, *rest: Any) 
 PRESSURE_GUARDS: dict[str, Patch] = {
     "a pause is not heeded": around(flow_state, "closed_until", unpaused),
     "a pause is heeded only by who has heard of it": around(ReferenceStore, "_is_shut", pauses_are_for_the_sweep),
-    "what is paused grows older": without(PressureWatch, "memory", lambda self, entry, memory: memory),
+    "what is paused grows older": without(FlowMonitor, "memory", lambda self, entry, memory: memory),
     "what a claim takes does not use the rate up": around(flow_state, "claimed", without_a_rate),
     "a claim takes more than the rate leaves": around(flow_state, "admitted", without_a_rate),
     "the slots that others have taken are not counted": around(flow_state, "admitted", alone),

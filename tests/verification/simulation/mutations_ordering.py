@@ -6,7 +6,7 @@ import pytest
 
 from dispatchers import decide_lookup
 from dispatchers.dispatcher import Dispatcher
-from dispatchers.transitions import Claimed, HandBack, Park, Settle, Transition
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition
 from simulation import reference
 from simulation import reference_operators as reference_people
 from simulation import reference_ordering as reference_lanes
@@ -26,17 +26,17 @@ def never_lifted(original: Any, tables: Any, *rest: Any) -> None:
     tables.halted.update({key: halt for key, halt in before.items() if key not in tables.halted})
 
 
-def blocked_for_good(original: Any, tables: Any, entry: Claimed) -> HandBack | None:
+def blocked_for_good(original: Any, tables: Any, entry: ClaimedEntry) -> Release | None:
     """Also behind a head that is just being taken out."""
-    wait: HandBack | None = original(tables, entry)
-    return wait and HandBack(wait.reason, None)
+    wait: Release | None = original(tables, entry)
+    return wait and Release(wait.reason, None)
 
 
 def first_of_all(tables: Any, ordering_key: str) -> Any:
     return reference_lanes._lane(tables, ordering_key)[0][0]
 
 
-def halting_in_spite(self: Dispatcher, entry: Claimed, change: Transition) -> Transition:
+def halting_in_spite(self: Dispatcher, entry: ClaimedEntry, change: Transition) -> Transition:
     return change
 
 
@@ -54,7 +54,7 @@ def leaving_behind_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 LANE_GUARDS: dict[str, Patch] = {
     "who is followed by a locked one leaves all the same": leaving_behind_a_lock,
     "nobody asks whose turn it is": without(reference, "sort_out", lambda tables, claimed: []),
-    "a lane goes on behind what failed": without(reference_lanes, "_halts", halting_only(Park)),
+    "a lane goes on behind what failed": without(reference_lanes, "_halts", halting_only(MarkUncertain)),
     "a lane goes on behind what is uncertain": without(reference_lanes, "_halts", halting_only(Settle)),
     "a halt holds nobody back": without(reference_lanes, "_is_behind", lambda tables, entry, halt: False),
     "what ends lets nobody come": without(reference_lanes, "advance", lambda *arguments: None),

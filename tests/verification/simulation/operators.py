@@ -20,18 +20,18 @@ class People:
 
     def __init__(self, world: World, promises: Promises, database: Database) -> None:
         self.world = world
-        self.chance = world.chance
+        self.rng = world.rng
         self.promises = promises
         self.database = database
-        self._words_left = self.chance.choice([0, 1, 2, 4])
-        self._releases_left = self.chance.choice([0, 4, 4])
+        self._words_left = self.rng.choice([0, 1, 2, 4])
+        self._releases_left = self.rng.choice([0, 4, 4])
         promises.on_uncertain = self._hear_of_doubt
         promises.lanes.on_halt = self._hear_of_halt
 
     def begin(self, destinations: list[str]) -> None:
         """In some runs one destination is paused for a while."""
-        if self.chance.random() < 0.4:
-            self.world.at(self.chance.random() * 12, self._pause, self.chance.choice(destinations))
+        if self.rng.random() < 0.4:
+            self.world.at(self.rng.random() * 12, self._pause, self.rng.choice(destinations))
 
     def go_home(self) -> None:
         """Nothing is left that only they could let go on."""
@@ -47,7 +47,7 @@ class People:
     def _hear_of_doubt(self) -> None:
         if self._words_left:
             self._words_left -= 1
-            self.world.at(self.chance.choice(HESITATE), self._resolve)
+            self.world.at(self.rng.choice(HESITATE), self._resolve)
 
     def _resolve(self) -> None:
         """Say something of one of the uncertain entries, if there are any."""
@@ -55,8 +55,8 @@ class People:
         uncertain = [id for id, row in store.queue.items() if row.state == "uncertain" and id not in store.locked]
         if not uncertain or not self.world.faulty:
             return
-        id = self.chance.choice(uncertain)
-        if self.chance.random() < 0.6:
+        id = self.rng.choice(uncertain)
+        if self.rng.random() < 0.6:
             _unless_refused(lambda: reference_people.resolve(store, id, "send_again", "a customer waits"))
         elif not self.promises.is_under_way(id):
             verdict: Verdict = "happened" if self.promises.story(id).effects.total() > 0 else "did_not_happen"
@@ -67,17 +67,17 @@ class People:
     def _hear_of_halt(self, ordering_key: str) -> None:
         if self._releases_left:
             self._releases_left -= 1
-            self.world.at(self.chance.choice(HESITATE[:3]), self._release, ordering_key)
+            self.world.at(self.rng.choice(HESITATE[:3]), self._release, ordering_key)
 
     def _release(self, ordering_key: str) -> None:
         if self.world.faulty and ordering_key in self.database.store.halted:
-            reference_people.release_lane(self.database.store, ordering_key, "told the customer")
+            reference_people.release_group(self.database.store, ordering_key, "told the customer")
             self.promises.lanes.released(ordering_key)
 
     # --- a restore
 
     def hear_of_restore(self) -> None:
-        self.world.at(self.chance.choice([1.0, 4.0, 12.0, 16.0]), self._resume_after_restore)
+        self.world.at(self.rng.choice([1.0, 4.0, 12.0, 16.0]), self._resume_after_restore)
 
     def _resume_after_restore(self) -> None:
         store = self.database.store
@@ -91,7 +91,7 @@ class People:
     def _pause(self, destination: str) -> None:
         reference_people.pause(self.database.store, destination)
         self.promises.pressure.paused(destination)
-        self.world.at(self.chance.choice([2.0, 12.0, 25.0]), self._resume, destination)
+        self.world.at(self.rng.choice([2.0, 12.0, 25.0]), self._resume, destination)
 
     def _resume(self, destination: str) -> None:
         with suppress(Refused):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from uuid import UUID
 
-from dispatchers.transitions import Claimed, Keep, Park, Settle, known_of, looks_of
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, RetryCallback, Settle, known_of, lookup_of
 from simulation.reference_rows import Entry
 from simulation.trace import Send, Truth
 
@@ -23,9 +23,9 @@ class LanePromises:
 
     # --- the database
 
-    def claimed(self, entry: Claimed) -> None:
+    def claimed(self, entry: ClaimedEntry) -> None:
         """Whoever gets it may send it: now it must be its turn."""
-        if entry.ordering_key is None or known_of(entry.outcome) is not None or looks_of(entry.outcome) is not None:
+        if entry.ordering_key is None or known_of(entry.outcome) is not None or lookup_of(entry.outcome) is not None:
             return
         queue = self._truth.store.queue
         for other in self._before(entry.id):
@@ -34,11 +34,11 @@ class LanePromises:
             is_halting = self._halted.get(entry.ordering_key) == other.id
             self._truth.require(not is_halting, entry.id, "claimed though its lane is halted")
 
-    def settled(self, entry: Claimed, change: Any) -> None:
+    def settled(self, entry: ClaimedEntry, change: Any) -> None:
         if entry.ordering_key is None:
             return
-        end = change.end if isinstance(change, Keep) and isinstance(change.end, Park) else change
-        if isinstance(end, Park):
+        end = change.end if isinstance(change, RetryCallback) and isinstance(change.end, MarkUncertain) else change
+        if isinstance(end, MarkUncertain):
             self._was_uncertain.add(entry.id)
         if self._is_bad_news(entry, end):
             self._halted[entry.ordering_key] = entry.id
@@ -47,12 +47,12 @@ class LanePromises:
         elif isinstance(end, Settle) and end.state == "delivered" and self._halted.get(entry.ordering_key) == entry.id:
             del self._halted[entry.ordering_key]
 
-    def _is_bad_news(self, entry: Claimed, end: Any) -> bool:
+    def _is_bad_news(self, entry: ClaimedEntry, end: Any) -> bool:
         """A person's word is none, and an end that waited for its callback was when it was written down."""
         known = known_of(entry.outcome)
         is_told_already = known is not None and (known.attempts is None or known.state == "uncertain")
-        is_bad = isinstance(end, Park) or (isinstance(end, Settle) and end.state == "failed")
-        return is_bad and not is_told_already and self._truth.declared[entry.destination].halts_lane
+        is_bad = isinstance(end, MarkUncertain) or (isinstance(end, Settle) and end.state == "failed")
+        return is_bad and not is_told_already and self._truth.declared[entry.destination].failure_blocks_group
 
     def released(self, ordering_key: str) -> None:
         self._truth.note(f"{ordering_key} is released")

@@ -12,21 +12,21 @@ from typing import NamedTuple
 from uuid import UUID
 
 from dispatchers.flow_control import state as flow_state
-from dispatchers.flow_control.quota import Want
-from dispatchers.flow_control.state import Limits, Pressing, Pressure, Pressures
+from dispatchers.flow_control.quota import Quota
+from dispatchers.flow_control.state import FlowState, FlowStates, FlowUpdate, Limits
 from dispatchers.store import queue_update
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.ordering import MOMENT
 from dispatchers.store.uncertain_entries import Wanted
 from dispatchers.transitions import (
-    Claimed,
+    ClaimedEntry,
     Ending,
-    HandBack,
-    Looks,
+    LookupState,
+    Release,
     Settle,
     Transition,
     known_of,
-    looks_of,
+    lookup_of,
     outcome_on_record,
 )
 from outbox.sql.schema import SCHEMA_VERSION
@@ -41,7 +41,7 @@ OPEN_TO_PROOF = ("sending", "retry", "uncertain")  # not `pending`: a person has
 class Taken(NamedTuple):
     """What a claim brought. passed_over: how many were due, but are not the heads of their lanes, or had ended before."""
 
-    claimed: list[Claimed]
+    claimed: list[ClaimedEntry]
     passed_over: int = 0
 
 
@@ -96,13 +96,13 @@ class ReferenceStore(Tables):
         claimed = [entry for entry in claimed if entry.id not in waiting]
         return Taken(claimed, len(taken) - len(claimed))
 
-    def _remove_ended(self, entry: Claimed) -> bool:
+    def _remove_ended(self, entry: ClaimedEntry) -> bool:
         """Take it out of the queue if it has a settlement, which stands: it is in the queue by a mistake of somebody's."""
         ended = self.settlements.get(entry.id)
         if ended is None:
             return False
         if self.must_be_postponed(entry, Settle("delivered", 0)):
-            self.settle([(entry, HandBack("the next one of its group is locked", MOMENT))])
+            self.settle([(entry, Release("the next one of its group is locked", MOMENT))])
             return True
         del self.queue[entry.id]
         self._note(entry.id, f"it was in the queue again, and had ended before: {ended.state}", looked=False)
@@ -110,15 +110,15 @@ class ReferenceStore(Tables):
             advance(self, entry.ordering_key, entry.position)
         return True
 
-    def _take(self, request: ClaimRequest) -> list[Claimed]:
+    def _take(self, request: ClaimRequest) -> list[ClaimedEntry]:
         """A lease that ran out is taken over."""
         now = self.clock()
-        claimed: list[Claimed] = []
-        for want in request.wants if self._is_trusted(request) else []:
-            if self._is_shut(want, now):
+        claimed: list[ClaimedEntry] = []
+        for quota in request.quotas if self._is_trusted(request) else []:
+            if self._is_shut(quota, now):
                 continue
-            slots = min(want.slots, request.entries_max - len(claimed))
-            claimable = self._claimable(want, min(now, request.cutoff), now)
+            slots = min(quota.slots, request.entries_max - len(claimed))
+            claimable = self._claimable(quota, min(now, request.cutoff), now)
             called = [id for id in claimable if self.queue[id].callback in (None, *request.callbacks)]
             due = sorted(self._served(iter(called), request), key=lambda id: self.queue[id].due_at)
             claimed += [self._lease(id, request, now) for id in due[:slots]]
@@ -128,9 +128,9 @@ class ReferenceStore(Tables):
         """Whether nothing that was sent may have been forgotten, as far as anyone knows who asks."""
         return not is_held(self) and self.meta.number >= request.seen
 
-    def _claimable(self, want: Want, latest: datetime, now: datetime) -> Iterator[UUID]:
+    def _claimable(self, quota: Quota, latest: datetime, now: datetime) -> Iterator[UUID]:
         for id, row in self.queue.items():
-            is_due = want.hint <= row.due_at <= latest and self.entries[id].destination == want.destination
+            is_due = quota.hint <= row.due_at <= latest and self.entries[id].destination == quota.destination
             if is_due and self._is_free(row, now) and id not in self.locked:
                 yield id
 
@@ -149,7 +149,7 @@ class ReferenceStore(Tables):
     def _is_free(self, row: Row, now: datetime) -> bool:
         return row.lease_until is None or row.lease_until < now
 
-    def _lease(self, id: UUID, request: ClaimRequest, now: datetime) -> Claimed:
+    def _lease(self, id: UUID, request: ClaimRequest, now: datetime) -> ClaimedEntry:
         row = self.queue[id]
         if row.lease_token is not None:
             self._take_over(row)
@@ -167,11 +167,11 @@ class ReferenceStore(Tables):
         row.maybe_sent = True
         row.in_doubt_since = row.in_doubt_since or row.leased_at
 
-    def _claimed(self, entry: Entry, row: Row) -> Claimed:
+    def _claimed(self, entry: Entry, row: Row) -> ClaimedEntry:
         assert row.first_leased_at is not None
         assert row.leased_at is not None
         assert row.lease_token is not None
-        return Claimed(
+        return ClaimedEntry(
             id=entry.id,
             destination=entry.destination,
             env=entry.env,
@@ -204,7 +204,7 @@ class ReferenceStore(Tables):
 
     # --- the dispatcher: settle
 
-    def must_be_postponed(self, entry: Claimed, change: Transition, seen: Collection[UUID] | None = None) -> bool:
+    def must_be_postponed(self, entry: ClaimedEntry, change: Transition, seen: Collection[UUID] | None = None) -> bool:
         """Whether it would leave its lane, and somebody else has locked the next one there, who is to come then."""
         return self.may_settle(entry, change) and next_is_locked(self, entry, change, seen)
 
@@ -227,30 +227,34 @@ class ReferenceStore(Tables):
             row.due_at = min(row.due_at, now)
         return len(waiting)
 
-    def may_settle(self, entry: Claimed, change: Transition) -> bool:
+    def may_settle(self, entry: ClaimedEntry, change: Transition) -> bool:
         """Only whoever holds the lease; but proof of success is taken from anyone, while the key is the same."""
         row = self.queue.get(entry.id)
         if row is None:
             return False
         return self._holds_lease(row, entry) or (self._is_proof(change, entry) and self._takes_proof(row, entry))
 
-    def _holds_lease(self, row: Row, entry: Claimed) -> bool:
+    def _holds_lease(self, row: Row, entry: ClaimedEntry) -> bool:
         return row.lease_token == entry.lease_token and not is_held(self)
 
-    def _is_proof(self, change: Transition, entry: Claimed) -> bool:
-        return change.state == "delivered" if isinstance(change, Settle) else queue_update.moved(entry, change).proof
+    def _is_proof(self, change: Transition, entry: ClaimedEntry) -> bool:
+        return (
+            change.state == "delivered"
+            if isinstance(change, Settle)
+            else queue_update.queue_update(entry, change).proof
+        )
 
-    def _takes_proof(self, row: Row, entry: Claimed) -> bool:
+    def _takes_proof(self, row: Row, entry: ClaimedEntry) -> bool:
         return row.key_epoch == entry.key_epoch and row.state in OPEN_TO_PROOF
 
-    def _settle_one(self, entry: Claimed, change: Transition) -> bool:
+    def _settle_one(self, entry: ClaimedEntry, change: Transition) -> bool:
         if not self.may_settle(entry, change):
             return False
         row = self.queue[entry.id]
         if isinstance(change, Settle):
             self.end(entry.id, row, change)
         else:
-            self._move(entry.id, row, queue_update.moved(entry, change))
+            self._move(entry.id, row, queue_update.queue_update(entry, change))
         return True
 
     def end(self, id: UUID, row: Row, change: Settle) -> None:
@@ -266,7 +270,7 @@ class ReferenceStore(Tables):
         if change.note is not None:
             self._note(id, change.reason, looked=change.looked)
 
-    def _move(self, id: UUID, row: Row, values: queue_update.Moved) -> None:
+    def _move(self, id: UUID, row: Row, values: queue_update.QueueUpdate) -> None:
         row.state = values.state
         row.waiting_since = (row.waiting_since or row.due_at) if values.uncounted else None
         row.due_at = NEVER if values.delay is None else self.clock() + values.delay
@@ -288,49 +292,49 @@ class ReferenceStore(Tables):
 
     # --- the dispatcher: look
 
-    def seek(self, wanted: Wanted, quiescence: timedelta) -> None:
+    def seek(self, wanted: Wanted, fencing_delay: timedelta) -> None:
         """Have those uncertain entries looked for that nobody has looked for yet, once no sender can be at work any more."""
         for id, row in self.queue.items():
             if id not in self.locked and self._is_given_up(row) and wanted(self.entries[id].operation, row.sent_as):
                 record = json.loads(row.outcome or "{}")
-                why, quiet_at = record["reason"], self.clock() + quiescence
-                looks = Looks(why, 1, quiet_at, row.deliveries, record.get("stored", False))
+                why, quiet_at = record["reason"], self.clock() + fencing_delay
+                looks = LookupState(why, 1, quiet_at, row.deliveries, record.get("stored", False))
                 row.outcome, row.due_at = outcome_on_record(why, looks=looks), quiet_at
 
     def _is_given_up(self, row: Row) -> bool:
         is_left = row.state == "uncertain" and row.due_at == NEVER
-        return is_left and looks_of(row.outcome) is None and known_of(row.outcome) is None
+        return is_left and lookup_of(row.outcome) is None and known_of(row.outcome) is None
 
     # --- the dispatcher: pressure
 
-    def claim_under_pressure(self, request: ClaimRequest, pressing: Pressing) -> tuple[Taken, Pressures]:
+    def claim_under_pressure(self, request: ClaimRequest, pressing: FlowUpdate) -> tuple[Taken, FlowStates]:
         """Write down what was heard of the destinations, then claim what they may be sent."""
         now = self.clock()
         names = sorted(pressing.decided.union(pressing.news))
         limits = {name: pressing.limits.get(name, Limits()) for name in names}
         for name in names:
-            row, news = self._pressure(name), pressing.news.get(name)
+            row, news = self._flow(name), pressing.news.get(name)
             self.pressure[name] = row if news is None else flow_state.heard(row, news, limits[name], now)
-        wants = [self._admitted(want, limits, now) for want in request.wants]
-        taken = self.claim(replace(request, wants=[want for want in wants if want.slots]))
+        quotas = [self._admitted(quota, limits, now) for quota in request.quotas]
+        taken = self.claim(replace(request, quotas=[quota for quota in quotas if quota.slots]))
         for name in names:
             count = sum(entry.destination == name for entry in taken.claimed)
             self.pressure[name] = flow_state.claimed(
                 self.pressure[name], limits[name], now, count, request.token, request.lease
             )
-        return taken, Pressures(now, {name: self.pressure[name] for name in names})
+        return taken, FlowStates(now, {name: self.pressure[name] for name in names})
 
-    def _admitted(self, want: Want, limits: Mapping[str, Limits], now: datetime) -> Want:
-        if want.destination not in limits:
-            return want
-        slots = flow_state.admitted(self.pressure[want.destination], limits[want.destination], now, want.slots)
-        return want._replace(slots=slots, admitted=True)
+    def _admitted(self, quota: Quota, limits: Mapping[str, Limits], now: datetime) -> Quota:
+        if quota.destination not in limits:
+            return quota
+        slots = flow_state.admitted(self.pressure[quota.destination], limits[quota.destination], now, quota.slots)
+        return quota._replace(slots=slots, admitted=True)
 
-    def _pressure(self, destination: str) -> Pressure:
-        return self.pressure.get(destination, Pressure())
+    def _flow(self, destination: str) -> FlowState:
+        return self.pressure.get(destination, FlowState())
 
-    def _is_shut(self, want: Want, now: datetime) -> bool:
-        row = None if want.admitted else self.pressure.get(want.destination)
+    def _is_shut(self, quota: Quota, now: datetime) -> bool:
+        row = None if quota.admitted else self.pressure.get(quota.destination)
         return row is not None and (row.breaker != "closed" or flow_state.closed_until(row, now) is not None)
 
     # --- questions
@@ -338,10 +342,10 @@ class ReferenceStore(Tables):
     def destinations(self) -> list[str]:
         return sorted({self.entries[id].destination for id in self.queue})
 
-    def pressures(self) -> Pressures:
+    def pressures(self) -> FlowStates:
         """Of the destinations on which something weighs, or may soon."""
         now = self.clock()
-        return Pressures(now, {name: row for name, row in self.pressure.items() if row != Pressure()})
+        return FlowStates(now, {name: row for name, row in self.pressure.items() if row != FlowState()})
 
     def states(self) -> list[str]:
         """Of every entry, ended ones included."""

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 
 from dispatchers.admin.resume import RESUMING
-from dispatchers.database_identity import Mark, Watched, bounds, is_due, suspicion
+from dispatchers.database_identity import DatabaseIdentity, IdentityCheck, bounds, is_due, suspicion
 from outbox.times import MICROSECOND
 from simulation.reference_rows import Event, Meta, Refused, Row, Tables
 
@@ -18,7 +18,7 @@ def is_held(tables: Tables) -> bool:
     return tables.meta.held is not None or (mark is not None and mark.timeline != tables.timeline)
 
 
-def watch(tables: Tables, env: str, known: Mark | None) -> Watched:
+def watch(tables: Tables, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
     """Compare the database with its mark and with what somebody remembers of it: hold, or renew the mark when it is old."""
     meta, now = tables.meta, _server(tables, env)
     if meta.held is None:
@@ -29,11 +29,11 @@ def watch(tables: Tables, env: str, known: Mark | None) -> Watched:
         elif meta.mark is None or is_due(now, meta.mark):
             resumed_at = meta.mark.resumed_at if meta.mark else None
             _write_mark(tables, replace(now, resumed_at=resumed_at))
-    return Watched(mark=meta.mark if tables.meta.held else tables.meta.mark, held=tables.meta.held)
+    return IdentityCheck(mark=meta.mark if tables.meta.held else tables.meta.mark, held=tables.meta.held)
 
 
-def _server(tables: Tables, env: str) -> Mark:
-    return Mark(
+def _server(tables: Tables, env: str) -> DatabaseIdentity:
+    return DatabaseIdentity(
         environment=env,
         system_identifier="7",
         timeline=tables.timeline,
@@ -43,7 +43,7 @@ def _server(tables: Tables, env: str) -> Mark:
     )
 
 
-def _write_mark(tables: Tables, mark: Mark) -> None:
+def _write_mark(tables: Tables, mark: DatabaseIdentity) -> None:
     number = tables.meta.number + 1
     tables.meta = Meta(mark=replace(mark, number=number), number=number)
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from dispatchers.admin.decisions import Verdict
 from dispatchers.decide import CANCEL_UNSERVED_AFTER
-from dispatchers.flow_control.state import Pressure, closed_until
+from dispatchers.flow_control.state import FlowState, closed_until
 from dispatchers.transitions import SEND_AGAIN, Known, Settle, is_unserved, known_of, outcome_on_record
 from simulation.reference import ReferenceStore
 from simulation.reference_ordering import advance
@@ -66,7 +66,7 @@ def retry(store: ReferenceStore, id: UUID) -> None:
     store.events.append(Event(id, "decision", "to be tried now"))
 
 
-def release_lane(store: ReferenceStore, ordering_key: str, reason: str) -> None:
+def release_group(store: ReferenceStore, ordering_key: str, reason: str) -> None:
     """Let a lane go on that is halted."""
     halt = store.halted.pop(ordering_key, None)
     if halt is None:
@@ -80,17 +80,17 @@ def release_lane(store: ReferenceStore, ordering_key: str, reason: str) -> None:
 
 def pause(store: ReferenceStore, destination: str) -> None:
     """Have nothing more claimed of it."""
-    row = store.pressure.get(destination, Pressure())
+    row = store.pressure.get(destination, FlowState())
     store.pressure[destination] = replace(row, paused=True, resumed_at=None)
 
 
 def resume(store: ReferenceStore, destination: str) -> None:
     """Let it go on at once: without pause, cool-down or breaker; what is used up of its rate and its slots stays so."""
-    row, now = store.pressure.get(destination, Pressure()), store.clock()
+    row, now = store.pressure.get(destination, FlowState()), store.clock()
     if row.breaker == "closed" and closed_until(row, now) is None:
         raise Refused
-    kept = {name: getattr(row, name) for name in ("rate_at", "rate_per_second", "slots_taken", "slots_max")}
-    store.pressure[destination] = Pressure(resumed_at=now, **kept)
+    kept = {name: getattr(row, name) for name in ("rate_at", "rate_per_second", "permits_taken", "slots_max")}
+    store.pressure[destination] = FlowState(resumed_at=now, **kept)
 
 
 def _know(store: ReferenceStore, id: UUID, row: Row, known: Known, told: str) -> None:

@@ -6,12 +6,21 @@ from uuid import UUID
 
 from dispatchers.store import queue_update
 from dispatchers.store.ordering import MOMENT
-from dispatchers.transitions import Claimed, Ending, HandBack, Keep, Park, Settle, Transition, known_of
+from dispatchers.transitions import (
+    ClaimedEntry,
+    Ending,
+    MarkUncertain,
+    Release,
+    RetryCallback,
+    Settle,
+    Transition,
+    known_of,
+)
 from outbox.times import NEVER
 from simulation.reference_rows import WAITING, Halt, Row, Tables
 
 
-def sort_out(tables: Tables, claimed: Sequence[Claimed]) -> list[Ending]:
+def sort_out(tables: Tables, claimed: Sequence[ClaimedEntry]) -> list[Ending]:
     """Those of the claims that must wait, each with how it is handed back; what is known of an entry has no turn to wait for."""
     return [
         (entry, wait)
@@ -21,22 +30,22 @@ def sort_out(tables: Tables, claimed: Sequence[Claimed]) -> list[Ending]:
     ]
 
 
-def _wait(tables: Tables, entry: Claimed) -> HandBack | None:
+def _wait(tables: Tables, entry: ClaimedEntry) -> Release | None:
     """Why it may not go yet, and until when. Whoever takes the head out makes the next one due; a head that is just being
     taken out does not know of this one."""
     halt = tables.halted.get(entry.ordering_key or "")
     if halt is not None and _is_behind(tables, entry, halt):
-        return HandBack(f"it waits behind {halt.entry_id}", None)
+        return Release(f"it waits behind {halt.entry_id}", None)
     head = _head(tables, entry.ordering_key)
     if head == entry.id:
         return None
     if head in tables.locked:
-        return HandBack(f"it waits behind {head}", MOMENT)
+        return Release(f"it waits behind {head}", MOMENT)
     _unblock(tables, head, NEVER)
-    return HandBack(f"it waits behind {head}", None)
+    return Release(f"it waits behind {head}", None)
 
 
-def _is_behind(tables: Tables, entry: Claimed, halt: Halt) -> bool:
+def _is_behind(tables: Tables, entry: ClaimedEntry, halt: Halt) -> bool:
     """The one that halted the lane, and those before it, may be sent again when a person says so."""
     halting = tables.queue.get(halt.entry_id)
     return halting is None or _position(tables.queue[entry.id]) > _position(halting)
@@ -59,7 +68,7 @@ def _position(row: Row) -> int:
 # --- what an end does to its lane
 
 
-def next_is_locked(tables: Tables, entry: Claimed, change: Transition, seen: Collection[UUID] | None) -> bool:
+def next_is_locked(tables: Tables, entry: ClaimedEntry, change: Transition, seen: Collection[UUID] | None) -> bool:
     """Whether it would leave its lane now, and another transaction has locked the row of the next one."""
     if entry.ordering_key is None or entry.position is None or _halts(change) or not _leaves(entry, change):
         return False
@@ -88,13 +97,13 @@ def leave(tables: Tables, settled: Sequence[Ending], cutoff: datetime, seen: Col
 
 def _halts(change: Transition) -> bool:
     """One that failed, or that became uncertain, also if its callback is yet to run."""
-    end = change.end if isinstance(change, Keep) and isinstance(change.end, Park) else change
-    is_bad = isinstance(end, Park) or (isinstance(end, Settle) and end.state == "failed")
-    return is_bad and end.halts_lane  # type: ignore[union-attr]  # both have it
+    end = change.end if isinstance(change, RetryCallback) and isinstance(change.end, MarkUncertain) else change
+    is_bad = isinstance(end, MarkUncertain) or (isinstance(end, Settle) and end.state == "failed")
+    return is_bad and end.failure_blocks_group  # type: ignore[union-attr]  # both have it
 
 
-def _leaves(entry: Claimed, change: Transition) -> bool:
-    return isinstance(change, Settle) or queue_update.moved(entry, change).state == "uncertain"
+def _leaves(entry: ClaimedEntry, change: Transition) -> bool:
+    return isinstance(change, Settle) or queue_update.queue_update(entry, change).state == "uncertain"
 
 
 def advance(

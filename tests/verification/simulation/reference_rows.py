@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dispatchers.database_identity import Mark
-from dispatchers.flow_control.state import Pressure
+from dispatchers.database_identity import DatabaseIdentity
+from dispatchers.flow_control.state import FlowState
 from outbox.sql.schema import SCHEMA_VERSION
 from outbox.times import NEVER
 
@@ -97,7 +97,7 @@ class Event:
 class Meta:
     """What the database knows of its own history. mark: the last one, if its time is known. held: why nothing may be sent."""
 
-    mark: Mark | None = None
+    mark: DatabaseIdentity | None = None
     held: str | None = None
     number: int = 0
 
@@ -115,7 +115,7 @@ class Tables:
     settlements: dict[UUID, Settlement] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     locked: set[UUID] = field(default_factory=set)
-    pressure: dict[str, Pressure] = field(default_factory=dict)  # by destination
+    pressure: dict[str, FlowState] = field(default_factory=dict)  # by destination
     callbacks: set[str] = field(default_factory=set)  # on record
     halted: dict[str, Halt] = field(default_factory=dict)  # by ordering key
     last_position: int = 0

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from uuid import UUID
 
-from dispatchers.transitions import Claimed
+from dispatchers.transitions import ClaimedEntry
 from simulation.trace import Story, Truth
 
 
@@ -55,6 +55,6 @@ class RestorePromises:
             story = self._truth.story(id)
             story.was_in_doubt, story.in_doubt = row.maybe_sent, (row.key_epoch, row.in_doubt_since)
 
-    def claimed(self, entries: list[Claimed]) -> None:
+    def claimed(self, entries: list[ClaimedEntry]) -> None:
         for entry in entries:
             self._truth.require(not self._is_set_back, entry.id, "claimed of a database that was set back")

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from dispatchers import Breaker, Dispatcher, Limits
 from dispatchers.delivery import FOREVER
-from outbox import Held
+from outbox import Suspended
 from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
 from simulation.database import START, Database, RemoteStore
 from simulation.invariants import Promises
@@ -35,17 +35,17 @@ class Scene:
 
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
-        self.chance = self.world.chance
+        self.rng = self.world.rng
         self.promises = Promises(self.world, START)
         self.database = Database(self.world, self.promises)
-        lanes = self.chance.choice([0.0, 0.0, 0.7, 1.0])
-        self.services = self._services(shows=self.chance.random() < (0.7 if lanes else 0.4))
+        lanes = self.rng.choice([0.0, 0.0, 0.7, 1.0])
+        self.services = self._services(shows=self.rng.random() < (0.7 if lanes else 0.4))
         self.people = People(self.world, self.promises, self.database)
         self.app = App(self.world, self.promises, self.database, self.people, lanes)
         self.defects: list[str] = []
-        self.is_to_be_set_back = not lanes and self.chance.random() < 0.4
-        self.is_mixed = not self.is_to_be_set_back and self.chance.random() < 0.15
-        self.is_of_two_deploys = self.chance.random() < 0.3  # in the second process a callback is missing, or all are
+        self.is_to_be_set_back = not lanes and self.rng.random() < 0.4
+        self.is_mixed = not self.is_to_be_set_back and self.rng.random() < 0.15
+        self.is_of_two_deploys = self.rng.random() < 0.3  # in the second process a callback is missing, or all are
         self.limits = self.promises.pressure.limits = self._limits()
         self._quiet_since: float | None = None
 
@@ -53,10 +53,10 @@ class Scene:
         self.app.begin()
         self.people.begin(list(self.promises.declared))
         self._misfortunes()
-        for number in range(self.chance.choice([1, 2, 2, 3])):
-            comes_late = self.is_of_two_deploys and not self.is_to_be_set_back and self.chance.random() < 0.5
+        for number in range(self.rng.choice([1, 2, 2, 3])):
+            comes_late = self.is_of_two_deploys and not self.is_to_be_set_back and self.rng.random() < 0.5
             if number == 0 and comes_late:
-                self.world.at(self.chance.random() * 5, self._start, "p0", 0)  # the newer deploy comes later
+                self.world.at(self.rng.random() * 5, self._start, "p0", 0)  # the newer deploy comes later
             else:
                 self._start(f"p{number}", number)
         self.world.run_until(self._nothing_is_left, latest=FAULTS_SECONDS)
@@ -102,14 +102,14 @@ class Scene:
     # --- the services
 
     def _services(self, *, shows: bool) -> list[Service]:
-        attempts_max, age_max = self.chance.choice([12, 6, 3]), timedelta(seconds=self.chance.choice([90, 60, 20]))
-        halts = self.chance.random() < 0.4
+        attempts_max, age_max = self.rng.choice([12, 6, 3]), timedelta(seconds=self.rng.choice([90, 60, 20]))
+        halts = self.rng.random() < 0.4
 
         def service(name: str, window: Any, at_least_once: bool = False) -> Service:
-            can_look = shows and name in ("pay", "mail")
-            declared = Declared(name, window, at_least_once, attempts_max, age_max, can_look, halts)
+            can_look_up = shows and name in ("pay", "mail")
+            declared = Declared(name, window, at_least_once, attempts_max, age_max, can_look_up, halts)
             self.promises.declared[name] = declared
-            return Service(self.world, self.promises, declared, self.chance.uniform(0.99, 1.01))
+            return Service(self.world, self.promises, declared, self.rng.uniform(0.99, 1.01))
 
         return [
             service("pay", WINDOW),
@@ -123,36 +123,36 @@ class Scene:
         slots that all share.
         """
         breaker = Breaker(failures=2, wait=timedelta(seconds=1), wait_max=timedelta(seconds=8))
-        given = Limits(breaker=breaker) if self.chance.random() < 0.3 else Limits()
-        if self.chance.random() < 0.15:
-            given = replace(given, rate=self.chance.choice([0.3, 1.0, 4.0]), burst=self.chance.choice([None, 1, 2]))
-        if self.chance.random() < 0.15:
-            given = replace(given, concurrency_in_all=self.chance.choice([1, 2, 3]))
+        given = Limits(breaker=breaker) if self.rng.random() < 0.3 else Limits()
+        if self.rng.random() < 0.15:
+            given = replace(given, rate=self.rng.choice([0.3, 1.0, 4.0]), burst=self.rng.choice([None, 1, 2]))
+        if self.rng.random() < 0.15:
+            given = replace(given, concurrency_in_all=self.rng.choice([1, 2, 3]))
         return {service.declared.name: given for service in self.services}
 
     # --- processes
 
     def _start(self, name: str, number: int) -> None:
         process = Process(  # type: ignore[abstract]  # only what asyncio asks of it
-            self.world, name, start=self.chance.uniform(0, 1e6), rate=self.chance.uniform(0.99, 1.01)
+            self.world, name, start=self.rng.uniform(0, 1e6), rate=self.rng.uniform(0.99, 1.01)
         )
         stopping = asyncio.Event()
         process.call_soon(lambda: process.create_task(self._live(process, number, stopping)))
         if self.world.faulty:
             self._draw_fate(process)
-            if self.chance.random() < 0.2:
-                self.world.at(self.chance.random() * 15, process.call_soon, stopping.set)
+            if self.rng.random() < 0.2:
+                self.world.at(self.rng.random() * 15, process.call_soon, stopping.set)
         process.at_death.append(
-            lambda: self.world.at(self.chance.choice([0.1, 1.0, 5.0, 16.0]), self._start, name, number)
+            lambda: self.world.at(self.rng.choice([0.1, 1.0, 5.0, 16.0]), self._start, name, number)
         )
 
     def _draw_fate(self, process: Process) -> None:
-        fate = self.chance.random()
+        fate = self.rng.random()
         if fate < 0.45:
-            process.dies_after = self.chance.choice([10, 30, 60, 100, 200, 400]) + self.chance.randrange(40)
+            process.dies_after = self.rng.choice([10, 30, 60, 100, 200, 400]) + self.rng.randrange(40)
         elif fate < 0.7:
-            process.freezes_after = self.chance.choice([10, 30, 60, 100, 200]) + self.chance.randrange(40)
-            process.freezes_for = self.chance.choice(FREEZES)
+            process.freezes_after = self.rng.choice([10, 30, 60, 100, 200]) + self.rng.randrange(40)
+            process.freezes_for = self.rng.choice(FREEZES)
 
     async def _live(self, process: Process, number: int, stopping: asyncio.Event) -> None:
         store = RemoteStore(self.database, process)
@@ -171,11 +171,11 @@ class Scene:
             poll=timedelta(seconds=2),
             grace=timedelta(seconds=3),
             clock=process.time,
-            chance=Random(self.chance.getrandbits(64)),
+            rng=Random(self.rng.getrandbits(64)),
         )
         process.call_soon(self._abandon_one_day, process, dispatcher, stopping)
         with suppress(sa.exc.OperationalError):  # the grace was over before the database was back
-            if self.chance.random() < 0.15:
+            if self.rng.random() < 0.15:
                 await self._run_by_turns(dispatcher, stopping)
             else:
                 await dispatcher.pump(stopping)
@@ -184,9 +184,9 @@ class Scene:
     async def _run_by_turns(self, dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
         """As from a timetable: `run_once`, again and again."""
         while not stopping.is_set():
-            with suppress(sa.exc.OperationalError, Held):
+            with suppress(sa.exc.OperationalError, Suspended):
                 await dispatcher.run_once()
-            await asyncio.sleep(self.chance.choice([0.3, 1.0, 3.0]))
+            await asyncio.sleep(self.rng.choice([0.3, 1.0, 3.0]))
 
     def _abandon_one_day(self, process: Process, dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
         """A second signal: what is in flight is left where it is."""
@@ -195,8 +195,8 @@ class Scene:
             stopping.set()
             await dispatcher.abandon()
 
-        if self.world.faulty and self.chance.random() < 0.1:
-            self.world.at(self.chance.random() * 15, process.call_soon, lambda: process.create_task(abandon()))
+        if self.world.faulty and self.rng.random() < 0.1:
+            self.world.at(self.rng.random() * 15, process.call_soon, lambda: process.create_task(abandon()))
 
     def _called_back(self, number: int) -> Collection[str]:
         """In some runs the second process is of a deploy without some of the callbacks."""
@@ -215,21 +215,21 @@ class Scene:
     # --- faults
 
     def _misfortunes(self) -> None:
-        chaos = self.chance.choice([0.3, 0.6] if self.app.lanes else [0.0, 0.1, 0.3, 0.6])
+        chaos = self.rng.choice([0.3, 0.6] if self.app.lanes else [0.0, 0.1, 0.3, 0.6])
         for service in self.services:
             service.chaos = chaos
-        self.database.chaos = self.chance.choice([0.0, 0.01, 0.05])
-        if self.chance.random() < 0.4:
-            self.world.at(self.chance.random() * FAULTS_SECONDS, self._take_the_database_away)
+        self.database.chaos = self.rng.choice([0.0, 0.01, 0.05])
+        if self.rng.random() < 0.4:
+            self.world.at(self.rng.random() * FAULTS_SECONDS, self._take_the_database_away)
         if self.is_to_be_set_back:
-            self.world.at(3 + self.chance.random() * 20, self._back_up)
+            self.world.at(3 + self.rng.random() * 20, self._back_up)
 
     def _take_the_database_away(self) -> None:
-        self.database.down_until = self.world.now + self.chance.choice([0.5, 3.0, 8.0])
+        self.database.down_until = self.world.now + self.rng.choice([0.5, 3.0, 8.0])
 
     def _back_up(self) -> None:
         self.database.back_up()
-        self.world.at(self.chance.choice([2.0, 6.0, 12.0]), self._set_the_database_back)
+        self.world.at(self.rng.choice([2.0, 6.0, 12.0]), self._set_the_database_back)
 
     def _set_the_database_back(self) -> None:
         self.is_to_be_set_back = False

@@ -69,8 +69,8 @@ class Service:
         self._handle(delivery, send, reply)
 
     def _handle(self, delivery: Delivery, send: Send, answer: Any) -> None:
-        kind = self.world.chance.choice(MISDEEDS if self._misbehaves() else SERVES)
-        after = self.world.chance.choice(
+        kind = self.world.rng.choice(MISDEEDS if self._misbehaves() else SERVES)
+        after = self.world.rng.choice(
             [None, None, timedelta(0), timedelta(seconds=3), timedelta(seconds=17), timedelta(days=3)]
         )
         match kind:
@@ -97,10 +97,10 @@ class Service:
         found = Remembered(self._now, delivery.body)
         if self.declared.window is not None:
             self._keys[delivery.key] = found
-        if self.chaos and self.promises.story(delivery.id).effects and self.world.chance.random() < 0.5:
+        if self.chaos and self.promises.story(delivery.id).effects and self.world.rng.random() < 0.5:
             kind = "declines"  # what it did under an earlier key has emptied the account
         self._at_work[delivery.key] += 1
-        takes = self.world.chance.choice([0.0, 0.1, 0.5, 2.0, 8.0, 25.0]) if self._misbehaves() else 0.01
+        takes = self.world.rng.choice([0.0, 0.1, 0.5, 2.0, 8.0, 25.0]) if self._misbehaves() else 0.01
         self.world.at(takes, self._execute, kind, found, send, delivery.key, answer)
 
     def _execute(self, kind: str, found: Remembered, send: Send, key: str, answer: Any) -> None:
@@ -122,7 +122,7 @@ class Service:
         return Found({"id": delivery.id.hex}) if self.promises.story(delivery.id).effects[epoch] else Absent()
 
     def _misbehaves(self) -> bool:
-        return self.world.chance.random() < self.chaos
+        return self.world.rng.random() < self.chaos
 
 
 def _replayed(answer: Outcome | None, after: timedelta | None) -> Outcome:
@@ -152,7 +152,7 @@ class SimulatedAdapter(Adapter):
         self.at_least_once = declared.at_least_once
         self.attempts_max = declared.attempts_max
         self.age_max = declared.age_max
-        self.halts_lane = declared.halts_lane
+        self.failure_blocks_group = declared.failure_blocks_group
         self.pinned = pinned
         self.find = self._look if declared.shows_what_it_did else None
         self._keys = keys
@@ -170,8 +170,8 @@ class SimulatedAdapter(Adapter):
         return outcome
 
     async def _look(self, delivery: Delivery) -> Finding:
-        misfortune = self.service.world.chance.random() < self.service.chaos
-        await asyncio.sleep(self.service.world.chance.choice([0.1, 0.9, 2.0]) if misfortune else 0.002)
+        misfortune = self.service.world.rng.random() < self.service.chaos
+        await asyncio.sleep(self.service.world.rng.choice([0.1, 0.9, 2.0]) if misfortune else 0.002)
         found = self.service.show(delivery, self._keys(delivery.id).index(delivery.key))
         self.service.promises.looked(delivery, found)
         process: Any = asyncio.get_running_loop()
@@ -179,9 +179,9 @@ class SimulatedAdapter(Adapter):
         return found
 
     async def _exchange(self, delivery: Delivery, send: Send, process: Process) -> Any:
-        world, chance = self.service.world, self.service.world.chance
-        misfortune = chance.random() < self.service.chaos
-        leaves_after = chance.choice([0.0, 0.05, 0.4, 0.9]) if misfortune else 0.002
+        world, rng = self.service.world, self.service.world.rng
+        misfortune = rng.random() < self.service.chaos
+        leaves_after = rng.choice([0.0, 0.05, 0.4, 0.9]) if misfortune else 0.002
         self._may_freeze(process, 0.12 * misfortune)
         try:
             await asyncio.sleep(leaves_after)
@@ -192,11 +192,11 @@ class SimulatedAdapter(Adapter):
             send.is_gone = True
             process.die()
             await asyncio.get_running_loop().create_future()
-        fate = chance.choice(["refused", "lost", "lost", "unheard", "raises", "nothing", "", ""]) if misfortune else ""
+        fate = rng.choice(["refused", "lost", "lost", "unheard", "raises", "nothing", "", ""]) if misfortune else ""
         if fate == "refused":
             send.is_gone = True
             return Deferred("connection refused")
-        transit = chance.random() * (TRANSIT_MAX - leaves_after)
+        transit = rng.random() * (TRANSIT_MAX - leaves_after)
         outcome = await self._carry(delivery, send, fate, transit, world, misfortune)
         is_bad_news = isinstance(outcome, Rejected) and self.service.chaos > 0
         if is_bad_news:
@@ -207,8 +207,8 @@ class SimulatedAdapter(Adapter):
 
     def _may_freeze(self, process: Process, likelihood: float, freezes: Sequence[float] = FREEZES) -> None:
         """Where it hurts: between the last check and the call, and between the answer and settling."""
-        if process.world.chance.random() < likelihood:
-            process.freeze(process.world.chance.choice(freezes))
+        if process.world.rng.random() < likelihood:
+            process.freeze(process.world.rng.choice(freezes))
 
     async def _carry(
         self, delivery: Delivery, send: Send, fate: str, transit: float, world: World, misfortune: bool
@@ -218,7 +218,7 @@ class SimulatedAdapter(Adapter):
         if fate == "lost":
             send.is_gone = True
         else:
-            to, back = (transit, world.chance.choice([0.0, 0.3, 3.0])) if misfortune else (0.002, 0.002)
+            to, back = (transit, world.rng.choice([0.0, 0.3, 3.0])) if misfortune else (0.002, 0.002)
 
             def hear(outcome: Outcome) -> None:
                 if not answered.done():

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from dispatchers.delivery import Window
-from dispatchers.transitions import Claimed
+from dispatchers.transitions import ClaimedEntry
 from simulation.reference import ReferenceStore
 from simulation.reference_rows import Entry
 from simulation.world import Process, World
@@ -32,7 +32,7 @@ class Send:
     is_gone: it was lost, or never left. too_late: its process froze, and the service may have forgotten the key meanwhile.
     """
 
-    claimed: Claimed
+    claimed: ClaimedEntry
     process: Process
     began: float
     service: "Declared"
@@ -66,7 +66,7 @@ class Declared:
     attempts_max: int
     age_max: timedelta
     shows_what_it_did: bool = False
-    halts_lane: bool = True
+    failure_blocks_group: bool = True
 
 
 @dataclass(slots=True)

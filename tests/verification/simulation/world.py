@@ -56,7 +56,7 @@ class World:
     """
 
     def __init__(self, seed: int) -> None:
-        self.chance = Random(seed)
+        self.rng = Random(seed)
         self.now = 0.0
         self.steps = 0
         self.faulty = True
