@@ -202,8 +202,9 @@ Ending: TypeAlias = tuple[ClaimedEntry, Transition]
 """A claim, and what ends its lease."""
 
 
-# --- the queue's `outcome`: a JSON object. reason: why the entry waits or is uncertain. stored: as in `MarkUncertain`. known: what has
-# become of it by a person's word, or by an outcome whose callback failed; with it on record the entry is never sent again.
+# --- the queue's `outcome`: a JSON object. reason: why the entry waits or is uncertain. stored: as in `MarkUncertain`.
+# known: what has become of it by a person's word, or by an outcome whose callback failed; with it on record the entry is never
+# sent again.
 # looks: it is to be looked for; with that on record it is never sent without a look. deliveries: how often it had been claimed
 # when it was told to wait.
 

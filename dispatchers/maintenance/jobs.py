@@ -135,7 +135,7 @@ async def keep_bodies(run: Run, run_apart: Run, tables: Tables) -> None:
         log.info("dropped the bodies of %s", ", ".join(map(str, drops.dropped)))
     if layout is not None and drops.due and not layout.is_owner:
         log.warning(
-            "the bodies of %d days, from %s on, need not be kept: only the owner of the tables may drop them, by `outbox maintenance`",
+            "the bodies of %d days, from %s on, need not be kept: only the tables' owner may drop them, by `outbox maintenance`",
             len(drops.due),
             drops.due[0],
         )

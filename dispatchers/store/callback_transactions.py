@@ -120,7 +120,7 @@ class Run:
 class CallbackTransactions:
     """Runs callbacks in transactions at the engine's own isolation level.
 
-    timeout: how long a callback may take. schema: of our tables. run: does work in a transaction of its own, as `DatabaseStore` does.
+    timeout: how long a callback may take. schema: of our tables. run: does work in a transaction of its own.
     """
 
     def __init__(

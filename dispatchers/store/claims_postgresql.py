@@ -220,7 +220,7 @@ _COMPLETION = """e.record_id, CASE WHEN e.record_id IS NOT NULL
 # An entry that waits for a callback that this process does not have is left to those that have it.
 _CALLED_HERE = "(c.callback IS NULL OR c.callback = ANY (CAST(:called AS text[])))"
 
-_OLDEST = """{wants} CROSS JOIN LATERAL (
+_OLDEST = """{quotas} CROSS JOIN LATERAL (
                 SELECT c.id FROM {{queue}} AS c
                 WHERE c.destination = d.name AND {called_here} AND c.due_at >= {since}
                     AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))

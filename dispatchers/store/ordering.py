@@ -1,4 +1,6 @@
-"""Who may leave its lane, and what an end does to the lane: the dispatcher's side of `outbox/sql/ordering.py`, which says why it holds.
+"""Which entry of an ordering group may be sent, and what its end does to the group.
+
+The app's side is `outbox/sql/ordering.py`, which says why the order holds.
 
 Nothing here costs a statement where no entry has an ordering key.
 """

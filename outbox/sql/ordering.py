@@ -3,10 +3,11 @@
 An entry gets its place in its lane at the flush (`outbox.sql.positions`): positions are in commit order, and a visible entry has
 every earlier one of its lane visible beside it.
 
-Whether an entry is the head of its lane is decided when it is claimed, not when it is enqueued (`dispatchers/store/ordering.py`): one
-that is not gets the due time NEVER, and is *blocked*. Nothing leaves but through that decision, so whatever makes an entry due
-too early costs one claim, and no order. It is safe because whoever claims an entry sees every earlier one. Only "send again",
-by a person or on a look's proof of absence, puts an entry before others that may be under way, and it waits out every lease.
+Whether an entry is the head of its lane is decided when it is claimed, not when it is enqueued
+(`dispatchers/store/ordering.py`): one that is not gets the due time NEVER, and is *blocked*. Nothing leaves but through that
+decision, so whatever makes an entry due too early costs one claim, and no order. It is safe because whoever claims an entry
+sees every earlier one. Only "send again", by a person or on a look's proof of absence, puts an entry before others that may be
+under way, and it waits out every lease.
 
 No lane stands still. Whoever blocks an entry has, in the same transaction, locked and touched the row of the head before it.
 Whoever takes an entry out of its lane makes the next one due in the same transaction, by a later statement (`advance`).

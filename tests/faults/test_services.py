@@ -1,6 +1,7 @@
 """Far sides that misbehave, met by a whole dispatcher over real sockets: what the entry becomes, and what has arrived there.
 
-What each answer means to an adapter: tests/adapters/test_http_wire.py, tests/adapters/test_stripe_adapter.py. The whole list: docs/hostile.md.
+What each answer means to an adapter: tests/adapters/test_http_wire.py and test_stripe_adapter.py.
+The whole list: docs/hostile.md.
 """
 
 from collections.abc import Iterator

@@ -159,7 +159,7 @@ def test_each_role_does_its_part_and_the_owner_drops(
     day = today(owner) - MONTH * DAY
     assert caplog.messages == [
         "made 1 partitions for bodies, ahead of their days",
-        f"the bodies of 1 days, from {day} on, need not be kept: only the owner of the tables may drop them, by `outbox maintenance`",
+        f"the bodies of 1 days, from {day} on, need not be kept: only the tables' owner may drop them, by `outbox maintenance`",
     ]
     assert f"not dropped: {day}: only the owner of the tables may" in told
     assert drop(owner).dropped == (day,)
