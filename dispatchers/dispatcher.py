@@ -20,7 +20,7 @@ from dispatchers.callbacks import Callbacks
 from dispatchers.decide import hand_over, without_block
 from dispatchers.delivery import Adapter
 from dispatchers.flow_control.quota import Quota
-from dispatchers.flow_control.state import Limits, check_limits
+from dispatchers.flow_control.state import Limits
 from dispatchers.maintenance.retention import KEEP, Retention
 from dispatchers.operations import Operations
 from dispatchers.pipeline.callback_pace import CallbackPace
@@ -36,6 +36,7 @@ from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS, SettlementWorke
 from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.unmatched_names import unmatched
 from dispatchers.pipeline.unserved_log import UnservedLog
+from dispatchers.settings import Settings
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Store
@@ -119,52 +120,66 @@ class Dispatcher:
         clock: Callable[[], float] = steady_clock,
         rng: random.Random | None = None,
     ) -> None:
-        if concurrency < 1 or in_flight_max < 1:
-            raise ConfigurationError("concurrency and in_flight_max must be at least 1")
-        if not isinstance(promotions_lose_nothing, bool):  # the text "false" is true
-            raise ConfigurationError(f"promotions_lose_nothing={promotions_lose_nothing!r}: must be True or False")
-        if not isinstance(callbacks_at_once, int) or callbacks_at_once < 1:
-            raise ConfigurationError(f"callbacks_at_once must be an int of at least 1, not {callbacks_at_once!r}")
-        for name, span in (("lease", lease), ("margin", margin), ("poll", poll)):
-            if not isinstance(span, timedelta) or span <= timedelta(0):  # a negative margin would lengthen each window
-                raise ConfigurationError(f"{name} must be a positive timedelta, not {span!r}")
-        usable = lease - margin  # of a lease: by its end an entry is settled or released
-        callback_timeout = check_callback_timeout(callback_timeout, usable)
-        if not isinstance(grace, timedelta) or grace < timedelta(0):
-            raise ConfigurationError(f"grace must be a timedelta of 0 s or more, not {grace!r}")
+        settings = Settings(
+            lease=lease,
+            margin=margin,
+            concurrency=concurrency,
+            in_flight_max=in_flight_max,
+            limits=limits or {},
+            callbacks_at_once=callbacks_at_once,
+            callback_timeout=callback_timeout,
+            poll=poll,
+            grace=grace,
+            keep=keep,
+            mark=mark,
+            promotions_lose_nothing=promotions_lose_nothing,
+        )
+        rng = rng or random.SystemRandom()
+        self._set_up(settings, target, adapters or {}, include, keyring, outbox or default, store, clock, rng)
+
+    def _set_up(
+        self,
+        settings: Settings,
+        target: Any,
+        adapters: Mapping[str, Adapter],
+        include: Sequence[Operations],
+        keyring: Keyring | None,
+        outbox: Outbox,
+        store: Store | None,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
         if not isinstance(include, Sequence) or not all(isinstance(each, Operations) for each in include):
             raise ConfigurationError(
                 f"include must be a list of dispatchers.Operations, such as [effects], not {include!r}"
             )
-        self._outbox = outbox or default
+        self._settings = settings
+        self._outbox = outbox
         self._keyring = keyring
         self._callbacks = Callbacks(operations.callbacks for operations in include)
-        self._routes = Routes(merge(adapters or {}, *(o.adapters for o in include)), lease=lease, margin=margin)
-        self._lease = lease
-        self._fencing_delay = lease + margin  # by then a sender that lost its lease has noticed
-        limited = check_limits(limits or {})
-        for warning in unmatched(self._routes, self._callbacks.names, limited):
+        self._routes = Routes(
+            merge(adapters, *(o.adapters for o in include)), lease=settings.lease, margin=settings.margin
+        )
+        for warning in unmatched(self._routes, self._callbacks.names, settings.limits):
             log.warning("%s", warning)
-        rng = rng or random.SystemRandom()
-        self._flow = FlowMonitor(limited, clock=clock, rng=rng)
-        self._pace = CallbackPace(callbacks_at_once, usable, self._callbacks.destinations)
+        self._flow = FlowMonitor(settings.limits, clock=clock, rng=rng)
+        self._pace = CallbackPace(settings.callbacks_at_once, settings.usable, self._callbacks.destinations)
         self._scheduler = Scheduler(
             self._routes.destinations,
-            slots=concurrency,
-            slots_in_all=in_flight_max,
-            slots_of={name: given.concurrency for name, given in limited.items() if given.concurrency is not None},
+            slots=settings.concurrency,
+            slots_in_all=settings.in_flight_max,
+            slots_of=settings.concurrency_of,
             shut_until=self._flow.shut_until,
             pace=self._pace,
         )
-        self._poll_seconds = poll.total_seconds()
-        self.grace = grace
-        self.retention = Retention.of(keep, self._routes.windows)
+        self.grace = settings.grace
+        self.retention = Retention.of(settings.keep, self._routes.windows)
         self.store: Store = store or DatabaseStore(
             target,
             self._outbox.configuration,
-            lease=lease,
-            callback_timeout=callback_timeout,
-            promotions_lose_nothing=promotions_lose_nothing,
+            lease=settings.lease,
+            callback_timeout=settings.callback_deadline,
+            promotions_lose_nothing=settings.promotions_lose_nothing,
         )
         self._require_async_for(self._callbacks.first_async())
         self._clock = clock
@@ -174,13 +189,13 @@ class Dispatcher:
             self.store,
             env=lambda: self._outbox.configuration.env,
             clock=clock,
-            file=None if mark is None else IdentityFile(Path(mark)),
+            file=None if settings.mark is None else IdentityFile(Path(settings.mark)),
         )
         self._triage = Triage(
             self._routes,
             self._scheduler,
             env=lambda: self._outbox.configuration.env,
-            fencing_delay=self._fencing_delay,
+            fencing_delay=settings.fencing_delay,
             clock=clock,
             memory=self._flow.memory,
             settle=self._settle_later,
@@ -189,8 +204,8 @@ class Dispatcher:
         self._sender = Sender(
             store=self.store,
             keyring=lambda: self.keyring,
-            lease=lease,
-            margin=margin,
+            lease=settings.lease,
+            margin=settings.margin,
             clock=clock,
             rng=self._rng,
             settle=self._settle_later,
@@ -201,8 +216,8 @@ class Dispatcher:
         self._settlement = SettlementWorker(
             self.store,
             self._pace,
-            at_once=callbacks_at_once,
-            usable=usable,
+            at_once=settings.callbacks_at_once,
+            usable=settings.usable,
             clock=clock,
             rng=self._rng,
             settle=self._settle_in_batch,
@@ -218,7 +233,7 @@ class Dispatcher:
         self._sought: UUID | None = None
         self._settled_alone = 0
         self._refusal: ConfigurationError | None = None
-        self._outcomes = OutcomeBuffer(clock=clock, patience=lease / 4)
+        self._outcomes = OutcomeBuffer(clock=clock, patience=settings.lease / 4)
         self._news = asyncio.Event()  # something to settle, a claim, a free slot, or a lane's end
         self._exchanging = 0
         self._swept_at = -SWEEP_SECONDS
@@ -281,7 +296,7 @@ class Dispatcher:
     async def reconcile(self) -> None:
         """Have some of the entries looked for that became uncertain when nobody could look; the timetable asks for more."""
         if self._routes.can_look_up:
-            self._sought = await self.store.seek(self._routes.may_look, self._fencing_delay, self._sought)
+            self._sought = await self.store.seek(self._routes.may_look, self._settings.fencing_delay, self._sought)
 
     def _require_async_for(self, callback: str | None) -> None:
         if callback is not None and not self.store.takes_async_callbacks:
@@ -424,7 +439,7 @@ class Dispatcher:
             quotas=quotas,
             entries_max=BATCH_ENTRIES_MAX,
             token=UUID(int=self._rng.getrandbits(128)),
-            lease=self._lease,
+            lease=self._settings.lease,
             forms=self._routes.forms,
             cutoff=cutoff,
             completions=self._callbacks.complete_requests,
@@ -536,7 +551,7 @@ class Dispatcher:
 
     async def _rest(self, stopping: asyncio.Event) -> None:
         """Wait until there is something to settle, or it is time to poll; then a moment longer, for company."""
-        waiting = self._poll_seconds * (0.5 + self._rng.random() / 2)
+        waiting = self._settings.poll.total_seconds() * (0.5 + self._rng.random() / 2)
         waiting = min(waiting, self._flow.opens_in(self._clock()), self._outcomes.again_in)
         if not self._outcomes:
             self._news.clear()
@@ -571,17 +586,6 @@ class Dispatcher:
         """Stop sending at once. What was in flight is in doubt, and found so when its lease ends."""
         await self._sender.abandon()
         await self._settlement.abandon()
-
-
-def check_callback_timeout(timeout: timedelta | None, usable: timedelta) -> timedelta:
-    """The deadline of a callback. Raises `ConfigurationError` unless it ends within a lease."""
-    if timeout is None:
-        return usable / 2
-    if not isinstance(timeout, timedelta) or not timedelta(0) < timeout <= usable:
-        raise ConfigurationError(
-            f"callback_timeout must be a positive timedelta of at most lease - margin ({usable}), not {timeout!r}: raise lease"
-        )
-    return timeout
 
 
 def _without_lost(settlements: Sequence[Ending], exchange: Exchange) -> Sequence[Ending]:

@@ -1,0 +1,73 @@
+"""A dispatcher's settings, checked once: what they are for is told at `Dispatcher`."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dispatchers.flow_control.state import Limits, check_limits
+from outbox.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one dispatcher. Raises `ConfigurationError` for values under which the promises could not be kept.
+
+    keep: checked by `Retention`, which knows the adapters' windows.
+    """
+
+    lease: timedelta
+    margin: timedelta
+    concurrency: int
+    in_flight_max: int
+    limits: Mapping[str, Limits]
+    callbacks_at_once: int
+    callback_timeout: timedelta | None
+    poll: timedelta
+    grace: timedelta
+    keep: timedelta
+    mark: str | os.PathLike[str] | None
+    promotions_lose_nothing: bool
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.in_flight_max < 1:
+            raise ConfigurationError("concurrency and in_flight_max must be at least 1")
+        if not isinstance(self.promotions_lose_nothing, bool):  # the text "false" is true
+            raise ConfigurationError(f"promotions_lose_nothing={self.promotions_lose_nothing!r}: must be True or False")
+        if not isinstance(self.callbacks_at_once, int) or self.callbacks_at_once < 1:
+            raise ConfigurationError(f"callbacks_at_once must be an int of at least 1, not {self.callbacks_at_once!r}")
+        self._check_spans()
+        object.__setattr__(self, "limits", check_limits(self.limits))  # a copy, which the app cannot change
+
+    def _check_spans(self) -> None:
+        for name, span in (("lease", self.lease), ("margin", self.margin), ("poll", self.poll)):
+            if not isinstance(span, timedelta) or span <= timedelta(0):  # a negative margin would lengthen each window
+                raise ConfigurationError(f"{name} must be a positive timedelta, not {span!r}")
+        timeout = self.callback_timeout
+        if timeout is not None and not (isinstance(timeout, timedelta) and timedelta(0) < timeout <= self.usable):
+            raise ConfigurationError(
+                f"callback_timeout must be a positive timedelta of at most lease - margin ({self.usable}), not {timeout!r}:"
+                " raise lease"
+            )
+        if not isinstance(self.grace, timedelta) or self.grace < timedelta(0):
+            raise ConfigurationError(f"grace must be a timedelta of 0 s or more, not {self.grace!r}")
+
+    @property
+    def usable(self) -> timedelta:
+        """The part of a lease by whose end its entry is settled or released."""
+        return self.lease - self.margin
+
+    @property
+    def fencing_delay(self) -> timedelta:
+        """How long after a lease's start a sender that lost it has noticed."""
+        return self.lease + self.margin
+
+    @property
+    def callback_deadline(self) -> timedelta:
+        """How long a callback may take."""
+        return self.usable / 2 if self.callback_timeout is None else self.callback_timeout
+
+    @property
+    def concurrency_of(self) -> dict[str, int]:
+        """The concurrency of the destinations that have one of their own."""
+        return {name: given.concurrency for name, given in self.limits.items() if given.concurrency is not None}
