@@ -1,4 +1,4 @@
-"""The process: signals, drain, the timetable. The only part that knows about time as such."""
+"""The dispatcher's process: signals, drain, and the schedule of its maintenance."""
 
 import asyncio
 import atexit
@@ -9,16 +9,17 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-from dispatchers.dispatcher import Dispatcher
 from dispatchers.maintenance.jobs import Maintenance, keep_bodies, report_gauges, report_lag, retain
+from dispatchers.maintenance.retention import Retention
 from dispatchers.pipeline.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
-from dispatchers.store.database import DatabaseStore
+from dispatchers.store.protocol import Store
 
 log = logging.getLogger("outbox.daemon")
 
@@ -39,7 +40,29 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Handler = Callable[[int, FrameType | None], None]
 
 
-def run(dispatcher: Dispatcher) -> None:
+class Work(Protocol):
+    """What the process runs: a `Dispatcher`, which says what its members do."""
+
+    store: Store
+    retention: Retention
+    outages: OutageLog
+    grace: timedelta
+
+    @property
+    def told(self) -> str: ...
+
+    async def check(self) -> None: ...
+
+    async def pump(self, stopping: asyncio.Event) -> None: ...
+
+    async def reconcile(self) -> None: ...
+
+    async def abandon(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def run(dispatcher: Work) -> None:
     """Work until SIGTERM or Ctrl-C, then drain. A second signal, or a database that has not answered by the end of the grace,
     ends the process at once with the exit status 1, and leaves leases to expire.
 
@@ -54,7 +77,7 @@ def run(dispatcher: Dispatcher) -> None:
         os._exit(STOPPED_AT_ONCE)  # a thread that waits for a hung database would keep the process
 
 
-async def serve(dispatcher: Dispatcher) -> bool:
+async def serve(dispatcher: Work) -> bool:
     """Work on a running event loop, in its main thread, until SIGTERM or Ctrl-C. Returns whether it has drained: False after a
     second signal, or if the database has not answered by the end of the grace.
 
@@ -64,7 +87,7 @@ async def serve(dispatcher: Dispatcher) -> bool:
     return await _serve(dispatcher)
 
 
-async def _serve(dispatcher: Dispatcher, afterwards: Handler | None = None) -> bool:
+async def _serve(dispatcher: Work, afterwards: Handler | None = None) -> bool:
     signals = Signals(dispatcher)
     signals.listen(afterwards)
     schedule = _schedule(dispatcher, signals.stopping)
@@ -87,7 +110,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def _work(dispatcher: Dispatcher, schedule: AsyncIOScheduler, stopping: asyncio.Event) -> None:
+async def _work(dispatcher: Work, schedule: AsyncIOScheduler, stopping: asyncio.Event) -> None:
     await _check_patiently(dispatcher, stopping)
     if stopping.is_set():
         return
@@ -102,7 +125,7 @@ async def _work(dispatcher: Dispatcher, schedule: AsyncIOScheduler, stopping: as
                 await dispatcher.close()
 
 
-async def _check_patiently(dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
+async def _check_patiently(dispatcher: Work, stopping: asyncio.Event) -> None:
     """Check the database, or wait until there is one: at the start of a cluster any of its parts may come first.
 
     Raises what no waiting ends: a refused password, a database that does not exist, missing tables.
@@ -150,7 +173,7 @@ class Signals:
     stopping: set by the first. cut_short: whether what was in flight was left to its leases.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Work) -> None:
         self.stopping = asyncio.Event()
         self.cut_short = False
         self._dispatcher = dispatcher
@@ -214,7 +237,7 @@ class Signals:
             working.cancel()
 
 
-def _schedule(dispatcher: Dispatcher, stopping: asyncio.Event) -> AsyncIOScheduler:
+def _schedule(dispatcher: Work, stopping: asyncio.Event) -> AsyncIOScheduler:
     """Gauges, looks, retention and the bodies' partitions."""
     schedule = AsyncIOScheduler(timezone="UTC")
 
@@ -231,23 +254,21 @@ def _schedule(dispatcher: Dispatcher, stopping: asyncio.Event) -> AsyncIOSchedul
 
     add(report_gauges, dispatcher.store, seconds=GAUGES_SECONDS)
     add(dispatcher.reconcile, seconds=RECONCILE_SECONDS)
-    if isinstance(dispatcher.store, DatabaseStore):  # a simulation's store has no tables
-        run, tables = dispatcher.store.run, dispatcher.store.tables
-        add(report_lag, run, tables, seconds=GAUGES_SECONDS)
-        maintenance = Maintenance(run, tables, dispatcher.retention)
-        add(retain, maintenance, stopping, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
-        run_apart = dispatcher.store.run_apart
-        add(keep_bodies, run, run_apart, tables, seconds=BODIES_SECONDS, jitter=RETENTION_JITTER_SECONDS)
+    store, tables = dispatcher.store, dispatcher.store.tables
+    add(report_lag, store.run, tables, seconds=GAUGES_SECONDS)
+    maintenance = Maintenance(store.run, tables, dispatcher.retention)
+    add(retain, maintenance, stopping, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
+    add(keep_bodies, store.run, store.run_apart, tables, seconds=BODIES_SECONDS, jitter=RETENTION_JITTER_SECONDS)
     return schedule
 
 
 async def _patiently(outages: OutageLog, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
-    """Do what the timetable asks for. What fails is reported, and done at its next time."""
+    """Do what the schedule asks for. What fails is reported, and done at its next time."""
     name = getattr(work, "__name__", type(work).__name__)
     try:
         await work(*arguments)
     except asyncio.CancelledError:
-        log.info("%s was left for the next process", name)  # the timetable is shut down: nobody waits for this
+        log.info("%s was left for the next process", name)  # the schedule is shut down: nobody waits for this
     except Exception as error:
         if is_outage(error):
             outages.failed(error)

@@ -9,7 +9,7 @@ from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, func, 
 
 from dispatchers.flow_control.permits import on_record, still_taken
 from dispatchers.flow_control.state import service_of
-from dispatchers.store.destinations import destination_names
+from dispatchers.store.queries import destination_names
 from outbox.sql.dialect import clock, read_by_index
 from outbox.sql.schema import Tables
 

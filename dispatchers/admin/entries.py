@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, null, or_, select, true
 
 from dispatchers.decide import CENTURY
-from dispatchers.store.destinations import destination_names
+from dispatchers.store.queries import destination_names
 from dispatchers.transitions import known_of
 from outbox.errors import EntryNotFound
 from outbox.keys import ParentKey, Tag, encode_native, parent_id

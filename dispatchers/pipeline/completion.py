@@ -7,9 +7,9 @@ from collections.abc import Callable
 from uuid import UUID
 
 from dispatchers.callbacks import CallbackFailed, Callbacks
-from dispatchers.store.accepted_requests import ACCEPTED_MAX, Accepted
 from dispatchers.store.callback_plan import told
 from dispatchers.store.protocol import Store
+from dispatchers.store.queries import ACCEPTED_MAX, Accepted
 from dispatchers.suggestions import did_you_mean
 from outbox.sql.dialect import is_passing
 

@@ -21,18 +21,16 @@ from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.flow_control.state import FlowStates, FlowUpdate
 from dispatchers.store import callback_registry, claims_postgresql, claims_sqlite
 from dispatchers.store import database_identity as store_identity
-from dispatchers.store.accepted_requests import Accepted, next_accepted
 from dispatchers.store.callback_plan import Calling, call_completed, call_settled
 from dispatchers.store.callback_transactions import CALLBACK_TIMEOUT, CallbackTransactions
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.destinations import destination_names
 from dispatchers.store.exchange import Exchanges
 from dispatchers.store.flow_control import make_rows, read_flow_states
 from dispatchers.store.gauges import Gauge, read_gauges
 from dispatchers.store.guards import Guards
 from dispatchers.store.protocol import Exchange
+from dispatchers.store.queries import Accepted, Wanted, destination_names, next_accepted, seek
 from dispatchers.store.transactions import MAINTENANCE, Transactions
-from dispatchers.store.uncertain_entries import Wanted, seek
 from dispatchers.transitions import ClaimedEntry, End, Ending
 from outbox import migrations
 from outbox.configuration import Configuration
@@ -42,6 +40,7 @@ from outbox.sql.connections import require_schema
 from outbox.sql.deployment import record_secrets, require_environment, require_secrets, unknown_kid
 from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported
+from outbox.sql.schema import Tables
 
 Result = TypeVar("Result")
 
@@ -77,14 +76,14 @@ class DatabaseStore:
             prepare_sqlite(self._engine)
         self._configuration = configuration
         require_schema(self._engine.get_execution_options(), configuration.schema)
-        self.tables = configuration.tables
+        self._tables = configuration.tables
         self._transactions = Transactions(self._engine, self._async_engine, lease)
         self._run = self._transactions.run
         self._callback_guards = Guards()  # its transaction has limits of its own
         sql = claims_postgresql if self._engine.dialect.name == "postgresql" else claims_sqlite
         rounds = FairCursor(configuration.fair)
         exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
-        self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards)
+        self._exchanges = Exchanges(exchange, self._tables, sql, rounds, self._transactions.guards)
         self._callbacks = CallbackTransactions(
             self._engine, self._async_engine, callback_timeout, schema=configuration.schema, run=self._run
         )
@@ -108,7 +107,7 @@ class DatabaseStore:
         """In a transaction of its own: two that add one row wait for each other, and must have nothing else at hand."""
         missing = pressing.decided.union(pressing.news) - self._made_rows
         if missing:
-            await self._run(lambda connection: make_rows(connection, self.tables, missing))
+            await self._run(lambda connection: make_rows(connection, self._tables, missing))
             self._made_rows |= missing
 
     @property
@@ -135,17 +134,17 @@ class DatabaseStore:
 
     async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
         def work(connection: Connection) -> frozenset[str]:
-            return callback_registry.register(connection, self.tables, registered)
+            return callback_registry.register(connection, self._tables, registered)
 
         on_record = await self._run(work)
         self._callbacks_read = callback_registry.summary(on_record)
         return on_record
 
     async def take_over(self, callbacks: Collection[str]) -> int:
-        return await self._run(lambda connection: callback_registry.take_over(connection, self.tables, callbacks))
+        return await self._run(lambda connection: callback_registry.take_over(connection, self._tables, callbacks))
 
     async def accepted(self, after: Accepted | None) -> list[Accepted]:
-        return await self._run(lambda connection: next_accepted(connection, self.tables, after))
+        return await self._run(lambda connection: next_accepted(connection, self._tables, after))
 
     async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
         def calling(connection: Connection, session: Session) -> Calling:
@@ -154,18 +153,18 @@ class DatabaseStore:
         return await self._callbacks.run(calling)
 
     async def destinations(self) -> list[str]:
-        names = destination_names(self.tables)
+        names = destination_names(self._tables)
         found = select(names.c.name).where(names.c.name.is_not(None))
         return await self._run(lambda connection: list(connection.execute(found).scalars()))
 
     async def seek(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
-        return await self._run(lambda connection: seek(connection, self.tables, wanted, fencing_delay, after))
+        return await self._run(lambda connection: seek(connection, self._tables, wanted, fencing_delay, after))
 
     async def watch(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
         def work(connection: Connection) -> IdentityCheck:
             trusted = self._promotions_lose_nothing
             return store_identity.watch(
-                connection, self.tables, env, known, tells=self._tells, promotions_lose_nothing=trusted
+                connection, self._tables, env, known, tells=self._tells, promotions_lose_nothing=trusted
             )
 
         try:
@@ -178,10 +177,10 @@ class DatabaseStore:
             return await self._run(work)
 
     async def pressures(self) -> FlowStates:
-        return await self._run(lambda connection: read_flow_states(connection, self.tables))
+        return await self._run(lambda connection: read_flow_states(connection, self._tables))
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
-        entry = self.tables.entry
+        entry = self._tables.entry
 
         def work(connection: Connection) -> KeyFields:
             row = connection.execute(select(entry).where(entry.c.id == entry_id)).one()
@@ -191,17 +190,21 @@ class DatabaseStore:
         return await self._run(work)
 
     async def gauges(self) -> dict[str, Gauge]:
-        return await self._run(lambda connection: read_gauges(connection, self.tables))
+        return await self._run(lambda connection: read_gauges(connection, self._tables))
 
     async def unknown_kid(self, known: Sequence[str]) -> str | None:
-        return await self._run(lambda connection: unknown_kid(connection, self.tables, known))
+        return await self._run(lambda connection: unknown_kid(connection, self._tables, known))
 
     async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
         require = record_secrets if recording else require_secrets
-        await self._run(lambda connection: require(connection, self.tables, keyring))
+        await self._run(lambda connection: require(connection, self._tables, keyring))
 
     async def require_environment(self, env: str) -> None:
-        await self._run(lambda connection: require_environment(connection, self.tables, env))
+        await self._run(lambda connection: require_environment(connection, self._tables, env))
+
+    @property
+    def tables(self) -> Tables:
+        return self._tables
 
     async def check(self) -> None:
         schema, prefix = self._configuration.schema, self._configuration.prefix

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Select, func, select, true
 
-from dispatchers.store.destinations import destination_names
+from dispatchers.store.queries import destination_names
 from outbox.sql.dialect import read_by_index
 from outbox.sql.schema import Tables
 

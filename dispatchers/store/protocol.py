@@ -1,20 +1,24 @@
 """What the dispatcher needs of a database, whichever it is."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 from uuid import UUID
+
+from sqlalchemy import Connection
 
 from dispatchers.callbacks import Calls, OnCompleted
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.state import FlowStates
-from dispatchers.store.accepted_requests import Accepted
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.gauges import Gauge
-from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.store.queries import Accepted, Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending
 from outbox.keys import KeyFields, Keyring
+from outbox.sql.schema import Tables
+
+Result = TypeVar("Result")
 
 
 class CallbacksChanged(Exception):
@@ -136,6 +140,19 @@ class Store(Protocol):
 
     async def require_environment(self, env: str) -> None:
         """Raise `ConfigurationError` if the database, or an unsettled entry that is not held, is of another env."""
+        ...
+
+    @property
+    def tables(self) -> Tables:
+        """The outbox's tables."""
+        ...
+
+    async def run(self, work: Callable[[Connection], Result]) -> Result:
+        """Do a piece of maintenance in a transaction of its own, committed on return."""
+        ...
+
+    async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
+        """Do `work` that may wait for hours: it keeps no other maintenance waiting, nor the process from ending."""
         ...
 
     async def check(self) -> None:

@@ -202,7 +202,7 @@ def test_a_request_that_another_release_settled_is_completed_by_one_that_knows_h
 def test_more_open_requests_than_a_page_holds_do_not_hide_one_behind_them(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.store.accepted_requests.ACCEPTED_MAX", 2)
+    monkeypatch.setattr("dispatchers.store.queries.ACCEPTED_MAX", 2)
     monkeypatch.setattr("dispatchers.pipeline.completion.ACCEPTED_MAX", 2)
     checkout = Checkout(database, ob)
     checkout.on_completed()

@@ -41,7 +41,7 @@ from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
 from dispatchers.store.protocol import Exchange
-from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.store.queries import Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending, MarkUncertain, Release, Retry, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, derive_tag, key_fields
 

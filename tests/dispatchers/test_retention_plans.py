@@ -12,7 +12,7 @@ from support.retention import KEEP, WINDOW, elapse, maintenance, request, settle
 import outbox
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Look
-from dispatchers.store.accepted_requests import next_accepted
+from dispatchers.store.queries import next_accepted
 
 ROWS = 60_000
 IN_BATCHES = "generate_series(1, :rows) AS n"

@@ -30,7 +30,7 @@ from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
 from dispatchers.flow_control.permits import Taken, on_record
 from dispatchers.flow_control.state import FlowUpdate, News
 from dispatchers.store import database_identity as store_identity
-from dispatchers.store import uncertain_entries
+from dispatchers.store import queries
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition, known_of, lookup_of
@@ -234,7 +234,7 @@ class Agreement(RuleBasedStateMachine):
             return sent_as == form
 
         with self.database.engine.begin() as connection:
-            uncertain_entries.seek(connection, TABLES, wanted, QUIESCENCE, None)
+            queries.seek(connection, TABLES, wanted, QUIESCENCE, None)
         self.reference.seek(wanted, QUIESCENCE)
 
     @precondition(lambda self: self.ids)

@@ -11,12 +11,11 @@ import sqlalchemy as sa
 from dispatchers.callbacks import CallbackFailed, Calls, OnCompleted, SettledEntry, Settlement
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.state import FlowStates
-from dispatchers.store.accepted_requests import Accepted
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.gauges import Gauge
 from dispatchers.store.ordering import NextIsLocked
 from dispatchers.store.protocol import CallbacksChanged, Exchange
-from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.store.queries import Accepted, Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
 from outbox.times import NEVER

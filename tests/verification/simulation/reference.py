@@ -17,7 +17,7 @@ from dispatchers.flow_control.state import FlowState, FlowStates, FlowUpdate, Li
 from dispatchers.store import queue_update
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.ordering import MOMENT
-from dispatchers.store.uncertain_entries import Wanted
+from dispatchers.store.queries import Wanted
 from dispatchers.transitions import (
     ClaimedEntry,
     Ending,

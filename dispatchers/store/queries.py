@@ -1,16 +1,61 @@
-"""Uncertain entries that nobody has looked for: they became so when there was no `find`, or by an earlier release."""
+"""Reads beside the claims: destinations with entries, accepted requests, uncertain entries."""
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import CTE, Connection, func, select, tuple_, update
 
 from dispatchers.transitions import KEY_CONFLICT, LookupState, known_of, lookup_of, outcome_on_record
+from outbox.requests.accepted import is_waiting
 from outbox.sql.dialect import clock, read_by_index
-from outbox.sql.schema import Tables
+from outbox.sql.schema import Tables, is_open
 from outbox.times import NEVER
+
+# --- destinations
+
+
+def destination_names(tables: Tables) -> CTE:
+    """A query of one column, `name`, whose last row is NULL: a skip scan, one probe of the queue's index for each name,
+    however many rows each has.
+    """
+    queue = tables.queue.alias()
+    names = select(func.min(queue.c.destination).label("name")).cte("names", recursive=True)
+    following = select(func.min(queue.c.destination)).where(queue.c.destination > names.c.name).scalar_subquery()
+    return names.union_all(select(following).where(names.c.name.is_not(None)))
+
+
+# --- accepted requests
+
+
+ACCEPTED_MAX = 500  # looked at in one statement: some 3 ms
+
+
+class Accepted(NamedTuple):
+    """An accepted request. waits: whether an entry of it has not ended."""
+
+    created_at: datetime
+    id: UUID
+    completion: str
+    waits: bool
+
+
+def next_accepted(connection: Connection, tables: Tables, after: Accepted | None) -> list[Accepted]:
+    """The next `ACCEPTED_MAX` accepted requests, oldest first, from the first one or from behind `after`."""
+    record = tables.record
+    page = select(record.c.created_at, record.c.id, record.c.completion).where(is_open(record, "accepted"))
+    if after is not None:
+        behind = tuple_(record.c.created_at, record.c.id) > (after.created_at, after.id)
+        page = page.where(behind)
+    rows = page.order_by(record.c.created_at, record.c.id).limit(ACCEPTED_MAX).subquery()
+    found = select(*rows.c, is_waiting(tables, rows.c.id)).order_by(rows.c.created_at, rows.c.id)
+    return [Accepted._make(row) for row in connection.execute(found)]
+
+
+# --- uncertain entries that were never looked up
+
 
 ROWS_MAX = 200  # at a time, once a minute: a service is not to be flooded with looks at what has long been uncertain
 PAGE_MAX = 10_000  # of the queue are read for them at a time: most of a long queue is not uncertain
