@@ -5,16 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, func, or_, select
+from sqlalchemy import Connection, Row, func, select
 
 from dispatchers.flow_control.permits import on_record, still_taken
 from dispatchers.flow_control.state import service_of
-from dispatchers.store.queries import destination_names
-from outbox.sql.dialect import clock, read_by_index
+from dispatchers.store.queries import destination_names, is_claimable, read_lags
+from outbox.sql.dialect import clock
 from outbox.sql.schema import Tables
-
-LOOKED_AT = 100  # of each destination's first entries: behind one that was handed back there may be an older one
-HANDED_BACK = timedelta(seconds=5)  # what nobody serves is due again within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +68,7 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
     now: datetime = connection.execute(select(clock())).scalar_one()
     queue, names = tables.queue, destination_names(tables)
     due = select(func.count()).where(
-        queue.c.destination == names.c.name, queue.c.due_at <= now, _is_claimable(tables, now)
+        queue.c.destination == names.c.name, queue.c.due_at <= now, is_claimable(tables, now)
     )
     counted = select(names.c.name, due.scalar_subquery().label("due")).where(names.c.name.is_not(None))
     counts = {row.name: row.due for row in connection.execute(counted)}
@@ -114,32 +111,3 @@ def _state(
         permits_taken=0 if row is None else sum(each.slots for each in still_taken(on_record(row.permits_taken), now)),
         **shared,
     )
-
-
-def read_lags(connection: Connection, tables: Tables, now: datetime) -> dict[str, timedelta]:
-    """How long the oldest due entry of each destination has waited; not of those where nothing waits.
-
-    What a dispatcher claimed and handed back, because it does not serve it, has waited all the same. One probe of the index for
-    each destination.
-    """
-    read_by_index(connection)
-    names = destination_names(tables)
-    rows = connection.execute(select(names.c.name, _oldest(tables, names, now)).where(names.c.name.is_not(None)))
-    return {name: now - since for name, since in rows if since is not None and since <= now}
-
-
-def _oldest(tables: Tables, names: CTE, now: datetime) -> ScalarSelect[Any]:
-    queue = tables.queue
-    first = (
-        select(func.coalesce(queue.c.waiting_since, queue.c.due_at).label("since"))
-        .where(queue.c.destination == names.c.name, queue.c.due_at <= now + HANDED_BACK, _is_claimable(tables, now))
-        .order_by(queue.c.due_at)
-        .limit(LOOKED_AT)
-        .correlate(names)
-        .subquery()
-    )
-    return select(func.min(first.c.since)).scalar_subquery()
-
-
-def _is_claimable(tables: Tables, now: datetime) -> ColumnElement[bool]:
-    return or_(tables.queue.c.lease_until.is_(None), tables.queue.c.lease_until < now)

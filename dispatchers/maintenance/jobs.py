@@ -12,12 +12,12 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 
-from dispatchers.admin.destinations import read_lags
 from dispatchers.maintenance.body_partitions import add_days, drop_days
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Batch, Look, Place
 from dispatchers.store.gauges import Gauge
 from dispatchers.store.protocol import Store
+from dispatchers.store.queries import read_lags
 from outbox.sql.body_partitions import Layout, read_layout
 from outbox.sql.dialect import clock, sqlstate
 from outbox.sql.schema import Tables

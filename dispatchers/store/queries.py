@@ -1,12 +1,12 @@
-"""Reads beside the claims: destinations with entries, accepted requests, uncertain entries."""
+"""Reads beside the claims: destinations and their oldest entries, accepted requests, uncertain entries."""
 
 import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import CTE, Connection, func, select, tuple_, update
+from sqlalchemy import CTE, ColumnElement, Connection, ScalarSelect, func, or_, select, tuple_, update
 
 from dispatchers.transitions import KEY_CONFLICT, LookupState, known_of, lookup_of, outcome_on_record
 from outbox.requests.accepted import is_waiting
@@ -25,6 +25,42 @@ def destination_names(tables: Tables) -> CTE:
     names = select(func.min(queue.c.destination).label("name")).cte("names", recursive=True)
     following = select(func.min(queue.c.destination)).where(queue.c.destination > names.c.name).scalar_subquery()
     return names.union_all(select(following).where(names.c.name.is_not(None)))
+
+
+# --- how long entries have been due
+
+DUE_ROWS_MAX = 100  # of each destination's first entries: behind one that was handed back there may be an older one
+HANDED_BACK = timedelta(seconds=5)  # what nobody serves is due again within
+
+
+def read_lags(connection: Connection, tables: Tables, now: datetime) -> dict[str, timedelta]:
+    """How long the oldest due entry of each destination has waited; not of those where nothing waits.
+
+    What a dispatcher claimed and handed back, because it does not serve it, has waited all the same. One probe of the index for
+    each destination.
+    """
+    read_by_index(connection)
+    names = destination_names(tables)
+    rows = connection.execute(select(names.c.name, _oldest_due(tables, names, now)).where(names.c.name.is_not(None)))
+    return {name: now - since for name, since in rows if since is not None and since <= now}
+
+
+def _oldest_due(tables: Tables, names: CTE, now: datetime) -> ScalarSelect[Any]:
+    queue = tables.queue
+    first = (
+        select(func.coalesce(queue.c.waiting_since, queue.c.due_at).label("since"))
+        .where(queue.c.destination == names.c.name, queue.c.due_at <= now + HANDED_BACK, is_claimable(tables, now))
+        .order_by(queue.c.due_at)
+        .limit(DUE_ROWS_MAX)
+        .correlate(names)
+        .subquery()
+    )
+    return select(func.min(first.c.since)).scalar_subquery()
+
+
+def is_claimable(tables: Tables, now: datetime) -> ColumnElement[bool]:
+    """That no dispatcher holds a lease on the entry."""
+    return or_(tables.queue.c.lease_until.is_(None), tables.queue.c.lease_until < now)
 
 
 # --- accepted requests
