@@ -8,6 +8,8 @@ A page's snippets run from top to bottom in one new directory, each Python one a
   one command that starts a dispatcher, which must come up, and stop at a SIGTERM.
 - ```text after one of these is its output, to the letter.
 
+POSTGRESQL below is the URL of a blank database of the test's own; a page that prints it needs no server of its reader's.
+
 Where a page has an install line, a ```sh block of one `pip install "sqlalchemy-outbox[...]"`, its snippets run in a new
 environment that holds what this line installs and no more.
 """
@@ -17,19 +19,21 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 
 import pytest
 from support.docs_pages import FENCE, PAGES, ROOT, Snippet, snippets_of
 from support.installs import Environments
+from support.migrations import blank_database
 
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "examples").glob("*/README.md"))]
 NOT_RUN: list[tuple[str, str]] = [("http-api.md", "it needs PostgreSQL")] * 2 + [("proof.md", "it kills the process")]
 """Page and reason of every Python snippet that is left out."""
 
+POSTGRESQL = "postgresql+psycopg://shop@localhost/shop"
 SECONDS_MAX = 60
-SECRET = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
@@ -127,24 +131,36 @@ def installed(markdown: str) -> str | None:
     return found[0] if found else None
 
 
-@every_page
-def test_every_snippet_runs_as_printed(page: Path, tmp_path: Path, environments: Environments) -> None:
+@contextmanager
+def readable(page: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The page's text, with a database behind the URL that it prints."""
     markdown = page.read_text()
-    line = installed(markdown)
-    reader = Reader(tmp_path) if line is None else Reader(tmp_path, environments.make(line))
+    if POSTGRESQL not in markdown:
+        yield markdown
+        return
+    with blank_database(request.getfixturevalue("server_url")) as database:
+        yield markdown.replace(POSTGRESQL, database.url.render_as_string(hide_password=False))
 
-    reader.follow(markdown)
+
+@every_page
+def test_every_snippet_runs_as_printed(
+    page: Path, tmp_path: Path, environments: Environments, request: pytest.FixtureRequest
+) -> None:
+    with readable(page, request) as markdown:
+        line = installed(markdown)
+        reader = Reader(tmp_path) if line is None else Reader(tmp_path, environments.make(line))
+
+        reader.follow(markdown)
 
 
-def test_readers_who_run_the_readme_twice_see_no_traceback(tmp_path: Path) -> None:
-    markdown = (ROOT / "README.md").read_text()
-    Reader(tmp_path).follow(markdown)
+def test_readers_who_run_the_readme_twice_see_no_traceback(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    with readable(ROOT / "README.md", request) as markdown:
+        reader = Reader(tmp_path)
+        reader.follow(markdown)
 
-    for snippet in snippets_of(markdown):
-        if snippet.language == "python":
-            again = Reader(tmp_path)
-            again.environment |= {"OUTBOX_SECRET": SECRET, "OUTBOX_ENV": "dev"}
-            assert "Traceback" not in again.run_python(snippet)
+        for snippet in snippets_of(markdown):
+            if snippet.language == "python":
+                assert "Traceback" not in reader.run_python(snippet)
 
 
 def test_only_the_snippets_that_are_known_here_are_left_out() -> None:
@@ -174,6 +190,9 @@ def test_a_snippet_that_does_not_do_what_the_page_says_is_noticed(markdown: str,
 
 # --- links
 
+REPOSITORY = "https://github.com/sqlalchemy-outbox/sqlalchemy-outbox/blob/main/"
+"""How a page of the site links to a file that is not on the site."""
+
 
 def links_of(markdown: str) -> list[str]:
     prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", markdown))
@@ -188,10 +207,11 @@ def anchors_of(markdown: str) -> set[str]:
 
 def broken_links(page: Path, markdown: str) -> Iterator[str]:
     for link in map("".join, links_of(markdown)):
-        if re.match(r"\w+:", link):
+        if re.match(r"\w+:", link) and not link.startswith(REPOSITORY):
             continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
+        path, _, anchor = link.removeprefix(REPOSITORY).partition("#")
+        folder = ROOT if link.startswith(REPOSITORY) else page.parent
+        target = (folder / path).resolve() if path else page
         found = target.exists() and target.is_relative_to(ROOT)
         text = markdown if target == page else target.read_text() if found and target.suffix == ".md" else ""
         if not found or (anchor and anchor not in anchors_of(text)):
@@ -207,8 +227,9 @@ def test_a_link_that_leads_nowhere_is_noticed() -> None:
     page = ROOT / "docs" / "keys.md"
     markdown = (
         "# A `word`, and more\n[a](gone.md) [b](#a-word-and-more) [c](#gone) [d](../README.md) [e](http://x.test)\n"
+        f"[f]({REPOSITORY}README.md) [g]({REPOSITORY}gone.py)\n"
     )
 
     broken = list(broken_links(page, markdown))
 
-    assert broken == ["gone.md", "#gone"]
+    assert broken == ["gone.md", "#gone", f"{REPOSITORY}gone.py"]
