@@ -7,7 +7,8 @@
     python3 dev.py model [NAMES]   the protocol's model, checked by Spin; with --all every setting of it, in about an hour
     python3 dev.py simulate [ARGS] the sending side under faults: --seeds 1000000 --from 0 --jobs 2
     python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200
-    python3 dev.py check           lint, types and contracts only
+    python3 dev.py check           lint, types, contracts and the site's build only
+    python3 dev.py docs            only build the site of the documents, into site/
     python3 dev.py env             only make the environment
     python3 dev.py lock [ARGS]     write the lock files from pyproject.toml again; --upgrade for the newest of all
 
@@ -77,6 +78,7 @@ CHECKS = (
     ("mypy",),
     ("basedpyright", "--pythonpath", str(PYTHON)),
     ("lint-imports",),
+    ("mkdocs build", "--strict", "--quiet"),  # a warning is a failure, and so is a link that leads nowhere
 )
 
 
@@ -85,8 +87,8 @@ def main(arguments: Sequence[str]) -> int:
     if command in ("-h", "--help", "help"):
         print(__doc__)
         return 0
-    if command not in ("demo", "test", "bench", "model", "simulate", "kills", "check", "env", "lock") or (
-        command in ("check", "env") and rest
+    if command not in ("demo", "test", "bench", "model", "simulate", "kills", "check", "docs", "env", "lock") or (
+        command in ("check", "docs", "env") and rest
     ):
         return usage_error()
     if command == "bench" and "--quick" not in rest:
@@ -105,6 +107,8 @@ def main(arguments: Sequence[str]) -> int:
         return run("python", "-m", module, *rest, PYTHONPATH=os.pathsep.join(map(str, IMPORTED))).returncode
     if command == "lock":
         return lock(rest)
+    if command == "docs":
+        return run("mkdocs", "build", "--strict").returncode
     failed = 0 if command == "env" else run_checks()
     if command == "test":
         failed += 0 if rest else run_on_oldest()
