@@ -1,0 +1,48 @@
+"""The API reference names every public name of `outbox`, and shows our docstrings as lists. (That it builds: dev.py docs.)"""
+
+import importlib.util
+import re
+from types import ModuleType
+
+from support.docs_pages import ROOT
+
+import outbox
+
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def docstrings() -> ModuleType:
+    """The site's extension, which lies beside its pages and is no package."""
+    spec = importlib.util.spec_from_file_location("docstrings", REFERENCE / "docstrings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_names_every_public_name_of_outbox() -> None:
+    page = (REFERENCE / "outbox.md").read_text()
+
+    named = set(re.findall(r"^::: outbox\.(\w+)$", page, re.M))
+
+    methods = {name for name in outbox.__all__ if hasattr(outbox.Outbox, name)}
+    others = {"configure", "default"}
+    assert named == {*outbox.__all__} - methods - others | {"testing"}
+    assert all(f"`{name}`" in page or f"`outbox.{name}`" in page for name in methods | others)
+
+
+def test_a_line_that_describes_a_parameter_becomes_an_item() -> None:
+    text = (
+        "Send.\n\nkey: the key; other: no item,\n    as it goes on.\nfirst, second: two.\nRaises: nothing.\nnote: none."
+    )
+
+    shown = docstrings().with_items(text, {"key", "first", "second", "other"})
+
+    assert shown.splitlines() == [
+        *("Send.", "", ""),
+        "- `key`: the key; other: no item,",
+        "    as it goes on.",
+        "- `first`, `second`: two.",
+        *("", "Raises: nothing.", "note: none."),
+    ]
