@@ -10,11 +10,11 @@ from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
+from promela.check import runs
 from simulation.__main__ import SEEDS
 from simulation.mutations import GUARDS, SEEDS_TO_FIND
 from support.crash import ROUNDS
 from support.docs_pages import PAGES, ROOT, rows_of, snippets_of, tables_of
-from test_model import RUNS as MODEL_RUNS
 
 from dispatchers import Adapter, Breaker, Dispatcher, Limits, Operations
 from dispatchers.adapters import HttpAdapter, ImapSearch, SmtpAdapter, StripeAdapter
@@ -246,9 +246,9 @@ def test_the_figures_of_what_was_shown_are_those_of_the_tests() -> None:
         "seeds in CI": SEEDS,
         "guards that are removed, each by itself": len(GUARDS),
         "seeds within which each of these bugs is found": SEEDS_TO_FIND,
-        "settings of the model": len(MODEL_RUNS),
-        "of these in CI": sum(run.quick for run in MODEL_RUNS),
-        "of those in CI, with a guard removed": sum(run.quick and run.expected == "fails" for run in MODEL_RUNS),
+        "settings of the model": len(runs()),
+        "of these in CI": sum(run.quick for run in runs()),
+        "of those in CI, with a guard removed": sum(run.quick and run.expected == "fails" for run in runs()),
         "rounds at each point in CI": ROUNDS,
     }
     assert [row["point"] for row in rows_of(proof, "point")] == list(POINTS)

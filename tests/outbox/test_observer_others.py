@@ -6,11 +6,11 @@ from threading import Event
 
 import pytest
 import sqlalchemy as sa
+from support.body_keys import BODY, EDGE, SECOND, at
+from support.consumer import Consumer, wait_until_one_waits_for_a_lock
 from support.database import REQUEST, TABLES
 from support.leases import Shop
 from support.retention import shift
-from test_body_key import BODY, EDGE, SECOND, at
-from test_inbox import Consumer, wait_until_one_waits_for_a_lock
 
 import outbox
 from outbox import ObservedClaim

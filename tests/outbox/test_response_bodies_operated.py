@@ -15,12 +15,12 @@ from click.testing import CliRunner, Result
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from sqlalchemy.orm import Session
+from support.alembic_projects import AMONG, LEFT_OUT, Project, call_ours
 from support.body_partitions import add, days_pass, drop, layout, stored_bodies, switch_on, take_away, today
 from support.database import REQUEST, TABLES, Base, Client, Database
 from support.migrations import ODD, everything, run_script
 from support.migrations import Database as Blank
 from support.retention import DAY, clean
-from test_migrations_alembic import AMONG, LEFT_OUT, Project, call_ours
 
 import outbox
 from dispatchers.cli import main

@@ -1,10 +1,13 @@
-"""What the tests of the inbox share: a consumer that handles messages, and one elsewhere that is at it already."""
+"""What the tests of the inbox share: consumers that handle messages, and one elsewhere that is at it already."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import outbox
@@ -104,3 +107,58 @@ def until(done: Callable[[], object], step: Callable[[], object], seconds_max: f
     while not done():
         assert time.monotonic() < deadline, f"not done after {seconds_max} s"
         step()
+
+
+class Consumer:
+    """Consumes the message `evt_1`, with a Session or an AsyncSession; its handler is `handler(session, message)`."""
+
+    def __init__(self, database: Database, ob: outbox.Outbox, *, is_async: bool) -> None:
+        self.database = database
+        self.ob = ob
+        self.is_async = is_async
+
+    def consume(
+        self,
+        handler: Callable[[Session, outbox.InboxMessage], object] | None = None,
+        *,
+        even_a_duplicate: bool = False,
+        **changed: Any,
+    ) -> outbox.InboxMessage:
+        """Handle the message and commit. Returns the `InboxMessage`."""
+        handle = handler or self.place_order
+
+        def work(session: Session, message: outbox.InboxMessage) -> None:
+            if even_a_duplicate or not message.duplicate:
+                handle(session, message)
+
+        async def run() -> outbox.InboxMessage:
+            async with self.database.async_session() as session:
+                async with self.block(session, **changed) as message:
+                    await session.run_sync(work, message)
+                await session.commit()
+            return message
+
+        if self.is_async:
+            return asyncio.run(run())
+        with self.database.session() as session:
+            with self.block(session, **changed) as message:
+                work(session, message)
+            session.commit()
+        return message
+
+    def place_order(self, session: Session, message: outbox.InboxMessage) -> None:
+        session.add(Order(customer="ada", amount=2000))
+        self.ob.enqueue(session, CHARGE, PAYLOAD)
+
+    def block(self, session: Session | AsyncSession, **changed: Any) -> Any:
+        return self.ob.inbox(session, **{"consumer": "billing", "message_id": "evt_1", "scope": "shop"} | changed)
+
+
+def wait_until_one_waits_for_a_lock(database: Database) -> None:
+    waiting = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    deadline = time.monotonic() + 30
+    with database.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:
+        while not connection.scalar(waiting):
+            assert time.monotonic() < deadline, "nobody waits"

@@ -1,13 +1,9 @@
 """The protocol's model: with every guard its invariants hold, and without any one of them they do not."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "promela"))
-import check
+from promela import check
 
 RUNS = check.runs()
 QUICK = [run for run in RUNS if run.quick]

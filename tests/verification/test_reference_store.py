@@ -35,6 +35,7 @@ from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition, known_of, lookup_of
 from outbox.errors import DecisionRefused, EntryNotFound
+from outbox.session import flush_all
 from outbox.sql.dialect import clock
 from outbox.times import MICROSECOND, NEVER
 
@@ -154,16 +155,22 @@ class Agreement(RuleBasedStateMachine):
         return self.now
 
     @rule(
-        operation=st.sampled_from(OPERATIONS), lanes=st.lists(st.sampled_from([None, "a", "b"]), min_size=1, max_size=3)
+        operation=st.sampled_from(OPERATIONS),
+        lanes=st.lists(st.sampled_from([None, "a", "b"]), min_size=1, max_size=3),
+        rolled_back=st.booleans(),
     )
-    def enqueue(self, operation: str, lanes: list[str | None]) -> None:
+    def enqueue(self, operation: str, lanes: list[str | None], rolled_back: bool = False) -> None:
         """As many as there are lanes, in one flush."""
         first = len(self.ids)
-        with self.database.begin() as session:
+        with self.database.session() as session:
             entries = [
                 self.ob.enqueue(session, operation, {}, parent=f"order:{first + number}", ordering_key=lane)
                 for number, lane in enumerate(lanes)
             ]
+            flush_all(session)
+            session.rollback() if rolled_back else session.commit()
+        if rolled_back:
+            return
         self.ids += [entry.id for entry in entries]
         self._spread(entry.id for entry in entries)
         now = self._tick()
@@ -238,16 +245,29 @@ class Agreement(RuleBasedStateMachine):
         self.reference.seek(wanted, QUIESCENCE)
 
     @precondition(lambda self: self.ids)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        self.cancel_one(data.draw(st.sampled_from(self.ids)))
+    @rule(data=st.data(), rolled_back=st.booleans())
+    def cancel(self, data: st.DataObject, rolled_back: bool) -> None:
+        self.cancel_one(data.draw(st.sampled_from(self.ids)), rolled_back)
 
-    def cancel_one(self, id: UUID) -> None:
+    def cancel_one(self, id: UUID, rolled_back: bool = False) -> None:
         if id in self.reference.settlements and id in self.reference.queue:
             return  # it is the app's transaction that fails then
-        with self.database.begin() as session:
+        with self.database.session() as session:
             cancelled = self.ob.cancel(session, id)
-        assert cancelled == self.reference.cancel(id)
+            session.rollback() if rolled_back else session.commit()
+        if not rolled_back:
+            assert cancelled == self.reference.cancel(id)
+
+    @precondition(lambda self: self._never_claimed())
+    @rule(data=st.data())
+    def make_due(self, data: st.DataObject) -> None:
+        """As nobody should: it may cost a claim, but no order."""
+        id = data.draw(st.sampled_from(self._never_claimed()))
+        change(self.database, id, due_at=clock())
+        self.reference.queue[id].due_at = self._tick()
+
+    def _never_claimed(self) -> list[UUID]:
+        return sorted(id for id, row in self.reference.queue.items() if row.deliveries == 0)
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data(), what=st.sampled_from(["happened", "did_not_happen", "send_again", "cancel", "retry"]))

@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -12,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support.consumer import Poison
+from support.consumer import Consumer, Poison, wait_until_one_waits_for_a_lock
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD, TABLES, Order, statements_of
 
 import outbox
@@ -22,45 +21,6 @@ A_MOMENT = timedelta(minutes=1)
 STORY = (
     "consumer 'billing' has handled message 'evt_1' before. Check message.duplicate first, and acknowledge the message"
 )
-
-
-class Consumer:
-    """Consumes the message `evt_1`, with a Session or an AsyncSession; its handler is `handler(session, message)`."""
-
-    def __init__(self, database, ob, *, is_async):
-        self.database = database
-        self.ob = ob
-        self.is_async = is_async
-
-    def consume(self, handler=None, *, even_a_duplicate=False, **changed):
-        """Handle the message and commit. Returns the `InboxMessage`."""
-        handler = handler or self.place_order
-
-        def work(session, message):
-            if even_a_duplicate or not message.duplicate:
-                handler(session, message)
-
-        async def run():
-            async with self.database.async_session() as session:
-                async with self.block(session, **changed) as message:
-                    await session.run_sync(work, message)
-                await session.commit()
-            return message
-
-        if self.is_async:
-            return asyncio.run(run())
-        with self.database.session() as session:
-            with self.block(session, **changed) as message:
-                work(session, message)
-            session.commit()
-        return message
-
-    def place_order(self, session, message):
-        session.add(Order(customer="ada", amount=2000))
-        self.ob.enqueue(session, CHARGE, PAYLOAD)
-
-    def block(self, session, **changed):
-        return self.ob.inbox(session, **{"consumer": "billing", "message_id": "evt_1", "scope": "shop"} | changed)
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -265,16 +225,6 @@ def test_a_consumer_may_wait_for_the_other_and_then_has_a_duplicate(postgresql, 
 
         assert waiting.result(30).duplicate
     assert postgresql.counts() == ALL
-
-
-def wait_until_one_waits_for_a_lock(database):
-    waiting = sa.text(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    deadline = time.monotonic() + 30
-    with database.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:
-        while not connection.scalar(waiting):
-            assert time.monotonic() < deadline, "nobody waits"
 
 
 def test_of_many_copies_that_come_at_once_one_is_handled(postgresql, ob):

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.orm import Session
+from support.body_keys import BODY, EDGE, SECOND, WINDOW, at
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD, REQUEST
 from support.entries import wait_for
 from support.leases import Shop
@@ -23,17 +24,7 @@ from outbox.keys import pae
 from outbox.requests.body_key import BodyRequest, body_key
 from outbox.times import EPOCH
 
-WINDOW = timedelta(minutes=10)
-SECOND = timedelta(seconds=1)
-EDGE = datetime(2026, 11, 21, 12, 10, tzinfo=UTC)  # where one span of ten minutes ends and the next begins
-BODY = BodyKey(WINDOW)
 PRINT = bytes(32)
-
-
-def at(monkeypatch, instant):
-    """As if the database's clock stood at `instant` when a key is chosen."""
-    derive = BodyRequest.keys
-    monkeypatch.setattr(BodyRequest, "keys", lambda self, _: derive(self, instant))
 
 
 # --- the keys

@@ -10,7 +10,6 @@ from verification.mutations_decide import PLANTED_RULES, moving
 
 from dispatchers import decide as rules
 from dispatchers.callbacks import Callbacks
-from dispatchers.delivery import Absent, Found
 from dispatchers.dispatcher import Dispatcher
 from dispatchers.pipeline import sender, triage
 from dispatchers.pipeline.triage import Triage
@@ -18,6 +17,7 @@ from dispatchers.transitions import ClaimedEntry, Release, Settle, Transition
 from simulation.database import AppSession, Database, RemoteStore, Transaction
 from simulation.mutants import Patch, around, without
 from simulation.mutations_flow_control import PRESSURE_GUARDS
+from simulation.mutations_lookup import LOOKUP_GUARDS
 from simulation.mutations_ordering import LANE_GUARDS
 from simulation.mutations_restore import RESTORE_GUARDS
 from simulation.reference import ReferenceStore, _form
@@ -88,19 +88,6 @@ def failed_for_want_of_an_adapter(working: Triage, entry: ClaimedEntry) -> None:
     working._turn_back(entry, Settle("failed", entry.attempts, reason="nobody serves it"))
 
 
-# --- looking
-
-
-def absent_for_want_of_a_hit(original: Any, entry: ClaimedEntry, looks: Any, finding: Any, *rest: Any) -> Transition:
-    change: Transition = original(entry, looks, finding if isinstance(finding, Found) else Absent(), *rest)
-    return change
-
-
-def without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (triage, sender):
-        monkeypatch.setattr(module, "lookup_of", lambda outcome: None)
-
-
 # --- settling
 
 
@@ -142,7 +129,7 @@ def cancelled_despite_a_lease(store: ReferenceStore, row: Row) -> bool:
 
 
 GUARDED_TWICE = {
-    # The deadline of the send, too, keeps an answer out that comes so late; `test_decide_histories` finds this one.
+    # The deadline of the send, too, keeps an answer out that comes so late; the tables of `test_decide` find this one.
     "a conclusive rejection clears doubt past the window",
 }
 
@@ -161,8 +148,6 @@ GUARDS: dict[str, Patch] = {
     "what is on record is not heeded": without(triage, "known_of", lambda outcome: None),
     "an entry of a newer release is sent": without(triage, "SCHEMA_VERSION", 10**6),
     "what nobody serves is failed": without(Triage, "_leave_unserved", failed_for_want_of_an_adapter),
-    "what is to be looked for is sent": without_a_look,
-    "a look that cannot tell counts as absence": around(sender, "judge", absent_for_want_of_a_hit),
     "the fence is gone": without(ReferenceStore, "_holds_lease", lambda store, row, entry: True),
     "a late failure is taken": without(ReferenceStore, "_is_proof", any_end_is_proof),
     "what is handed back is counted": moving(Release, uncounted=0),
@@ -175,6 +160,7 @@ GUARDS: dict[str, Patch] = {
     "send again does not wait for earlier senders": without(triage, "conclude", conclude_at_once),
     "what may have been sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_doubt),
     "what is being sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_a_lease),
+    **LOOKUP_GUARDS,
     **LANE_GUARDS,
     **PRESSURE_GUARDS,
     **RESTORE_GUARDS,

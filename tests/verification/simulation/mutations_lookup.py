@@ -1,0 +1,56 @@
+"""The guards of entries that are looked for, each removed by itself."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from verification.mutations_decide import moving, rule
+
+from dispatchers import decide, decide_lookup
+from dispatchers.delivery import Absent, Found, Memory
+from dispatchers.pipeline import sender, triage
+from dispatchers.transitions import AwaitLookup, ClaimedEntry, SendAgain, Transition
+from simulation.mutants import Patch, around, without
+
+look_first = decide._look_first
+
+
+def without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (triage, sender):
+        monkeypatch.setattr(module, "lookup_of", lambda outcome: None)
+
+
+def absent_for_want_of_a_hit(original: Any, entry: ClaimedEntry, looks: Any, finding: Any, *rest: Any) -> Transition:
+    change: Transition = original(entry, looks, finding if isinstance(finding, Found) else Absent(), *rest)
+    return change
+
+
+def absent_despite_a_hit(original: Any, entry: ClaimedEntry, looks: Any, finding: Any, *rest: Any) -> Transition:
+    change: Transition = original(entry, looks, Absent() if isinstance(finding, Found) else finding, *rest)
+    return change
+
+
+def absent_under_every_key(original: Any, entry: ClaimedEntry, *rest: Any) -> Transition:
+    change: Transition = original(entry._replace(key_epoch=0), *rest)
+    return change
+
+
+def looking_at_once(entry: ClaimedEntry, change: Transition, memory: Memory, now: datetime) -> Transition:
+    """No time is left for the senders that may still be at work."""
+    sought = look_first(entry, change, memory, now)
+    if not isinstance(sought, AwaitLookup):
+        return sought
+    return replace(sought, delay=timedelta(0), looks=sought.looks._replace(quiet_at=now))
+
+
+LOOKUP_GUARDS: dict[str, Patch] = {
+    "what is to be looked for is sent": without_a_look,
+    "a look that cannot tell counts as absence": around(sender, "judge", absent_for_want_of_a_hit),
+    "what is found counts as absence": around(sender, "judge", absent_despite_a_hit),
+    "absence under the present key counts for all keys": around(sender, "judge", absent_under_every_key),
+    "a look counts at once": rule(_look_first=looking_at_once),
+    "absence has no limit": without(decide_lookup, "_limit", lambda entry, attempts, memory, now: None),
+    "that a look is due is not put on record": moving(AwaitLookup, outcome=None),
+    "proof of absence is not put on record": moving(SendAgain, outcome=None),
+}
