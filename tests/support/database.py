@@ -16,7 +16,8 @@ import outbox
 from outbox.claim_block import IdempotentBlock
 from outbox.times import MICROSECOND
 
-IMPORT_PATH = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2])])
+TESTS = Path(__file__).parents[1]
+IMPORT_PATH = os.pathsep.join(map(str, [TESTS, TESTS / "verification", TESTS.parent]))
 """PYTHONPATH of the processes that tests start: they import this checkout, whatever version is installed."""
 
 TABLES = outbox.define_tables(sa.MetaData())

@@ -98,7 +98,7 @@ def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
     for trouble in (
         " cancelled\n",
         "Settle delivered: lost",
-        "Wait: lost",
+        "Retry: lost",
         "told delivered",
         "told uncertain",
         "to crm",
