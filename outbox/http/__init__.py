@@ -5,7 +5,7 @@
 - `outbox.http.flask`: a decorator for views.
 - `outbox.http.django`: a decorator for views, and a session in the transaction that Django has.
 
-This package loads none of them; what it exports is for other frameworks, too. The whole: docs/http-api.md.
+This package loads none of them; what it exports is for other frameworks, too. The whole: docs/http-api.md, docs/http-answers.md.
 """
 
 from outbox.http.answers import KEPT_HEADERS, REPLAYED, Answer, replay
