@@ -7,7 +7,8 @@
 
     Dispatcher(engine, include=[effects], adapters={"stripe": StripeAdapter(api_key=...)}).run()
 
-An adapter's author reads `delivery.py`. The heart is `dispatcher.py`; what becomes of an entry is decided in `decide.py`.
+An adapter's author reads `delivery.py`. The heart is `dispatcher.py` and `pipeline/claim_loops.py`; what becomes of an entry is
+decided in `decide.py`.
 Each name is imported when it is first asked for: `outbox --help` must not wait for SQLAlchemy.
 """
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from dispatchers.decide import admit, decide
 from dispatchers.decide_lookup import judge
-from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Finding, Memory, Outcome, Unknown
+from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Unknown
+from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
 from dispatchers.sanitize import storable, storable_finding
 from dispatchers.store.protocol import Store
@@ -30,14 +31,16 @@ ABANDON_SECONDS = 1.0  # how long an adapter may take to notice that it was canc
 class Worker:
     """A task that makes one send after the other. deadline: of the present one, on the event loop's clock.
 
-    overdue: the present send was cancelled for its deadline. wake: what it waits on while it has nothing to send.
+    overdue: the present send was cancelled for its deadline. outcome: what its adapter answered.
+    wake: what it waits on while it has nothing to send.
     """
 
-    __slots__ = ("deadline", "overdue", "task", "wake")
+    __slots__ = ("deadline", "outcome", "overdue", "task", "wake")
 
     def __init__(self) -> None:
         self.deadline = IDLE
         self.overdue = False
+        self.outcome: Outcome | None = None
         self.task: asyncio.Task[None] | None = None
         self.wake: asyncio.Future[None] | None = None
 
@@ -45,9 +48,8 @@ class Worker:
 class Sender:
     """Starts sends and brings back what became of them.
 
-    settle: called with each entry and its transition. back: called with each entry whose send has ended, however.
-    keyring: asked only for a later key epoch. hear: called with each entry and what its adapter answered. memory: what its
-    service remembers of an entry, for `decide` and `judge`.
+    done: called with each entry whose send has ended, with what its adapter answered and with its transition, if there are any.
+    keyring: asked only for a later key epoch. flow: knows what `decide` and `judge` are to believe of a service's memory.
     """
 
     def __init__(
@@ -55,24 +57,19 @@ class Sender:
         *,
         store: Store,
         keyring: Callable[[], Keyring],
-        lease: timedelta,
-        margin: timedelta,
+        usable: timedelta,
         clock: Callable[[], float],
         rng: random.Random,
-        settle: Callable[[ClaimedEntry, Transition], None],
-        back: Callable[[ClaimedEntry], None],
-        hear: Callable[[ClaimedEntry, Outcome], None],
-        memory: Callable[[ClaimedEntry, Memory], Memory],
+        flow: FlowMonitor,
+        done: Callable[[ClaimedEntry, Outcome | None, Transition | None], None],
     ) -> None:
         self._store = store
         self._keyring = keyring
-        self._usable_seconds = (lease - margin).total_seconds()
+        self._usable_seconds = usable.total_seconds()
         self._clock = clock
         self._rng = rng
-        self._settle = settle
-        self._on_back = back
-        self._hear = hear
-        self._memory = memory
+        self._flow = flow
+        self._done = done
         self._ready: deque[tuple[ClaimedEntry, Route, float]] = deque()
         self._working: dict[Worker, None] = {}  # no set: a seed's run repeats only if theirs is an order
         self._idle: list[Worker] = []
@@ -108,8 +105,7 @@ class Sender:
         """Cancel what is under way. It is in doubt, and found so when its lease ends."""
         while self._ready:
             entry, _, _ = self._ready.popleft()
-            self._back(entry)
-            self._settle(entry, Release("the process stopped before it was sent"))
+            self._end(entry, None, Release("the process stopped before it was sent"))
         self._called = False
         tasks = [worker.task for worker in self._working if worker.task is not None]
         self._idle = []
@@ -186,15 +182,14 @@ class Sender:
         except Exception:  # a defect of ours: its lease ends, and it counts as unknown
             log.exception("entry %s (%s): nothing could be decided", entry.id, entry.operation)
         finally:
-            self._back(entry)
-            if change is not None:
-                self._settle(entry, change)
+            outcome, worker.outcome = worker.outcome, None
+            self._end(entry, outcome, change)
 
-    def _back(self, entry: ClaimedEntry) -> None:
+    def _end(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
         self._under_way -= 1
         if not self._under_way and self._all_back is not None and not self._all_back.done():
             self._all_back.set_result(None)
-        self._on_back(entry)
+        self._done(entry, outcome, change)
 
     async def _tag_of_epoch(self, worker: Worker, entry: ClaimedEntry) -> Tag | None:
         """The tag of a later key epoch, after a "send again": only the first one's is stored. None if it is not to be had."""
@@ -224,20 +219,19 @@ class Sender:
             return Release("its lease was too short when its turn came")
         if looks is not None:
             finding = await self._finding(worker, entry, route, delivery, started)
-            memory, now = self._memory(entry, route.memory), self._database_now(entry, started)
+            memory, now = self._flow.memory(entry, route.memory), self._database_now(entry, started)
             return judge(entry, looks, finding, memory, now, self._rng.random())
         outcome = await self._outcome(worker, entry, route, delivery)
         if isinstance(outcome, Delivered):  # for which neither the time nor chance counts
             return decide(entry, outcome, route.memory, entry.leased_at, 0.0)
-        memory = self._memory(entry, route.memory)
+        memory = self._flow.memory(entry, route.memory)
         return decide(entry, outcome, memory, self._database_now(entry, started), self._rng.random())
 
     async def _outcome(self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None) -> Outcome:
         if delivery is None:
             return Deferred("it cannot be made into a delivery; the log says why")
-        outcome = storable(await self._answer(worker, entry, route, route.send, delivery))
-        self._hear(entry, outcome)
-        return outcome
+        worker.outcome = storable(await self._answer(worker, entry, route, route.send, delivery))
+        return worker.outcome
 
     async def _finding(
         self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None, started: float

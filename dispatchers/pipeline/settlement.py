@@ -5,7 +5,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -39,14 +39,20 @@ class Waiting(NamedTuple):
     tries: int = 0
 
 
+class Result(NamedTuple):
+    """Whether an entry settled, and what a batch is to store instead."""
+
+    settled: bool
+    instead: Transition | None = None
+
+
 class SettlementWorker:
     """Settles entries together with their callbacks, a few at once.
 
     at_once: how many callbacks run at the same time. usable: how long after its claim an entry may wait for its turn; then its
     outcome is stored, and the entry is released for any dispatcher. clock: ours, in seconds.
-    settle: called with what a batch may settle: an outcome to be stored. callbacks: tells which one another process must call.
-    learn: reads the record of callbacks again. ended: called after each, with whether it settled.
-    away: called with the error when the database is away; it is tried again.
+    callbacks: tells which one another process must call. ended: called after each entry, with whether it settled, and else
+    with what a batch is to store instead, if anything. away: called with the error when the database is away; it is tried again.
     """
 
     def __init__(
@@ -58,10 +64,8 @@ class SettlementWorker:
         usable: timedelta,
         clock: Callable[[], float],
         rng: random.Random,
-        settle: Callable[[ClaimedEntry, Transition], None],
         callbacks: Callbacks,
-        learn: Callable[[], Awaitable[None]],
-        ended: Callable[[ClaimedEntry, bool], None],
+        ended: Callable[[ClaimedEntry, bool, Transition | None], None],
         away: Callable[[Exception], None],
     ) -> None:
         self._store = store
@@ -70,9 +74,7 @@ class SettlementWorker:
         self._usable_seconds = usable.total_seconds()
         self._clock = clock
         self._rng = rng
-        self._settle = settle
         self._callbacks = callbacks
-        self._learn = learn
         self._ended = ended
         self._away = away
         self._until: dict[UUID, float] = {}  # of each claim, by its lease token, in the order of the claims
@@ -135,7 +137,7 @@ class SettlementWorker:
         begun, self._waiting = self._waiting, deque()
         self._release(not_begun, "the process stopped before its callback ran")
         for waiting in begun:
-            self._ended(waiting.entry, False)
+            self._ended(waiting.entry, False, None)
 
     def _stop_delays(self) -> list[Waiting]:
         delayed, self._delayed = self._delayed, {}
@@ -187,8 +189,7 @@ class SettlementWorker:
 
     def _release(self, released: Iterable[Waiting], why: str) -> None:
         for waiting in released:
-            self._settle(waiting.entry, release(waiting.end, why))
-            self._ended(waiting.entry, False)
+            self._ended(waiting.entry, False, release(waiting.end, why))
 
     # --- the workers
 
@@ -203,25 +204,24 @@ class SettlementWorker:
                 waiting = self._waiting.popleft()
                 self._at_work += 1
                 try:
-                    settled = await self._settle_one(waiting, loop)
+                    result = await self._settle_one(waiting, loop)
                 except asyncio.CancelledError:
                     self._waiting.appendleft(waiting)  # there may be another event loop yet
                     raise
                 finally:
                     self._at_work -= 1
-                if settled is not None:
-                    self._ended(waiting.entry, settled)
+                if result is not None:
+                    self._ended(waiting.entry, result.settled, result.instead)
         finally:
             if me is not None:
                 workers.pop(me, None)
 
-    async def _settle_one(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> bool | None:
-        """Whether it settled; None if the database is away, or another transaction has locked a row: it is tried again."""
+    async def _settle_one(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> Result | None:
+        """What became of it; None if the database is away, or another transaction has locked a row: it is tried again."""
         entry, end, calls = waiting.entry, waiting.end, waiting.calls
         began = self._clock()
         if (missing := self._callbacks.missing(entry, end)) is not None:
-            self._settle(entry, hand_over(end, missing))
-            return False
+            return Result(False, hand_over(end, missing))
         try:
             settled = await self._store.settle_with(entry, end, calls)
         except CallbackFailed as failed:
@@ -243,12 +243,12 @@ class SettlementWorker:
         self._pace.measure(self._clock() - began)
         if not settled:
             log.warning("entry %s: its lease was lost before it settled", entry.id)
-        return settled
+        return Result(settled)
 
     async def _learn_patiently(self) -> None:
         """Read the record of callbacks again; if the database is away, the next try finds it changed once more."""
         try:
-            await self._learn()
+            self._callbacks.learn(await self._store.callbacks())
         except Exception as error:
             if not is_passing(error):
                 raise
@@ -266,7 +266,7 @@ class SettlementWorker:
         self._waiting.append(waiting)
         self._set_to_work(loop)
 
-    def _keep_failed(self, entry: ClaimedEntry, end: End, what: str, problem: BaseException) -> bool:
+    def _keep_failed(self, entry: ClaimedEntry, end: End, what: str, problem: BaseException) -> Result:
         summary = problem.summary if isinstance(problem, CallbackOverdue) else f"raised {type(problem).__name__}"
         change = keep(entry, end, f"its {what} {summary}", self._rng.random())
         log.error(
@@ -278,5 +278,4 @@ class SettlementWorker:
             what,
             change.delay.total_seconds(),
         )
-        self._settle(entry, change)
-        return False
+        return Result(False, change)

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 from dispatchers.decide import admit, conclude, has_no_taker
 from dispatchers.decide_lookup import admit_lookup
-from dispatchers.delivery import Memory
+from dispatchers.delivery import Outcome
+from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route, Routes
 from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.unserved_log import UnservedLog
@@ -35,9 +36,8 @@ UNSERVED_SECONDS = 5.0  # how long it leaves a destination alone of which it ser
 class Triage:
     """Sorts claims.
 
-    env: this process's, which is the database's. quiescence: after a lease's start, by when any earlier sender has noticed that
-    it lost it. memory: what its service remembers of an entry. settle: called with each entry that is not to go out, and its
-    transition; before it `back`, as its slot is free.
+    env: this process's, which is the database's. fencing_delay: after a lease's start, by when any earlier sender has noticed
+    that it lost it. flow: knows what to believe of a service's memory. done: called with each entry that is not sent.
     """
 
     def __init__(
@@ -48,18 +48,16 @@ class Triage:
         env: Callable[[], str],
         fencing_delay: timedelta,
         clock: Callable[[], float],
-        memory: Callable[[ClaimedEntry, Memory], Memory],
-        settle: Callable[[ClaimedEntry, Transition], None],
-        back: Callable[[ClaimedEntry], None],
+        flow: FlowMonitor,
+        done: Callable[[ClaimedEntry, Outcome | None, Transition | None], None],
     ) -> None:
         self._routes = routes
         self._scheduler = turns
         self._env = env
         self._fencing_delay = fencing_delay
         self._clock = clock
-        self._memory = memory
-        self._settle = settle
-        self._on_back = back
+        self._flow = flow
+        self._done = done
         self._reports = UnservedLog(clock)
 
     def sort(self, claimed: Iterable[ClaimedEntry], started: float) -> Iterator[tuple[ClaimedEntry, Route, float]]:
@@ -111,7 +109,7 @@ class Triage:
         self._leave(entry, reason, FOREIGN_DELAY)
 
     def _may_look(self, entry: ClaimedEntry, looks: LookupState, route: Route) -> bool:
-        memory = self._memory(entry, route.memory)
+        memory = self._flow.memory(entry, route.memory)
         change = admit_lookup(entry, looks, memory, entry.leased_at, route.form)
         if change is None:
             return True
@@ -138,8 +136,7 @@ class Triage:
         self._turn_back(entry, conclude(entry, known, route.memory, self._fencing_delay))
 
     def _turn_back(self, entry: ClaimedEntry, change: Transition) -> None:
-        self._on_back(entry)
-        self._settle(entry, change)
+        self._done(entry, None, change)
 
 
 def _has_ended(entry: ClaimedEntry) -> bool:

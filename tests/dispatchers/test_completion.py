@@ -407,7 +407,7 @@ def test_entries_of_requests_that_were_answered_at_once_settle_in_the_batch(
     second = put_one(database, ob, "crm.upsert")
     working = checkout.dispatcher()
     alone: list[object] = []
-    working._settlement.start = lambda *arguments: alone.append(arguments)  # type: ignore[method-assign]
+    working._loops._collector.alone.start = lambda *arguments: alone.append(arguments)  # type: ignore[method-assign]
 
     assert asyncio.run(working.run_once()) == 2
     assert not alone

@@ -162,7 +162,7 @@ def test_a_send_that_outlives_its_lease_costs_no_slot(database: Database, ob: ou
 @pytest.fixture
 def one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a store's fates meet its exchanges in order."""
-    monkeypatch.setattr("dispatchers.dispatcher.CLAIM_LOOPS", 1)
+    monkeypatch.setattr("dispatchers.pipeline.claim_loops.CLAIM_LOOPS", 1)
 
 
 @pytest.mark.usefixtures("one_lane")
@@ -174,7 +174,7 @@ def one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_outcomes_are_kept_while_the_database_is_away_and_settled_once(
     database: Database, ob: outbox.Outbox, fates: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.dispatcher.STORE_RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("dispatchers.pipeline.claim_loops.STORE_RETRY_SECONDS", (0.01, 0.01))
     sent, waiting = put_one(database, ob, destination="a"), put_one(database, ob, destination="a")
     adapter = MemoryAdapter(lambda delivery: Delivered() if delivery.id == sent else Deferred("busy", after=HOUR))
     store = WrappedStore(DatabaseStore(database.engine, ob.configuration), *fates)
@@ -227,7 +227,7 @@ def test_a_claim_whose_acknowledgement_was_lost_is_taken_over_in_doubt(database:
 def test_a_database_error_is_logged_without_what_was_to_be_stored(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.dispatcher.STORE_RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("dispatchers.pipeline.claim_loops.STORE_RETRY_SECONDS", (0.01, 0.01))
     put(database, ob)
     table, away = TABLES.settlement.name, "elsewhere"
 

@@ -307,9 +307,7 @@ def test_run_once_raises_held_with_the_reason_and_the_way_out(database: Database
 def test_a_dispatcher_at_work_stays_up_while_it_holds_and_goes_on_when_told(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dispatchers import dispatcher as module
-
-    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr("dispatchers.pipeline.claim_loops.SWEEP_SECONDS", 0.0)
     caplog.set_level(logging.WARNING, "outbox.dispatcher")
 
     def told(text: str) -> Callable[[], bool]:

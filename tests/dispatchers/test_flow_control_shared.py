@@ -550,13 +550,13 @@ def test_the_log_says_what_keeps_a_destination_from_going_on_and_when_it_does(
         working = dispatcher(database.new_engine(), ob, adapters={"crm": crm}, limits=FRAGILE)
         await working.run_once()
         decide(database, resume)
-        await working._sweep()
+        await working._loops.sweep()
         crm.answer = Deferred("HTTP 429", HOUR, cools=True)
         age(database, MINUTE)
         await working.run_once()
         decide(database, pause)
         for _ in range(3):
-            await working._sweep()
+            await working._loops.sweep()
         await working.close()
 
     asyncio.run(main())

@@ -239,7 +239,9 @@ def test_a_dispatcher_at_work_claims_nothing_from_an_older_state_even_before_it_
         address.now = restored
         address.engine.dispose()
 
-        exchange = asyncio.run(working.store.exchange([], working._request(working._scheduler.take(0), NEVER)))
+        exchange = asyncio.run(
+            working.store.exchange([], working._loops._request(working._loops._scheduler.take(0), NEVER))
+        )
 
         assert exchange.claimed == []
         with pytest.raises(Suspended):

@@ -375,7 +375,7 @@ def test_slots_that_cannot_be_freed_at_once_are_freed_a_moment_later(
 def test_a_process_that_stays_on_a_destinations_row_keeps_nobody_from_ending(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.dispatcher.TELLS_MAX", 2)
+    monkeypatch.setattr("dispatchers.pipeline.claim_loops.TELLS_MAX", 2)
     put(postgresql, ob)
     stopped = postgresql.engine.connect()
 

@@ -99,7 +99,7 @@ def test_a_full_disk_at_the_claim_or_the_settling_sends_nothing_twice_and_goes_o
     statement: str,
     sent: int,
 ) -> None:
-    monkeypatch.setattr("dispatchers.dispatcher.STORE_RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("dispatchers.pipeline.claim_loops.STORE_RETRY_SECONDS", (0.01, 0.01))
     put(postgresql, ob, count=3)
     adapter = MemoryAdapter()
     fill_disk(postgresql, statement)

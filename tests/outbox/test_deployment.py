@@ -126,9 +126,7 @@ def test_an_entry_of_another_env_is_never_sent_and_stops_nobody(
 def test_a_running_dispatcher_ends_when_its_database_is_adopted_by_another_env(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dispatchers import dispatcher as module
-
-    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr("dispatchers.pipeline.claim_loops.SWEEP_SECONDS", 0.0)
     id = put_one(database, ob)
 
     async def main() -> None:
@@ -137,7 +135,7 @@ def test_a_running_dispatcher_ends_when_its_database_is_adopted_by_another_env(
         pump = asyncio.create_task(working.pump(asyncio.Event()))
         await until_true(lambda: service.waiting == 1)
         await asyncio.to_thread(document, *ADOPT, "--adopt-from", "test", "--env", "staging", database=database)
-        await until_true(lambda: working._refusal is not None)
+        await until_true(lambda: working._loops.refusal is not None)
         service.released.set()  # what was in flight is finished all the same
         with pytest.raises(
             ConfigurationError, match=r"the database .* belongs to env 'staging', and this process is of env 'test'"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from dispatchers import decide as rules
-from dispatchers import dispatcher
 from dispatchers.delivery import (
     FOREVER,
     Deferred,
@@ -33,7 +32,7 @@ def rule(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, replacement in changed.items():
-            for module in (rules, sender, dispatcher):
+            for module in (rules, sender):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, replacement)
 

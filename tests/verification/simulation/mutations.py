@@ -10,8 +10,8 @@ from verification.mutations_decide import PLANTED_RULES, moving
 
 from dispatchers import decide as rules
 from dispatchers.callbacks import Callbacks
-from dispatchers.dispatcher import Dispatcher
 from dispatchers.pipeline import sender, triage
+from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.triage import Triage
 from dispatchers.transitions import ClaimedEntry, Release, Settle, Transition
 from simulation.database import AppSession, Database, RemoteStore, Transaction
@@ -65,7 +65,7 @@ def vanished_now(store: ReferenceStore, row: Row) -> None:
     row.in_doubt_since = row.in_doubt_since or store.clock()
 
 
-def same_token(original: Any, working: Dispatcher, *rest: Any) -> Any:
+def same_token(original: Any, working: ClaimLoops, *rest: Any) -> Any:
     return replace(original(working, *rest), token=UUID(int=1))
 
 
@@ -142,7 +142,7 @@ GUARDS: dict[str, Patch] = {
     "a vanished sender's doubt begins when it is found": without(ReferenceStore, "_take_over", vanished_now),
     "a delivery is not counted at the claim": around(ReferenceStore, "_lease", uncounted),
     "what may have been sent is pinned anew": around(ReferenceStore, "_lease", pinned_anew),
-    "every claim bears the same token": around(Dispatcher, "_request", same_token),
+    "every claim bears the same token": around(ClaimLoops, "_request", same_token),
     "the lease is not checked before the call": without(sender.Sender, "_ask_in_time", without_a_deadline),
     "the lease is measured from the claim's answer": around(sender.Sender, "start", started_late),
     "what is on record is not heeded": without(triage, "known_of", lambda outcome: None),

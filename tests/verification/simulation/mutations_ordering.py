@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dispatchers import decide_lookup
-from dispatchers.dispatcher import Dispatcher
+from dispatchers.pipeline.outcome_collector import OutcomeCollector
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition
 from simulation import reference
 from simulation import reference_operators as reference_people
@@ -36,7 +36,7 @@ def first_of_all(tables: Any, ordering_key: str) -> Any:
     return reference_lanes._lane(tables, ordering_key)[0][0]
 
 
-def halting_in_spite(self: Dispatcher, entry: ClaimedEntry, change: Transition) -> Transition:
+def halting_in_spite(self: OutcomeCollector, entry: ClaimedEntry, change: Transition) -> Transition:
     return change
 
 
@@ -66,5 +66,5 @@ LANE_GUARDS: dict[str, Patch] = {
     "what is absent does not wait for those that were let by": without(
         decide_lookup, "_may_be_overtaken", lambda *_: False
     ),
-    "an adapter's word that lanes go on is not heeded": without(Dispatcher, "_halting", halting_in_spite),
+    "an adapter's word that lanes go on is not heeded": without(OutcomeCollector, "_halting", halting_in_spite),
 }

@@ -1,0 +1,346 @@
+"""The heart of the sending side: the loops that claim, have sent what they claimed, and settle.
+
+A claim is committed before anything is sent, and no transaction is open during a send. While one loop waits for the database,
+what the other has claimed is sent.
+"""
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from dispatchers.callbacks import Callbacks
+from dispatchers.flow_control.quota import Quota
+from dispatchers.pipeline.callback_pace import CallbackPace
+from dispatchers.pipeline.failover_guard import FailoverGuard
+from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
+from dispatchers.pipeline.outage_log import OutageLog
+from dispatchers.pipeline.outcome_collector import OutcomeCollector
+from dispatchers.pipeline.routing import Routes
+from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Scheduler
+from dispatchers.pipeline.sender import Sender
+from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
+from dispatchers.pipeline.triage import Triage
+from dispatchers.settings import Settings
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.protocol import CallbacksChanged, Exchange, Store
+from dispatchers.transitions import Ending, Release
+from outbox.errors import ConfigurationError
+from outbox.keys import Keyring
+from outbox.times import NEVER
+
+log = logging.getLogger("outbox.dispatcher")
+
+CLAIM_LOOPS = 2  # exchanges with the database at once
+SWEEP_SECONDS = 1.0  # what became due behind the hints is found by then
+LINGER_SECONDS = 0.01  # settling waits so long for company
+TELLS_MAX = 20  # tries to tell the others of free slots, `BUSY_SECONDS` apart; then these are left to their lease's end
+
+
+class Progress(NamedTuple):
+    """What an exchange brought. asked: whether it asked for anything. claimed: with what was passed over."""
+
+    asked: bool = False
+    claimed: int = 0
+    settled: int = 0
+
+
+class ClaimLoops:
+    """Claims, has what it claimed sent, and settles it with a later exchange.
+
+    guard: stops the claims after a failover. env, keyring: asked when they are needed, as the app may configure them late.
+    clock: ours, in seconds. refusal: why this process must end, if it must.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        routes: Routes,
+        callbacks: Callbacks,
+        guard: FailoverGuard,
+        outages: OutageLog,
+        *,
+        env: Callable[[], str],
+        keyring: Callable[[], Keyring],
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._settings, self._store, self._routes, self._callbacks = settings, store, routes, callbacks
+        self._guard, self._outages, self._keyring, self._clock, self._rng = guard, outages, keyring, clock, rng
+        self._flow = FlowMonitor(settings.limits, clock=clock, rng=rng)
+        pace = CallbackPace(settings.callbacks_at_once, settings.usable, callbacks.destinations)
+        self._scheduler = Scheduler(
+            routes.destinations,
+            slots=settings.concurrency,
+            slots_in_all=settings.in_flight_max,
+            slots_of=settings.concurrency_of,
+            shut_until=self._flow.shut_until,
+            pace=pace,
+        )
+        self._collector = OutcomeCollector(
+            settings, store, routes, callbacks, self._scheduler, self._flow, pace, outages, clock=clock, rng=rng
+        )
+        self._triage = Triage(
+            routes,
+            self._scheduler,
+            env=env,
+            fencing_delay=settings.fencing_delay,
+            clock=clock,
+            flow=self._flow,
+            done=self._collector.done,
+        )
+        self._sender = Sender(
+            store=store,
+            keyring=keyring,
+            usable=settings.usable,
+            clock=clock,
+            rng=rng,
+            flow=self._flow,
+            done=self._collector.done,
+        )
+        self._exchanging = 0
+        self._swept_at = -SWEEP_SECONDS
+        self._has_looked = False  # before it has, it does not know whose age a pause has stopped
+        self._cutoff = NEVER
+        self.refusal: ConfigurationError | None = None
+
+    def begin(self) -> None:
+        """Start on this event loop."""
+        self._cutoff = NEVER
+        self._collector.begin()
+
+    async def run_once(self) -> int:
+        """Claim, send and settle what is due now; returns how many entries settled."""
+        settled = await self._claim_first()
+        settled += await self._drain_in_loops()
+        for _ in range(TELLS_MAX):
+            if not self._flow.keeps_free_slots:
+                break
+            await asyncio.sleep(BUSY_SECONDS)
+            settled += await self._drain_in_loops()
+        await self._sender.abandon()  # nothing is under way: this only sends the workers home
+        return settled + self._collector.settled_alone
+
+    def until(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
+        """The loops, to be awaited together; a database that is away is waited for."""
+        return [self._claim_loop(stopping) for _ in range(CLAIM_LOOPS)]
+
+    async def drain(self, grace: timedelta) -> None:
+        """Finish what is in flight within the grace, settle it, and leave the rest to their leases' end."""
+        until = self._clock() + grace.total_seconds()
+        await self._sender.finish(grace)
+        await self._collector.alone.finish(timedelta(seconds=until - self._clock()))
+        outcomes, tells = self._collector.outcomes, 0
+        while len(outcomes) or outcomes.has_postponed or (self._flow.keeps_free_slots and tells < TELLS_MAX):
+            tells += 1
+            try:
+                await self._exchange([], NEVER)
+                await self._settle_postponed(is_last_chance=True)
+            except Exception as error:
+                self._outages.failed(error)
+                if (len(outcomes) or outcomes.has_postponed) and self._clock() > until:
+                    raise
+                await asyncio.sleep(STORE_RETRY_SECONDS[0])
+            else:
+                if self._flow.keeps_free_slots:
+                    await asyncio.sleep(BUSY_SECONDS)
+
+    async def abandon(self) -> None:
+        """Stop sending at once."""
+        await self._sender.abandon()
+        await self._collector.alone.abandon()
+
+    # --- the loops
+
+    async def _claim_first(self) -> int:
+        """One lane alone, until the first claim says what "now" is: the other's claim could otherwise come so late that it
+        finds what has come due again meanwhile.
+        """
+        settled, asked = 0, True
+        while self._cutoff == NEVER and asked and not self._scheduler.all_asked:
+            progress = await self._exchange(self._scheduler.take(self._clock()), NEVER)
+            settled, asked = settled + progress.settled, progress.asked
+        return settled
+
+    async def _drain_in_loops(self) -> int:
+        counts = await asyncio.gather(*(self._drain_what_is_due() for _ in range(CLAIM_LOOPS)), return_exceptions=True)
+        for count in counts:
+            if isinstance(count, BaseException):
+                raise count
+        await self._exchange([], self._cutoff)  # what of the last ones is still to be told
+        return sum(count for count in counts if isinstance(count, int))
+
+    async def _drain_what_is_due(self) -> int:
+        settled = 0
+        while True:
+            settled += await self._settle_postponed()
+            progress = await self._exchange(self._scheduler.take(self._clock()), self._cutoff)
+            settled += progress.settled
+            if progress.claimed or self._collector.outcomes or (progress.asked and not self._scheduler.all_asked):
+                continue
+            if self._sender or self._collector.alone or self._exchanging or self._collector.outcomes.has_postponed:
+                self._collector.news.clear()
+                await _first_set(self._collector.news, seconds=self._collector.outcomes.again_in)
+            elif self._scheduler.all_asked:
+                self._collector.news.set()  # the other lane may wait for the end of this one's exchange
+                return settled
+
+    async def _claim_loop(self, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            progress = await self._exchange_patiently(stopping)
+            if not (progress.claimed or (progress.asked and not self._scheduler.all_asked)):
+                await self._rest(stopping)
+
+    async def _exchange_patiently(self, stopping: asyncio.Event) -> Progress:
+        first, most = STORE_RETRY_SECONDS
+        tries = 0
+        while not stopping.is_set():
+            try:
+                if self._clock() - self._swept_at >= SWEEP_SECONDS:
+                    await self.sweep()
+                    self._guard.tell()
+                    if stopping.is_set():  # meanwhile: what is claimed now would never be sent
+                        break
+                await self._settle_postponed()
+                return await self._exchange(self._scheduler.take(self._clock()) if self._has_looked else [], NEVER)
+            except ConfigurationError as refusal:  # no waiting mends it: this process ends, the others go on
+                self.refusal = refusal
+                stopping.set()
+            except Exception as error:
+                self._outages.failed(error)
+                delay = min(first * 2 ** min(tries, 10), most) * (0.5 + self._rng.random() / 2)
+                tries += 1
+                await _first_set(stopping, seconds=delay)
+        return Progress()
+
+    async def _rest(self, stopping: asyncio.Event) -> None:
+        """Wait until there is something to settle, or it is time to poll; then a moment longer, for company."""
+        waiting = self._settings.poll.total_seconds() * (0.5 + self._rng.random() / 2)
+        waiting = min(waiting, self._flow.opens_in(self._clock()), self._collector.outcomes.again_in)
+        if not self._collector.outcomes:
+            self._collector.news.clear()
+            await _first_set(self._collector.news, stopping, seconds=waiting)
+            self._scheduler.begin_round()
+        if self._collector.outcomes and self._sender and len(self._collector.outcomes) < BATCH_ENTRIES_MAX:
+            await _first_set(stopping, seconds=LINGER_SECONDS)
+
+    # --- one exchange
+
+    async def _exchange(self, quotas: Sequence[Quota], cutoff: datetime) -> Progress:
+        """Settle what has come back, claim what is wanted, start the sending of what was claimed."""
+        settlements = self._collector.take()
+        if not (quotas or settlements or self._flow.has_news):
+            return Progress()
+        started = self._clock()
+        self._exchanging += 1
+        exchange, request = Exchange(), self._request(quotas, cutoff)
+        try:
+            exchange = await self._store.exchange(settlements, request)
+        except BaseException as error:
+            self._scheduler.give_all_back(quotas)
+            self._collector.outcomes.put_back(settlements)  # kept until the database is back
+            self._collector.news.set()
+            if not isinstance(error, CallbacksChanged):
+                raise
+            await self._learn_callbacks()
+            return Progress(asked=bool(quotas))
+        finally:
+            self._exchanging -= 1
+            pressing = request.pressing
+            if pressing is not None and self._flow.learn(pressing, exchange.pressures, request.token):
+                self._scheduler.begin_round()
+        self._scheduler.found(quotas, exchange.claimed)
+        self._outages.answered()
+        if exchange.claimed:
+            self._collector.news.set()  # not for nothing: two idle lanes would wake each other without end
+            self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
+            self._collector.note_claim(exchange.claimed, request.token, started)
+        self._sender.start(self._triage.sort(exchange.claimed, started))
+        settled = self._take_note(settlements, exchange)
+        claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due behind
+        return Progress(asked=bool(quotas), claimed=claimed, settled=settled)
+
+    async def _settle_postponed(self, *, is_last_chance: bool = False) -> int:
+        """Apart from what others wait for: somebody else may still have a row locked. Returns how many were settled."""
+        postponed = self._collector.take_postponed(is_last_chance=is_last_chance)
+        if not postponed:
+            return 0
+        try:
+            exchange = await self._store.exchange(postponed, None)
+        except BaseException as error:
+            self._collector.outcomes.postpone(postponed, {entry.id for entry, _ in postponed})
+            if not isinstance(error, CallbacksChanged):
+                raise
+            await self._learn_callbacks()
+            return 0
+        return self._take_note(postponed, exchange)
+
+    def _take_note(self, settlements: Sequence[Ending], exchange: Exchange) -> int:
+        """What became of these settlements; returns how many took effect."""
+        self._collector.outcomes.postpone(settlements, exchange.postponed)
+        told = _without_lost(settlements, exchange)
+        return sum(not isinstance(change, Release) for _, change in told)
+
+    def _request(self, quotas: Sequence[Quota], cutoff: datetime) -> ClaimRequest:
+        return ClaimRequest(
+            quotas=quotas,
+            entries_max=BATCH_ENTRIES_MAX,
+            token=UUID(int=self._rng.getrandbits(128)),
+            lease=self._settings.lease,
+            forms=self._routes.forms,
+            cutoff=cutoff,
+            completions=self._callbacks.complete_requests,
+            callbacks=self._callbacks.to_record,
+            seen=self._guard.seen,
+            pressing=self._flow.take(quotas),
+            unserved=self._scheduler.unserved,
+        )
+
+    # --- what changes without us
+
+    async def sweep(self) -> None:
+        """Look whether the database is what it was, for new destinations, for what is due behind the hints, and for pressure."""
+        self._swept_at = self._clock()
+        await self._guard.look()
+        if not self._has_looked:
+            await self._store.require_secrets(self._keyring(), recording=True)
+        await self._look_at_callbacks()
+        self._scheduler.learn(await self._store.destinations())
+        self._flow.look(await self._store.pressures())
+        self._has_looked = True
+
+    async def _look_at_callbacks(self) -> None:
+        """Put ours on record at the start; then take over the entries that wait for them."""
+        if not self._has_looked:
+            self._callbacks.learn(await self._store.callbacks(self._callbacks.to_record))
+        if self._callbacks.to_record and (taken := await self._store.take_over(self._callbacks.to_record)):
+            log.info("took over %d entries whose callbacks other processes do not have", taken)
+
+    async def _learn_callbacks(self) -> None:
+        """The record of callbacks has changed: what is to be settled may have a callback that only another process has."""
+        self._callbacks.learn(await self._store.callbacks())
+
+
+def _without_lost(settlements: Sequence[Ending], exchange: Exchange) -> Sequence[Ending]:
+    """What the database took; what it will never take is reported."""
+    if len(exchange.settled) == len(settlements):
+        return settlements
+    for entry, change in settlements:
+        if entry.id not in exchange.settled and entry.id not in exchange.postponed:
+            log.warning("entry %s: its lease was lost before it settled (%s)", entry.id, type(change).__name__)
+    return [(entry, change) for entry, change in settlements if entry.id in exchange.settled]
+
+
+async def _first_set(*events: asyncio.Event, seconds: float) -> None:
+    """Wait for one of them, but so long at most; infinity for as long as it takes."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=None if seconds == math.inf else seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

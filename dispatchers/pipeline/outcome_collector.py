@@ -1,0 +1,163 @@
+"""Collects what ended: frees its permits, and has it settled in the next batch, or alone together with its callback."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from dispatchers.callbacks import Callbacks
+from dispatchers.decide import hand_over, without_block
+from dispatchers.delivery import Outcome
+from dispatchers.pipeline.callback_pace import CallbackPace
+from dispatchers.pipeline.flow_monitor import FlowMonitor
+from dispatchers.pipeline.outage_log import OutageLog
+from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
+from dispatchers.pipeline.routing import Routes
+from dispatchers.pipeline.scheduler import Scheduler
+from dispatchers.pipeline.settlement import SettlementWorker
+from dispatchers.pipeline.unserved_log import UnservedLog
+from dispatchers.settings import Settings
+from dispatchers.store.protocol import Store
+from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, RetryCallback, Settle, Transition
+
+log = logging.getLogger("outbox.dispatcher")
+
+MISSING = (
+    "its outcome is stored, and its callback `{name}`, which is on record, is not registered here: a process that has it settles"
+    " the entry; if the callback was removed for good, run `outbox callbacks forget '{name}'`"
+)
+
+
+class OutcomeCollector:
+    """Receives one event for each claimed entry, `done`, and chooses how the entry is settled.
+
+    outcomes: what the next batches settle. alone: settles the entries that commit together with a callback.
+    news: set for the claim loops when there is something to settle, a claim, a free permit, or a loop's end.
+    settled_alone: how many entries settled with a callback since `begin`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        routes: Routes,
+        callbacks: Callbacks,
+        scheduler: Scheduler,
+        flow: FlowMonitor,
+        pace: CallbackPace,
+        outages: OutageLog,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._routes = routes
+        self._callbacks = callbacks
+        self._scheduler = scheduler
+        self._flow = flow
+        self._pace = pace
+        self._missing = UnservedLog(clock)
+        self.outcomes = OutcomeBuffer(clock=clock, patience=settings.lease / 4)
+        self.alone = SettlementWorker(
+            store,
+            pace,
+            at_once=settings.callbacks_at_once,
+            usable=settings.usable,
+            clock=clock,
+            rng=rng,
+            callbacks=callbacks,
+            ended=self._ended_alone,
+            away=outages.failed,
+        )
+        self.news = asyncio.Event()
+        self.settled_alone = 0
+
+    def begin(self) -> None:
+        """Start on this event loop: each `asyncio.run` brings another."""
+        self.news = asyncio.Event()
+        self.settled_alone = 0
+        self.alone.begin()
+
+    # --- before the send
+
+    def note_claim(self, claimed: Sequence[ClaimedEntry], token: UUID, started: float) -> None:
+        """These entries were claimed with this token; `started`, by our clock, was before the claim."""
+        if self._callbacks:
+            self.alone.note_claim(token, started)
+            for entry in claimed:
+                if self._callbacks.may_call(entry):
+                    self._pace.hold(entry.destination)
+
+    # --- after it
+
+    def done(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
+        """This entry needs its permit no longer.
+
+        outcome: what the adapter answered, if the entry was sent. change: None if the claim is left to its lease's end.
+        """
+        if outcome is not None:
+            self._flow.hear(entry, outcome)
+        self._free_permit(entry)
+        if change is not None:
+            self._flow.end(entry)
+            self._settle(entry, change)
+
+    def _settle(self, entry: ClaimedEntry, change: Transition) -> None:
+        """With the next batch, or alone if a callback or its request's completion commits with it."""
+        if entry.position is not None:
+            change = self._halting(entry, change)
+        if self._callbacks and isinstance(change, Settle | MarkUncertain):
+            calls = self._callbacks.calls(entry, change)
+            if any(calls):
+                # Its permit stays taken, or slow callbacks would let outcomes pile up until their leases end.
+                self._scheduler.hold(entry.destination)
+                self._pace.hold(entry.destination)
+                self.alone.start(entry, change, calls)
+                return
+            if self._callbacks.may_call(entry):
+                self._pace.measure(0.0)
+        self._settle_in_batch(entry, change)
+
+    def _halting(self, entry: ClaimedEntry, change: Transition) -> Transition:
+        """The transition, without a block where the adapter lets its ordering groups continue."""
+        route = self._routes.find(entry.operation)
+        return change if route is None or route.memory.failure_blocks_group else without_block(change)
+
+    def _settle_in_batch(self, entry: ClaimedEntry, change: Transition) -> None:
+        self.outcomes.add(entry, change)
+        self.news.set()
+
+    def _ended_alone(self, entry: ClaimedEntry, settled: bool, instead: Transition | None) -> None:
+        if instead is not None:
+            self._settle_in_batch(entry, instead)
+        self.settled_alone += settled
+        self._free_permit(entry)
+        self._scheduler.begin_round()  # its callback may have enqueued something, and others of its kind may be claimed
+
+    def _free_permit(self, entry: ClaimedEntry) -> None:
+        self._scheduler.give_back(entry.destination)
+        if self._callbacks and self._callbacks.may_call(entry):
+            self._pace.give_back(entry.destination)
+        self.news.set()
+
+    # --- for the next exchange with the database
+
+    def take(self) -> list[Ending]:
+        """What the next exchange settles."""
+        return [self._hand_over(ending) for ending in self.outcomes.take()]
+
+    def take_postponed(self, *, is_last_chance: bool) -> list[Ending]:
+        """What is to be tried again now because another transaction had locked a row."""
+        return [self._hand_over(ending) for ending in self.outcomes.take_postponed(is_last_chance=is_last_chance)]
+
+    def _hand_over(self, ending: Ending) -> Ending:
+        """The ending, or the outcome stored for another process. Decided just before the store is asked, by the same record."""
+        entry, change = ending
+        end = change.end if isinstance(change, RetryCallback) and change.callback is not None else change
+        if not isinstance(end, Settle | MarkUncertain):
+            return ending
+        missing = self._callbacks.missing(entry, end)
+        if missing is None:
+            return entry, end
+        self._missing.leave(entry, MISSING.format(name=missing))
+        return entry, hand_over(end, missing)
