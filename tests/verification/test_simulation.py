@@ -8,12 +8,12 @@ from datetime import timedelta
 from random import Random
 
 import pytest
-from simulation.__main__ import SEEDS
 from simulation.app import OUTBOX
 from simulation.database import START, Database, RemoteStore
 from simulation.invariants import Promises
-from simulation.mutations import GUARDS, SEEDS_TO_FIND, first_broken
+from simulation.mutations import GUARDS, first_broken
 from simulation.run import simulate
+from simulation.seeds import FOUND_BY, SEEDS_IN_CI
 from simulation.world import Process, World
 from support.database import IMPORT_PATH
 
@@ -25,14 +25,18 @@ PARTS = 10  # of the seeds, so that several processes share them
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_seed_breaks_a_promise(part: int) -> None:
-    each = SEEDS // PARTS
+    each = SEEDS_IN_CI // PARTS
     for seed in range(part * each, (part + 1) * each):
         simulate(seed)
 
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_without_a_guard_a_promise_is_broken_within_a_thousand_seeds(guard: str) -> None:
-    assert first_broken(guard, SEEDS_TO_FIND) is not None
+    assert first_broken(guard) is not None
+
+
+def test_a_seed_is_recorded_of_no_guard_that_there_is_not() -> None:
+    assert FOUND_BY.keys() <= GUARDS.keys()
 
 
 def test_a_seed_plays_the_same_run_again_in_any_process() -> None:
@@ -55,7 +59,7 @@ def test_a_seed_plays_the_same_run_again_in_any_process() -> None:
 def test_a_broken_promise_is_told_with_its_seed_and_the_command_that_shows_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broken = first_broken("the fence is gone", SEEDS_TO_FIND)
+    broken = first_broken("the fence is gone")
     assert broken is not None
 
     assert f"seed {broken.seed}: entry " in str(broken)

@@ -23,9 +23,8 @@ from simulation.mutations_restore import RESTORE_GUARDS
 from simulation.reference import ReferenceStore, _form
 from simulation.reference_rows import Row
 from simulation.run import BrokenRun, simulate
+from simulation.seeds import FOUND_BY, SEEDS_TO_FIND
 from simulation.trace import BrokenPromise
-
-SEEDS_TO_FIND = 1000
 
 # --- claiming
 
@@ -167,11 +166,11 @@ GUARDS: dict[str, Patch] = {
 }
 
 
-def first_broken(guard: str, seeds: int, first: int = 0) -> BrokenRun | None:
-    """The first seed, of so many, whose run breaks a promise without this guard."""
+def first_broken(guard: str) -> BrokenRun | None:
+    """The run of a seed that breaks a promise without this guard, if there is one."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         GUARDS[guard](monkeypatch)
-        for seed in range(first, first + seeds):
+        for seed in (FOUND_BY.get(guard, 0), *range(SEEDS_TO_FIND)):
             try:
                 simulate(seed)
             except BrokenRun as broken:
