@@ -13,7 +13,7 @@ import pytest
 from promela.check import runs
 from simulation.mutations import GUARDS
 from simulation.seeds import SEEDS_IN_CI, SEEDS_TO_FIND
-from support.crash import ROUNDS
+from support.crash import ROUNDS_IN_CI
 from support.docs_pages import PAGES, ROOT, rows_of, snippets_of, tables_of
 
 from dispatchers import Adapter, Breaker, Dispatcher, Limits, Operations
@@ -249,7 +249,7 @@ def test_the_figures_of_what_was_shown_are_those_of_the_tests() -> None:
         "settings of the model": len(runs()),
         "of these in CI": sum(run.quick for run in runs()),
         "of those in CI, with a guard removed": sum(run.quick and run.expected == "fails" for run in runs()),
-        "rounds at each point in CI": ROUNDS,
+        "rounds at each point in CI": ROUNDS_IN_CI,
     }
     assert [row["point"] for row in rows_of(proof, "point")] == list(POINTS)
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from support.crash import ROUNDS
+from support.crash import ROUNDS_IN_CI
 from support.database import IMPORT_PATH, Database
 
 from dispatchers.testing.failpoints import POINTS, failpoint
@@ -16,13 +16,15 @@ from outbox.errors import InvalidValue
 def test_a_process_killed_at_any_point_leaves_nothing_untrue(postgresql: Database, point: str) -> None:
     url = postgresql.url.render_as_string(hide_password=False)
     done = subprocess.run(
-        [sys.executable, "-m", "support.crash", "--url", url, "--point", point],
+        [sys.executable, "-m", "support.crash", "--url", url, "--point", point, "--rounds", str(ROUNDS_IN_CI)],
         env=os.environ | {"PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
     )
 
-    assert (done.returncode, done.stdout) == (0, f"{point}: {ROUNDS} killed, all is true\n"), done.stdout + done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{point}: {ROUNDS_IN_CI} killed, all is true\n"), (
+        done.stdout + done.stderr
+    )
 
 
 def test_a_point_that_does_not_exist_is_refused_with_those_that_do() -> None:
