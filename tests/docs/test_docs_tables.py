@@ -112,11 +112,11 @@ def test_the_encodings_have_the_printed_lengths() -> None:
     }
 
 
-# --- docs/adapters.md
+# --- docs/adapter-contract.md
 
 
 def test_the_declarations_of_the_page_and_their_defaults_are_those_of_the_code() -> None:
-    rows = rows_of((ROOT / "docs" / "adapters.md").read_text(), "declaration", "default")
+    rows = rows_of((ROOT / "docs" / "adapter-contract.md").read_text(), "declaration", "default")
 
     declared = {name for name, value in vars(Adapter).items() if not name.startswith("_") and not callable(value)}
     taken = set(Operations.operation.__kwdefaults__)

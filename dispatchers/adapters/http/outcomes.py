@@ -27,7 +27,7 @@ STATUSES: Final[Mapping[int, Meaning]] = {
     **dict.fromkeys((401, 403, 407, 429), "deferred"),
 }
 """What a status means unless the service documents otherwise. 2xx is delivered, all else unknown: 406 may come after the
-work, a proxy's 503 too, and a 409 can be anything. Source: docs/adapters.md, "When Deferred, when Unknown"."""
+work, a proxy's 503 too, and a 409 can be anything. Source: docs/adapter-contract.md, "When Deferred, when Unknown"."""
 
 OF_ALL: Final = frozenset((401, 403, 407, 429, 503))
 """The statuses that speak of us or of the service, not of one request: the whole destination waits. Of 503 only with a
