@@ -1,7 +1,7 @@
-"""What a person decides about an entry or a destination, each on record with a name and a reason.
+"""Operator decisions about an entry or a destination, each recorded with a name and a reason.
 
-A decision changes one row under its condition, in the caller's transaction, and sends nothing: what it brings about, a running
-dispatcher carries out, callbacks included. Behind the commands `outbox retry|cancel|resolve|release|pause|resume`.
+A decision changes one row under its condition, in the caller's transaction, and sends nothing: a running dispatcher carries
+it out, callbacks included. The commands `outbox retry|cancel|resolve|release|pause|resume` call these functions.
 """
 
 import json
@@ -35,9 +35,9 @@ _STATES: Mapping[Verdict, Any] = {"happened": "delivered", "did_not_happen": "fa
 
 
 def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
-    """Make a waiting entry due now. It counts as no attempt, and no limit is lifted.
+    """Make a waiting entry due now. It counts no attempt and lifts no limit.
 
-    Returns whether it is to be sent; of one whose outcome is known only the callback is called.
+    Returns whether it will be sent; if its outcome is recorded, only its callback is called.
 
     Raises `EntryNotFound`, `InvalidValue` for an actor or reason outside its limits, and `DecisionRefused` unless the entry is
     `pending` or `retry` and not held, or while it waits out an earlier sender after a "send again".
@@ -48,14 +48,14 @@ def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str,
     if known is not None and known.attempts is None:
         raise _refused(row, f"an operator has decided that it is {known.state}; a running dispatcher carries that out")
     if row.state == "uncertain":
-        raise _refused(row, "it may have happened: `resolve` it, once you have looked at the service")
-    _require(row, {"pending", "retry"}, "only a waiting one can be tried now")
+        raise _refused(row, "it may have happened: check with the service, then `resolve` it")
+    _require(row, {"pending", "retry"}, "only a waiting entry can be retried")
     if row.state == "pending" and row.maybe_sent:
-        raise _refused(row, "it is to be sent again, as soon as no earlier sender can be at work any more")
+        raise _refused(row, "it will be sent again, once no earlier send can still be in flight")
     if row.position is not None and row.due_at == NEVER:
-        raise _refused(row, "it waits behind another entry of its lane, as `show` tells")
+        raise _refused(row, "it is blocked by an earlier entry of its ordering group, which `show` prints")
     _write(connection, tables, row, due_at=clock())
-    _record(connection, tables, entry_id, actor, reason or "to be tried now")
+    _record(connection, tables, entry_id, actor, reason or "made due now")
     return known is None
 
 
@@ -71,13 +71,16 @@ def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str
     row = _row(connection, tables, entry_id)
     known = known_of(row.outcome)
     if known is not None and known.attempts is not None:
-        raise _refused(row, f"it is known to be {known.state}, and only its callback is due")
-    _require(row, {"pending", "retry"}, "only a waiting one can be cancelled")
+        raise _refused(row, f"its outcome is recorded as {known.state}, and only its callback is due")
+    _require(row, {"pending", "retry"}, "only a waiting entry can be cancelled")
     if row.maybe_sent:
-        raise _refused(row, "it may have been sent, so it cannot be cancelled any more")
+        raise _refused(row, "it may have been sent, so it cannot be cancelled")
     if is_held(connection, tables):
-        raise _refused(row, "the database may have forgotten that it was sent: `outbox resume --after-restore` first")
-    told = reason or "cancelled by a person"
+        raise _refused(
+            row,
+            "sending is suspended and the database may have lost the record of a send: run `outbox resume --after-restore` first",
+        )
+    told = reason or "cancelled by an operator"
     now: datetime = connection.execute(select(clock())).scalar_one()
     is_nobodys = _is_foreign(connection, tables, row) or _is_unserved_for_long(connection, tables, row, now)
     at_once = is_nobodys and not _has_callback(connection, tables, entry_id)
@@ -112,25 +115,25 @@ def resolve(
     if verdict not in _STATES:
         raise InvalidValue("verdict", verdict, f"must be one of {sorted(_STATES)}")
     if not reason.strip():
-        raise InvalidValue("reason", reason, "must say how you know: it stays on record")
+        raise InvalidValue("reason", reason, "must say how you know; it is recorded")
     check_word(actor, reason)
     if result is not None:
         encode_json("result", result, RESULT_BYTES_MAX)
     row = _row(connection, tables, entry_id)
-    _require(row, {"uncertain"}, "only an uncertain one can be resolved")
+    _require(row, {"uncertain"}, "only an uncertain entry can be resolved")
     _know(connection, tables, row, Known(state=_STATES[verdict], result=result, reason=reason))
     _record(connection, tables, entry_id, actor, f"{verdict}: {reason}")
 
 
 def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> None:
-    """Let a held entry go on: it is due now, but for an uncertain one, which still waits for somebody's word, or for a look.
+    """Release a suspended entry: it is due now. An uncertain one still waits for a decision or a status lookup.
 
     Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if it is not held.
     """
     check_word(actor, reason)
     row = _row(connection, tables, entry_id)
     if row.hold is None:
-        raise _refused(row, "it is not held")
+        raise _refused(row, "it is not suspended")
     undecided = row.state == "uncertain" and known_of(row.outcome) is None and lookup_of(row.outcome) is None
     _write(connection, tables, row, hold=None, due_at=NEVER if undecided else clock())
     _record(connection, tables, entry_id, actor, reason or f"released from: {row.hold}")
@@ -139,25 +142,25 @@ def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: st
 def release_group(
     connection: Connection, tables: Tables, ordering_key: str, *, actor: str, reason: str | None = None
 ) -> None:
-    """Let a lane go on that halted behind an entry.
+    """Release a blocked ordering group.
 
-    Raises `InvalidValue`, and `EntryNotFound` if no lane of this key is halted.
+    Raises `InvalidValue`, and `EntryNotFound` if no ordering group of this key is blocked.
     """
     check_word(actor, reason)
     halted = tables.halted
     gone = delete(halted).where(halted.c.ordering_key == ordering_key).returning(halted.c.entry_id, halted.c.reason)
     row = connection.execute(gone).one_or_none()
     if row is None:
-        raise EntryNotFound(f"no lane with the ordering key {ordering_key!r} is halted")
+        raise EntryNotFound(f"ordering group {ordering_key!r} is not blocked")
     advance(connection, tables, [Place(ordering_key, 0)])  # the first that waits, whoever that is
-    _record(connection, tables, row.entry_id, actor, reason or f"its lane was released from: {row.reason}")
+    _record(connection, tables, row.entry_id, actor, reason or f"ordering group released from: {row.reason}")
 
 
 # --- destinations
 
 
 def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str | None = None) -> bool:
-    """Have nothing more sent to a destination; returns whether anything waits for it. A second pause takes the first's place.
+    """Pause a destination; returns whether any entry waits for it. A second pause replaces the first.
 
     Raises `InvalidValue`.
     """
@@ -169,9 +172,9 @@ def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reas
 
 
 def resume(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str | None = None) -> None:
-    """Let a destination go on at once: its pause ends, its cool-down, and its breaker is closed.
+    """Resume a destination at once: ends its pause and Retry-After cooldown, and closes its circuit breaker.
 
-    Raises `InvalidValue`, and `DecisionRefused` if nothing keeps it from going on.
+    Raises `InvalidValue`, and `DecisionRefused` if it is not paused or throttled.
     """
     check_field("destination", name)
     check_word(actor, reason)
@@ -179,7 +182,7 @@ def resume(connection: Connection, tables: Tables, name: str, *, actor: str, rea
     pressed = destination.c.name == name, store_flow_control.is_throttled(tables, clock())
     if connection.execute(select(destination.c.name).where(*pressed).with_for_update()).one_or_none() is None:
         raise DecisionRefused(
-            f"nothing keeps destination {name!r} from going on: `outbox destinations` lists them", "closed"
+            f"destination {name!r} is not paused or throttled: `outbox destinations` lists all", "closed"
         )
     _write_destination(
         connection,
@@ -212,16 +215,16 @@ def _has_entries(connection: Connection, tables: Tables, name: str) -> bool:
 def check_word(actor: str, reason: str | None) -> None:
     """Raise `InvalidValue` for an actor or a reason that cannot stay on record."""
     if not actor.strip():
-        raise InvalidValue("actor", actor, "must name who decides: it stays on record")
+        raise InvalidValue("actor", actor, "must name the operator; it is recorded")
     _check_text("actor", actor, ACTOR_CHARS_MAX)
     _check_text("reason", reason or "", REASON_CHARS_MAX)
 
 
 def _check_text(name: str, text: str, chars_max: int) -> None:
     if len(text) > chars_max:
-        raise InvalidValue(name, text, f"has {len(text)} characters; at most {chars_max} are kept")
+        raise InvalidValue(name, text, f"has {len(text)} characters; the maximum is {chars_max}")
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise InvalidValue(name, text, "holds a NUL character or a lone surrogate, which no database keeps")
+        raise InvalidValue(name, text, "contains a NUL character or a lone surrogate, which databases cannot store")
 
 
 # --- the row, under lock, and what is written to it
@@ -241,11 +244,11 @@ def _row(connection: Connection, tables: Tables, entry_id: UUID) -> Row[Any]:
 
 def _require(row: Row[Any], states: set[str], otherwise: str) -> None:
     if row.state == "sending":
-        raise _refused(row, "it is being sent, or looked for, now; ask again when that has ended")
+        raise _refused(row, "a send or a status lookup is in flight; try again when it has ended")
     if row.state not in states:
         raise _refused(row, otherwise)
     if row.hold is not None:
-        raise _refused(row, f"it is held ({row.hold}): `release` it first")
+        raise _refused(row, f"it is suspended ({row.hold}): `release` it first")
 
 
 def _refused(row: Row[Any], why: str) -> DecisionRefused:

@@ -1,4 +1,4 @@
-"""How each destination is: what is due for it, what weighs on it, and who decided so."""
+"""Each destination's backlog, throttling, and the operator decisions about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -65,7 +65,7 @@ class EntrySummary:
     due_at: datetime | None
     lease_until: datetime | None
     hold: str | None
-    behind: UUID | None
+    blocked_by: UUID | None
     known: str | None
     reason: str | None
     created_at: datetime
@@ -115,7 +115,7 @@ class Filter:
     operation: str | None = None
     destination: str | None = None
     parent: ParentWanted | None = None
-    held: bool = False
+    suspended: bool = False
     since: datetime | timedelta | None = None
 
 
@@ -171,7 +171,7 @@ def _waiting(
     found = _narrowed(select(at.label("at"), id), tables, wanted, id)
     if set(wanted.states) < set(WAITING_STATES):
         found = found.where(queue.c.state.in_(wanted.states))
-    if wanted.held:
+    if wanted.suspended:
         found = found.where(queue.c.hold.is_not(None), at == NEVER)  # as all of them are: so the index leads to them
     if since is not None:
         found = found.where(at >= since)
@@ -249,7 +249,7 @@ def _summary_columns(tables: Tables, withheld: frozenset[Any]) -> list[Any]:
         queue.c.due_at,
         queue.c.lease_until,
         queue.c.hold,
-        case((is_blocked(queue), func.coalesce(_halted_by(tables), _head(tables)))).label("behind"),
+        case((is_blocked(queue), func.coalesce(_halted_by(tables), _head(tables)))).label("blocked_by"),
         _readable(queue.c.outcome, withheld),
         settlement.c.reason,
         settlement.c.settled_at,
@@ -369,4 +369,6 @@ def _parsed(text: str | None) -> Any:
 
 
 def no_entry(id: UUID | str) -> EntryNotFound:
-    return EntryNotFound(f"there is no entry {id}: it was never enqueued in these tables, or was deleted after its end")
+    return EntryNotFound(
+        f"entry {id} does not exist: it was never enqueued in these tables, or was deleted after it ended"
+    )

@@ -1,4 +1,4 @@
-"""The read side for operators: how the outbox is, destination by destination, and what stands still in it.
+"""The read side for operators: queue health by destination, and entries that make no progress.
 
 Every function takes a Connection and reads with it, in whatever transaction it is in.
 """
@@ -20,7 +20,7 @@ from outbox.sql.ordering import is_blocked
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
 
-HALTED_LANES_MAX = 100
+BLOCKED_GROUPS_MAX = 100
 OVERDUE_LEASES_MAX = 100
 UNSERVED_MAX = 1000
 """How many of the entries that were released as unserved are looked at, and how many due ones of each of their destinations."""
@@ -34,14 +34,14 @@ LONG_OVER = timedelta(minutes=1)
 class DestinationOverview:
     """What waits for one destination.
 
-    states: how many entries are in each state. held: how many of them are held back by a person or a check. blocked: how many
-        wait behind another of their lane.
+    states: how many entries are in each state. suspended: how many of them an operator or a check suspended. blocked: how many
+        wait for an earlier entry of their ordering group.
     oldest_due_seconds: for how long the oldest one has waited that could be claimed now; None if there is none.
     """
 
     name: str
     states: dict[str, int]
-    held: int
+    suspended: int
     blocked: int
     oldest_due_seconds: float | None
     paused: bool
@@ -52,7 +52,7 @@ class DestinationOverview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedGroup:
-    """An ordering key whose entries wait until a person lets them go on."""
+    """An ordering group that is blocked until an operator releases it."""
 
     ordering_key: str
     entry_id: UUID
@@ -62,7 +62,7 @@ class BlockedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverdueLease:
-    """An entry that is being sent by nobody any more, and that nobody takes over.
+    """An entry whose lease expired long ago and that no dispatcher has claimed since.
 
     No dispatcher serves it, or none is running; or a transaction that does not end has locked its row. over_seconds: for how
     long its lease has been over.
@@ -75,7 +75,7 @@ class OverdueLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unserved:
-    """An operation whose entries wait because no dispatcher that looked at them could send them.
+    """An operation whose entries wait because no dispatcher that claimed them serves it.
 
     entries: how many of them are due. has_more: whether there may be more of them, as no more than the first `UNSERVED_MAX` due
     entries of a destination are counted. reason: why a dispatcher has released one of them.
@@ -90,7 +90,7 @@ class Unserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastResume:
-    """Who let the dispatchers go on after a failover or a restore, and why."""
+    """Who resumed sending after a failover or a restore, and why."""
 
     at: datetime
     by: str
@@ -102,15 +102,15 @@ class Overview:
     """The outbox at one moment of the database's clock.
 
     overdue: the leases that are long over, the oldest first. unserved: the operations that nobody has served for a while; None
-    for a role that may not read why entries wait. suspended_reason: why every dispatcher holds, if they do.
+    for a role that may not read why entries wait. suspended_reason: why sending is suspended, if it is.
     """
 
     at: datetime
     destinations: list[DestinationOverview]
     uncertain: int
-    held: int
+    suspended: int
     blocked: int
-    halted: list[BlockedGroup]
+    blocked_groups: list[BlockedGroup]
     overdue: list[OverdueLease]
     unserved: list[Unserved] | None
     suspended_reason: str | None
@@ -121,15 +121,15 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
     """Count what has not ended, for each destination. Reads the queue from end to end."""
     now: datetime = connection.execute(select(clock())).scalar_one()
     destinations = _destinations(connection, tables, now)
-    halted = select(tables.halted).order_by(tables.halted.c.since).limit(HALTED_LANES_MAX)
+    halted = select(tables.halted).order_by(tables.halted.c.since).limit(BLOCKED_GROUPS_MAX)
     meta = connection.execute(select(tables.meta)).one_or_none()
     return Overview(
         at=now,
         destinations=destinations,
         uncertain=sum(destination.states.get("uncertain", 0) for destination in destinations),
-        held=sum(destination.held for destination in destinations),
+        suspended=sum(destination.suspended for destination in destinations),
         blocked=sum(destination.blocked for destination in destinations),
-        halted=[BlockedGroup(**row._mapping) for row in connection.execute(halted)],
+        blocked_groups=[BlockedGroup(**row._mapping) for row in connection.execute(halted)],
         overdue=_overdue(connection, tables, now),
         unserved=_unserved(connection, tables, now),
         suspended_reason=meta.suspended_reason if meta is not None else None,
@@ -241,7 +241,7 @@ def _destination(name: str, rows: Sequence[Any], control: Any, now: datetime) ->
     return DestinationOverview(
         name=name,
         states={row.state: row.entries for row in rows},
-        held=sum(row.held for row in rows),
+        suspended=sum(row.held for row in rows),
         blocked=sum(row.blocked for row in rows),
         oldest_due_seconds=(now - min(due)).total_seconds() if due else None,
         paused=control is not None and control.paused,

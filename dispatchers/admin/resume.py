@@ -1,4 +1,4 @@
-"""Going on after a failover, a restore or a copy, by a person's word: what is unsettled counts as maybe sent.
+"""Resume after a failover, a restore or a copy, on an operator's decision: unsettled entries count as maybe sent.
 
 Every send that the database forgot was claimed after its last mark that survived. So doubt begins there, and the window in
 which an entry may be sent again counts from there; whatever its row says, nothing of it is known to have failed.
@@ -22,14 +22,14 @@ from outbox.sql.schema import Tables
 from outbox.times import MICROSECOND, NEVER, Instant
 
 ROWS_MAX = 1000  # a batch holds its locks for some 50 ms
-RESUMING = "a person is resuming after a restore: run `outbox resume --after-restore` again if that was cut short"
-FOREIGN = "it is of another env: the deployment that this database was copied from may send it, too"
+RESUMING = "`outbox resume --after-restore` is running: run it again if it was interrupted"
+FOREIGN = "it belongs to another env: the deployment that this database was copied from may send it too"
 NO_ID = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorDecision:
-    """What a person says of the database. env: the deployment that it belongs to from now on.
+    """An operator's decision about the database. env: the deployment that it belongs to from now on.
 
     adopt_from: the deployment that it belonged to until now, if that is another one.
     since: from when on commits may be missing; None for the last mark. nothing_lost: every commit is there.
@@ -63,7 +63,7 @@ def resume(engine: Engine, tables: Tables, word: OperatorDecision) -> Resumed:
     """
     check_word(word.actor, word.reason)
     if not word.reason.strip():
-        raise InvalidValue("reason", word.reason, "must say what happened to the database: it stays on record")
+        raise InvalidValue("reason", word.reason, "must say what happened to the database; it is recorded")
     if engine.dialect.name == "postgresql":
         engine = engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
@@ -90,7 +90,7 @@ def _require_owner(connection: Connection, tables: Tables, word: OperatorDecisio
         raise InvalidValue(
             "adopt_from",
             word.adopt_from,
-            f"the database belongs to env {owner!r}: name that env to adopt its database, and another one with --env",
+            f"the database belongs to env {owner!r}: pass that env to adopt its database, and the new one with --env",
         )
 
 
@@ -98,14 +98,14 @@ def _since(connection: Connection, tables: Tables, word: OperatorDecision) -> da
     now: datetime = connection.execute(select(clock())).scalar_one()
     mark, _ = read_mark(connection, tables)
     if word.since is None and mark is None and not word.nothing_lost:
-        raise InvalidValue("since", None, "must say when the backup was taken: the database has no mark that tells")
+        raise InvalidValue(
+            "since", None, "must say when the backup was taken: the database has no recorded identity to derive it from"
+        )
     if word.since is None:
         return now if mark is None else mark.checked_at
     since = now - word.since if isinstance(word.since, timedelta) else word.since
     if since > now:
-        raise InvalidValue(
-            "since", since.isoformat(), f"lies in the future: the database's clock says {now.isoformat()}"
-        )
+        raise InvalidValue("since", since.isoformat(), f"is in the future: the database's clock says {now.isoformat()}")
     return since
 
 

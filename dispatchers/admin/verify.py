@@ -112,7 +112,7 @@ def _undecided(connection: Connection, tables: Tables) -> Iterator[Finding]:
             yield row.id, "what is on record of it cannot be read"
             continue
         if known is not None and not _is_on_record(connection, tables, row.id, known):
-            yield row.id, f"is to become {known.state}, and its history does not say so"
+            yield row.id, f"is to become {known.state}, but its history does not show that"
 
 
 def _is_on_record(connection: Connection, tables: Tables, id: UUID, known: Known) -> bool:

@@ -35,12 +35,12 @@ def _twice(tables: Tables) -> Select[*tuple[Any, ...]]:
 def _orphaned(tables: Tables) -> Select[*tuple[Any, ...]]:
     queue, settlement = tables.queue.c.id, tables.settlement.c.id
     rows = select(queue.label("id")).union_all(select(settlement.label("id"))).subquery()
-    text = literal("waits or has ended, and is no entry").label("text")
+    text = literal("waits or has ended, but is not an entry").label("text")
     return select(rows.c.id, text).where(~_has(tables.entry.c.id, rows.c.id)).distinct()
 
 
 def _history_of_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
-    id, text = tables.event.c.entry_id, literal("has a history, and is no entry").label("text")
+    id, text = tables.event.c.entry_id, literal("has a history, but is not an entry").label("text")
     return select(id.label("id"), text).where(~_has(tables.entry.c.id, id)).distinct()
 
 
@@ -50,7 +50,7 @@ def _sharing_a_key(tables: Tables) -> Select[*tuple[Any, ...]]:
 
 def _without_its_request(tables: Tables) -> Select[*tuple[Any, ...]]:
     entry = tables.entry
-    text = _joined("waits, and the record of its request is gone: ", entry.c.record_id)
+    text = _joined("waits, but the record of its request is missing: ", entry.c.record_id)
     waiting = select(entry.c.id, text).join(tables.queue, tables.queue.c.id == entry.c.id)
     return waiting.where(entry.c.record_id.is_not(None), ~_has(tables.record.c.id, entry.c.record_id))
 
@@ -60,7 +60,7 @@ def _without_its_request(tables: Tables) -> Select[*tuple[Any, ...]]:
 
 def _bound_elsewhere(tables: Tables) -> Select[*tuple[Any, ...]]:
     entry, queue = tables.entry, tables.queue
-    text = _joined("was enqueued for ", entry.c.destination, ", and waits for ", queue.c.destination)
+    text = _joined("was enqueued for ", entry.c.destination, ", but waits for ", queue.c.destination)
     return (
         select(entry.c.id, text).join(queue, queue.c.id == entry.c.id).where(queue.c.destination != entry.c.destination)
     )
@@ -69,7 +69,7 @@ def _bound_elsewhere(tables: Tables) -> Select[*tuple[Any, ...]]:
 def _in_another_lane(tables: Tables) -> Select[*tuple[Any, ...]]:
     entry, queue = tables.entry, tables.queue
     lane = [func.coalesce(table.c.ordering_key, "none") for table in (entry, queue)]
-    text = _joined("was enqueued in the lane ", lane[0], ", and waits in the lane ", lane[1])
+    text = _joined("was enqueued in ordering group ", lane[0], ", but waits in ordering group ", lane[1])
     queue_update = entry.c.ordering_key.is_distinct_from(queue.c.ordering_key)
     return select(entry.c.id, text).join(queue, queue.c.id == entry.c.id).where(queue_update)
 
@@ -79,7 +79,7 @@ def _for_another_scope(tables: Tables) -> Select[*tuple[Any, ...]]:
     entry, queue = tables.entry, tables.queue
     mine = and_(queue.c.fair == queue.c.destination, queue.c.scope == entry.c.scope)
     unfair = and_(queue.c.fair.is_(None), queue.c.scope.is_(None))
-    text = literal("waits for the turn of another scope, or of another destination's").label("text")
+    text = literal("waits in the fair share of another scope or destination").label("text")
     return (
         select(entry.c.id, text)
         .join(queue, queue.c.id == entry.c.id)
@@ -89,19 +89,21 @@ def _for_another_scope(tables: Tables) -> Select[*tuple[Any, ...]]:
 
 def _without_a_place(tables: Tables) -> Select[*tuple[Any, ...]]:
     queue = tables.queue
-    text = literal("has an ordering key and no place in its lane, or a place and no key").label("text")
+    text = literal("has an ordering key but no position, or a position but no key").label("text")
     return select(queue.c.id, text).where(queue.c.ordering_key.is_(None) != queue.c.position.is_(None))
 
 
 def _in_one_place(tables: Tables) -> Select[*tuple[Any, ...]]:
-    return _alike("has the same place in its lane as entry ", tables.queue, "ordering_key", "position")
+    return _alike("has the same position in its ordering group as entry ", tables.queue, "ordering_key", "position")
 
 
 def _never_due(tables: Tables) -> Select[*tuple[Any, ...]]:
     queue = tables.queue
     waits = queue.c.state.in_(("pending", "retry")), queue.c.due_at == NEVER
     alone = queue.c.hold.is_(None), queue.c.position.is_(None)
-    return select(queue.c.id, literal("never comes due, and nothing holds it").label("text")).where(*waits, *alone)
+    return select(queue.c.id, literal("never comes due, although nothing suspends or blocks it").label("text")).where(
+        *waits, *alone
+    )
 
 
 def _behind_nobody(tables: Tables) -> Select[*tuple[Any, ...]]:
@@ -109,7 +111,7 @@ def _behind_nobody(tables: Tables) -> Select[*tuple[Any, ...]]:
     first = (before.c.ordering_key == queue.c.ordering_key) & (before.c.position < queue.c.position)
     stands = ~exists().where(first, before.c.state != "uncertain")
     halted = _has(tables.halted.c.ordering_key, queue.c.ordering_key)
-    text = literal("is blocked, and nothing is before it in its lane").label("text")
+    text = literal("is blocked, but no entry precedes it in its ordering group").label("text")
     return select(queue.c.id, text).where(is_blocked(queue), stands, ~halted)
 
 
@@ -128,7 +130,7 @@ def _miscounted(tables: Tables) -> Select[*tuple[Any, ...]]:
 def _uncounted(tables: Tables) -> Select[*tuple[Any, ...]]:
     rows, event = _progress(tables), tables.event
     last = select(func.max(event.c.delivery)).where(event.c.entry_id == rows.c.id).scalar_subquery()
-    text = _joined("its history tells of delivery ", last, ", and ", rows.c.deliveries, " are counted")
+    text = _joined("its history has delivery ", last, ", but only ", rows.c.deliveries, " are counted")
     return select(rows.c.id, text).where(last > rows.c.deliveries)
 
 
@@ -136,19 +138,19 @@ def _unexplained_epoch(tables: Tables) -> Select[*tuple[Any, ...]]:
     rows, event = _progress(tables), tables.event
     decided = event.c.entry_id == rows.c.id, event.c.kind != "attempt"
     decisions = select(func.count()).select_from(event).where(*decided).scalar_subquery()  # one epoch each, at most
-    text = _joined("has key epoch ", rows.c.key_epoch, ", and nobody decided that it was to be sent anew so often")
+    text = _joined("has key epoch ", rows.c.key_epoch, ", but no decisions to send it again explain that")
     return select(rows.c.id, text).where(rows.c.key_epoch > 0, rows.c.key_epoch > decisions)
 
 
 def _uncertain_of_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
     queue = tables.queue
-    text = literal("is uncertain, and nothing says that it may have been sent").label("text")
+    text = literal("is uncertain, but is not marked as maybe sent").label("text")
     return select(queue.c.id, text).where(queue.c.state == "uncertain", ~queue.c.maybe_sent)
 
 
 def _forgotten_doubt(tables: Tables) -> Select[*tuple[Any, ...]]:
     queue = tables.queue
-    text = _joined("was sent ", queue.c.attempts, " times, and nothing says that it may have happened")
+    text = _joined("was sent ", queue.c.attempts, " times, but is not marked as maybe sent")
     return select(queue.c.id, text).where(
         queue.c.attempts > 0, ~queue.c.maybe_sent, ~_proved_absent(tables, queue.c.id)
     )
@@ -157,7 +159,7 @@ def _forgotten_doubt(tables: Tables) -> Select[*tuple[Any, ...]]:
 def _sent_anew(tables: Tables) -> Select[*tuple[Any, ...]]:
     queue, event = tables.queue, tables.event
     said = exists().where(event.c.entry_id == queue.c.id, event.c.kind != "attempt")
-    text = literal("may have been sent, and is pending, and nobody decided that it was to be sent again").label("text")
+    text = literal("may have been sent and is pending, but no decision to send it again is recorded").label("text")
     return select(queue.c.id, text).where(queue.c.state == "pending", queue.c.maybe_sent, ~said)
 
 
@@ -181,7 +183,7 @@ def _untold(tables: Tables) -> Select[*tuple[Any, ...]]:
         (settlement.c.state == "failed", or_(tried, and_(looked, reason != FOUND), verdict == "did_not_happen")),
         else_=or_(reason.is_(None), decided),
     )
-    text = _joined("is ", settlement.c.state, ", and its history does not say so")
+    text = _joined("is ", settlement.c.state, ", but its history does not show that")
     return select(id, text).where(not_(func.coalesce(is_told, False)))
 
 
@@ -197,21 +199,21 @@ def _last_verdict(tables: Tables) -> Any:
 def _delivered_unsent(tables: Tables) -> Select[*tuple[Any, ...]]:
     """Whatever else has a reason: a person's, or that it was found."""
     settlement = tables.settlement
-    text = literal("is delivered, and was never sent").label("text")
+    text = literal("is delivered, but was never sent").label("text")
     unsent = settlement.c.state == "delivered", settlement.c.reason.is_(None), settlement.c.attempts == 0
     return select(settlement.c.id, text).where(*unsent)
 
 
 def _cancelled_in_doubt(tables: Tables) -> Select[*tuple[Any, ...]]:
     settlement = tables.settlement
-    text = _joined("is cancelled, and was sent ", settlement.c.attempts, " times")
+    text = _joined("is cancelled, but was sent ", settlement.c.attempts, " times")
     sent = settlement.c.state == "cancelled", settlement.c.attempts > 0
     return select(settlement.c.id, text).where(*sent, ~_proved_absent(tables, settlement.c.id))
 
 
 def _cancelled_with_a_result(tables: Tables) -> Select[*tuple[Any, ...]]:
     settlement = tables.settlement
-    text = literal("is cancelled, and has a service's answer").label("text")
+    text = literal("is cancelled, but has a service's answer").label("text")
     return select(settlement.c.id, text).where(settlement.c.state == "cancelled", settlement.c.result.is_not(None))
 
 
@@ -227,47 +229,47 @@ def _before_its_time(tables: Tables) -> Select[*tuple[Any, ...]]:
 
 def _halting_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
     halted = tables.halted
-    text = _joined("halts the lane ", halted.c.ordering_key, ", and is no entry")
+    text = _joined("blocks ordering group ", halted.c.ordering_key, ", but does not exist")
     return select(halted.c.entry_id.label("id"), text).where(~_has(tables.entry.c.id, halted.c.entry_id))
 
 
 def _halting_another_lane(tables: Tables) -> Select[*tuple[Any, ...]]:
     halted, entry = tables.halted, tables.entry
-    text = _joined("halts the lane ", halted.c.ordering_key, ", and is not of it")
+    text = _joined("blocks ordering group ", halted.c.ordering_key, ", but belongs to another")
     halting = select(entry.c.id, text).join(halted, halted.c.entry_id == entry.c.id)
     return halting.where(entry.c.ordering_key.is_distinct_from(halted.c.ordering_key))
 
 
 def _halting_though_delivered(tables: Tables) -> Select[*tuple[Any, ...]]:
     halted, settlement = tables.halted, tables.settlement
-    text = _joined("halts the lane ", halted.c.ordering_key, ", and is delivered")
+    text = _joined("blocks ordering group ", halted.c.ordering_key, ", but is delivered")
     halting = select(settlement.c.id, text).join(halted, halted.c.entry_id == settlement.c.id)
     return halting.where(settlement.c.state == "delivered")
 
 
 QUESTIONS: Mapping[str, tuple[str, list[Question]]] = {
     "kept": ("an entry that was committed is never lost", [_lost]),
-    "ended once": ("an entry that has ended does not wait any more", [_twice]),
-    "whole": ("what waits, has ended or has a history is an entry", [_orphaned, _history_of_nothing]),
+    "ended once": ("an entry that has ended is not in the queue", [_twice]),
+    "whole": ("every row of the queue, the settlements and the history belongs to an entry", [_orphaned, _history_of_nothing]),
     "own key": ("no two entries share a key", [_sharing_a_key]),
-    "request": ("the record of a request outlives what it waits for", [_without_its_request]),
+    "request": ("the record of a request is kept until its entries have ended", [_without_its_request]),
     "as enqueued": (
-        "an entry waits for the destination, and in the lane, that it was enqueued for",
+        "an entry waits for the destination, and in the ordering group, that it was enqueued for",
         [_bound_elsewhere, _in_another_lane, _for_another_scope],
     ),
-    "own place": ("an entry with an ordering key has a place of its own in its lane", [_without_a_place, _in_one_place]),
-    "its turn": ("what is neither held nor behind another comes due", [_never_due, _behind_nobody]),
+    "own place": ("an entry with an ordering key has a unique position in its ordering group", [_without_a_place, _in_one_place]),
+    "its turn": ("an entry that is neither suspended nor blocked comes due", [_never_due, _behind_nobody]),
     "counted": ("an entry is not sent more often than it was claimed", [_miscounted, _uncounted]),
-    "same key": ("an entry keeps its key, unless a person or a proof decided otherwise", [_unexplained_epoch]),
+    "same key": ("an entry keeps its key, except after an operator's decision or a proof of absence", [_unexplained_epoch]),
     "doubt": (
-        "what may have been sent is in doubt, until a person or a proof ends that",
+        "an entry that may have been sent is in doubt until an operator or a proof ends that",
         [_uncertain_of_nothing, _forgotten_doubt, _sent_anew],
     ),
-    "true end": ("an end is what the history tells", [_untold, _delivered_unsent]),
-    "cancelled": ("only what was certainly never sent is cancelled", [_cancelled_in_doubt, _cancelled_with_a_result]),
+    "true end": ("the final state agrees with the history", [_untold, _delivered_unsent]),
+    "cancelled": ("only an entry that was certainly never sent is cancelled", [_cancelled_in_doubt, _cancelled_with_a_result]),
     "in order": ("an entry ends after it was enqueued", [_before_its_time]),
-    "halted": (
-        "what halts a lane is an entry of it that was not delivered",
+    "blocked": (
+        "the entry that blocks an ordering group belongs to it and was not delivered",
         [_halting_nothing, _halting_another_lane, _halting_though_delivered],
     ),
 }  # fmt: skip

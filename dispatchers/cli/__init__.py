@@ -1,7 +1,7 @@
-"""The command `outbox`: run the dispatcher, keep its tables, look at entries and decide about them.
+"""The command `outbox`: run the dispatcher, manage its tables, inspect entries and record operator decisions.
 
-What a command needs is imported when it is called, so that help and completion answer at once: here a name stands for a
-`module:attribute`, and in a command's module only click is imported at the top.
+A command's imports run when the command is called, so that help and completion are fast: here a command is named by its
+`module:attribute`, and a command's module imports only click at the top.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Command(NamedTuple):
-    """Where a command is found, and its line in the help."""
+    """The `module:attribute` of a command, and its line in the help."""
 
     home: str
     help: str
@@ -26,37 +26,37 @@ class Command(NamedTuple):
 COMMANDS: dict[str, dict[str, Command]] = {
     "Run": {
         "run": Command("run:run", "Run the dispatcher that MODULE:FUNCTION makes."),
-        "maintenance": Command("maintenance:maintenance", "Delete what is settled and need not be kept."),
+        "maintenance": Command("maintenance:maintenance", "Delete settled entries and records past their retention."),
     },
-    "Look": {
-        "status": Command("entries:status", "How the outbox is, or what became of one parent."),
+    "Inspect": {
+        "status": Command("entries:status", "Show queue health, or the status of one parent key."),
         "list": Command("entries:list_entries", "List entries by state, destination, operation or parent."),
-        "show": Command("entries:show", "Show all that is known of one entry."),
-        "verify": Command("verify:verify", "Check the stored history against the promises."),
-        "destinations": Command("destinations:destinations", "How each destination is, and what weighs on it."),
+        "show": Command("entries:show", "Show one entry in full: fields, state and history."),
+        "verify": Command("verify:verify", "Check the stored history against the invariants."),
+        "destinations": Command("destinations:destinations", "Show each destination's backlog and throttling."),
     },
     "Decide": {
         "retry": Command("decisions:retry", "Make a waiting entry due now."),
-        "cancel": Command("decisions:cancel", "Withdraw an entry that was never possibly sent."),
-        "resolve": Command("decisions:resolve", "Say what became of an uncertain entry."),
-        "release": Command("decisions:release", "Let a held entry or a halted lane go on."),
-        "pause": Command("destinations:pause", "Send nothing more to a destination."),
-        "resume": Command("resume:resume", "Let a destination go on, or after a restore all."),
+        "cancel": Command("decisions:cancel", "Cancel an entry that has not been sent."),
+        "resolve": Command("decisions:resolve", "Record the outcome of an uncertain entry."),
+        "release": Command("decisions:release", "Release a suspended entry or a blocked group."),
+        "pause": Command("destinations:pause", "Stop sending to a destination."),
+        "resume": Command("resume:resume", "Resume a destination, or all after a restore."),
     },
     "Set up": {
-        "db": Command("db:db", "The outbox's tables."),
-        "callbacks": Command("callbacks:callbacks", "The callbacks on record, without which nothing settles."),
-        "keys": Command("keys:keys", "The key ring, and the keys derived from it."),
-        "docs": Command("docs:docs", "What an API publishes, written from its settings."),
-        "config": Command("config:config", "Show what is in force, and where it comes from."),
-        "completion": Command("completion:completion", "Print a script that completes commands in SHELL."),
+        "db": Command("db:db", "Create, upgrade and check the outbox's tables."),
+        "callbacks": Command("callbacks:callbacks", "Manage the recorded callbacks."),
+        "keys": Command("keys:keys", "Generate secrets and derive keys."),
+        "docs": Command("docs:docs", "Print API documentation from the settings."),
+        "config": Command("config:config", "Show the effective configuration and its sources."),
+        "completion": Command("completion:completion", "Print a completion script for SHELL."),
     },
 }
-"""Every command, by the section of the help that it stands in."""
+"""Every command, by its section in the help."""
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is called, and shows the errors that users can mend without a trace."""
+    """A group that imports a command when it is called, and shows errors that a user can fix without a traceback."""
 
     def __init__(self, sections: Mapping[str, Mapping[str, Command]], **settings: Any) -> None:
         super().__init__(**settings)
@@ -84,7 +84,7 @@ class Commands(click.Group):
         from difflib import get_close_matches
 
         close = get_close_matches(name, self._all, n=1)
-        ctx.fail(f"there is no command {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
+        ctx.fail(f"unknown command {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, self._all))
@@ -99,7 +99,7 @@ class Commands(click.Group):
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # From the words themselves: who asks for JSON is answered in JSON, also when the rest cannot be understood.
+        # Read before parsing: with --json an error is JSON too, also when the other arguments are invalid.
         ctx.meta[exit_codes.JSON] = "--json" in args
         return super().parse_args(ctx, args)
 
@@ -123,4 +123,4 @@ class Commands(click.Group):
     package_name="sqlalchemy-outbox", prog_name="outbox", message="%(prog)s (%(package)s) %(version)s"
 )
 def main() -> None:
-    """Commit the intent with the data, and let every retry carry the same key."""
+    """Run and operate a transactional outbox."""

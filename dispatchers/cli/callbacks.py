@@ -1,4 +1,4 @@
-"""`outbox callbacks`: those on record, without which no dispatcher settles an entry of theirs."""
+"""`outbox callbacks`: list, record and forget the callbacks that settlements must run."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @click.group()
 def callbacks() -> None:
-    """The callbacks on record, without which nothing settles.
+    """Manage the recorded callbacks.
 
-    A dispatcher puts its callbacks on record when it starts. From then on an entry settles only with its callback: a dispatcher
-    that does not have it, one of an older deploy for example, hands the outcome over to one that has it.
+    A dispatcher records its callbacks when it starts. From then on an entry is settled only together with its callback: a
+    dispatcher without that callback, of an older deploy for example, leaves the settlement to one that has it.
     """
 
 
 @callbacks.command("list")
 @options.database_options
 def list_callbacks(database: str, schema: str | None, prefix: str) -> None:
-    """List them, with how many entries wait for each."""
+    """List the recorded callbacks and the entries waiting for each."""
     from dispatchers.store.callback_registry import list_all
 
     with reading(database, schema, prefix) as (connection, tables):
@@ -40,10 +40,10 @@ def list_callbacks(database: str, schema: str | None, prefix: str) -> None:
 @click.argument("factory", metavar="MODULE:FUNCTION")
 @options.database_options
 def record(factory: str, database: str, schema: str | None, prefix: str) -> None:
-    """Put those of the dispatcher that MODULE:FUNCTION makes on record.
+    """Record the callbacks of the dispatcher that MODULE:FUNCTION makes.
 
-    Before a deploy, beside `outbox db upgrade`: then no running dispatcher settles an entry of the new app without its callback,
-    whichever of app and dispatcher is deployed first.
+    Run it before a deploy, with `outbox db upgrade`. Then no running dispatcher settles an entry of the new app without its
+    callback, in whichever order app and dispatcher are deployed.
     """
     from dispatchers.cli.run import make_dispatcher
     from dispatchers.store.callback_registry import register
@@ -52,7 +52,8 @@ def record(factory: str, database: str, schema: str | None, prefix: str) -> None
     with deciding(database, schema, prefix) as (connection, tables):
         register(connection, tables, names)
     answer(
-        {"callbacks": names}, f"{len(names)} on record: {', '.join(map(clean, names))}" if names else "there are none"
+        {"callbacks": names},
+        f"{len(names)} recorded: {', '.join(map(clean, names))}" if names else "the dispatcher has none",
     )
 
 
@@ -60,9 +61,9 @@ def record(factory: str, database: str, schema: str | None, prefix: str) -> None
 @click.argument("name")
 @options.database_options
 def forget(name: str, database: str, schema: str | None, prefix: str) -> None:
-    """Take one off the record that was removed from the code for good.
+    """Forget a callback that was removed from the code.
 
-    NAME is as `outbox callbacks list` shows it: 'on_settled bank.charge'. What waits for it settles without it.
+    NAME is its name in `outbox callbacks list`: 'on_settled bank.charge'. Entries waiting for it settle without it.
     """
     from dispatchers.store.callback_registry import forget as take_off
     from dispatchers.store.callback_registry import read
@@ -74,12 +75,10 @@ def forget(name: str, database: str, schema: str | None, prefix: str) -> None:
     if waited is None:
         without_kind = next((each for each in sorted(on_record) if each.endswith(f" {name}")), None)
         meant = did_you_mean(name, sorted(on_record), without_kind)
-        raise NothingFound(
-            f"no callback {clean(name)!r} is on record: `outbox callbacks list` shows them{clean(meant)}"
-        )
+        raise NothingFound(f"no callback {clean(name)!r} is recorded: `outbox callbacks list` shows them{clean(meant)}")
     answer(
         {"callback": name, "waited": waited},
-        f"{clean(name)} is forgotten; {waited} entries waited for it, and settle without it",
+        f"{clean(name)} forgotten; {waited} entries waited for it and will settle without it",
     )
 
 

@@ -1,4 +1,4 @@
-"""`outbox completion`: a script for the shell, which asks `outbox` itself what may follow."""
+"""`outbox completion`: a completion script for the shell; it asks `outbox` itself for the candidates."""
 
 import click
 
@@ -10,10 +10,10 @@ from dispatchers.cli.output import answer
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @options.json_option
 def completion(shell: str) -> None:
-    """Print a script that completes commands in SHELL.
+    """Print a completion script for SHELL.
 
-    In bash: eval "$(outbox completion bash)". The same in ~/.bashrc or ~/.zshrc lasts; for fish save it as
-    ~/.config/fish/completions/outbox.fish.
+    In bash, run eval "$(outbox completion bash)"; to keep it, add that line to ~/.bashrc, or ~/.zshrc for zsh. For fish, save
+    the script as ~/.config/fish/completions/outbox.fish.
     """
     from click.shell_completion import get_completion_class
 

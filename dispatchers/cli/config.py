@@ -1,4 +1,4 @@
-"""`outbox config`: what is in force, and where it comes from. Never a secret."""
+"""`outbox config`: the effective configuration and its sources. It never shows a secret."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ PACKAGES = (
     *("stripe", "httpx", "aiosmtplib"),
 )
 MALFORMED = f"malformed: {SECRET_FORM}"
-NO_URL = "no SQLAlchemy URL, and so not shown"
+NO_URL = "not a valid SQLAlchemy URL, and therefore not shown"
 SECRET_WORDS = ("pass", "secret", "token", "key")
 
 
@@ -32,10 +32,10 @@ SECRET_WORDS = ("pass", "secret", "token", "key")
 @options.database_option(required=False)
 @click.pass_context
 def config(ctx: click.Context, database: str | None, schema: str | None, prefix: str) -> None:
-    """Show what is in force, and where it comes from.
+    """Show the effective configuration and its sources.
 
-    With a database also its revision. Passwords and secrets are never shown, only the names of keys. Exit status 1 if a setting
-    is malformed.
+    With a database, shows its migration revision too. Never shows passwords or secrets, only key ids. Exits with status 1 if
+    a setting is malformed.
     """
     document: dict[str, Any] = {
         "settings": {
@@ -54,10 +54,10 @@ def config(ctx: click.Context, database: str | None, schema: str | None, prefix:
 
 
 def _malformed(settings: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What no other command could read, in words that show nothing of it."""
+    """The malformed settings, without their values."""
     database, secret = settings["database"], settings["secret"]
     if database["value"] == NO_URL:
-        yield f"{database['from']} is no SQLAlchemy URL"
+        yield f"{database['from']} is not a valid SQLAlchemy URL"
     if secret["value"] == MALFORMED:
         yield f"OUTBOX_SECRET is {MALFORMED}"
 
@@ -76,7 +76,7 @@ def _set(variable: str) -> str:
 
 
 def _masked(database: str | None) -> str | None:
-    """The URL without its password, and without those that drivers take in its query."""
+    """The URL with its password, and the passwords in its query, masked."""
     if database is None:
         return None
     from sqlalchemy import make_url
@@ -99,13 +99,13 @@ def _ring(secret: str | None) -> dict[str, Any]:
         return told
     try:
         ring = Keyring.from_text(secret)
-    except ConfigurationError:  # its text may hold what stands where a kid should
+    except ConfigurationError:  # its text may contain the secret, if that was written in a kid's place
         return told | {"value": MALFORMED}
     return told | {"value": f"kids {', '.join(ring.kids)}; current {ring.current}"}
 
 
 def _revision(database: str | None, schema: str | None, prefix: str) -> dict[str, str | None]:
-    """The database's and this release's; why the database's cannot be told, if so."""
+    """The database's revision and this release's, and why the database's cannot be read, if so."""
     from dispatchers.cli.connections import existing
     from outbox import migrations
 
@@ -142,7 +142,7 @@ def _drawn(document: dict[str, Any]) -> "Iterator[RenderableType]":
     revision = document["revision"]
     found = "-" if settings["database"]["value"] is None else revision["database"] or "none"
     if revision["problem"] is None and found == "none":
-        found = "none, as the app itself made the tables; they are complete"
+        found = "none: the app created the tables; they are complete"
     yield pairs([("revision", f"{found} (this release needs {revision['needed']})"), ("problem", revision["problem"])])
     yield cell("")
     yield pairs((name, version or "not installed") for name, version in document["versions"].items())

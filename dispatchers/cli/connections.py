@@ -1,4 +1,4 @@
-"""From `--database` to a connection that may only read, or one that decides."""
+"""Opens `--database`: a read-only connection, or one that writes a decision."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,8 +47,8 @@ def parsed(database: str) -> "URL":
 
     try:
         url = make_url(database)
-    except (ArgumentError, ValueError):  # its text is not shown: there may be a password in it
-        raise _wrong("is no SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name") from None
+    except (ArgumentError, ValueError):  # its text is not shown: it may contain a password
+        raise _wrong("is not a valid SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name") from None
     url = synchronous(url)
     _require_driver(url)
     return url
@@ -60,7 +60,7 @@ def _require_driver(url: "URL") -> None:
     from outbox.sql.dialect import SUPPORTED
 
     if url.get_backend_name() not in SUPPORTED:
-        raise _wrong(f"is of {url.get_backend_name()!r}: the outbox runs on {' and '.join(SUPPORTED)}")
+        raise _wrong(f"is for {url.get_backend_name()!r}: the outbox supports {' and '.join(SUPPORTED)}")
     try:
         dialect = url.get_dialect()
         if dialect.is_async:
@@ -80,7 +80,7 @@ def _wrong(what: str) -> click.BadParameter:
 
 
 def existing(database: str) -> "URL":
-    """The same, for what looks at a database that is there."""
+    """The URL of a database that must exist already."""
     url = parsed(database)
     _require_file(url)
     return url
@@ -94,14 +94,14 @@ def _engine(database: str) -> "Engine":
 
 
 def _require_file(url: "URL") -> None:
-    """SQLite makes the file that it does not find: a slip in its name would be an empty outbox."""
+    """SQLite creates a missing file: with a misspelt name it would be an empty outbox."""
     if url.get_backend_name() != "sqlite" or (url.database or "").startswith("file:"):
         return
     if not url.database or url.database == ":memory:":
-        raise _wrong("is a database in this process's memory, where nothing can be")
+        raise _wrong("is an in-memory database, which is always empty here")
     if not Path(url.database).exists():
         raise click.ClickException(
-            f"there is no file {url.database!r}: check --database, or make the tables with `outbox db upgrade`"
+            f"file {url.database!r} does not exist: check --database, or create the tables with `outbox db upgrade`"
         )
 
 
@@ -123,5 +123,5 @@ def _require(connection: "Connection", tables: "Tables") -> None:
     if not inspect(connection).has_table(queue.name, schema=queue.schema):
         raise SchemaError(
             f"the table {queue.fullname!r} does not exist in the database {place_of(connection.engine)}: run `outbox db upgrade`"
-            " (or the app's own Alembic, if it makes the outbox's tables), or give --prefix or --schema"
+            " (or the app's own Alembic migrations, if they create the outbox's tables), or give --prefix or --schema"
         )

@@ -1,4 +1,4 @@
-"""`outbox db`: the outbox's tables."""
+"""`outbox db`: create, upgrade and check the outbox's tables."""
 
 import click
 
@@ -9,29 +9,29 @@ from dispatchers.cli.output import answer
 
 @click.group()
 def db() -> None:
-    """The outbox's tables."""
+    """Create, upgrade and check the outbox's tables."""
 
 
 @db.command()
 @options.database_options
 def upgrade(database: str, schema: str | None, prefix: str) -> None:
-    """Create the tables, or bring them up to this release."""
+    """Create the tables, or upgrade them to this release."""
     from outbox import migrations  # alembic is an extra, and slow to load
 
     url = parsed(database)
     before = migrations.current(url, schema=schema, prefix=prefix)
     migrations.upgrade(url, schema=schema, prefix=prefix)
     head = migrations.head()
-    text = f"at {head} already" if before == head else f"upgraded from {before or 'nothing'} to {head}"
+    text = f"already at {head}" if before == head else f"upgraded from {before or 'nothing'} to {head}"
     answer({"before": before, "revision": head}, text)
 
 
 @db.command()
 @options.database_options
 def check(database: str, schema: str | None, prefix: str) -> None:
-    """Say whether the tables are those of this release.
+    """Check that the tables match this release.
 
-    And whether tomorrow's partition is there, where there are any. Exit status 1 if not.
+    Where bodies are partitioned, checks that tomorrow's partition exists too. Exits with status 1 if a check fails.
     """
     from outbox import migrations
 
@@ -39,7 +39,7 @@ def check(database: str, schema: str | None, prefix: str) -> None:
     migrations.check(url, schema=schema, prefix=prefix)
     migrations.check_partitions(url, schema=schema, prefix=prefix)
     revision = migrations.current(url, schema=schema, prefix=prefix)
-    by_app = f"what {migrations.head()} makes: the app itself made them"
+    by_app = f"those of {migrations.head()}, created by the app"
     answer(
         {"revision": revision, "needed": migrations.head()},
         f"the tables are {f'at {revision}' if revision else by_app}",
@@ -47,32 +47,34 @@ def check(database: str, schema: str | None, prefix: str) -> None:
 
 
 @db.command()
-@click.option("--undo", is_flag=True, help="Keep them in the records again; those in partitions go with their day.")
+@click.option(
+    "--undo", is_flag=True, help="Store new bodies in the records again; existing partitions are dropped in time."
+)
 @options.database_options
 def partition(database: str, schema: str | None, prefix: str, undo: bool) -> None:
-    """Keep responses' bodies in partitions, one a day.
+    """Store response bodies in daily partitions.
 
-    In PostgreSQL. Retention then drops a day instead of deleting rows. For many requests a day. Nothing is moved or rewritten,
-    and no request waits longer than for a moment.
+    PostgreSQL only, for many requests a day: retention then drops a partition instead of deleting rows. Moves and rewrites
+    nothing, and locks out requests only for a moment.
     """
     from outbox import migrations
 
     switch = migrations.unpartition if undo else migrations.partition
     switch(existing(database), schema=schema, prefix=prefix)
     where = "their records" if undo else "a table partitioned by day"
-    answer({"partitioned": not undo}, f"the bodies of answers from now on are kept in {where}")
+    answer({"partitioned": not undo}, f"new response bodies are stored in {where}")
 
 
 @db.command()
 @click.option("--dialect", default="postgresql", type=click.Choice(["postgresql", "sqlite"]), show_default=True)
-@click.option("--since", metavar="REVISION", help="Only what comes after the revision that the database is at.")
+@click.option("--since", metavar="REVISION", help="Only migrations after this revision, the database's current one.")
 @options.schema_option
 @options.prefix_option
 @options.json_option
 def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> None:
     """Print the SQL of all migrations.
 
-    To be reviewed, and run by hand.
+    Review it, and run it by hand.
     """
     from outbox import migrations
 
@@ -81,17 +83,21 @@ def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> Non
 
 
 @db.command()
-@click.option("--app", default="outbox_app", show_default=True, help="The role of the processes that enqueue.")
-@click.option("--dispatcher", default="outbox_dispatcher", show_default=True, help="The role of those that send.")
+@click.option("--app", default="outbox_app", show_default=True, help="Role of the app, which enqueues.")
 @click.option(
-    "--maintenance", default="outbox_maintenance", show_default=True, help="The role that deletes what has ended."
+    "--dispatcher", default="outbox_dispatcher", show_default=True, help="Role of the dispatcher, which sends."
 )
-@click.option("--dashboard", default="outbox_dashboard", show_default=True, help="The role that only reads.")
+@click.option(
+    "--maintenance", default="outbox_maintenance", show_default=True, help="Role of maintenance, which deletes."
+)
+@click.option(
+    "--dashboard", default="outbox_dashboard", show_default=True, help="Role of the dashboard, which only reads."
+)
 @options.schema_option
 @options.prefix_option
 @options.json_option
 def roles(app: str, dispatcher: str, maintenance: str, dashboard: str, schema: str | None, prefix: str) -> None:
-    """Print the SQL that makes PostgreSQL's roles. None gets more rights than it needs."""
+    """Print the SQL that creates the PostgreSQL roles."""
     from outbox import migrations
 
     printed = migrations.roles(

@@ -1,4 +1,4 @@
-"""`outbox retry`, `cancel`, `resolve` and `release`: what a person decides, with a name and a reason on record."""
+"""`outbox retry`, `cancel`, `resolve` and `release`: operator decisions, recorded with a name and a reason."""
 
 import json
 import sys
@@ -18,16 +18,16 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 VERDICTS = {
     "happened": "it happened",
     "did_not_happen": "it did not happen and will not",
-    "send_again": "it is to be sent again, and may then happen twice",
+    "send_again": "it will be sent again, and may then happen twice",
 }
-SETTLES = "a running dispatcher settles it, callbacks included"
-CALLS = "its outcome is known, so nothing is sent: a running dispatcher that has its callback calls it, and settles the entry"
-SENDS = "a running dispatcher sends it, as soon as no earlier sender can be at work any more"
+SETTLES = "a running dispatcher will settle it, callbacks included"
+CALLS = "its outcome is recorded: a running dispatcher that has the callback will call it and settle the entry"
+SENDS = "a running dispatcher will send it, once no earlier send can still be in flight"
 
 
 def decision_options(*, reason_required: bool = False) -> Callable[[Decorated], Decorated]:
-    actor = click.option("--actor", callback=_actor, help="Who decides; by default the name of this system's user.")
-    reason = click.option("--reason", required=reason_required, help="Why; it stays on record.")
+    actor = click.option("--actor", callback=_actor, help="Name of the operator; by default the system's user.")
+    reason = click.option("--reason", required=reason_required, help="Reason; it is recorded with the decision.")
 
     def decorate(command: Decorated) -> Decorated:
         return actor(reason(options.database_options(command)))
@@ -50,14 +50,14 @@ def _actor(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 def retry(id: str, actor: str, reason: str | None, database: str, schema: str | None, prefix: str) -> None:
     """Make a waiting entry due now.
 
-    Its attempts still count. A failed entry is not retried but asked for anew, by the app, with another discriminator.
+    Its attempts still count. A failed entry cannot be retried: the app enqueues a new one, with another discriminator.
     """
     from dispatchers.admin import decisions
 
     with deciding(database, schema, prefix) as (connection, tables):
         entry_id = find(connection, tables, id)
         sends = decisions.retry(connection, tables, entry_id, actor=actor, reason=reason)
-    follows = "a running dispatcher sends it" if sends else CALLS
+    follows = "a running dispatcher will send it" if sends else CALLS
     _tell(entry_id, "retry", actor, f"entry {entry_id} is due now: {follows}")
 
 
@@ -65,23 +65,27 @@ def retry(id: str, actor: str, reason: str | None, database: str, schema: str | 
 @click.argument("id")
 @decision_options()
 def cancel(id: str, actor: str, reason: str | None, database: str, schema: str | None, prefix: str) -> None:
-    """Withdraw an entry that was never possibly sent."""
+    """Cancel an entry that has not been sent."""
     from dispatchers.admin import decisions
 
     with deciding(database, schema, prefix) as (connection, tables):
         entry_id = find(connection, tables, id)
         settled = decisions.cancel(connection, tables, entry_id, actor=actor, reason=reason)
-    text = "is cancelled: no dispatcher serves it" if settled else f"is not to be sent any more: {SETTLES}"
+    text = "is cancelled: no dispatcher serves it" if settled else f"will be cancelled: {SETTLES}"
     _tell(entry_id, "cancel", actor, f"entry {entry_id} {text}", settled=settled)
 
 
 @click.command()
 @click.argument("id")
-@click.option("--happened", is_flag=True, help="It happened: it becomes delivered.")
-@click.option("--did-not-happen", is_flag=True, help="It did not, and will not: failed.")
-@click.option("--send-again", is_flag=True, help="Send it again, under the same key while that is safe.")
-@click.option("--result", help="With --happened: what the service answered, as JSON.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--happened", is_flag=True, help="The effect happened: the entry becomes delivered.")
+@click.option("--did-not-happen", is_flag=True, help="It did not happen and will not: the entry becomes failed.")
+@click.option(
+    "--send-again",
+    is_flag=True,
+    help="Send it again: under the same key while that is safe, else under a new one. It may happen twice.",
+)
+@click.option("--result", help="With --happened: the service's answer, as JSON.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @decision_options(reason_required=True)
 def resolve(
     id: str,
@@ -94,9 +98,9 @@ def resolve(
     prefix: str,
     **verdicts: bool,
 ) -> None:
-    """Say what became of an uncertain entry.
+    """Record the outcome of an uncertain entry.
 
-    After a look at the service: it stays on record, with the reason. On a terminal it asks before it writes.
+    Check with the service first. The decision is recorded with its reason. On a terminal, asks for confirmation.
     """
     from dispatchers.admin import decisions
 
@@ -114,7 +118,7 @@ def resolve(
 def _one_of(verdicts: dict[str, bool]) -> str:
     given = [verdict for verdict, is_given in verdicts.items() if is_given]
     if len(given) != 1:
-        raise click.UsageError("say what became of it, one of --happened, --did-not-happen and --send-again")
+        raise click.UsageError("give exactly one of --happened, --did-not-happen and --send-again")
     return given[0]
 
 
@@ -122,32 +126,32 @@ def _parsed_result(result: str | None, verdict: str) -> Any:
     if result is None:
         return None
     if verdict != "happened":
-        raise click.UsageError("--result is what the service answered: it goes with --happened only")
+        raise click.UsageError("--result is the service's answer: use it with --happened only")
     try:
         return json.loads(result)
     except ValueError as error:
-        raise click.BadParameter(f"is no JSON: {error}", param_hint="'--result'") from None
+        raise click.BadParameter(f"is not valid JSON: {error}", param_hint="'--result'") from None
 
 
 def _confirm(id: str, verdict: str, database: str, schema: str | None, prefix: str) -> None:
-    """Ask outside of any transaction that decides: a person takes their time."""
+    """Ask outside the deciding transaction: an operator may take long to answer."""
     from dispatchers.admin import entries as admin_entries
 
     with reading(database, schema, prefix) as (connection, tables):
         entry = admin_entries.read_entry(connection, tables, find(connection, tables, id))
     if entry.state != "uncertain":
-        return  # it will be refused, which needs no thought
+        return  # the decision will be refused: ask nothing
     click.echo(
         f"entry {entry.id}: {entry.operation} of {clean(entry.parent)}, {entry.state}"
         + (f" ({clean(entry.reason)})" if entry.reason else ""),
         err=True,
     )
-    click.confirm(f"Put on record that {VERDICTS[verdict]}?", abort=True, err=True)
+    click.confirm(f"Record that {VERDICTS[verdict]}?", abort=True, err=True)
 
 
 @click.command()
 @click.argument("id", required=False)
-@click.option("--ordering-key", help="Let the halted lane of this ordering key go on, instead of an entry.")
+@click.option("--ordering-key", help="Release the blocked group of this ordering key, instead of an entry.")
 @decision_options()
 def release(
     id: str | None,
@@ -158,15 +162,15 @@ def release(
     schema: str | None,
     prefix: str,
 ) -> None:
-    """Let a held entry or a halted lane go on.
+    """Release a suspended entry or a blocked group.
 
-    A lane, the entries of one ordering key, halts behind one of them that failed or is uncertain.
+    An ordering group, the entries of one ordering key, is blocked when one of them failed or is uncertain.
     """
     from dispatchers.admin import decisions
     from outbox.keys import check_field
 
     if (id is None) == (ordering_key is None):
-        raise click.UsageError("give either the ID of a held entry, or the --ordering-key of a halted lane")
+        raise click.UsageError("give either the ID of a suspended entry, or the --ordering-key of a blocked group")
     if ordering_key is not None:
         check_field("ordering_key", ordering_key)
     with deciding(database, schema, prefix) as (connection, tables):
@@ -176,8 +180,8 @@ def release(
         else:
             released = {"id": find(connection, tables, id)}
             decisions.release(connection, tables, released["id"], actor=actor, reason=reason)
-    what = f"the lane {clean(str(ordering_key))}" if id is None else f"entry {released['id']}"
-    answer(released | {"decision": "release", "actor": actor}, f"{what} goes on")
+    what = f"ordering group {clean(str(ordering_key))}" if id is None else f"entry {released['id']}"
+    answer(released | {"decision": "release", "actor": actor}, f"{what} released")
 
 
 def _tell(entry_id: UUID, decision: str, actor: str, text: str, **more: Any) -> None:

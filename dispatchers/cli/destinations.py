@@ -1,4 +1,4 @@
-"""`outbox destinations` and `pause`: what weighs on each destination, and to have nothing more sent to one."""
+"""`outbox destinations` and `pause`: show each destination's throttling, and pause one."""
 
 import click
 
@@ -11,9 +11,9 @@ from dispatchers.cli.output import answer, clean
 @click.command()
 @options.database_options
 def destinations(database: str, schema: str | None, prefix: str) -> None:
-    """How each destination is, and what weighs on it.
+    """Show each destination's backlog and throttling.
 
-    What is due, and whether it is paused, cools, or its circuit breaker is open.
+    The number of due entries, and any pause, Retry-After cooldown, rate limit, permits in use or open circuit breaker.
     """
     from dispatchers.admin.destinations import read_destinations
 
@@ -26,17 +26,17 @@ def destinations(database: str, schema: str | None, prefix: str) -> None:
 @click.argument("destination")
 @decision_options()
 def pause(destination: str, actor: str, reason: str | None, database: str, schema: str | None, prefix: str) -> None:
-    """Send nothing more to a destination.
+    """Stop sending to a destination.
 
-    Until it is resumed. Every running dispatcher obeys at its next claim; what is being sent comes to its end. What waits does
-    not age meanwhile.
+    It stays paused until `outbox resume`. Every running dispatcher stops at its next claim; sends in flight finish. Waiting
+    entries do not age during the pause.
     """
     from dispatchers.admin import decisions
 
     with deciding(database, schema, prefix) as (connection, tables):
         waits = decisions.pause(connection, tables, destination, actor=actor, reason=reason)
-    told = "" if waits else "; nothing waits for it now: is that its name?"
+    told = "" if waits else "; it has no entries in the queue: check its name"
     answer(
         {"destination": destination, "decision": "pause", "actor": actor, "waits": waits},
-        f"{clean(destination)} is paused{told}",
+        f"destination {clean(destination)} paused{told}",
     )

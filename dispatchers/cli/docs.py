@@ -1,4 +1,4 @@
-"""`outbox docs`: what an app publishes, written from its own settings."""
+"""`outbox docs`: API documentation generated from the app's settings."""
 
 import json
 from datetime import timedelta
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 
 @click.group()
 def docs() -> None:
-    """What an API publishes, written from its settings."""
+    """Print API documentation from the settings."""
 
 
 @docs.command()
 @click.argument("policy", metavar="MODULE:POLICY")
-@click.option("--openapi", is_flag=True, help="As a fragment of an OpenAPI 3.1 document, in JSON, instead of Markdown.")
+@click.option("--openapi", is_flag=True, help="Print an OpenAPI 3.1 fragment in JSON instead of Markdown.")
 @click.option(
-    "--route", "routes", multiple=True, help="What takes a key: 'POST /orders/{id}/refunds'. May be given again."
+    "--route", "routes", multiple=True, help="A route that takes a key: 'POST /orders/{id}/refunds'. Repeatable."
 )
 @click.option(
-    "--scope", metavar="MODULE:FUNCTION", help="The app's scope function, whose docstring says whose key it is."
+    "--scope", metavar="MODULE:FUNCTION", help="The app's scope function; its docstring describes whose key it is."
 )
 @click.option(
-    "--content", metavar="MODULE:FUNCTION", help="The app's content function, whose docstring says what is compared."
+    "--content", metavar="MODULE:FUNCTION", help="The app's content function; its docstring describes what is compared."
 )
 @click.option(
     "--body-bytes-max",
     type=click.IntRange(1),
-    help="As the middleware, or Flask's Idempotency, has it; 1 MiB by default.",
+    help="The limit set in the middleware, or in Flask's Idempotency; 1 MiB by default.",
 )
 @click.option(
     "--dispatcher",
     metavar="MODULE:FUNCTION",
-    help="As `outbox run` takes it: how long keys are refused, its keep says.",
+    help="The dispatcher of `outbox run`; its keep determines how long keys are refused.",
 )
 @options.json_option
 def idempotency(
@@ -52,9 +52,9 @@ def idempotency(
 ) -> None:
     """Print an API's idempotency specification.
 
-    MODULE:POLICY is the outbox.http.Policy by which it receives its requests. The page is for its clients: the key's form, whose
-    it is, what a retry must equal and gets, for how long, and every refusal. All of it is read from what is in force; run it
-    again when that has changed.
+    MODULE:POLICY is the outbox.http.Policy of the API's requests. The page is for the API's clients: the key's form and owner,
+    what a retry must repeat and what it receives, for how long, and every error response. It is generated from the settings:
+    run the command again after a change.
     """
     from outbox.http.policy import BODY_BYTES_MAX
     from outbox.http.specification import Route, specify
@@ -83,8 +83,8 @@ def _policy(reference: str) -> "Policy":
     found = load(reference, what="POLICY", example="app.api:policy")
     if not isinstance(found, Policy):
         raise click.BadParameter(
-            f"{reference} is of type {type(found).__name__!r}, and no outbox.http.Policy: name the object that the app gives its"
-            " integration as policy=",
+            f"{reference} is of type {type(found).__name__!r}, not an outbox.http.Policy: name the object that the app passes to"
+            " its integration as policy=",
             param_hint="'MODULE:POLICY'",
         )
     return found

@@ -1,4 +1,4 @@
-"""`outbox status`, `list` and `show`: the commands that only look."""
+"""`outbox status`, `list` and `show`: the commands that only read."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ WAITING = ("pending", "sending", "retry", "uncertain")
 ENDED = ("delivered", "failed", "cancelled")
 ENTRIES_DEFAULT = 50
 ENTRIES_MAX = 1000
-ENDED_SINCE = timedelta(days=1)  # by default: without a bound a page of what ended may sort all that ever did
+ENDED_SINCE = timedelta(days=1)  # by default: without a bound one page may sort every entry that ever ended
 ID_DIGITS_MIN = 8
 
 
@@ -36,7 +36,7 @@ ID_DIGITS_MIN = 8
 @click.option(
     "--exit-code",
     is_flag=True,
-    help="Exit with status 5 if anything is uncertain or every dispatcher holds, for monitoring.",
+    help="For monitoring: exit with status 5 if an entry is uncertain or sending is suspended.",
 )
 @options.database_options
 def status(
@@ -49,10 +49,11 @@ def status(
     schema: str | None,
     prefix: str,
 ) -> None:
-    """How the outbox is, or what became of one parent.
+    """Show queue health, or the status of one parent key.
 
-    For each destination, how much waits in which state, and how long the oldest has waited that could be sent. With
-    PARENT, the key of a business request, e.g. an Idempotency-Key: every entry under it, ended ones included, oldest first.
+    Without PARENT: for each destination, the number of unfinished entries in each state, and the age of the oldest due
+    entry. With PARENT, the key of a business request (an Idempotency-Key, for example): every entry under it, finished
+    ones included, oldest first.
     """
     from dispatchers.admin import entries as admin_entries
     from dispatchers.admin.overview import read_overview
@@ -61,7 +62,7 @@ def status(
         with reading(database, schema, prefix) as (connection, tables):
             overview = read_overview(connection, tables)
         answer(overview, lambda: rendering.overview(overview))
-        needs_a_look = overview.uncertain > 0 or overview.suspended_reason is not None
+        needs_attention = overview.uncertain > 0 or overview.suspended_reason is not None
     else:
         wanted = _parent_wanted(env, parent, scope, source)
         with reading(database, schema, prefix) as (connection, tables):
@@ -69,8 +70,8 @@ def status(
         if not entries:
             raise _nothing_under(wanted)
         answer({"entries": entries}, lambda: [rendering.entries_of_parent(entries)])
-        needs_a_look = any(entry.state == "uncertain" for entry in entries)
-    if exit_code and needs_a_look:
+        needs_attention = any(entry.state == "uncertain" for entry in entries)
+    if exit_code and needs_attention:
         click.get_current_context().exit(UNCERTAIN)
 
 
@@ -89,7 +90,7 @@ def _parent_wanted(env: str | None, parent: str | None, scope: str | None, sourc
 def _nothing_under(wanted: "ParentWanted") -> click.ClickException:
     given = [f"{name} {value!r}" for name in ("env", "scope", "source") if (value := getattr(wanted, name)) is not None]
     of = f" of {', '.join(given)}" if given else ""
-    return NothingFound(f"there is no entry under the parent {wanted.key!r}{of}")
+    return NothingFound(f"no entry has the parent key {wanted.key!r}{of}")
 
 
 # --- list
@@ -101,21 +102,25 @@ def _nothing_under(wanted: "ParentWanted") -> click.ClickException:
     "states",
     multiple=True,
     type=click.Choice([*WAITING, *ENDED]),
-    help="Only these; give it again for another. By default all that waits.",
+    help="Only entries in this state; repeatable. By default every unfinished state.",
 )
-@click.option("--operation", help="Only this operation, and all below it: stripe, or stripe.refunds.create.")
-@click.option("--destination", help="Only this destination.")
-@click.option("--parent", help="Only what is under this parent key, e.g. an Idempotency-Key.")
-@click.option("--held", is_flag=True, help="Only what is held back by a person or a check.")
+@click.option("--operation", help="Only this operation and those below it: stripe, or stripe.refunds.create.")
+@click.option("--destination", help="Only entries for this destination.")
+@click.option("--parent", help="Only entries under this parent key, e.g. an Idempotency-Key.")
+@click.option("--suspended", is_flag=True, help="Only entries that an operator or a check suspended.")
 @click.option(
     "--since",
     type=options.Since(),
-    help="Only what was due, of ended ones what ended, since then: 15m, 2h, 7d or an instant. Of ended ones 1d by default.",
+    help="Only entries due, or finished, since then: 15m, 2h, 7d or an instant. By default 1d for finished entries.",
 )
 @click.option(
-    "--limit", type=click.IntRange(1, ENTRIES_MAX), default=ENTRIES_DEFAULT, show_default=True, help="So many at most."
+    "--limit",
+    type=click.IntRange(1, ENTRIES_MAX),
+    default=ENTRIES_DEFAULT,
+    show_default=True,
+    help="Maximum number of entries.",
 )
-@click.option("--after", type=options.Cursor(), help="Where the page before ended, as it printed.")
+@click.option("--after", type=options.Cursor(), help="Cursor that the previous page printed.")
 @options.env_option
 @options.any_scope_option
 @options.any_source_option
@@ -136,7 +141,8 @@ def list_entries(
 ) -> None:
     """List entries by state, destination, operation or parent.
 
-    What waits, the longest due first; or with --state delivered, failed or cancelled what ended, the newest first.
+    Unfinished entries, the earliest due first. With --state delivered, failed or cancelled: finished entries, the newest
+    first.
     """
     from dispatchers.admin import entries as admin_entries
     from outbox.keys import check_field
@@ -144,12 +150,12 @@ def list_entries(
     for field in ("operation", "destination"):
         if given[field] is not None:
             check_field(field, given[field])
-    ended = _are_ended(states, held=given["held"])
+    ended = _are_ended(states, suspended=given["suspended"])
     if ended and since is None and parent is None:
         since = ENDED_SINCE
     own_env = env
     if parent is None and not _was_given("env"):
-        env = None  # the variable names the env of a parent; what waits under another is to be seen
+        env = None  # the variable names the env of a parent; entries of another env must be listed too
     narrowed = (parent, env, scope, source) != (None, None, None, None)
     wanted = admin_entries.Filter(
         states=states or WAITING,
@@ -169,14 +175,14 @@ def _was_given(option: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _are_ended(states: tuple[str, ...], *, held: bool) -> bool:
+def _are_ended(states: tuple[str, ...], *, suspended: bool) -> bool:
     ended = [state for state in states if state in ENDED]
     if ended and len(ended) < len(set(states)):
         raise click.UsageError(
-            f"what waits is listed by its due time, what ended by when it did: ask for {', '.join(ended)} apart"
+            f"one list cannot mix unfinished and finished entries: list {', '.join(ended)} separately"
         )
-    if ended and held:
-        raise click.UsageError(f"--held is of what waits: {', '.join(ended)} has ended")
+    if ended and suspended:
+        raise click.UsageError(f"--suspended lists unfinished entries only: {', '.join(ended)} is a finished state")
     return bool(ended)
 
 
@@ -185,12 +191,12 @@ def _are_ended(states: tuple[str, ...], *, held: bool) -> bool:
 
 @click.command()
 @click.argument("id")
-@click.option("--payload", is_flag=True, help="The payload too, else only its size.")
+@click.option("--payload", is_flag=True, help="Show the payload too, not only its size.")
 @options.database_options
 def show(id: str, payload: bool, database: str, schema: str | None, prefix: str) -> None:
-    """Show all that is known of one entry.
+    """Show one entry in full: fields, state and history.
 
-    ID is the entry's id, or the first 8 digits of it or more.
+    ID is the entry's id, or at least its first 8 digits.
     """
     from dispatchers.admin import entries as admin_entries
 
@@ -202,17 +208,17 @@ def show(id: str, payload: bool, database: str, schema: str | None, prefix: str)
 
 
 def find(connection: "Connection", tables: "Tables", given: str) -> UUID:
-    """The one entry that `given` names. Raises EntryNotFound, and UsageError where it names none or several."""
+    """The one entry that `given` names. Raises EntryNotFound, and UsageError if it is malformed or ambiguous."""
     from dispatchers.admin import entries as admin_entries
 
     digits = given.replace("-", "").lower()
     if not ID_DIGITS_MIN <= len(digits) <= 32 or digits.strip("0123456789abcdef"):
-        raise click.UsageError(f"{given!r} is no entry's id: give its {ID_DIGITS_MIN} to 32 hexadecimal digits")
+        raise click.UsageError(f"{given!r} is not an entry's id: give {ID_DIGITS_MIN} to 32 hexadecimal digits")
     found = admin_entries.find_ids(connection, tables, digits)
     if not found:
         raise admin_entries.no_entry(given)
     if len(found) > 1:
         listed = [str(id) for id in found[: admin_entries.CANDIDATES_MAX]]
         more = ["and more"] if len(found) > len(listed) else []
-        raise click.UsageError(f"{given!r} begins several ids, give more of it: {', '.join([*listed, *more])}")
+        raise click.UsageError(f"{given!r} is ambiguous, give more digits: {', '.join([*listed, *more])}")
     return found[0]

@@ -10,16 +10,16 @@ REFUSED = 1  # by the outbox or the database: the text says why
 USAGE = 2  # the command line itself is wrong; click's own number for it
 NOT_FOUND = 3
 WRONG_STATE = 4  # the entry's state does not allow the decision
-UNCERTAIN = 5  # `outbox status --exit-code` found something that needs a look: uncertain, or every dispatcher holds
+UNCERTAIN = 5  # `outbox status --exit-code` found an uncertain entry, or sending is suspended
 
 VIOLATED = 6  # `outbox verify` found a row that breaks a rule
 
 JSON = "outbox.json"
-"""Under this name click's context knows whether the answer is to be JSON."""
+"""The key in click's context that says whether the output is JSON."""
 
 
 class NothingFound(click.ClickException):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
     exit_code = NOT_FOUND
 
@@ -38,7 +38,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: Exception) -> Failure | None:
-    """What a user is told of `error`; None if it is one that only its trace explains."""
+    """The message for an error that a user can fix; None if the error needs its traceback."""
     if isinstance(error, click.ClickException):
         codes = {REFUSED: "refused", USAGE: "usage", NOT_FOUND: "not_found"}
         return Failure(error.exit_code, codes[error.exit_code], error.format_message())
@@ -54,7 +54,7 @@ def failure_of(error: Exception) -> Failure | None:
         case OutboxError():
             return Failure(REFUSED, "refused", str(error))
         case DBAPIError():
-            return Failure(REFUSED, "database", f"the database says: {_first_line(error.orig)}")
+            return Failure(REFUSED, "database", f"database error: {_first_line(error.orig)}")
         case _:
             return None
 

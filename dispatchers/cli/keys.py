@@ -1,4 +1,4 @@
-"""`outbox keys`: the key ring, and what is derived from it."""
+"""`outbox keys`: generate secrets, derive keys, forget a recorded secret."""
 
 import base64
 import os
@@ -14,20 +14,20 @@ from dispatchers.cli.output import answer
 if TYPE_CHECKING:
     from outbox.keys import Keyring
 
-SECRET_FORM = "it is written kid:base64, several separated by commas, each of 32 bytes or more"
+SECRET_FORM = "write kid:base64, several separated by commas, each secret at least 32 bytes long"
 EPOCH_MAX = 32767  # the column's: a smallint
 
 
 @click.group()
 def keys() -> None:
-    """The key ring, and the keys derived from it."""
+    """Generate secrets and derive keys."""
 
 
 @keys.command()
-@click.option("--kid", default="k1", show_default=True, help="The new secret's name; a new one at each rotation.")
+@click.option("--kid", default="k1", show_default=True, help="Id of the new secret; use a new id at each rotation.")
 @options.json_option
 def generate(kid: str) -> None:
-    """Make a secret, as OUTBOX_SECRET takes it. At a rotation put it in front of the older ones."""
+    """Generate a secret for OUTBOX_SECRET; to rotate, put it first."""
     from outbox.keys import SECRET_BYTES_MIN, Keyring
 
     secret = secrets.token_bytes(SECRET_BYTES_MIN)
@@ -40,17 +40,17 @@ def generate(kid: str) -> None:
 @click.argument("kid")
 @options.database_options
 def forget(kid: str, database: str, schema: str | None, prefix: str) -> None:
-    """Let the next dispatcher record the secret of KID anew.
+    """Delete the recorded check value of KID.
 
-    The database has a check value of each kid's secret, and a process with another secret refuses itself. For a secret that was
-    recorded wrongly: a new secret has a new kid.
+    The database stores a check value of each kid's secret, and a process with another secret refuses to start. Use this if a
+    wrong secret was recorded: the next dispatcher that starts records its own. To rotate, use a new kid instead.
     """
     from dispatchers.cli.connections import deciding
     from outbox.sql.deployment import forget_secret
 
     with deciding(database, schema, prefix) as (connection, tables):
         if not forget_secret(connection, tables, kid):
-            raise NothingFound(f"no secret of a kid {kid!r} is recorded")
+            raise NothingFound(f"no secret is recorded for kid {kid!r}")
     answer({"kid": kid}, f"kid {kid}: the next dispatcher that starts records the check value of its secret")
 
 
@@ -58,13 +58,19 @@ def forget(kid: str, database: str, schema: str | None, prefix: str) -> None:
 @options.env_option
 @options.scope_option
 @options.source_option
-@click.option("--parent", required=True, help="The key of the business request.")
+@click.option("--parent", required=True, help="Key of the business request.")
 @click.option("--operation", required=True, help="E.g. stripe.payment_intents.create.")
-@click.option("--discriminator", default="", help="What tells two of one operation under one parent apart.")
-@click.option("--epoch", type=click.IntRange(0, EPOCH_MAX), default=0, show_default=True, help="As `show` tells it.")
+@click.option("--discriminator", default="", help="Distinguishes several entries of one operation under one parent.")
+@click.option(
+    "--epoch",
+    type=click.IntRange(0, EPOCH_MAX),
+    default=0,
+    show_default=True,
+    help="Epoch of the key, as `show` prints it.",
+)
 @click.option("--encoding", type=click.Choice(["native", "uuid", "hex"]), default="native", show_default=True)
-@click.option("--kid", help="Under which secret; the ring's current one by default.")
-@click.option("--public", is_flag=True, help="From the public ring, which has no secret, instead of OUTBOX_SECRET.")
+@click.option("--kid", help="Id of the secret; by default the ring's current one.")
+@click.option("--public", is_flag=True, help="Use the public ring, which has no secret, instead of OUTBOX_SECRET.")
 @options.json_option
 def derive(
     env: str | None,
@@ -96,7 +102,7 @@ def derive(
     check_field("env", env)
     secret = os.environ.get("OUTBOX_SECRET")
     if not public and not secret:
-        raise click.UsageError("keys derive from a secret: set OUTBOX_SECRET, or ask for the --public ring")
+        raise click.UsageError("keys are derived from a secret: set OUTBOX_SECRET, or give --public")
     ring = Keyring.public() if public else ring_of(secret or "")
     fields = key_fields(env, ParentKey(parent, scope=scope, source=source), operation, discriminator)
     tag = derive_tag(ring, kid or ring.current, fields, epoch)
@@ -111,5 +117,5 @@ def ring_of(secret: str) -> "Keyring":
 
     try:
         return Keyring.from_text(secret)
-    except ConfigurationError:  # its text may show, as a kid, what stands in a kid's place
+    except ConfigurationError:  # its text may contain the secret, if that was written in a kid's place
         raise ConfigurationError(f"OUTBOX_SECRET is malformed: {SECRET_FORM}") from None

@@ -1,4 +1,4 @@
-"""The log for programs: one JSON document a line."""
+"""The JSON log format: one document per line."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ from dispatchers.cli.output import instant
 
 
 class JsonLines(logging.Formatter):
-    """`{"at": ..., "level": ..., "logger": ..., "message": ...}`, and `"trace"` where an exception is told of."""
+    """`{"at": ..., "level": ..., "logger": ..., "message": ...}`, and `"trace"` for an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         told = {

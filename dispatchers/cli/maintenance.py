@@ -1,4 +1,4 @@
-"""`outbox maintenance`: retention by hand or from cron, until nothing is left that may go."""
+"""`outbox maintenance`: run retention by hand or from cron, until nothing is left to delete."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ class Span(Since):
         except click.BadParameter:
             span = None
         if span is None or isinstance(span, datetime):
-            self.fail(f"{value!r} is no span such as 90s, 15m, 2h, 35d or 4w", param, ctx)
+            self.fail(f"{value!r} is not a span such as 90s, 15m, 2h, 35d or 4w", param, ctx)
         return span
 
 
@@ -64,18 +64,18 @@ class Window(Span):
     type=Window(),
     multiple=True,
     required=True,
-    help="The longest window of all adapters that send from this database; give `forever` too if one declares FOREVER."
-    " Required, since a guess could forget a key that a service still remembers.",
+    help="Longest window of all adapters that send from this database; add `--window forever` if one declares FOREVER."
+    " Required: with a wrong guess a key could be deleted that a service still remembers.",
 )
 @click.option(
     "--keep",
     type=Span(),
     default=None,
     show_default="35d",
-    help="How long a settled entry is kept; at least the longest window and a day. Longer than any caller's retries: an"
-    " entry that is asked for again after it was deleted is a new effect.",
+    help="How long settled entries are kept; at least the longest window plus a day, and longer than any caller retries: a"
+    " request repeated after its entry was deleted causes a new effect.",
 )
-@click.option("--dry-run", is_flag=True, help="Only count what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Only count the rows that would be deleted.")
 @database_options
 @click.pass_context
 def maintenance(
@@ -87,11 +87,11 @@ def maintenance(
     keep: timedelta | None,
     dry_run: bool,
 ) -> None:
-    """Delete what is settled and need not be kept.
+    """Delete settled entries and records past their retention.
 
-    That is records past their audit window, settled entries with their events, and tombstones of keys that no service
-    remembers. Never what is unsettled. It works in short transactions beside everything else, and may be stopped at any
-    time; a running dispatcher does the same by itself.
+    Deletes records past their audit window, settled entries with their events, and tombstones of keys that no service
+    remembers; never an unsettled entry. Uses short transactions, runs beside live traffic, and may be stopped at any time. A
+    running dispatcher does the same by itself.
     """
     from dispatchers.maintenance.jobs import Maintenance
     from dispatchers.maintenance.retention import KEEP, Retention
@@ -132,7 +132,7 @@ class Bodies:
 
     def told(self, *, dry: bool) -> str:
         days = _listed(self.due if dry else self.dropped)
-        text = f"{'would drop' if dry else 'dropped'} the bodies of {days}; partitions for {self.days_ahead} days ahead"
+        text = f"{'would drop' if dry else 'dropped'} the partitions of {days}; partitions exist for {self.days_ahead} days ahead"
         return f"{text}\nnot dropped: {_listed(self.due)}: {self.why}" if self.why else text
 
 
@@ -158,7 +158,11 @@ def _keep_bodies(connection: "Connection", tables: "Tables", *, dry: bool) -> tu
         dropped, due = drop_days(tables, connection, dry=dry)
     why = None
     if due and not dry:
-        why = "records that cannot be deleted need them" if layout.is_owner else "only the owner of the tables may"
+        why = (
+            "records that must be kept refer to them"
+            if layout.is_owner
+            else "only the owner of the tables may drop them"
+        )
     return Bodies(added, dropped, due, why, layout.ahead), layout.alarm
 
 
@@ -185,7 +189,7 @@ def _runner(connection: "Connection") -> Any:
 
 @contextmanager
 def _progress(whole: dict[str, int]) -> Iterator[Tell]:
-    """A bar for each step on a terminal, lines elsewhere. whole: how many rows each step has to look at."""
+    """A progress bar for each step on a terminal, lines elsewhere. whole: how many rows each step must check."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -208,6 +212,6 @@ def _lines(whole: dict[str, int]) -> Tell:
         looked_at[name] += batch.looked_at
         batches[name] += 1
         if batch.after is None or batches[name] % BATCHES_A_LINE == 0:
-            click.echo(f"{name}: looked at {looked_at[name]} of {max(whole[name], looked_at[name])}", err=True)
+            click.echo(f"{name}: checked {looked_at[name]} of {max(whole[name], looked_at[name])}", err=True)
 
     return tell

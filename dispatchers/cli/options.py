@@ -12,11 +12,9 @@ SPAN_MAX = timedelta(days=36525)  # a century: no instant that it leads to is be
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-schema_option = click.option(
-    "--schema", default=None, help="The schema that the tables are in; the connection's own by default."
-)
-prefix_option = click.option("--prefix", default="outbox_", show_default=True, help="How the tables' names begin.")
-# Whether it was given is read by the group, before anything else can fail.
+schema_option = click.option("--schema", default=None, help="Schema of the tables; by default the connection's own.")
+prefix_option = click.option("--prefix", default="outbox_", show_default=True, help="Prefix of the tables' names.")
+# The group reads whether it was given, before anything else can fail.
 json_option = click.option(
     "--json", is_flag=True, expose_value=False, help="Print one JSON document; errors too, on stderr."
 )
@@ -25,16 +23,14 @@ env_option = click.option(
     envvar="OUTBOX_ENV",
     show_envvar=True,
     default=None,
-    help="The deployment's name, which is part of every key.",
+    help="Name of the deployment; it is part of every key.",
 )
-scope_option = click.option("--scope", default="", help="The parent key's scope: the authenticated caller.")
+scope_option = click.option("--scope", default="", help="Scope of the parent key: the authenticated caller.")
 source_option = click.option(
-    "--source", default="app", show_default=True, help="Where the parent key comes from: app, http, inbox:..."
+    "--source", default="app", show_default=True, help="Source of the parent key: app, http, inbox:..."
 )
-any_scope_option = click.option("--scope", default=None, help="Only this scope of the parent key: the caller.")
-any_source_option = click.option(
-    "--source", default=None, help="Only parent keys from there: app, http, inbox:... (by default from anywhere)."
-)
+any_scope_option = click.option("--scope", default=None, help="Only parent keys of this scope (the caller).")
+any_source_option = click.option("--source", default=None, help="Only parent keys of this source: app, http, inbox:...")
 
 
 def database_option(*, required: bool = True) -> Callable[[Decorated], Decorated]:
@@ -48,7 +44,7 @@ def database_option(*, required: bool = True) -> Callable[[Decorated], Decorated
 
 
 def database_options(command: Decorated) -> Decorated:
-    """`--database`, `--schema`, `--prefix` and `--json`: what every command that asks a database takes."""
+    """Add `--database`, `--schema`, `--prefix` and `--json`: the options of every command that uses a database."""
     for option in (json_option, prefix_option, schema_option, database_option()):
         command = option(command)
     return command
@@ -82,7 +78,7 @@ class Since(click.ParamType):  # type: ignore[type-arg]
 
 
 class Cursor(click.ParamType):  # type: ignore[type-arg]
-    """A place in a list, as the page before printed it: `<instant>,<id>`."""
+    """A position in a list, as the previous page printed it: `<instant>,<id>`."""
 
     name = "cursor"
 
@@ -91,4 +87,4 @@ class Cursor(click.ParamType):  # type: ignore[type-arg]
         try:
             return datetime.fromisoformat(at).astimezone(UTC), UUID(id)
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no place in a list: take what the page before printed", param, ctx)
+            self.fail(f"{value!r} is not a cursor: pass the one that the previous page printed", param, ctx)

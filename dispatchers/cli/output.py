@@ -1,4 +1,4 @@
-"""What a command prints: one JSON document, or text and tables for people."""
+"""A command's output: one JSON document, or text and tables."""
 
 import dataclasses
 import json
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-COLUMNS_MAX = 10_000  # where nobody's screen limits a line: nothing is cut, and one entry stays on one line for grep
-SHORT_ID_CHARS = 8  # as many as a command asks for: one id in 4000 is not alone with them among a million
+COLUMNS_MAX = 10_000  # without a terminal nothing is cut: one entry stays on one line for grep
+SHORT_ID_CHARS = 8  # the minimum that a command accepts: among a million ids, one in 4000 shares them
 
 
 def answer(document: Any, text: "str | Callable[[], Iterable[RenderableType]]") -> None:
@@ -63,7 +63,7 @@ def span(length: timedelta) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` without what would command a terminal: parent keys and reasons come from outside."""
+    """`text` without terminal control characters: parent keys and reasons come from outside."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
@@ -71,17 +71,17 @@ def clean(text: str) -> str:
 
 
 def is_screen() -> bool:
-    """Whether a person's terminal limits the width."""
+    """Whether a terminal limits the width."""
     return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
 def short(id: UUID) -> str:
-    """Enough of an id to call the entry by, on a screen; elsewhere all of it."""
+    """The first digits of an id on a terminal; elsewhere the whole id."""
     return str(id)[:SHORT_ID_CHARS] if is_screen() else str(id)
 
 
 def table(*columns: str, elastic: Sequence[str] = (), right: Sequence[str] = ()) -> "Table":
-    """An empty table without lines. elastic: the columns that give way on a narrow screen. right: those of numbers."""
+    """An empty table without lines. elastic: the columns that shrink on a narrow terminal. right: those of numbers."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold")
@@ -114,7 +114,7 @@ def cell(value: Any, style: str = "") -> "Text":
 
 
 def prose(value: Any, style: str = "") -> "Text":
-    """Text that goes on in a next line where it does not fit."""
+    """Text that wraps to the next line."""
     from rich.text import Text
 
     return value if isinstance(value, Text) else Text(clean(str(value)), style=style)

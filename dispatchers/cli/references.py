@@ -1,4 +1,4 @@
-"""From `module:name` on the command line to the app's own object."""
+"""Imports the app's object that `module:name` on the command line names."""
 
 import importlib
 import os
@@ -23,7 +23,7 @@ def load(reference: str, *, what: str, example: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise click.BadParameter(f"there is no module {module_name!r} here or among the installed ones") from error
+        raise click.BadParameter(f"module {module_name!r} is neither in the working directory nor installed") from error
     if not hasattr(module, name):
         raise click.BadParameter(f"module {module_name!r} has no {what.lower()} {name!r}")
     return getattr(module, name)
@@ -34,6 +34,6 @@ def load_function(reference: str, *, example: str) -> Any:
     found = load(reference, what="FUNCTION", example=example)
     if not callable(found):
         raise click.BadParameter(
-            f"{reference!r} is an object of type {type(found).__name__}, and must be a function, e.g. {example}"
+            f"{reference!r} must be a function, e.g. {example}, but is of type {type(found).__name__}"
         )
     return found

@@ -1,4 +1,4 @@
-"""How what was found is drawn for people: the overview, lists, one entry."""
+"""Draws what was read as text and tables: the overview, lists, one entry."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -22,17 +22,17 @@ OVERDUE_SHOWN = 5
 
 def overview(found: "Overview") -> "Iterator[RenderableType]":
     if found.suspended_reason:
-        yield prose(f"every dispatcher holds: {found.suspended_reason}", "bold red")
+        yield prose(f"sending is suspended: {found.suspended_reason}", "bold red")
     if found.resumed:
         ago = span(found.at - found.resumed.at)
         yield prose(f"resumed {ago} ago by {found.resumed.by}: {found.resumed.reason}")
     if not found.destinations:
-        yield prose("nothing waits")
+        yield prose("the queue is empty")
         return
     drawn = table(
         "DESTINATION",
         *map(str.upper, WAITING),
-        "HELD",
+        "SUSPENDED",
         "OLDEST DUE",
         "NOTE",
         elastic=["DESTINATION", "NOTE"],
@@ -43,40 +43,41 @@ def overview(found: "Overview") -> "Iterator[RenderableType]":
         drawn.add_row(
             cell(destination.name),
             *(cell(destination.states.get(state, 0)) for state in WAITING),
-            cell(destination.held),
+            cell(destination.suspended),
             cell("-" if oldest is None else span(timedelta(seconds=oldest))),
             cell(_note(destination, found.at)),
         )
     yield drawn
     if found.uncertain:
         yield prose(f"{found.uncertain} uncertain: `outbox list --state uncertain` shows them", "yellow")
-    if found.held:
-        yield prose(f"{found.held} held: `outbox list --held` shows them")
+    if found.suspended:
+        yield prose(f"{found.suspended} suspended: `outbox list --suspended` shows them")
     if found.blocked:
-        yield prose(f"{found.blocked} behind others of their lanes")
+        yield prose(f"{found.blocked} blocked by an earlier entry of their ordering group")
     if found.overdue:
         shown = ", ".join(str(lease.id) for lease in found.overdue[:OVERDUE_SHOWN])
         more = ", ..." if len(found.overdue) > OVERDUE_SHOWN else ""
         longest = span(timedelta(seconds=found.overdue[0].over_seconds))
         yield prose(
-            f"{len(found.overdue)} being sent by nobody, their leases over for up to {longest}: {shown}{more}; no dispatcher"
-            " serves them, or an open transaction has locked their rows (pg_stat_activity shows it)",
+            f"{len(found.overdue)} with a lease that expired up to {longest} ago: {shown}{more}; no dispatcher serves them, or"
+            " an open transaction has locked their rows (pg_stat_activity shows it)",
             "yellow",
         )
     for unserved in found.unserved or ():
         entries = f"{unserved.entries} or more" if unserved.has_more else str(unserved.entries)
-        yield prose(f"{entries} of {unserved.operation} served by no dispatcher: {unserved.reason}", "yellow")
-    for lane in found.halted:
-        since = span(found.at - lane.since)
-        yield prose(f"lane {lane.ordering_key} halted {since} ago behind {lane.entry_id}: {lane.reason}", "yellow")
+        yield prose(f"{entries} of {unserved.operation} not served by any dispatcher: {unserved.reason}", "yellow")
+    for group in found.blocked_groups:
+        since = span(found.at - group.since)
+        text = f"ordering group {group.ordering_key} blocked {since} ago by {group.entry_id}: {group.reason}"
+        yield prose(text, "yellow")
 
 
-_NUMBERS = (*map(str.upper, WAITING), "HELD", "OLDEST DUE")
+_NUMBERS = (*map(str.upper, WAITING), "SUSPENDED", "OLDEST DUE")
 
 
 def destinations(found: "DestinationStates") -> "Iterator[RenderableType]":
     if not found.destinations:
-        yield prose("nothing waits")
+        yield prose("the queue is empty")
         return
     drawn = table("DESTINATION", "DUE", "OLDEST DUE", "RATE", "NOTE", elastic=["DESTINATION", "NOTE"], right=_FIGURES)
     for state in found.destinations:
@@ -100,12 +101,12 @@ def _weight(state: "DestinationState", at: datetime) -> str:
         since = span(at - state.decided_at)
         notes.append(f"paused {since} ago by {state.decided_by}: {state.paused_reason or 'no reason given'}")
     if state.cool_until is not None:
-        notes.append(f"cools for {span(state.cool_until - at)}")
+        notes.append(f"cooldown for another {span(state.cool_until - at)}")
     if state.breaker != "closed":
         left = f" for {span(state.breaker_until - at)}" if state.breaker_until and state.breaker_until > at else ""
         notes.append(f"breaker {state.breaker.replace('_', '-')}{left} after {state.breaker_failures} failures")
     if state.permits_taken:
-        notes.append(f"{state.permits_taken} of {state.slots_max} sends at once")
+        notes.append(f"{state.permits_taken} of {state.slots_max} permits in use")
     return ", ".join(notes)
 
 
@@ -116,7 +117,7 @@ def _note(destination: "DestinationOverview", at: datetime) -> str:
     if destination.breaker != "closed":
         notes.append(f"breaker {destination.breaker.replace('_', '-')}")
     if destination.cool_until is not None and destination.cool_until > at:
-        notes.append(f"cools for {span(destination.cool_until - at)}")
+        notes.append(f"cooldown for another {span(destination.cool_until - at)}")
     return ", ".join(notes)
 
 
@@ -147,20 +148,20 @@ def _effect(entry: "EntrySummary") -> str:
 
 def _why(entry: "EntrySummary") -> str:
     if entry.hold is not None:
-        return f"held: {entry.hold}"
+        return f"suspended: {entry.hold}"
     if entry.known is not None:
         reason = entry.reason or ""
         if entry.known == SEND_AGAIN:
-            return f"to be sent again: {reason}"
+            return f"will be sent again: {reason}"
         word = "" if reason.startswith(entry.known) else f"{entry.known}, "
         return f"{word}not settled yet: {reason}"
-    if entry.behind is not None:
-        return f"behind {short(entry.behind)} of its lane"
+    if entry.blocked_by is not None:
+        return f"blocked by {short(entry.blocked_by)} in its ordering group"
     return entry.reason or ""
 
 
 def page(found: "Page", following: str | None, *, ended: bool, env: str | None) -> "Iterator[RenderableType]":
-    """env: the deployment's own, if it is known: that of an entry is shown where it differs."""
+    """env: the deployment's own, if it is known: an entry's env is shown if it differs."""
     if found.entries:
         elastic = ["OPERATION", "PARENT", "REASON"]
         has_envs = len({entry.env for entry in found.entries} | ({env} if env else set())) > 1
@@ -182,14 +183,14 @@ def page(found: "Page", following: str | None, *, ended: bool, env: str | None) 
     else:
         yield prose(_none(found, ended=ended))
     if following and is_screen():
-        yield prose("more: the same with", "dim")
-        yield prose(f"--after {following}", "dim")  # on a line of its own, so that it can be copied
+        yield prose("next page: repeat the command with", "dim")
+        yield prose(f"--after {following}", "dim")  # on its own line, so that it can be copied
 
 
 def _none(page: "Page", *, ended: bool) -> str:
     if page.since is None:
         return "none"
-    longer = "; --since 30d looks further back" if ended else ""
+    longer = "; --since 30d lists older ones" if ended else ""
     return f"none {'ended' if ended else 'due'} since {instant(page.since)}{longer}"
 
 
@@ -198,7 +199,7 @@ def _when(entry: "EntrySummary", at: datetime) -> str:
         return f"{span(at - entry.settled_at)} ago"
     if entry.state == "sending" and entry.lease_until is not None:
         left = entry.lease_until - at
-        return f"lease {span(left)}" if entry.lease_until > at else f"lapsed {span(left)}"
+        return f"lease {span(left)}" if entry.lease_until > at else f"expired {span(left)} ago"
     if entry.due_at is None:
         return "-"
     return f"in {span(entry.due_at - at)}" if entry.due_at > at else f"{span(at - entry.due_at)} ago"
@@ -222,9 +223,9 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
     yield "id", entry.id
     yield "state", state_cell(entry.state)
     yield "reason", entry.reason
-    yield "known", entry.known and _known(entry.known)
-    yield "held", entry.hold
-    yield "behind", entry.behind
+    yield "recorded", entry.known and _recorded(entry.known)
+    yield "suspended", entry.hold
+    yield "blocked by", entry.blocked_by
     yield "operation", entry.operation
     yield "discriminator", entry.discriminator or None
     yield "destination", entry.destination
@@ -235,7 +236,7 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
     epoch = entry.key_epoch
     yield "child key", f"{entry.child_key} (of epoch 0)" if epoch and entry.child_key else entry.child_key
     yield "kid", entry.kid
-    yield "epoch", f"{epoch}: `outbox keys derive --epoch {epoch}` tells its key" if epoch else None
+    yield "epoch", f"{epoch}: `outbox keys derive --epoch {epoch}` prints its key" if epoch else None
     yield "sent as", entry.sent_as
     yield "ordering key", entry.ordering_key
     yield "position", entry.position
@@ -258,7 +259,7 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
     yield "payload", None if entry.payload_bytes is None else f"{entry.payload_bytes} bytes"
 
 
-def _known(known: str) -> str:
+def _recorded(known: str) -> str:
     if known == SEND_AGAIN:
-        return "to be sent again by a running dispatcher"
-    return f"{known}, to be settled by a running dispatcher"
+        return "a running dispatcher will send it again"
+    return f"{known}; a running dispatcher will settle it"

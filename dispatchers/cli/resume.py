@@ -1,4 +1,4 @@
-"""`outbox resume`: let a destination go on, or every dispatcher that holds after a failover, a restore or a copy."""
+"""`outbox resume`: resume one destination, or all sending after a failover, a restore or a copy."""
 
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 @click.option(
     "--nothing-lost",
     is_flag=True,
-    help="Every commit is there, as after a planned switch to a standby: what is unsettled keeps its state.",
+    help="No commit is missing, as after a planned switchover: unsettled entries keep their state.",
 )
 @click.option(
     "--since",
     type=options.Since(),
-    help="Since when commits may be missing: when the backup was taken, as 15m, 2h, 7d ago or an instant. By default since the"
-    " database's last mark.",
+    help="Since when commits may be missing, i.e. when the backup was taken: 15m, 2h or 7d ago, or an instant. By default the"
+    " last check of the database's identity.",
 )
 @click.option(
     "--adopt-from",
     metavar="ENV",
-    help="The database belongs to that env, and is --env's from now on: it is a copy, or the deployment has a new name.",
+    help="The env that the database belonged to until now. For a copy, or a renamed deployment: it then belongs to --env.",
 )
 @options.env_option
 @decision_options()
@@ -48,19 +48,19 @@ def resume(
     schema: str | None,
     prefix: str,
 ) -> None:
-    """Let a destination go on, or after a restore all.
+    """Resume a destination, or all after a restore.
 
-    With DESTINATION, at once: it ends a pause and a cool-down, and closes the circuit breaker.
+    With DESTINATION: ends its pause and Retry-After cooldown and closes its circuit breaker, at once.
 
-    With --after-restore, and a reason, every dispatcher goes on that holds since the database was failed over, restored or
-    copied. Whatever is unsettled then counts as maybe sent: it goes out again under the same key while its service surely
-    remembers that, and is uncertain else. Also where no dispatcher has noticed, if you know better.
+    With --after-restore and a reason: resumes sending after the database was failed over, restored or copied. Unsettled
+    entries then count as maybe sent: an entry is sent again under the same key while its service certainly remembers that
+    key, and becomes uncertain otherwise. Use it also if no dispatcher has noticed the restore.
 
-    A database of another env is refused. A copy for another deployment, or a deployment's new name, is adopted with
-    --adopt-from, which names the env that it belonged to: whose unsettled entries are then suspended.
+    A database of another env is refused. For a copy, or a renamed deployment, name the env that it belonged to with
+    --adopt-from; the unsettled entries of that env are then suspended.
     """
     if (destination is None) != after_restore:
-        raise click.UsageError("say what to resume: a DESTINATION, or all of them --after-restore")
+        raise click.UsageError("give either a DESTINATION or --after-restore")
     if destination is not None:
         if nothing_lost or since is not None or adopt_from is not None:
             raise click.UsageError("--nothing-lost, --since and --adopt-from need --after-restore")
@@ -79,16 +79,20 @@ def _resume_destination(
 
     with deciding(database, schema, prefix) as (connection, tables):
         decisions.resume(connection, tables, destination, actor=actor, reason=reason)
-    answer({"destination": destination, "decision": "resume", "actor": actor}, f"{clean(destination)} goes on")
+    answer(
+        {"destination": destination, "decision": "resume", "actor": actor}, f"destination {clean(destination)} resumed"
+    )
 
 
 def _word(*, env: str | None, **said: Any) -> "OperatorDecision":
     from dispatchers.admin.resume import OperatorDecision
 
     if said["nothing_lost"] and said["since"] is not None:
-        raise click.UsageError("--since says since when commits may be missing, and --nothing-lost that none is")
+        raise click.UsageError(
+            "--since says that commits may be missing, and --nothing-lost that none are: give only one"
+        )
     if not env:
-        raise click.UsageError("say whose database this is: give --env or set OUTBOX_ENV")
+        raise click.UsageError("the database's env is unknown: give --env or set OUTBOX_ENV")
     return OperatorDecision(env=env, **said)
 
 
@@ -102,9 +106,11 @@ def _resume_all(word: "OperatorDecision", database: str, schema: str | None, pre
 
 
 def _told(resumed: "Resumed") -> list[str]:
-    told = ["every dispatcher goes on"]
+    told = ["sending is resumed"]
     if resumed.since is not None:
         told.append(f"{resumed.doubted} more entries count as maybe sent, after {resumed.since:%Y-%m-%d %H:%M:%S UTC}")
     if resumed.held_back:
-        told.append(f"{resumed.held_back} entries of another deployment are held: `outbox list --held` shows them")
+        told.append(
+            f"{resumed.held_back} entries of another deployment are suspended: `outbox list --suspended` shows them"
+        )
     return told

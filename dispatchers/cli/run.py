@@ -21,18 +21,17 @@ SHOWING_REQUESTS = ("aiosmtplib", "httpcore", "httpx", "stripe", "urllib3")
 @click.option(
     "--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), show_default=True
 )
-@click.option(
-    "--json", is_flag=True, expose_value=False, help="Log one JSON document a line; an error at the start is one too."
-)
+@click.option("--json", is_flag=True, expose_value=False, help="Log one JSON document per line; startup errors too.")
 def run(factory: str, log_level: str) -> None:
     """Run the dispatcher that MODULE:FUNCTION makes.
 
-    It works until SIGTERM, then drains. A second SIGTERM stops at once: what was in flight is then in doubt until its lease ends.
+    Runs until SIGTERM, then finishes the sends in flight. A second SIGTERM stops at once: the sends in flight are then in
+    doubt until their leases expire.
     """
     import logging
 
     if importlib.util.find_spec("apscheduler") is None:
-        raise click.ClickException("this needs APScheduler: pip install 'sqlalchemy-outbox[dispatcher]'")
+        raise click.ClickException("APScheduler is not installed: pip install 'sqlalchemy-outbox[dispatcher]'")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if click.get_current_context().meta.get(JSON):
         from dispatchers.cli.log_lines import JsonLines
@@ -56,12 +55,12 @@ def make_dispatcher(reference: str) -> "Dispatcher":
     except OutboxError:
         raise
     except Exception as error:
-        # What went wrong in the app's own code only its trace explains, also where `main` would have a text for it.
+        # An error in the app's own code needs its traceback, also where `main` would have a text for it.
         sys.excepthook(type(error), error, error.__traceback__)
         click.get_current_context().exit(REFUSED)
     if not isinstance(made, Dispatcher):
         raise click.BadParameter(
-            f"{reference} must return a dispatchers.Dispatcher, and returned {_described(made)}",
+            f"{reference} must return a dispatchers.Dispatcher, but returned {_described(made)}",
             param_hint="'MODULE:FUNCTION'",
         )
     return made

@@ -1,4 +1,4 @@
-"""`outbox verify`: the stored history against the promises."""
+"""`outbox verify`: check the stored history against the invariants."""
 
 import os
 from typing import TYPE_CHECKING
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 @options.database_options
 @click.pass_context
 def verify(ctx: click.Context, database: str, schema: str | None, prefix: str) -> None:
-    """Check the stored history against the promises.
+    """Check the stored history against the invariants.
 
-    Every row that is still kept is asked: whether no entry is lost, has ended twice or shares its key, and so on. With
-    OUTBOX_SECRET set, each key is derived anew. It only reads, at one moment of the database; a row that breaks a rule was
-    changed by something else than this library, or is a bug in it. Ends with 6 if there is one.
+    Checks every stored row: no entry is lost, has ended twice or shares its key, and so on. With OUTBOX_SECRET set, derives
+    each key again and compares. Only reads, in one snapshot of the database. A row that violates a rule was changed by
+    other software than this library, or shows a bug in it. Exits with status 6 if there is one.
     """
     from dispatchers.admin import verify as admin_verify
 
@@ -45,10 +45,10 @@ def _fields(found: "Verification") -> dict[str, object]:
 
 
 def _drawn(found: "Verification") -> "Iterator[RenderableType]":
-    drawn = table("RULE", "PROMISE", "RESULT", elastic=["PROMISE"])
+    drawn = table("RULE", "INVARIANT", "RESULT", elastic=["INVARIANT"])
     for verdict in found.verdicts:
         many = f"{len(verdict.violations)}{'+' if verdict.has_more else ''}"
-        told = cell(f"{many} broken", "bold red") if verdict.violations else cell("ok", "green")
+        told = cell(f"{many} violated", "bold red") if verdict.violations else cell("ok", "green")
         drawn.add_row(cell(verdict.rule), prose(verdict.promise), told)
     yield drawn
     for verdict in found.verdicts:
@@ -60,4 +60,4 @@ def _drawn(found: "Verification") -> "Iterator[RenderableType]":
 def _unchecked(found: "Verification") -> str:
     if not found.without_secret:
         return ""
-    return f"; the keys of {found.without_secret} not derived anew: their secrets are not in OUTBOX_SECRET"
+    return f"; the keys of {found.without_secret} were not checked: their secrets are not in OUTBOX_SECRET"

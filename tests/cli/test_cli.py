@@ -84,11 +84,11 @@ def test_a_misspelt_command_is_answered_with_the_one_that_was_meant() -> None:
     status, text = refused("stats")
 
     assert status == 2
-    assert "there is no command 'stats': did you mean 'status'?" in text
+    assert "unknown command 'stats': did you mean 'status'?" in text
 
 
 def test_a_command_that_resembles_none_is_only_refused() -> None:
-    assert "there is no command 'xyzzy'\n" in refused("xyzzy")[1]
+    assert "unknown command 'xyzzy'\n" in refused("xyzzy")[1]
 
 
 def test_the_module_is_the_same_command() -> None:
@@ -126,7 +126,7 @@ def test_tables_that_are_not_there_are_answered_with_the_command_that_makes_them
     assert status == 1
     assert text == (
         f"outbox: the table 'outbox_queue' does not exist in the database '{tmp_path / 'empty.db'}': run `outbox db"
-        " upgrade` (or the app's own Alembic, if it makes the"
+        " upgrade` (or the app's own Alembic migrations, if they create the"
         " outbox's tables), or give --prefix or --schema\n"
     )
 
@@ -145,8 +145,8 @@ def test_a_file_that_is_not_there_is_not_made_by_looking(tmp_path: Path, name: s
     status, text = refused(*name.split(), DATABASE_URL=f"sqlite:///{path}")
 
     assert status == 1
-    cure = "check --database, or make the tables with `outbox db upgrade`"
-    assert text == f"outbox: there is no file {str(path)!r}: {cure}\n"
+    cure = "check --database, or create the tables with `outbox db upgrade`"
+    assert text == f"outbox: file {str(path)!r} does not exist: {cure}\n"
     assert not path.exists()
 
 
@@ -154,7 +154,7 @@ def test_a_database_that_does_not_answer_is_no_trace() -> None:
     status, code, text = error_of("status", DATABASE_URL="postgresql+psycopg://shop@127.0.0.1:1/shop")
 
     assert (status, code) == (1, "database")
-    assert text.startswith("the database says: ")
+    assert text.startswith("database error: ")
     assert "refused" in text
     assert "\n" not in text
 
@@ -162,7 +162,7 @@ def test_a_database_that_does_not_answer_is_no_trace() -> None:
 def test_an_error_of_the_database_shows_no_parameters() -> None:
     error = sa.exc.IntegrityError("INSERT", {"payload": "4242"}, Exception("duplicate key\nDETAIL: (4242) exists"))
 
-    assert exit_codes.failure_of(error) == exit_codes.Failure(1, "database", "the database says: duplicate key")
+    assert exit_codes.failure_of(error) == exit_codes.Failure(1, "database", "database error: duplicate key")
 
 
 def test_an_error_that_nobody_foresaw_keeps_its_trace() -> None:
@@ -172,13 +172,13 @@ def test_an_error_that_nobody_foresaw_keeps_its_trace() -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("postgresql", "the URL is no SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name"),
-        ("mysql://user:hunter2@host/shop", "the URL is of 'mysql': the outbox runs on postgresql and sqlite"),
+        ("postgresql", "the URL is not a valid SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name"),
+        ("mysql://user:hunter2@host/shop", "the URL is for 'mysql': the outbox supports postgresql and sqlite"),
         ("postgresql+nodriver://user:hunter2@host/shop", "names an unknown driver, 'postgresql+nodriver'"),
         ("postgresql+psycopg2://user:hunter2@host/shop", "needs the driver 'psycopg2', which is not installed"),
-        ("sqlite://", "the URL is a database in this process's memory"),
-        ("sqlite:///:memory:", "the URL is a database in this process's memory"),
-        ("user:hunter2@host", "the URL is no SQLAlchemy URL"),
+        ("sqlite://", "the URL is an in-memory database"),
+        ("sqlite:///:memory:", "the URL is an in-memory database"),
+        ("user:hunter2@host", "the URL is not a valid SQLAlchemy URL"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, says: str) -> None:
@@ -190,7 +190,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, say
 
 
 def test_a_driver_for_asyncio_is_exchanged_for_its_own_synchronous_one(sqlite: Database) -> None:
-    assert succeeded("status", DATABASE_URL=sqlite.async_url.render_as_string()) == "nothing waits\n"
+    assert succeeded("status", DATABASE_URL=sqlite.async_url.render_as_string()) == "the queue is empty\n"
 
 
 # --- docs/cli.md

@@ -44,7 +44,7 @@ def test_what_is_recorded_before_a_deploy_is_skipped_by_nobody(
     told = succeeded("callbacks", "record", "next_deploy:make_dispatcher", database=database)
     run_once(database, ob, adapters={"crm": MemoryAdapter()})
 
-    assert told == "2 on record: on_settled crm, on_uncertain crm.upsert\n"
+    assert told == "2 recorded: on_settled crm, on_uncertain crm.upsert\n"
     assert states(database) == {"retry": 2}
     listed = document("callbacks", "list", database=database)["callbacks"]
     assert [(each["name"], each["waiting"]) for each in listed] == [
@@ -64,12 +64,12 @@ def test_forget_lets_settle_what_waits_for_a_callback(database: Database, ob: ou
     run_once(database, ob, adapters={"crm": MemoryAdapter()})
 
     told = succeeded("callbacks", "forget", "on_settled crm", database=database)
-    assert told == "on_settled crm is forgotten; 2 entries waited for it, and settle without it\n"
+    assert told == "on_settled crm forgotten; 2 entries waited for it and will settle without it\n"
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 2
 
     assert (states(database), database.rows(TABLES.callback)) == ({"delivered": 2}, [])
     gone = refused("callbacks", "forget", "on_settled crm", database=database)
-    assert gone == (3, "outbox: no callback 'on_settled crm' is on record: `outbox callbacks list` shows them\n")
+    assert gone == (3, "outbox: no callback 'on_settled crm' is recorded: `outbox callbacks list` shows them\n")
 
 
 def test_a_mistyped_callback_is_forgotten_by_the_command_of_its_warning(

@@ -43,7 +43,7 @@ def test_a_retried_entry_is_due_now(database: Database, ob: outbox.Outbox) -> No
 
     told = succeeded("retry", str(id), "--actor", "ada", database=database)
 
-    assert told == f"entry {id} is due now: a running dispatcher sends it\n"
+    assert told == f"entry {id} is due now: a running dispatcher will send it\n"
     assert [actor for actor, _ in decisions(database, id)] == ["ada"]
     assert run_once(database, ob, adapters=adapters) == 1
 
@@ -54,7 +54,7 @@ def test_a_cancelled_entry_is_settled_by_a_dispatcher_and_never_sent(database: D
 
     told = succeeded("cancel", str(id), "--reason", "ordered twice", "--actor", "ada", database=database)
 
-    assert told == (f"entry {id} is not to be sent any more: a running dispatcher settles it, callbacks included\n")
+    assert told == (f"entry {id} will be cancelled: a running dispatcher will settle it, callbacks included\n")
     assert decisions(database, id) == [("ada", "ordered twice")]
     assert run_once(database, ob, adapters={"crm": adapter}) == 1
     assert (state(database, id), settlement_row(database, id).reason) == ("cancelled", "ordered twice")
@@ -75,7 +75,7 @@ def test_a_verdict_is_written_down_and_settled_by_a_dispatcher(
 
     told = succeeded("resolve", str(id), option, *LOOKED, "--actor", "ada", database=database)
 
-    assert told == f"entry {id}: {says}; a running dispatcher settles it, callbacks included\n"
+    assert told == f"entry {id}: {says}; a running dispatcher will settle it, callbacks included\n"
     assert decisions(database, id) == [("ada", f"{verdict}: seen in their log")]
     assert state(database, id) == "uncertain"
     waiting = document("show", str(id), database=database)
@@ -89,9 +89,9 @@ def test_what_is_sent_again_may_happen_twice_and_the_command_says_so(database: D
 
     told = succeeded("resolve", str(id), "--send-again", *LOOKED, database=database)
 
-    assert "it is to be sent again, and may then happen twice; a running dispatcher sends it, as soon as" in told
-    assert "to be sent again: seen in their log" in succeeded("list", database=database)
-    assert "to be sent again by a running dispatcher" in succeeded("show", str(id), database=database)
+    assert "it will be sent again, and may then happen twice; a running dispatcher will send it, once" in told
+    assert "will be sent again: seen in their log" in succeeded("list", database=database)
+    assert "a running dispatcher will send it again" in succeeded("show", str(id), database=database)
 
 
 def test_what_is_resolved_needs_no_second_look(database: Database, ob: outbox.Outbox) -> None:
@@ -118,7 +118,7 @@ def test_a_released_entry_goes_on(database: Database, ob: outbox.Outbox) -> None
 
     told = succeeded("release", str(id), "--actor", "ada", database=database)
 
-    assert told == f"entry {id} goes on\n"
+    assert told == f"entry {id} released\n"
     assert queue_row(database, id).hold is None
     assert [actor for actor, _ in decisions(database, id)] == ["ada"]
 
@@ -129,7 +129,7 @@ def test_a_released_lane_goes_on(database: Database, ob: outbox.Outbox) -> None:
 
     told = succeeded("release", "--ordering-key", "invoice:7", "--actor", "ada", database=database)
 
-    assert told == "the lane invoice:7 goes on\n"
+    assert told == "ordering group invoice:7 released\n"
     assert database.rows(TABLES.halted) == []
     assert [actor for actor, _ in decisions(database, id)] == ["ada"]
 
@@ -186,21 +186,24 @@ def test_a_user_without_a_name_must_give_one(sqlite: Database, monkeypatch: pyte
     [
         (
             ("resolve", "a3a344f6", *LOOKED),
-            "say what became of it, one of --happened, --did-not-happen and --send-again",
+            "give exactly one of --happened, --did-not-happen and --send-again",
         ),
         (
             ("resolve", "a3a344f6", *LOOKED, "--happened", "--did-not-happen"),
-            "say what became of it, one of --happened, --did-not-happen and --send-again",
+            "give exactly one of --happened, --did-not-happen and --send-again",
         ),
         (("resolve", "a3a344f6", "--happened"), "Missing option '--reason'"),
         (
             ("resolve", "a3a344f6", "--send-again", *LOOKED, "--result", "{}"),
-            "--result is what the service answered: it goes with --happened only",
+            "--result is the service's answer: use it with --happened only",
         ),
-        (("resolve", "a3a344f6", "--happened", *LOOKED, "--result", "{"), "'--result': is no JSON: Expecting"),
-        (("release",), "give either the ID of a held entry, or the --ordering-key of a halted lane"),
-        (("release", "a3a344f6", "--ordering-key", "x"), "give either the ID of a held entry, or the --ordering-key"),
-        (("cancel", "nonsense"), "'nonsense' is no entry's id"),
+        (("resolve", "a3a344f6", "--happened", *LOOKED, "--result", "{"), "'--result': is not valid JSON: Expecting"),
+        (("release",), "give either the ID of a suspended entry, or the --ordering-key of a blocked group"),
+        (
+            ("release", "a3a344f6", "--ordering-key", "x"),
+            "give either the ID of a suspended entry, or the --ordering-key",
+        ),
+        (("cancel", "nonsense"), "'nonsense' is not an entry's id"),
     ],
 )
 def test_a_decision_that_says_too_little_or_too_much_is_refused(
@@ -269,9 +272,9 @@ def test_a_refusal_is_text_for_people(sqlite: Database, ob: outbox.Outbox) -> No
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--reason", " "), "must say how you know: it stays on record"),
-        (("--reason", "x" * 1001), "has 1001 characters; at most 1000 are kept"),
-        ((*LOOKED, "--actor", ""), "must name who decides: it stays on record"),
+        (("--reason", " "), "must say how you know; it is recorded"),
+        (("--reason", "x" * 1001), "has 1001 characters; the maximum is 1000"),
+        ((*LOOKED, "--actor", ""), "must name the operator; it is recorded"),
         ((*LOOKED, "--result", json.dumps("x" * 70_000)), "result"),
     ],
     ids=["no reason", "a long reason", "no name", "a large result"],
@@ -301,7 +304,7 @@ def test_on_a_terminal_a_verdict_is_written_only_once_it_is_confirmed(
 
     assert ended == status
     assert f"entry {id}: mail.send of order:1, uncertain (no answer within 30 s)\n" in told
-    assert "Put on record that it happened? [y/N]" in told
+    assert "Record that it happened? [y/N]" in told
     assert len(decisions(sqlite, id)) == decided
 
 
@@ -311,7 +314,7 @@ def test_who_says_yes_beforehand_is_not_asked(sqlite: Database, ob: outbox.Outbo
     status, told = on_terminal("resolve", str(id), "--happened", "--yes", *LOOKED, database=sqlite)
 
     assert (status, len(decisions(sqlite, id))) == (0, 1)
-    assert "Put on record" not in told
+    assert "Record that" not in told
 
 
 def test_nobody_is_asked_for_what_is_refused_anyway(sqlite: Database, ob: outbox.Outbox) -> None:
@@ -319,4 +322,4 @@ def test_nobody_is_asked_for_what_is_refused_anyway(sqlite: Database, ob: outbox
         status, told = on_terminal("resolve", given, "--happened", *LOOKED, database=sqlite)
 
         assert status == expected
-        assert "Put on record" not in told
+        assert "Record that" not in told

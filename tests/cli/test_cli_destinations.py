@@ -58,7 +58,7 @@ def test_destinations_for_people_is_a_table_with_the_reasons(database: Database,
     assert lines[0].split() == ["DESTINATION", "DUE", "OLDEST", "DUE", "RATE", "NOTE"]
     assert lines[1].split()[:2] == ["crm", "2"]
     assert lines[1].endswith("by ada: they move house")
-    assert lines[2].endswith("cools for 10m")
+    assert lines[2].endswith("cooldown for another 10m")
     assert lines[3].endswith("breaker open for 3m after 12 failures")
 
 
@@ -73,11 +73,11 @@ def test_destinations_tells_how_many_of_the_shared_slots_are_taken(database: Dat
 
     assert (crm["slots_max"], crm["permits_taken"]) == (30, 3)
     assert (mail["slots_max"], mail["permits_taken"]) == (None, 0)
-    assert lines[1].endswith("3 of 30 sends at once")
+    assert lines[1].endswith("3 of 30 permits in use")
 
 
 def test_destinations_without_any_says_so(database: Database) -> None:
-    assert succeeded("destinations", database=database) == "nothing waits\n"
+    assert succeeded("destinations", database=database) == "the queue is empty\n"
 
 
 def test_a_quiet_that_is_over_is_not_told(database: Database) -> None:
@@ -107,17 +107,17 @@ def test_a_paused_destination_is_sent_nothing_until_it_is_resumed(database: Data
     (id,) = put(database, ob)
     adapters = {"crm": MemoryAdapter()}
 
-    assert succeeded("pause", "crm", "--actor", "ada", database=database) == "crm is paused\n"
+    assert succeeded("pause", "crm", "--actor", "ada", database=database) == "destination crm paused\n"
     assert run_once(database, ob, adapters=adapters) == 0
     assert queue_row(database, id).deliveries == 0
-    assert succeeded("resume", "crm", "--actor", "ada", database=database) == "crm goes on\n"
+    assert succeeded("resume", "crm", "--actor", "ada", database=database) == "destination crm resumed\n"
     assert run_once(database, ob, adapters=adapters) == 1
 
 
 def test_a_pause_of_what_has_no_entries_asks_whether_that_is_its_name(database: Database) -> None:
     told = succeeded("pause", "strpie", "--actor", "ada", database=database)
 
-    assert told == "strpie is paused; nothing waits for it now: is that its name?\n"
+    assert told == "destination strpie paused; it has no entries in the queue: check its name\n"
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -128,7 +128,7 @@ def test_what_nothing_holds_back_cannot_be_resumed(database: Database, known: bo
     status, code, text = error_of("resume", "crm", "--actor", "ada", database=database)
 
     assert (status, code) == (4, "wrong_state")
-    assert text == "nothing keeps destination 'crm' from going on: `outbox destinations` lists them"
+    assert text == "destination 'crm' is not paused or throttled: `outbox destinations` lists all"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_what_nothing_holds_back_cannot_be_resumed(database: Database, known: bo
         (("pause", ""), "has 0 bytes of UTF-8; 1 to 255 are allowed"),
         (("pause", "x" * 256), "has 256 bytes of UTF-8; 1 to 255 are allowed"),
         (("resume", "é" * 128), "has 256 bytes of UTF-8; 1 to 255 are allowed"),
-        (("pause", "crm", "--reason", "x" * 1001), "has 1001 characters; at most 1000 are kept"),
+        (("pause", "crm", "--reason", "x" * 1001), "has 1001 characters; the maximum is 1000"),
     ],
 )
 def test_a_decision_that_cannot_be_kept_is_refused(database: Database, arguments: tuple[str, ...], text: str) -> None:
@@ -153,4 +153,4 @@ def test_every_name_that_an_entry_may_have_can_be_paused(database: Database, ob:
 
     told = succeeded("pause", name, "--actor", "ada", database=database)
 
-    assert told == "https://hooks.example.com:8443/\\x1b[31m is paused\n"
+    assert told == "destination https://hooks.example.com:8443/\\x1b[31m paused\n"

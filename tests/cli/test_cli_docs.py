@@ -97,18 +97,18 @@ def test_the_facts_are_one_json_document() -> None:
     ("arguments", "status", "text"),
     [
         (["published_app"], 2, "'published_app' is not MODULE:POLICY, e.g. app.api:policy"),
-        (["nowhere:policy"], 2, "there is no module 'nowhere' here or among the installed ones"),
+        (["nowhere:policy"], 2, "module 'nowhere' is neither in the working directory nor installed"),
         (["published_app:absent"], 2, "module 'published_app' has no policy 'absent'"),
         (
             ["published_app:settings"],
             2,
-            "published_app:settings is of type 'dict', and no outbox.http.Policy: name the object that the app gives its"
+            "published_app:settings is of type 'dict', not an outbox.http.Policy: name the object that the app passes to its"
             " integration as policy=",
         ),
         (
             ["published_app:policy", "--scope", "published_app:policy"],
             2,
-            "'published_app:policy' is an object of type Policy, and must be a function, e.g. app.api:customer",
+            "'published_app:policy' must be a function, e.g. app.api:customer, but is of type Policy",
         ),
         (
             ["published_app:policy", "--scope", "published_app"],
@@ -129,7 +129,7 @@ def test_the_facts_are_one_json_document() -> None:
         (
             ["published_app:policy", "--dispatcher", "published_app:customer"],
             2,
-            "published_app:customer must return a dispatchers.Dispatcher, and returned None: is its `return` missing?",
+            "published_app:customer must return a dispatchers.Dispatcher, but returned None: is its `return` missing?",
         ),
     ],
 )

@@ -46,9 +46,9 @@ def test_status_counts_what_waits_for_each_destination(database: Database, ob: o
     told = document("status", database=database)
 
     crm, mail = told["destinations"]
-    assert (crm["name"], crm["states"], crm["held"]) == ("crm", {"pending": 3}, 0)
-    assert (mail["name"], mail["states"], mail["held"]) == ("mail", {"pending": 1, "uncertain": 1}, 1)
-    assert (told["uncertain"], told["held"], told["suspended_reason"], told["halted"]) == (1, 1, None, [])
+    assert (crm["name"], crm["states"], crm["suspended"]) == ("crm", {"pending": 3}, 0)
+    assert (mail["name"], mail["states"], mail["suspended"]) == ("mail", {"pending": 1, "uncertain": 1}, 1)
+    assert (told["uncertain"], told["suspended"], told["suspended_reason"], told["blocked_groups"]) == (1, 1, None, [])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", told["at"])
 
 
@@ -98,8 +98,8 @@ def test_status_names_the_operations_that_nobody_serves(database: Database, ob: 
         False,
     )
     assert (sms["operation"], sms["entries"]) == ("sms.send", 1)
-    assert "130 of crm.gone served by no dispatcher: no adapter here serves it" in shown
-    assert "1 of sms.send served by no dispatcher: no adapter here serves it" in shown
+    assert "130 of crm.gone not served by any dispatcher: no adapter here serves it" in shown
+    assert "1 of sms.send not served by any dispatcher: no adapter here serves it" in shown
 
 
 def test_status_counts_unserved_entries_only_so_far(
@@ -126,7 +126,7 @@ def test_status_names_entries_whose_lease_is_long_over(database: Database, ob: o
 
     assert (overdue["id"], overdue["destination"]) == (str(long_over), "crm")
     assert 3600 <= overdue["over_seconds"] < 3700
-    assert re.search(f"1 being sent by nobody, their leases over for up to .*: {long_over};", " ".join(shown.split()))
+    assert re.search(f"1 with a lease that expired up to .* ago: {long_over};", " ".join(shown.split()))
 
 
 def test_status_for_people_is_a_table_with_what_needs_them_below(database: Database, ob: outbox.Outbox) -> None:
@@ -144,7 +144,7 @@ def test_status_for_people_is_a_table_with_what_needs_them_below(database: Datab
         "SENDING",
         "RETRY",
         "UNCERTAIN",
-        "HELD",
+        "SUSPENDED",
         "OLDEST",
         "DUE",
         "NOTE",
@@ -153,8 +153,8 @@ def test_status_for_people_is_a_table_with_what_needs_them_below(database: Datab
     assert told[2].split() == ["mail", "1", "0", "0", "1", "1", "-"]
     assert told[3:] == [
         "1 uncertain: `outbox list --state uncertain` shows them",
-        "1 held: `outbox list --held` shows them",
-        f"lane invoice:7 halted 1h ago behind {id}: it failed",
+        "1 suspended: `outbox list --suspended` shows them",
+        f"ordering group invoice:7 blocked 1h ago by {id}: it failed",
     ]
 
 
@@ -168,13 +168,13 @@ def test_status_tells_of_a_destination_that_is_held_back_and_why(database: Datab
 
     told = succeeded("status", database=database)
 
-    assert "every dispatcher holds: this is a copy of the database\n" in told
+    assert "sending is suspended: this is a copy of the database\n" in told
     assert "paused: their maintenance\n" in told
-    assert re.search(r"breaker half-open, cools for (59m|1h)\n", told)
+    assert re.search(r"breaker half-open, cooldown for another (59m|1h)\n", told)
 
 
 def test_an_empty_outbox_says_so(database: Database) -> None:
-    assert succeeded("status", database=database) == "nothing waits\n"
+    assert succeeded("status", database=database) == "the queue is empty\n"
     assert document("status", database=database)["destinations"] == []
 
 
@@ -232,12 +232,12 @@ def test_a_parent_without_entries_is_not_found(database: Database, ob: outbox.Ou
     assert error_of("status", "req-2", database=database) == (
         3,
         "not_found",
-        "there is no entry under the parent 'req-2'",
+        "no entry has the parent key 'req-2'",
     )
     assert error_of("status", "req-1", *given, database=database, OUTBOX_ENV=OUTBOX_ENV) == (
         3,
         "not_found",
-        "there is no entry under the parent 'req-1' of env 'test', scope 'acct_2'",
+        "no entry has the parent key 'req-1' of env 'test', scope 'acct_2'",
     )
 
 
@@ -330,7 +330,7 @@ def test_what_ended_long_ago_is_listed_only_when_asked_for(database: Database, o
 
     told = succeeded("list", "--state", "delivered", database=database)
 
-    assert re.fullmatch(r"none ended since \S+Z; --since 30d looks further back\n", told)
+    assert re.fullmatch(r"none ended since \S+Z; --since 30d lists older ones\n", told)
     assert ids(document("list", "--state", "delivered", "--since", "4d", database=database)) == [id]
     assert ids(document("list", "--state", "delivered", "--since", "2020-01-01", database=database)) == [id]
     parent = ("--parent", "order:0", "--env", "test")
@@ -357,7 +357,7 @@ def test_the_list_is_narrowed_by_each_filter(database: Database, ob: outbox.Outb
     assert listed("--parent", "order:a", "--scope", "acct_1", "--source", "http") == set()
     assert listed("--state", "uncertain") == {uncertain}
     assert listed("--state", "uncertain", "--state", "pending") == {create, other, elsewhere, uncertain, held, later}
-    assert listed("--held") == {held}
+    assert listed("--suspended") == {held}
     assert listed("--since", (datetime.now(UTC) + HOUR / 2).isoformat()) == {uncertain, held, later}
 
 
@@ -401,8 +401,8 @@ def test_the_list_for_people_says_when_and_why(database: Database, ob: outbox.Ou
     assert [" ".join(line.split()[1:]) for line in sorted(told[1:], key=lambda line: line.split()[3])] == [
         "pending crm.upsert order:0 30m ago",
         "uncertain mail.send order:1 - no answer within 30 s",
-        "pending mail.send order:2 - held: restored from a backup",
-        "sending mail.send order:3 lapsed 29m",
+        "pending mail.send order:2 - suspended: restored from a backup",
+        "sending mail.send order:3 expired 29m ago",
         "pending mail.send order:4 in 29m",
     ]
 
@@ -425,13 +425,13 @@ def test_a_name_that_there_cannot_be_is_refused_as_the_library_does(database: Da
     [
         (
             ("--state", "failed", "--state", "retry"),
-            "what waits is listed by its due time, what ended by when it did: ask for failed apart",
+            "one list cannot mix unfinished and finished entries: list failed separately",
         ),
-        (("--state", "failed", "--held"), "--held is of what waits: failed has ended"),
+        (("--state", "failed", "--suspended"), "--suspended lists unfinished entries only: failed is a finished state"),
         (("--state", "dead"), "'dead' is not one of"),
         (("--since", "yesterday"), "'yesterday' is neither a span such as 15m, 2h or 7d nor an instant such as"),
         (("--since", "999999w"), "is neither a span"),
-        (("--after", "here"), "'here' is no place in a list: take what the page before printed"),
+        (("--after", "here"), "'here' is not a cursor: pass the one that the previous page printed"),
         (("--limit", "1001"), "1001 is not in the range 1<=x<=1000"),
     ],
 )

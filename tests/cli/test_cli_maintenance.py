@@ -66,9 +66,9 @@ def test_without_a_terminal_its_progress_is_lines_on_stderr(aged: Database) -> N
     result = invoke(aged)
 
     assert result.stderr.splitlines() == [
-        "records: looked at 3 of 3",
-        "entries: looked at 10 of 10",
-        "tombstones: looked at 0 of 0",
+        "records: checked 3 of 3",
+        "entries: checked 10 of 10",
+        "tombstones: checked 0 of 0",
     ]
 
 
@@ -117,9 +117,9 @@ def test_its_default_is_the_dispatchers() -> None:
     ("arguments", "status", "says"),
     [
         (["--keep", "2d", "--window", "7d"], 1, "outbox: keep=2 days, 0:00:00 must be from 8 days, 0:00:00"),
-        (["--keep", "soon"], 2, "'soon' is no span such as 90s, 15m, 2h, 35d or 4w"),
-        (["--keep", "2026-01-31"], 2, "'2026-01-31' is no span"),
-        (["--window", "ever"], 2, "'ever' is no span"),
+        (["--keep", "soon"], 2, "'soon' is not a span such as 90s, 15m, 2h, 35d or 4w"),
+        (["--keep", "2026-01-31"], 2, "'2026-01-31' is not a span"),
+        (["--window", "ever"], 2, "'ever' is not a span"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(aged: Database, arguments: list[str], status: int, says: str) -> None:

@@ -190,9 +190,7 @@ def test_a_resume_where_nothing_held_keeps_the_dispatchers_out_meanwhile(
         database.engine, TABLES, admin_resume.OperatorDecision(env="test", actor="ada", reason="restored")
     )
 
-    assert seen == [
-        "a person is resuming after a restore: run `outbox resume --after-restore` again if that was cut short"
-    ]
+    assert seen == ["`outbox resume --after-restore` is running: run it again if it was interrupted"]
 
 
 def test_a_second_resume_is_later_than_the_first_whatever_the_clock_does(
@@ -216,9 +214,9 @@ def test_for_people_it_tells_what_was_done(database: Database, ob: outbox.Outbox
     told = succeeded(*GIVEN, database=database, OUTBOX_ENV="test")
 
     assert told == (
-        "every dispatcher goes on\n"
+        "sending is resumed\n"
         f"3 more entries count as maybe sent, after {marked.checked_at:%Y-%m-%d %H:%M:%S UTC}\n"
-        "1 entries of another deployment are held: `outbox list --held` shows them\n"
+        "1 entries of another deployment are suspended: `outbox list --suspended` shows them\n"
     )
 
 
@@ -238,8 +236,8 @@ def status_of(database: Database) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["resume", "--reason", "x"], "say what to resume: a DESTINATION, or all of them --after-restore"),
-        (["resume", "mail", "--after-restore"], "say what to resume: a DESTINATION, or all of them --after-restore"),
+        (["resume", "--reason", "x"], "give either a DESTINATION or --after-restore"),
+        (["resume", "mail", "--after-restore"], "give either a DESTINATION or --after-restore"),
         (
             ["resume", "mail", "--nothing-lost"],
             "--nothing-lost, --since and --adopt-from need --after-restore",
@@ -251,7 +249,7 @@ def status_of(database: Database) -> tuple[int, str]:
         (["resume", "--after-restore", "--env", "test"], "Missing option '--reason'."),
         (
             [*GIVEN, "--nothing-lost", "--since", "2h"],
-            "--since says since when commits may be missing, and --nothing-lost that none is",
+            "--since says that commits may be missing, and --nothing-lost that none are: give only one",
         ),
     ],
 )
@@ -260,7 +258,7 @@ def test_contradictions_are_wrong_usage(database: Database, arguments: list[str]
 
 
 def test_it_must_know_whose_database_it_is(database: Database) -> None:
-    told = (2, "usage", "say whose database this is: give --env or set OUTBOX_ENV")
+    told = (2, "usage", "the database's env is unknown: give --env or set OUTBOX_ENV")
 
     assert error_of(*GIVEN, database=database) == told
 
@@ -273,7 +271,7 @@ def test_a_database_without_a_mark_needs_the_time_of_the_backup(database: Databa
     assert told == (
         1,
         "refused",
-        "since None: must say when the backup was taken: the database has no mark that tells",
+        "since None: must say when the backup was taken: the database has no recorded identity to derive it from",
     )
     assert resume(database, "--since", "1d")["doubted"] == 1
 
@@ -282,7 +280,7 @@ def test_the_future_is_no_time_of_a_backup(database: Database, marked: DatabaseI
     status, code, text = error_of(*GIVEN, "--since", "9000-01-01T00:00Z", database=database, OUTBOX_ENV="test")
 
     assert (status, code) == (1, "refused")
-    assert text.startswith("since '9000-01-01T00:00:00+00:00': lies in the future: the database's clock says ")
+    assert text.startswith("since '9000-01-01T00:00:00+00:00': is in the future: the database's clock says ")
 
 
 def test_an_empty_reason_is_refused(database: Database, marked: DatabaseIdentity) -> None:
@@ -291,5 +289,5 @@ def test_an_empty_reason_is_refused(database: Database, marked: DatabaseIdentity
     assert error_of(*arguments, database=database, OUTBOX_ENV="test") == (
         1,
         "refused",
-        "reason ' ': must say what happened to the database: it stays on record",
+        "reason ' ': must say what happened to the database; it is recorded",
     )

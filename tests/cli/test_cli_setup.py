@@ -30,24 +30,24 @@ def test_upgrade_makes_the_tables_and_says_from_where_to_where(tmp_path: Path) -
     head = migrations.head()
 
     assert succeeded("db", "upgrade", **empty(tmp_path)) == f"upgraded from nothing to {head}\n"
-    assert succeeded("db", "upgrade", **empty(tmp_path)) == f"at {head} already\n"
+    assert succeeded("db", "upgrade", **empty(tmp_path)) == f"already at {head}\n"
     assert document("db", "upgrade", **empty(tmp_path)) == {"before": head, "revision": head}
     assert succeeded("db", "check", **empty(tmp_path)) == f"the tables are at {head}\n"
     assert document("db", "check", **empty(tmp_path)) == {"revision": head, "needed": head}
-    assert succeeded("status", **empty(tmp_path)) == "nothing waits\n"
+    assert succeeded("status", **empty(tmp_path)) == "the queue is empty\n"
 
 
 def test_upgrade_takes_a_prefix(tmp_path: Path) -> None:
     succeeded("db", "upgrade", "--prefix", "mail_", **empty(tmp_path))
 
-    assert succeeded("status", "--prefix", "mail_", **empty(tmp_path)) == "nothing waits\n"
+    assert succeeded("status", "--prefix", "mail_", **empty(tmp_path)) == "the queue is empty\n"
     assert refused("status", **empty(tmp_path))[0] == 1
 
 
 def test_upgrade_takes_a_schema(postgresql: Database) -> None:
     succeeded("db", "upgrade", "--schema", "effects", database=postgresql)
 
-    assert succeeded("status", "--schema", "effects", database=postgresql) == "nothing waits\n"
+    assert succeeded("status", "--schema", "effects", database=postgresql) == "the queue is empty\n"
 
 
 def test_a_check_that_fails_names_the_cure(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_derived_key_is_told_with_the_entry_and_without_the_secret(ob: outbox.
     ("arguments", "variables", "status", "says"),
     [
         (OPTIONS[2:], {"OUTBOX_SECRET": SECRET_TEXT}, 2, "part of every key: give --env or set OUTBOX_ENV"),
-        (OPTIONS, {}, 2, "keys derive from a secret: set OUTBOX_SECRET, or ask for the --public ring"),
+        (OPTIONS, {}, 2, "keys are derived from a secret: set OUTBOX_SECRET, or give --public"),
         ([*OPTIONS, "--kid", "k9"], {"OUTBOX_SECRET": SECRET_TEXT}, 1, "no secret for kid 'k9'"),
         ([*OPTIONS, "--operation", "Email"], {"OUTBOX_SECRET": SECRET_TEXT}, 1, "operation 'Email'"),
         (OPTIONS[:-2], {"OUTBOX_SECRET": SECRET_TEXT}, 2, "Missing option '--operation'"),
@@ -235,9 +235,9 @@ def test_tables_that_the_app_made_are_told_of_alike_by_check_and_config(database
     made, drops = {"database": database}, "ALTER TABLE outbox_destination DROP COLUMN slots_max"
 
     assert document("db", "check", **made) == {"revision": None, "needed": head}
-    assert succeeded("db", "check", **made) == f"the tables are what {head} makes: the app itself made them\n"
+    assert succeeded("db", "check", **made) == f"the tables are those of {head}, created by the app\n"
     assert document("config", **made)["revision"] == {"database": None, "needed": head, "problem": None}
-    assert "none, as the app itself made the tables; they are complete" in succeeded("config", **made)
+    assert "none: the app created the tables; they are complete" in succeeded("config", **made)
     database.execute(sa.text(drops))
     assert "not with `outbox db upgrade`" in document("config", **made)["revision"]["problem"]
     assert "not with `outbox db upgrade`" in refused("db", "check", **made)[1]
@@ -248,7 +248,7 @@ def test_config_makes_no_file_that_is_not_there(tmp_path: Path) -> None:
 
     told = document("config", DATABASE_URL=f"sqlite:///{path}")["revision"]["problem"]
 
-    assert told.startswith(f"there is no file {str(path)!r}")
+    assert told.startswith(f"file {str(path)!r} does not exist")
     assert not path.exists()
 
 
@@ -257,7 +257,7 @@ def test_config_tells_why_the_database_does_not_answer_and_all_the_rest() -> Non
 
     told = document("config", DATABASE_URL=nobody)
 
-    assert told["revision"]["problem"].startswith("the database says: ")
+    assert told["revision"]["problem"].startswith("database error: ")
     assert "hunter2" not in json.dumps(told)
 
 
@@ -293,8 +293,8 @@ def test_config_shows_no_password(url: str, shown: str) -> None:
             "DATABASE_URL",
             "postgresql//shop:hunter2@host",
             "database",
-            "no SQLAlchemy URL, and so not shown",
-            "DATABASE_URL is no SQLAlchemy URL",
+            "not a valid SQLAlchemy URL, and therefore not shown",
+            "DATABASE_URL is not a valid SQLAlchemy URL",
         ),
     ],
 )
@@ -330,10 +330,10 @@ def run(directory: Path, body: str, **variables: str) -> tuple[int, str]:
     [
         (
             "def make(): pass",
-            "app:make must return a dispatchers.Dispatcher, and returned None: is its `return` missing?",
+            "app:make must return a dispatchers.Dispatcher, but returned None: is its `return` missing?",
         ),
-        ("def make(): return 42", "app:make must return a dispatchers.Dispatcher, and returned 'int'"),
-        ("async def make(): pass", "and returned a coroutine: it must not be an `async def`"),
+        ("def make(): return 42", "app:make must return a dispatchers.Dispatcher, but returned 'int'"),
+        ("async def make(): pass", "but returned a coroutine: it must not be an `async def`"),
     ],
 )
 def test_a_factory_that_returns_no_dispatcher_is_told(tmp_path: Path, body: str, says: str) -> None:
@@ -368,4 +368,4 @@ def test_without_the_extra_it_says_which_one_is_needed(monkeypatch: pytest.Monke
 
     status, text = refused("run", "app:make")
 
-    assert (status, text) == (1, "outbox: this needs APScheduler: pip install 'sqlalchemy-outbox[dispatcher]'\n")
+    assert (status, text) == (1, "outbox: APScheduler is not installed: pip install 'sqlalchemy-outbox[dispatcher]'\n")

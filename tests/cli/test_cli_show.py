@@ -106,7 +106,7 @@ def test_of_a_later_epoch_show_says_whose_the_key_is_and_how_to_derive_the_prese
     told = succeeded("show", str(id), database=database)
 
     assert re.search(r"^child key +ck1_\S+ \(of epoch 0\)$", told, re.M)
-    assert re.search(r"^epoch +2: `outbox keys derive --epoch 2` tells its key$", told, re.M)
+    assert re.search(r"^epoch +2: `outbox keys derive --epoch 2` prints its key$", told, re.M)
 
 
 def test_an_entry_is_found_by_the_first_digits_of_its_id(database: Database, ob: outbox.Outbox) -> None:
@@ -127,7 +127,7 @@ def test_digits_that_begin_several_ids_are_refused_with_those_ids(database: Data
 
     assert status == 2
     assert (
-        "'a3a344f6' begins several ids, give more of it: a3a344f6-889c-8a14-b547-000000000001,"
+        "'a3a344f6' is ambiguous, give more digits: a3a344f6-889c-8a14-b547-000000000001,"
         " a3a344f6-889c-8a14-b547-000000000002" in " ".join(text.split())
     )
 
@@ -137,7 +137,7 @@ def test_what_is_no_id_is_refused(sqlite: Database, given: str) -> None:
     status, text = refused("show", given, database=sqlite)
 
     assert status == 2
-    assert f"{given!r} is no entry's id: give its 8 to 32 hexadecimal digits" in text
+    assert f"{given!r} is not an entry's id: give 8 to 32 hexadecimal digits" in text
 
 
 def test_an_entry_that_is_not_there_is_not_found(database: Database) -> None:
@@ -145,7 +145,7 @@ def test_an_entry_that_is_not_there_is_not_found(database: Database) -> None:
 
     assert (status, code) == (3, "not_found")
     assert text == (
-        "there is no entry a3a344f6-889c: it was never enqueued in these tables, or was deleted after its end"
+        "entry a3a344f6-889c does not exist: it was never enqueued in these tables, or was deleted after it ended"
     )
 
 
@@ -185,7 +185,9 @@ def test_a_list_that_goes_on_says_how_on_a_terminal(sqlite: Database, ob: outbox
 
     _, told = on_terminal("list", "--limit", "1", database=sqlite)
 
-    assert f"the same with --after {following}" in " ".join(re.sub(r"\x1b\[[0-9;]*m", "", told).split())
+    assert f"next page: repeat the command with --after {following}" in " ".join(
+        re.sub(r"\x1b\[[0-9;]*m", "", told).split()
+    )
 
 
 def test_in_a_pipe_nothing_is_cut(sqlite: Database, ob: outbox.Outbox) -> None:

@@ -90,7 +90,7 @@ def test_a_page_of_what_waits_reads_pages_of_an_index_only(postgresql: Database)
             (Filter(), far, 50),
             (Filter(states=["pending"]), None, 50),
             (Filter(destination="crm"), None, 50),
-            (Filter(held=True), None, 50),
+            (Filter(suspended=True), None, 50),
             (Filter(since=timedelta(minutes=10)), None, 50),
             (Filter(parent=ParentWanted("order:7", "test", "", "app")), None, 3),
         ]:
@@ -136,7 +136,7 @@ def test_the_overview_reads_the_queue_and_nothing_that_ended(postgresql: Databas
         overview = read_overview(connection, TABLES)
 
     assert [destination.states for destination in overview.destinations] == [{"pending": ROWS}] * 3
-    assert overview.held == 3 * ROWS // 1000
+    assert overview.suspended == 3 * ROWS // 1000
     assert not {"outbox_entry", "all of outbox_entry", "outbox_settlement", "all of outbox_settlement"} & read.keys()
 
 

@@ -507,4 +507,4 @@ def test_a_dispatcher_without_callbacks_leaves_what_is_on_record_to_the_batch(
 
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 1
 
-    assert settlement_row(database, id).reason == "cancelled by a person"
+    assert settlement_row(database, id).reason == "cancelled by an operator"

@@ -84,8 +84,8 @@ def test_what_waits_for_its_callback_says_why_it_failed_and_retry_sends_nothing(
     assert "failed, not settled yet" not in listed
     assert why in " ".join(shown.split())
     assert told == (
-        f"entry {id} is due now: its outcome is known, so nothing is sent: a running dispatcher that has its callback"
-        " calls it, and settles the entry\n"
+        f"entry {id} is due now: its outcome is recorded: a running dispatcher that has the callback will call it"
+        " and settle the entry\n"
     )
     assert newer.run_once(adapters={"crm": adapter}) >= 1
     assert (state(database, id), len(adapter.deliveries)) == ("failed", 1)

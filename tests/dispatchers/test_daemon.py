@@ -350,10 +350,10 @@ def test_a_dispatcher_that_could_not_keep_its_promises_is_refused(postgresql: Da
         ("factory", "is not MODULE:FUNCTION"),
         ("factory:", "is not MODULE:FUNCTION"),
         (":make", "is not MODULE:FUNCTION"),
-        ("nowhere:make", "there is no module 'nowhere'"),
-        ("factory.inside:make", "there is no module 'factory.inside'"),
+        ("nowhere:make", "module 'nowhere' is neither in the working directory nor installed"),
+        ("factory.inside:make", "module 'factory.inside' is neither"),
         ("factory:absent", "has no function 'absent'"),
-        ("factory:url", "'factory:url' is an object of type str, and must be a function"),
+        ("factory:url", "'factory:url' must be a function"),
     ],
 )
 def test_a_factory_that_is_not_there_is_named(tmp_path: Path, reference: str, says: str) -> None:

@@ -38,7 +38,7 @@ from outbox.sql.dialect import clock
 from outbox.times import NEVER
 
 DAY = 24 * HOUR
-KNOWN = "it is known to be delivered, and only its callback is due"
+KNOWN = "its outcome is recorded as delivered, and only its callback is due"
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -107,13 +107,13 @@ def resolve(connection: Any, tables: Any, id: UUID, **settings: Any) -> None:
     decisions.resolve(connection, tables, id, "happened", **settings)
 
 
-BEING_SENT = "it is being sent, or looked for, now; ask again when that has ended"
+BEING_SENT = "a send or a status lookup is in flight; try again when it has ended"
 ENDED = "it has ended, and that is final"
-HELD = r"it is held \(a clone\): `release` it first"
-LOOK_FIRST = "it may have happened: `resolve` it, once you have looked at the service"
-MAYBE_SENT = "it may have been sent, so it cannot be cancelled any more"
-NOT_HELD = "it is not held"
-UNCERTAIN_ONLY = "only an uncertain one can be resolved"
+HELD = r"it is suspended \(a clone\): `release` it first"
+LOOK_FIRST = "it may have happened: check with the service, then `resolve` it"
+MAYBE_SENT = "it may have been sent, so it cannot be cancelled"
+NOT_HELD = "it is not suspended"
+UNCERTAIN_ONLY = "only an uncertain entry can be resolved"
 
 ALLOWED: list[tuple[Any, str]] = [
     (decisions.retry, "pending"),
@@ -132,7 +132,7 @@ REFUSED: list[tuple[Any, str, str, str]] = [
     (decisions.retry, "held", "pending", HELD),
     (decisions.retry, "failed", "failed", ENDED),
     (decisions.cancel, "sending", "sending", BEING_SENT),
-    (decisions.cancel, "uncertain", "uncertain", "only a waiting one can be cancelled"),
+    (decisions.cancel, "uncertain", "uncertain", "only a waiting entry can be cancelled"),
     (decisions.cancel, "maybe sent", "retry", MAYBE_SENT),
     (decisions.cancel, "its callback is due", "retry", KNOWN),
     (decisions.cancel, "held", "pending", HELD),
@@ -193,12 +193,12 @@ def test_an_unknown_entry_is_said_to_be_unknown(database: Database, what: Any) -
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"reason": "  "}, outbox.InvalidValue, "reason '  ': must say how you know: it stays on record"),
-        ({"actor": ""}, outbox.InvalidValue, "actor '': must name who decides: it stays on record"),
-        ({"actor": "a" * 256}, outbox.InvalidValue, "has 256 characters; at most 255 are kept"),
-        ({"reason": "r" * 1001}, outbox.InvalidValue, "has 1001 characters; at most 1000 are kept"),
-        ({"reason": "a\0b"}, outbox.InvalidValue, "holds a NUL character or a lone surrogate"),
-        ({"reason": "a\ud83d"}, outbox.InvalidValue, "holds a NUL character or a lone surrogate"),
+        ({"reason": "  "}, outbox.InvalidValue, "reason '  ': must say how you know; it is recorded"),
+        ({"actor": ""}, outbox.InvalidValue, "actor '': must name the operator; it is recorded"),
+        ({"actor": "a" * 256}, outbox.InvalidValue, "has 256 characters; the maximum is 255"),
+        ({"reason": "r" * 1001}, outbox.InvalidValue, "has 1001 characters; the maximum is 1000"),
+        ({"reason": "a\0b"}, outbox.InvalidValue, "contains a NUL character or a lone surrogate"),
+        ({"reason": "a\ud83d"}, outbox.InvalidValue, "contains a NUL character or a lone surrogate"),
         ({"result": float("nan")}, outbox.NotSerializable, "the result is not JSON: it holds NaN"),
         ({"result": "x" * 70_000}, outbox.NotSerializable, "the result has 70002 bytes of JSON, at most 65536 are"),
     ],
@@ -392,7 +392,7 @@ def test_nobody_can_hurry_what_waits_out_an_earlier_sender(database: Database, o
     adapter = MemoryAdapter()
     send_again(database, ob, id, adapter)
 
-    with pytest.raises(outbox.DecisionRefused, match="as soon as no earlier sender can be at work any more"):
+    with pytest.raises(outbox.DecisionRefused, match="once no earlier send can still be in flight"):
         decide(database, decisions.retry, id)
 
     assert run_once(database, ob, adapters={"crm": adapter}) == 0
@@ -505,9 +505,9 @@ def test_a_halted_lane_goes_on_and_that_is_on_record(database: Database) -> None
         decisions.release_group(connection, TABLES, "acct_1", actor="ada")
 
     assert database.rows(TABLES.halted) == []
-    assert history(database, id) == [("decision", "ada", "its lane was released from: uncertain")]
+    assert history(database, id) == [("decision", "ada", "ordering group released from: uncertain")]
     with (
-        pytest.raises(outbox.EntryNotFound, match="no lane with the ordering key 'acct_1' is halted"),
+        pytest.raises(outbox.EntryNotFound, match="ordering group 'acct_1' is not blocked"),
         database.engine.begin() as connection,
     ):
         decisions.release_group(connection, TABLES, "acct_1", actor="ada")

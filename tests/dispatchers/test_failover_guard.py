@@ -263,7 +263,10 @@ def test_nothing_is_cancelled_while_every_dispatcher_holds(
 
     with database.begin() as session:
         assert not ob.cancel(session, id)
-    saying = f"entry {id} is pending: the database may have forgotten that it was sent: `outbox resume --after-restore` first"
+    saying = (
+        f"entry {id} is pending: sending is suspended and the database may have lost the record of a send: run `outbox resume"
+        " --after-restore` first"
+    )
     with pytest.raises(DecisionRefused, match=saying), database.engine.begin() as connection:
         decisions.cancel(connection, TABLES, id, actor="ada")
     database.execute(sa.update(META).values(suspended_reason=None))

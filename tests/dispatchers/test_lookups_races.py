@@ -81,7 +81,7 @@ def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox,
     adapter.find = during_a_look(say, CannotTell("down"))
     look(database, ob, adapter, HOUR)
 
-    assert refusals == [f"entry {id} is sending: it is being sent, or looked for, now; ask again when that has ended"]
+    assert refusals == [f"entry {id} is sending: a send or a status lookup is in flight; try again when it has ended"]
     decide_on(database, id, decisions.resolve, "did_not_happen")
     run_once(database, ob, adapters={"crm": adapter})
     assert state(database, id) == "failed"

@@ -456,7 +456,9 @@ def test_retry_refuses_what_waits_behind_the_head(database: Database, ob: outbox
     ids = put_in_lane(database, ob, "first", "second")
     send_all(database, ob, service)
 
-    with pytest.raises(outbox.DecisionRefused, match="it waits behind another entry of its lane, as `show` tells"):
+    with pytest.raises(
+        outbox.DecisionRefused, match="it is blocked by an earlier entry of its ordering group, which `show` prints"
+    ):
         decide(database, decisions.retry, ids[1])
 
 

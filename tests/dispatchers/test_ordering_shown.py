@@ -17,21 +17,23 @@ def test_list_show_and_status_tell_behind_whom_an_entry_waits(database: Database
     shown = document("show", str(second), database=database)
     overview = document("status", database=database)
 
-    assert {entry["id"]: entry["behind"] for entry in listed} == {
+    assert {entry["id"]: entry["blocked_by"] for entry in listed} == {
         str(head): None,
         str(second): str(head),
         str(third): str(head),
     }
-    assert (shown["behind"], shown["due_at"], shown["position"]) == (
+    assert (shown["blocked_by"], shown["due_at"], shown["position"]) == (
         str(head),
         None,
         queue_row(database, second).position,
     )
     assert (overview["blocked"], overview["destinations"][0]["blocked"]) == (2, 2)
-    assert f"behind {head} of its lane" in succeeded("list", database=database)
+    assert f"blocked by {head} in its ordering group" in succeeded("list", database=database)
     assert f"{head}\n" in succeeded("show", str(third), database=database)
-    assert "2 behind others of their lanes\n" in succeeded("status", database=database)
-    assert f"behind {head} of its lane" in succeeded("status", "third", "--env", "test", database=database)
+    assert "2 blocked by an earlier entry of their ordering group\n" in succeeded("status", database=database)
+    assert f"blocked by {head} in its ordering group" in succeeded(
+        "status", "third", "--env", "test", database=database
+    )
 
 
 def test_they_tell_of_the_entry_that_a_lane_has_halted_behind(database: Database, ob: outbox.Outbox) -> None:
@@ -39,8 +41,8 @@ def test_they_tell_of_the_entry_that_a_lane_has_halted_behind(database: Database
     service = LaneService(head=Rejected("declined"))
     send_all(database, ob, service)
 
-    assert document("show", str(second), database=database)["behind"] == str(head)
-    assert f"behind {head}: declined\n" in succeeded("status", database=database)
+    assert document("show", str(second), database=database)["blocked_by"] == str(head)
+    assert f"by {head}: declined\n" in succeeded("status", database=database)
     succeeded("release", "--ordering-key", "ada", "--actor", "bob", "--reason", "the customer left", database=database)
     send_all(database, ob, service)
 

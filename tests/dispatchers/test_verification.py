@@ -79,11 +79,11 @@ def _halt(connection: sa.Connection, id: UUID) -> None:
     [
         ("kept", _take(TABLES.queue), "neither waits nor has ended"),
         ("ended once", _end(TABLES), "waits as pending, and has ended as delivered"),
-        ("whole", _take(TABLES.entry), "waits or has ended, and is no entry"),
+        ("whole", _take(TABLES.entry), "waits or has ended, but is not an entry"),
         ("own key", _give_another_its_key, "has the key of entry "),
         ("counted", _sent(attempts=2, deliveries=1), "was sent 2 times in 1 deliveries"),
-        ("same key", _set(TABLES.queue, key_epoch=1), "has key epoch 1, and nobody decided that it was to be sent anew so often"),
-        ("halted", _halt, "halts the lane lane, and is no entry"),
+        ("same key", _set(TABLES.queue, key_epoch=1), "has key epoch 1, but no decisions to send it again explain that"),
+        ("blocked", _halt, "blocks ordering group lane, but does not exist"),
         ("derived", _set(TABLES.entry, scope="another"), "its id is not that of its fields, "),
         ("derived", _set(TABLES.entry, parent_id=uuid4()), "its parent's id is not that of its parent"),
         ("derived", _set(TABLES.entry, tag=b"x" * 32), "its key is not the one that derives from its fields"),
@@ -137,7 +137,7 @@ def test_without_the_secret_the_keys_are_not_checked_and_that_is_told(database: 
     result = command("verify", database=database)
 
     assert result.exit_code == 0
-    assert result.stdout.endswith("2 entries; the keys of 2 not derived anew: their secrets are not in OUTBOX_SECRET\n")
+    assert result.stdout.endswith("2 entries; the keys of 2 were not checked: their secrets are not in OUTBOX_SECRET\n")
 
 
 def test_many_violations_are_cut_and_that_is_told(database: Database, ob: outbox.Outbox) -> None:

@@ -45,7 +45,7 @@ def check_that_one_was_resolved(output: str) -> None:
     assert typed, output
     id, verdict = typed.groups()
     did = {"happened": "it happened", "did-not-happen": "it did not happen and will not"}[verdict]
-    assert f"\nentry {id}: {did}; a running dispatcher settles it, callbacks included\n" in output
+    assert f"\nentry {id}: {did}; a running dispatcher will settle it, callbacks included\n" in output
     settled = "delivered" if verdict == "happened" else "failed"
     assert re.search(rf"\n  its (charge|receipt) is now {settled}\n", output), output
     assert f"{id}" in output.partition("Settled by a person's word, as shown:")[2]

@@ -194,7 +194,7 @@ def test_only_the_env_that_has_the_database_can_be_adopted_from(
     assert told == (
         1,
         "refused",
-        f"adopt_from '{adopted}': the database belongs to env 'test': name that env to adopt its database, and another one"
+        f"adopt_from '{adopted}': the database belongs to env 'test': pass that env to adopt its database, and the new one"
         " with --env",
     )
 

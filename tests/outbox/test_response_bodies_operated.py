@@ -61,7 +61,7 @@ def test_one_command_switches_on_and_one_off(postgresql: Database) -> None:
     on = invoke(postgresql, "db", "partition")
     assert (on.exit_code, on.stdout) == (
         0,
-        "the bodies of answers from now on are kept in a table partitioned by day\n",
+        "new response bodies are stored in a table partitioned by day\n",
     )
     assert layout(postgresql).is_on
 

@@ -91,7 +91,7 @@ def test_an_operator_can_have_a_wrongly_recorded_secret_recorded_anew(database: 
     assert error_of("keys", "forget", "k9", database=database) == (
         3,
         "not_found",
-        "no secret of a kid 'k9' is recorded",
+        "no secret is recorded for kid 'k9'",
     )
     assert succeeded("keys", "forget", "k1", database=database).startswith("kid k1: the next dispatcher that starts")
 

@@ -63,7 +63,7 @@ def retry(store: ReferenceStore, id: UUID) -> None:
     if row is None or row.state not in WAITING or (row.state == "pending" and row.maybe_sent) or row.is_blocked:
         raise Refused
     row.due_at = store.clock()
-    store.events.append(Event(id, "decision", "to be tried now"))
+    store.events.append(Event(id, "decision", "made due now"))
 
 
 def release_group(store: ReferenceStore, ordering_key: str, reason: str) -> None:
