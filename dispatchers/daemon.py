@@ -72,7 +72,7 @@ def run(dispatcher: Work) -> None:
     with tuned_interpreter():
         is_drained = asyncio.run(_serve(dispatcher, afterwards=_exit_at_once))
     if not is_drained:
-        log.warning("stopped at once")
+        log.warning("stopped without draining: entries in flight stay in doubt until their leases expire")
         logging.shutdown()
         os._exit(STOPPED_AT_ONCE)  # a thread that waits for a hung database would keep the process
 
@@ -115,7 +115,7 @@ async def _work(dispatcher: Work, schedule: AsyncIOScheduler, stopping: asyncio.
     if stopping.is_set():
         return
     schedule.start()
-    log.info("sending: %s", dispatcher.told)
+    log.info("started: %s", dispatcher.told)
     try:
         await dispatcher.pump(stopping)
     finally:
@@ -126,9 +126,9 @@ async def _work(dispatcher: Work, schedule: AsyncIOScheduler, stopping: asyncio.
 
 
 async def _check_patiently(dispatcher: Work, stopping: asyncio.Event) -> None:
-    """Check the database, or wait until there is one: at the start of a cluster any of its parts may come first.
+    """Check the database, or wait until it answers: when a cluster starts, any of its parts may come first.
 
-    Raises what no waiting ends: a refused password, a database that does not exist, missing tables.
+    Raises errors that waiting does not end: a refused password, a database that does not exist, missing tables.
     """
     first, most = CHECK_SECONDS
     tries = 0
@@ -168,9 +168,9 @@ def tuned_interpreter() -> Iterator[None]:
 
 
 class Signals:
-    """What SIGTERM and SIGINT do to a dispatcher at work: the first one lets it drain, a second one stops it at once.
+    """What SIGTERM and SIGINT do to a running dispatcher: the first starts the drain, a second stops it at once.
 
-    stopping: set by the first. cut_short: whether what was in flight was left to its leases.
+    stopping: set by the first. cut_short: whether the entries in flight were left to their leases.
     """
 
     def __init__(self, dispatcher: Work) -> None:
@@ -213,18 +213,18 @@ class Signals:
 
     def _stop(self, number: signal.Signals) -> None:
         if self.stopping.is_set():
-            log.warning("%s again: stopping at once; what is in flight will be in doubt", number.name)
+            log.warning("second %s: stopping at once; entries in flight will be in doubt", number.name)
             self.cut_short = True
             self._abandoning.add(self._loop.create_task(self._abandon()))
         else:
-            log.info("%s: finishing what is in flight, for %s at most", number.name, self._dispatcher.grace)
+            log.info("%s: draining; sends in flight have %s to finish", number.name, self._dispatcher.grace)
             self.stopping.set()
             self._abandoning.add(self._loop.create_task(self._abandon_late()))
 
     async def _abandon_late(self) -> None:
-        """An exchange with a database that has vanished without a word would keep the drain from beginning."""
+        """Abandon the drain when its time is over: an exchange with an unreachable database would block it."""
         await asyncio.sleep(self._dispatcher.grace.total_seconds() + LATE_SECONDS)
-        log.warning("the grace is over and the database does not answer: stopping; what is in flight will be in doubt")
+        log.warning("grace period over and the database does not answer: stopping; entries in flight will be in doubt")
         self.cut_short = True
         await self._abandon()
 
@@ -238,7 +238,7 @@ class Signals:
 
 
 def _schedule(dispatcher: Work, stopping: asyncio.Event) -> AsyncIOScheduler:
-    """Gauges, looks, retention and the bodies' partitions."""
+    """Schedule gauges, reconciling lookups, retention and the bodies' partitions."""
     schedule = AsyncIOScheduler(timezone="UTC")
 
     def add(work: Callable[..., Awaitable[Any]], *arguments: Any, seconds: int, jitter: int | None = None) -> None:
@@ -263,14 +263,14 @@ def _schedule(dispatcher: Work, stopping: asyncio.Event) -> AsyncIOScheduler:
 
 
 async def _patiently(outages: OutageLog, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
-    """Do what the schedule asks for. What fails is reported, and done at its next time."""
+    """Run one scheduled job. A failure is logged, and the job runs again at its next time."""
     name = getattr(work, "__name__", type(work).__name__)
     try:
         await work(*arguments)
     except asyncio.CancelledError:
-        log.info("%s was left for the next process", name)  # the schedule is shut down: nobody waits for this
+        log.info("job %s cancelled by shutdown; the next process runs it", name)  # nothing awaits it any more
     except Exception as error:
         if is_outage(error):
             outages.failed(error)
         else:  # not the error's text: it shows the statement's parameters
-            log.warning("%s failed, and will be tried again: %s", name, cause_of(error))
+            log.warning("job %s failed and will run again at its next time: %s", name, cause_of(error))

@@ -56,8 +56,8 @@ def suspicion(now: DatabaseIdentity, mark: DatabaseIdentity | None, known: Datab
         if earlier is not None and (change := _change(earlier, now)) is not None:
             return change
     if known is not None and (mark is None or not _follows(mark, known)):
-        told = "no mark" if mark is None else _shown(mark)
-        return f"the database has {told}, and {_shown(known)} had been committed: it was set back"
+        told = "no identity" if mark is None else _shown(mark)
+        return f"the database has {told}, although {_shown(known)} had been committed: an older state was restored"
     return None
 
 
@@ -90,16 +90,16 @@ def is_due(now: DatabaseIdentity, mark: DatabaseIdentity) -> bool:
 def _change(earlier: DatabaseIdentity, now: DatabaseIdentity) -> str | None:
     if earlier.system_identifier not in (None, now.system_identifier):
         return (
-            f"the server is another one, system identifier {now.system_identifier} instead of {earlier.system_identifier}:"
+            f"the server has changed, system identifier {now.system_identifier} instead of {earlier.system_identifier}:"
             " the database was restored from a dump, copied or upgraded"
         )
     if earlier.timeline not in (None, now.timeline):
         return (
-            f"the server is on timeline {now.timeline} instead of {earlier.timeline}: a standby was promoted, or a backup"
-            " recovered"
+            f"the server is on timeline {now.timeline} instead of {earlier.timeline}: a standby was promoted, or a backup was"
+            " restored"
         )
     if earlier.place not in (None, now.place):
-        return f"the tables are others, {now.place} instead of {earlier.place}: they were restored or copied"
+        return f"the tables have changed, {now.place} instead of {earlier.place}: they were restored or copied"
     if earlier.lsn is not None and now.lsn is not None and position(now.lsn) < position(earlier.lsn):
         return f"the write-ahead log went back to {now.lsn} from {earlier.lsn}: an older state was restored"
     return None
@@ -121,4 +121,4 @@ def _follows(mark: DatabaseIdentity, known: DatabaseIdentity) -> bool:
 
 
 def _shown(mark: DatabaseIdentity) -> str:
-    return f"mark {mark.number} of {mark.checked_at:%Y-%m-%d %H:%M:%S UTC}"
+    return f"identity {mark.number} of {mark.checked_at:%Y-%m-%d %H:%M:%S UTC}"

@@ -109,7 +109,7 @@ def _work(name: str, tables: Tables, look: Look, connection: Connection) -> Batc
 
 
 async def retain(maintenance: Maintenance, stopping: asyncio.Event) -> None:
-    """One bounded run, reported."""
+    """Run retention once, bounded, and log what was deleted."""
     deleted = await maintenance.run_once(stopping)
     if deleted.total():
         log.info("deleted %s", ", ".join(f"{deleted[name]} {name}" for name in STEPS))
@@ -132,10 +132,11 @@ async def keep_bodies(run: Run, run_apart: Run, tables: Tables) -> None:
         log.error("%s", layout.alarm)
     drops = await run_apart(partial(drop_days, tables))
     if drops.dropped:
-        log.info("dropped the bodies of %s", ", ".join(map(str, drops.dropped)))
+        log.info("dropped the body partitions of %s", ", ".join(map(str, drops.dropped)))
     if layout is not None and drops.due and not layout.is_owner:
         log.warning(
-            "the bodies of %d days, from %s on, need not be kept: only the tables' owner may drop them, by `outbox maintenance`",
+            "cannot drop %d expired body partitions, the oldest of %s: this role does not own the tables; run `outbox"
+            " maintenance` as their owner",
             len(drops.due),
             drops.due[0],
         )
@@ -145,9 +146,9 @@ async def _with_days(run: Run, tables: Tables) -> Layout | None:
     """The layout with its partitions made, or as it was if that failed: then it has a reason to be reported."""
     try:
         added = await run(partial(add_days, tables))
-        log.info("made %d partitions for bodies, ahead of their days", added)
+        log.info("created %d body partitions for the coming days", added)
     except DBAPIError as error:
-        log.warning("no partitions for bodies could be made: %s", sqlstate(error.orig) or type(error).__name__)
+        log.warning("cannot create body partitions: %s; retried later", sqlstate(error.orig) or type(error).__name__)
     return await run(lambda connection: read_layout(connection, tables))
 
 
@@ -155,12 +156,12 @@ async def _with_days(run: Run, tables: Tables) -> Layout | None:
 
 
 async def report_gauges(store: Store) -> dict[str, Gauge]:
-    """Log how many entries each destination holds, by state; uncertain ones as a warning, since they need a look."""
+    """Log each destination's entries by state; as a warning if some are uncertain, since those need an operator."""
     gauges = await store.gauges()
     for destination, gauge in sorted(gauges.items()):
         level = logging.WARNING if gauge.states.get("uncertain") else logging.INFO
         counts = ", ".join(f"{count} {state}" for state, count in sorted(gauge.states.items()))
-        log.log(level, "%s: %s%s", destination, counts, "" if gauge.is_whole else ", and more that were not counted")
+        log.log(level, "destination %r: %s%s", destination, counts, "" if gauge.is_whole else " or more")
     return gauges
 
 
@@ -172,7 +173,9 @@ async def report_lag(run: Run, tables: Tables) -> dict[str, timedelta]:
     lags = await run(partial(_lags, tables))
     for destination, lag in sorted(lags.items()):
         if lag >= LAG_WARNED:
-            log.warning("%s: an entry has been due for %s, and nobody sends it", destination, lag)
+            log.warning(
+                "destination %r: its oldest due entry has waited %s and no dispatcher has claimed it", destination, lag
+            )
     return lags
 
 

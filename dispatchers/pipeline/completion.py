@@ -112,7 +112,7 @@ class CompletionWorker:
             self._unknown.add(request.completion)
             completions = [name for kind, name in self._callbacks.names if kind == "on_completed"]
             log.warning(
-                "request %s waits: no on_completed(%r) is registered here%s",
+                "request %s waits: this process has no on_completed(%r) registered%s",
                 request.id,
                 request.completion,
                 did_you_mean(request.completion, completions),

@@ -1,4 +1,4 @@
-"""The watch over the database's history: what this process remembers of it, the file beside it, and the hold."""
+"""Failover guard: suspends sending while the database's identity contradicts what this process, or a file, remembers."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ from outbox.errors import ConfigurationError, Suspended
 log = logging.getLogger("outbox.dispatcher")
 
 TOLD_EVERY_SECONDS = 60.0
-RESUME = "`outbox status` tells more, `outbox resume --after-restore` lets them go on"
+RESUME = "see `outbox status`, then resume with `outbox resume --after-restore`"
 
 
 class FailoverGuard:
-    """Looks whether the database still is what it was, and says why nothing may be sent if it is not.
+    """Checks whether the database is still the same, and suspends sending if it is not.
 
-    env: the deployment's name. file: where the mark is remembered beyond this process's life, and beyond the database's.
+    env: the deployment's name. file: keeps the database identity outside this process and the database.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class FailoverGuard:
         """Raises what the database raises, and `ConfigurationError` if it is another env's."""
         watched = await self._store.watch(self._env(), self._known)
         if watched.continued is not None:
-            log.warning("%s; sending continues, as promotions_lose_nothing is declared; on record", watched.continued)
+            log.warning("%s; sending continues because promotions_lose_nothing is set", watched.continued)
         if watched.held is None and watched.mark != self._known:
             self._known = watched.mark
             if self._file and watched.mark:
@@ -55,27 +55,27 @@ class FailoverGuard:
 
     def require_trust(self) -> None:
         if self.held is not None:
-            raise Suspended(f"nothing is sent, every dispatcher of this database holds: {self.held}; {RESUME}")
+            raise Suspended(f"sending is suspended in every dispatcher of this database: {self.held}; {RESUME}")
 
     def tell(self) -> None:
-        """Log that all of them hold, once a minute, and that they go on."""
+        """Log once a minute that sending is suspended, and log when it is resumed."""
         now = self._clock()
         if self.held is not None and (self._told is None or now - self._told_at >= TOLD_EVERY_SECONDS):
             self._told_at = now
-            log.error("nothing is sent, every dispatcher holds: %s; %s", self.held, RESUME)
+            log.error("sending suspended in every dispatcher: %s; %s", self.held, RESUME)
         elif self.held is None and self._told is not None:
-            log.warning("a person has resumed: sending again")
+            log.warning("sending resumed by an operator")
         self._told = self.held
 
 
 class IdentityFile:
-    """A mark in a file outside the database: what a restored disk does not set back with it."""
+    """A database identity in a file outside the database, which a restore does not set back."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> DatabaseIdentity | None:
-        """Raises ConfigurationError for what is no mark; None where there is no file yet."""
+        """Raises ConfigurationError for a malformed file; None if there is no file yet."""
         try:
             told = json.loads(self._path.read_bytes())
             instants = {
@@ -87,18 +87,18 @@ class IdentityFile:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigurationError(
-                f"mark {str(self._path)!r} cannot be read as a mark of the database's history ({type(error).__name__}): if"
-                " you trust the database, remove the file; a dispatcher writes it anew"
+                f"mark {str(self._path)!r} is not a database identity file ({type(error).__name__}): if you trust the"
+                " database, remove the file; a dispatcher writes it again"
             ) from error
 
     def _require_folder(self) -> None:
         if not os.access(self._path.parent, os.W_OK):
             raise ConfigurationError(
-                f"mark {str(self._path)!r}: there is no folder {str(self._path.parent)!r} to write in"
+                f"mark {str(self._path)!r}: folder {str(self._path.parent)!r} does not exist or is not writable"
             )
 
     def write(self, mark: DatabaseIdentity) -> None:
-        """In one step, so that a crash leaves the old one. What fails is reported: an older mark still tells something."""
+        """Replace the file atomically. A failure is only logged: an older identity still detects some restores."""
         told = asdict(mark) | {
             name: at and at.isoformat()
             for name, at in (("checked_at", mark.checked_at), ("resumed_at", mark.resumed_at))
@@ -111,4 +111,6 @@ class IdentityFile:
                 os.fsync(file.fileno())
             beside.replace(self._path)
         except OSError as error:
-            log.warning("the mark %s could not be written: %s", self._path, error.strerror)
+            log.warning(
+                "cannot write the database identity file %s: %s; the older one is kept", self._path, error.strerror
+            )

@@ -1,4 +1,4 @@
-"""What one dispatcher knows of the pressure on its destinations, and has to tell the others. No I/O.
+"""What one dispatcher knows of the throttling of its destinations, and must report to the others. No I/O.
 
 The database's rows decide; what is kept here spares it questions whose answer is known.
 """
@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from dispatchers.decide import CENTURY
@@ -36,7 +36,7 @@ UNTHROTTLED = FlowState()
 
 
 def news_of(outcome: Outcome, destination: str) -> News:
-    """What an answer says of its destination as a whole."""
+    """What an outcome says about its destination as a whole."""
     match outcome:
         case Deferred(account=str() as account) if destination != f"{service_of(destination)}:{account}":
             return News(answered=True)  # it is at work: only one of the accounts that share it is refused
@@ -51,7 +51,7 @@ def news_of(outcome: Outcome, destination: str) -> News:
 
 
 class FlowMonitor:
-    """Listens to what the sends bring, and looks at what the database says.
+    """Combines the outcomes of this dispatcher's sends with the flow state in the database.
 
     limits: by destination. clock: ours, by which `shut_until` counts. chance: spreads those that ask again.
     """
@@ -71,7 +71,7 @@ class FlowMonitor:
     # --- what the sends bring
 
     def hear(self, entry: ClaimedEntry, outcome: Outcome) -> None:
-        """Where nothing weighs, and nothing goes wrong, there is nothing to tell."""
+        """No state to update where the destination is unthrottled and the send succeeded."""
         name = entry.destination
         if name not in self._seen and name not in self._news and isinstance(outcome, Delivered):
             return
@@ -175,18 +175,19 @@ class FlowMonitor:
         else:
             after = math.inf if until == NEVER else (until - pressures.at).total_seconds()
             self.shut_until[name] = self._clock() + after
-        self._report(name, _weight(pressure, pressures.at))
+        self._report(name, _throttle(pressure, pressures.at))
 
-    def _report(self, name: str, weight: str | None) -> None:
-        """Say in the log what has changed."""
-        if weight == self._reported.get(name):
+    def _report(self, name: str, throttle: tuple[str, str] | None) -> None:
+        """Log that a destination is paused, once for each reason, and that it is resumed."""
+        reason, text = throttle or (None, "")
+        if reason == self._reported.get(name):
             return
-        if weight is None:
+        if reason is None:
             del self._reported[name]
-            log.info("destination %r goes on", name)
+            log.info("destination %r resumed", name)
         else:
-            self._reported[name] = weight
-            log.warning("destination %r is sent nothing: %s", name, weight)
+            self._reported[name] = reason
+            log.warning("destination %r %s", name, text)
 
     # --- what the dispatcher asks
 
@@ -205,9 +206,12 @@ class FlowMonitor:
         return replace(memory, age_max=min(memory.age_max, CENTURY) + (resumed_at - entry.first_leased_at))
 
 
-def _weight(pressure: FlowState, now: datetime) -> str | None:
+def _throttle(pressure: FlowState, now: datetime) -> tuple[str, str] | None:
+    """Why nothing is claimed for a destination, and the text for the log; None if entries may be claimed."""
     if pressure.paused:
-        return "it is paused"
+        return "paused", "paused by an operator, until `outbox resume`"
     if pressure.breaker != "closed":
-        return "its circuit breaker is open"
-    return "it asked for quiet" if pressure.cool_until is not None and pressure.cool_until > now else None
+        return "breaker", "paused: circuit breaker open after repeated failures; one entry will be sent as a probe"
+    if pressure.cool_until is not None and pressure.cool_until > now:
+        return "cooldown", f"paused until {pressure.cool_until.astimezone(UTC):%H:%M:%SZ}: Retry-After cooldown"
+    return None

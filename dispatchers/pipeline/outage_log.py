@@ -1,4 +1,4 @@
-"""What the log says of a database that is away: why, once; then seldom; and when it is back, after how long."""
+"""Logs database outages: the cause once, then a reminder at growing intervals, and the end with its duration."""
 
 import builtins
 import logging
@@ -17,18 +17,18 @@ AGAIN_SECONDS = (60.0, 900.0)  # until an outage is reported again, doubling up 
 
 _CAUSES = {
     "28P01": "the password is refused",
-    "28000": "the server lets this user, host or database not in",
-    "3D000": "there is no such database",
+    "28000": "the server does not admit this user, host or database",
+    "3D000": "the database does not exist",
     "53300": "the server has too many connections",
     "53100": "the server's disk is full",
     "57P01": "the server ended the connection, or is shutting down",
     "57P02": "the server crashed",
     "57P03": "the server is starting up or shutting down",
-    "25P03": "the server ended a transaction that was silent for too long",
+    "25P03": "the server ended a transaction that was idle for too long",
 }
 _PHRASES = {
     "password authentication failed": _CAUSES["28P01"],
-    "performing authentication": "the server's part in the authentication makes no sense to the driver",
+    "performing authentication": "the driver cannot understand the server's part of the authentication",
     "no pg_hba.conf entry": _CAUSES["28000"],
     "starting up": _CAUSES["57P03"],
     "shutting down": _CAUSES["57P03"],
@@ -47,18 +47,18 @@ _PHRASES = {
     "timed out": "the server did not answer in time",
     "certificate": "TLS failed",
     "does not exist": "the user or the database does not exist",  # libpq tells no SQLSTATE of it
-    "no such file": "there is no socket where the server's should be",
+    "no such file": "the server's socket does not exist",
     "closed": "the connection was closed",
     "reset": "the connection was closed",
     "terminat": "the connection was closed",
     "eof": "the connection was closed",
 }
-"""What drivers say of a connection that they could not make, or that ended: libpq, asyncpg and the operating system."""
+"""Phrases in the connection errors of libpq, asyncpg and the operating system, with our text for each."""
 
 _CLASSES: dict[type[BaseException], str] = {
     ConnectionRefusedError: "the connection is refused",
     socket.gaierror: "the host's name cannot be resolved",
-    FileNotFoundError: "there is no socket where the server's should be",
+    FileNotFoundError: "the server's socket does not exist",
     ConnectionError: "the connection was closed",
     builtins.TimeoutError: "the server did not answer in time",
 }
@@ -68,12 +68,12 @@ _HOPELESS = (_CAUSES["28P01"], _CAUSES["28000"], _CAUSES["3D000"], _UNKNOWN)
 
 
 def cause_of(error: BaseException) -> str:
-    """Why, in our own words, with the error's class and SQLSTATE: a driver's text may name hosts and users."""
+    """The cause in our own words, with the error's class and SQLSTATE: a driver's text may name hosts and users."""
     if isinstance(error, OutboxError):
         return str(error)
     original = getattr(error, "orig", None) or error
     if isinstance(error, TimeoutError):
-        return f"no connection of the pool became free in time ({_shown(original)})"
+        return f"timed out waiting for a connection of the pool ({_shown(original)})"
     for found in _chain(original, contexts=False):  # asyncpg: a closed connection, and as its cause why it was closed
         if (code := sqlstate(found) or "") in _CAUSES:
             return f"{_CAUSES[code]} ({_shown(found)})"
@@ -112,7 +112,7 @@ _SQLITE_AWAY = (5, 6, 10, 13, 14)  # sqlite.org/rescode.html: BUSY, LOCKED, IOER
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether the database is away, and did not only prefer another transaction."""
+    """Whether the database is unavailable, and not only in conflict with another transaction."""
     original = getattr(error, "orig", None) or error
     code = sqlstate(original)
     sqlite_code: int | None = getattr(original, "sqlite_errorcode", None)
@@ -124,13 +124,13 @@ def is_outage(error: Exception) -> bool:
 
 
 def ends_by_itself(error: Exception) -> bool:
-    """Whether an outage is over without anybody's help: not one of a user, a password or a database that is not there."""
+    """Whether an outage may end by itself: not a wrong user or password, or a database that does not exist."""
     cause = cause_of(error)
     return is_outage(error) and not any(cause.startswith(hopeless) for hopeless in _HOPELESS)
 
 
 class OutageLog:
-    """Reports what every part of a dispatcher meets, as one. clock: ours, in seconds."""
+    """Logs the database errors of all parts of a dispatcher as one outage. clock: ours, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -139,9 +139,9 @@ class OutageLog:
         self._again_seconds = 0.0
 
     def failed(self, error: Exception) -> None:
-        """The database did not do what it was asked; that is tried again."""
+        """A database operation failed and will be retried."""
         if sqlstate(getattr(error, "orig", None)) in _PREFERRED_ANOTHER:
-            log.info("the database preferred another transaction: %s; it is asked again", cause_of(error))
+            log.info("transaction conflict: %s; it will be retried", cause_of(error))
             return
         now, is_new = self._clock(), self._since is None
         if self._since is None:
@@ -151,19 +151,15 @@ class OutageLog:
         else:
             self._again_seconds = min(2 * self._again_seconds, AGAIN_SECONDS[1])
         self._again_at = now + self._again_seconds
-        does = "is away" if is_outage(error) else "refuses what it is asked"
+        what = "database unavailable" if is_outage(error) else "database error"
         if is_new:
-            log.warning(
-                "the database %s: %s; outcomes are kept in memory, and it is asked again until it answers",
-                does,
-                cause_of(error),
-            )
+            log.warning("%s: %s; outcomes are buffered in memory and retried until it answers", what, cause_of(error))
         else:
             lasted = timedelta(seconds=round(now - self._since))
-            log.warning("the database %s, for %s now: %s; it is asked again", does, lasted, cause_of(error))
+            log.warning("%s for %s: %s; still retrying", what, lasted, cause_of(error))
 
     def answered(self) -> None:
-        """The database did what it was asked."""
+        """A database operation succeeded."""
         if self._since is not None:
             lasted, self._since = timedelta(seconds=round(self._clock() - self._since)), None
-            log.warning("the database is back after %s; sending goes on", lasted)
+            log.warning("database available again after %s; sending resumed", lasted)

@@ -116,7 +116,7 @@ class Routes:
         try:
             return route if route.adapter.serves(operation) else None
         except Exception:  # after the claim: it must not take the other claims along
-            log.exception("the adapter of %r could not tell whether it serves %r", name, operation)
+            log.exception("the adapter of %r failed to say whether it serves %r; the entry waits", name, operation)
             return None
 
 

@@ -1,4 +1,4 @@
-"""What the log says of entries that this process cannot send: once a minute for each operation, however many there are."""
+"""Logs entries that this process cannot send, at most once a minute for each operation."""
 
 import logging
 import math
@@ -11,27 +11,27 @@ from dispatchers.transitions import ClaimedEntry
 log = logging.getLogger("outbox.dispatcher")
 
 REPORT_SECONDS = 60.0
-OPERATIONS_MAX = 1000  # names come from rows: what is remembered must not grow without end
+OPERATIONS_MAX = 1000  # names come from rows: the memory for them must be bounded
 ENTRIES_MAX = 10_000
 
 
 @dataclass(slots=True)
 class Report:
-    """reported_at: by our clock. unreported: the entries that were left since then, as far as they are counted."""
+    """reported_at: by our clock. unreported: the entries skipped since then, up to ENTRIES_MAX."""
 
     reported_at: float = -math.inf
     unreported: set[UUID] = field(default_factory=set)
 
 
 class UnservedLog:
-    """When each operation was told of last, by `clock` in seconds, and how many entries have been left untold since."""
+    """Per operation: when it was last logged, by `clock` in seconds, and which entries were skipped since."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._reports: dict[str, Report] = {}
 
     def leave(self, entry: ClaimedEntry, reason: str) -> None:
-        """It waits, for `reason`: told now, or counted and told with the next one."""
+        """Log that the entry waits for `reason`, or count it for the next line of its operation."""
         if len(self._reports) >= OPERATIONS_MAX and entry.operation not in self._reports:
             self._reports.clear()
         report = self._reports.setdefault(entry.operation, Report())
@@ -41,7 +41,7 @@ class UnservedLog:
                 report.unreported.add(entry.id)
             return
         others = len(report.unreported - {entry.id})
-        told = f"; and {others} more of this operation" if others else ""
+        told = f"; {others} more entries of this operation wait too" if others else ""
         log.warning("entry %s (%s) waits: %s%s", entry.id, entry.operation, reason, told)
         report.reported_at = now
         report.unreported.clear()

@@ -188,7 +188,7 @@ class CallbackTransactions:
             elif raw is not None:
                 await on_own_thread("outbox-callback-end", raw.close)
         except Exception as error:  # the limits that the transaction began with end it then
-            log.warning("the transaction of a callback that was given up could not be ended: %s", type(error).__name__)
+            log.warning("cannot end the transaction of a callback that timed out: %s", type(error).__name__)
 
     def _run_on_thread(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
         with self._engine.connect() as connection, _begun(connection):

@@ -47,8 +47,8 @@ Result = TypeVar("Result")
 log = logging.getLogger("outbox.dispatcher")
 
 UNTOLD = (
-    "the server does not let this role ask for its system identifier, its timeline and its log's position: a failover is not"
-    " noticed, and of restored and copied databases only some are"
+    "this role may not read the server's system identifier, timeline and log position: failovers are not detected, nor are"
+    " all restores and copies"
 )
 
 

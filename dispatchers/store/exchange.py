@@ -202,17 +202,19 @@ class Exchanges:
             if await self._try(partial(self._substitute, entry, substitute, callbacks_read)):
                 state = substitute.state if isinstance(substitute, Settle) else queue_update(entry, substitute).state
                 log.error(
-                    "%s: the database refuses to store its outcome (%s); its state is %s, without the service's words",
+                    "%s: the database refused its outcome (%s); stored state %s without the service's answer",
                     told,
                     code,
                     state,
                 )
                 return
-        reason = f"the database refuses to store its outcome ({code})"
+        reason = f"the database refused its outcome ({code})"
         if await self._try(lambda connection: set_aside_claimed(connection, self._tables, entry, reason)):
-            log.error("%s is held: %s; when its row is mended, `outbox release` lets it go on", told, reason)
+            log.error("%s suspended: %s; repair its row, then run `outbox release`", told, reason)
         else:
-            log.error("%s: %s, and nothing else either; it is claimed again when its lease ends", told, reason)
+            log.error(
+                "%s: %s, and cannot be suspended either; it will be claimed again when its lease expires", told, reason
+            )
 
     def _substitute(
         self, entry: ClaimedEntry, change: Transition, callbacks_read: str | None, connection: Connection
@@ -256,12 +258,16 @@ class Exchanges:
         reason = f"its row cannot be claimed ({code_of(error)})"
         if await self._try(lambda connection: set_aside(connection, self._tables, ids[0], reason)):
             log.error(
-                "entry %s is held: %s; nothing else waits for it; when its row is mended, `outbox release` lets it go on",
+                "entry %s suspended: %s; other entries are sent; repair its row, then run `outbox release`",
                 ids[0],
                 reason,
             )
             return 1
-        log.error("entry %s: %s, nor can it be held", ids[0], reason)
+        log.error(
+            "entry %s: %s, and cannot be suspended; claims of its destination fail until its row is repaired",
+            ids[0],
+            reason,
+        )
         return 0
 
     async def _probe(self, ids: Sequence[UUID], request: ClaimRequest) -> Exception | None:
@@ -290,8 +296,8 @@ def report_ended(ended: Mapping[UUID, str]) -> None:
     """Entries that were in the queue although they have a settlement, with its state."""
     for id, state in ended.items():
         log.warning(
-            "entry %s was in the queue again, and had ended before: %s; it is not sent, and its row in the queue is removed"
-            " (was a part of the database restored?)",
+            "entry %s was in the queue although it had ended as %s; it is not sent, and its queue row is removed (was only a"
+            " part of the database restored?)",
             id,
             state,
         )

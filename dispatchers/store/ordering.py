@@ -185,7 +185,7 @@ def _halt(connection: Connection, tables: Tables, entry: ClaimedEntry, change: T
     values = {"entry_id": entry.id, "reason": reason, "since": clock()}
     halting = dialect.insert(tables.halted).values(ordering_key=entry.ordering_key, **values)
     connection.execute(halting.on_conflict_do_update(index_elements=["ordering_key"], set_=values))
-    log.warning("the lane of %r halts behind entry %s: %s", entry.ordering_key, entry.id, reason)
+    log.warning("ordering group %r blocked by entry %s: %s", entry.ordering_key, entry.id, reason)
 
 
 def _lift_halts(connection: Connection, tables: Tables, delivered: Sequence[ClaimedEntry]) -> None:

@@ -43,7 +43,7 @@ def code_of(error: BaseException) -> str:
 
 def substitutes(entry: ClaimedEntry, change: Transition, code: str) -> Iterator[Transition]:
     """What may be stored in place of `change`, the best first: the same without what anybody else has said, then doubt."""
-    told = f"the database refuses to store what was said of it ({code})"
+    told = f"the database refused its outcome ({code})"
     if isinstance(change, Settle):
         result = None if change.result is None else {"unstorable": code}
         yield change._replace(result=result, reason=None if change.reason is None else told)

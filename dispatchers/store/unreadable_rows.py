@@ -42,7 +42,7 @@ def remove_ended(connection: Connection, tables: Tables, claimed: Sequence[Claim
     if states:
         connection.execute(delete(queue).where(queue.c.id.in_(states)))
         told = [
-            {"entry_id": id, "kind": "attempt", "reason": f"it was in the queue again, and had ended before: {state}"}
+            {"entry_id": id, "kind": "attempt", "reason": f"it was in the queue although it had ended as {state}"}
             for id, state in states.items()
         ]
         connection.execute(insert(tables.event).values(at=clock()), told)

@@ -70,7 +70,7 @@ class Silence:
 
     def _report(self) -> None:
         log.warning(
-            "no answer from the database for %g s (%s); after %g s its connection is dropped, and another one is tried",
+            "the database has not answered for %g s (%s); after %g s the connection is dropped and the work retried on another",
             self._patience.report,
             self._what,
             self._patience.drop,
@@ -83,7 +83,7 @@ class Silence:
         else:
             dropped = sum([break_off(connection) for connection in idle_connections(self._engine)])
         log.warning(
-            "no answer from the database for %g s (%s): %d connections were dropped; it is tried again with another one",
+            "the database has not answered for %g s (%s): dropped %d connections; the work is retried on another",
             self._patience.drop,
             self._what,
             dropped,
@@ -92,7 +92,7 @@ class Silence:
     def _give_up(self, answer: "asyncio.Future[Any]") -> None:
         if not answer.done():
             self._given_up()
-            answer.set_exception(DatabaseSilent(f"no answer from the database for {self._patience.give_up:g} s"))
+            answer.set_exception(DatabaseSilent(f"the database has not answered for {self._patience.give_up:g} s"))
 
 
 def _pass_on(done: "asyncio.Future[Any]", answer: "asyncio.Future[Any]") -> None:

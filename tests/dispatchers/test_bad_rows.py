@@ -120,8 +120,8 @@ def test_a_row_that_is_set_aside_is_claimed_again_once_it_is_mended(
     assert holds(postgresql) == {bad: "its row cannot be claimed (NumericValueOutOfRange 22003)"}
     assert queue_row(postgresql, bad).due_at == NEVER
     assert warned(caplog, bad) == [
-        f"entry {bad} is held: its row cannot be claimed (NumericValueOutOfRange 22003); nothing else waits for it; when its"
-        " row is mended, `outbox release` lets it go on"
+        f"entry {bad} suspended: its row cannot be claimed (NumericValueOutOfRange 22003); other entries are sent; repair its"
+        " row, then run `outbox release`"
     ]
     execute(postgresql, f"UPDATE outbox_queue SET deliveries = 0, hold = NULL, due_at = now() WHERE id = '{bad}'")
     assert [entry.id for entry in claim(store)] == [bad]
@@ -192,7 +192,7 @@ def test_an_outcome_that_the_database_refuses_is_ended_in_another_way(
     if then == "held":
         assert (row.state, row.hold, row.due_at) == (
             "uncertain",
-            "the database refuses to store its outcome (RaiseException P0001)",
+            "the database refused its outcome (RaiseException P0001)",
             NEVER,
         )
     else:
@@ -245,7 +245,7 @@ def test_what_has_ended_is_not_sent_again_though_it_is_in_the_queue(
 
     assert [delivery.id for delivery in service.deliveries] == [ended, other]
     assert (queue_row(database, ended), settlement_row(database, ended)) == (None, settlement)
-    assert reasons(database, ended) == ["no", "it was in the queue again, and had ended before: failed"]
+    assert reasons(database, ended) == ["no", "it was in the queue although it had ended as failed"]
     assert len(warned(caplog, ended)) == 1
 
 

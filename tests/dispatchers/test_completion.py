@@ -192,7 +192,7 @@ def test_a_request_that_another_release_settled_is_completed_by_one_that_knows_h
 
     checkout.effects.on_completed("refund")(lambda session, completed: pytest.fail("another's"))
     checkout.run_once()
-    assert f"request {checkout.record.id} waits: no on_completed('checkout') is registered here" in caplog.text
+    assert f"request {checkout.record.id} waits: this process has no on_completed('checkout') registered" in caplog.text
     checkout.on_completed()
     checkout.run_once()
 

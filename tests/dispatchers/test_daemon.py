@@ -111,7 +111,7 @@ def test_a_signal_lets_it_finish_what_is_in_flight_and_claim_nothing_more(
 ) -> None:
     with sending_two(database, ob, tmp_path, GATED) as process:
         process.process.send_signal(number)
-        wait_for(lambda: "finishing what is in flight" in process.output, "the drain")
+        wait_for(lambda: "draining; sends in flight" in process.output, "the drain")
         assert states(database) == {"sending": 2, "pending": 3}
         GatedService(tmp_path).open()
 
@@ -127,7 +127,7 @@ def test_a_second_signal_stops_it_at_once_and_leaves_its_leases(
 ) -> None:
     with sending_two(postgresql, ob, tmp_path, body) as process:
         process.terminate()
-        wait_for(lambda: "finishing what is in flight" in process.output, "the drain")
+        wait_for(lambda: "draining; sends in flight" in process.output, "the drain")
 
         process.terminate()
         assert process.wait(seconds=60) == 1
@@ -154,12 +154,12 @@ def test_an_idle_one_stops_when_told(postgresql: Database, tmp_path: Path) -> No
     write_factory(tmp_path, GATED)
 
     with daemon(tmp_path, postgresql.url) as process:
-        wait_for(lambda: "sending" in process.output, "its start", workers=[process])
+        wait_for(lambda: "started: " in process.output, "its start", workers=[process])
         process.terminate()
 
         assert process.wait() == 0
-    (told,) = [line for line in process.output.splitlines() if "sending: " in line]
-    assert "sending: env test, database postgresql" in told
+    (told,) = [line for line in process.output.splitlines() if "started: " in line]
+    assert "started: env test, database postgresql" in told
     assert f"/{postgresql.url.database}" in told
     assert told.endswith("; operations or prefixes: 1, callbacks: 0")
 
@@ -192,7 +192,7 @@ def test_a_signal_after_the_drain_never_kills_the_process(
     write_factory(tmp_path, slow_end + GATED.replace("def make():\n", "def make():\n" + thread))
 
     with daemon(tmp_path, postgresql.url) as process:
-        wait_for(lambda: "sending: " in process.output, "its start", workers=[process])
+        wait_for(lambda: "started: " in process.output, "its start", workers=[process])
         process.terminate()
         wait_for((tmp_path / "ending").exists, "its end", workers=[process])
         assert "stopped" in process.output
@@ -404,9 +404,9 @@ def test_a_database_that_goes_away_and_comes_back_costs_nothing(
     with daemon(tmp_path, postgresql.url) as process:
         for settled in (30, 120):
             wait_for(lambda settled=settled: states(postgresql)["delivered"] > settled, "progress", workers=[process])
-            told = process.output.count("the database is away")
+            told = process.output.count("database unavailable")
             with away(server_url, postgresql):
-                wait_for(lambda told=told: process.output.count("the database is away") > told, "a warning")
+                wait_for(lambda told=told: process.output.count("database unavailable") > told, "a warning")
         wait_for(lambda: states(postgresql) == {"delivered": 300}, "the end", 30, workers=[process])
         process.terminate()
         assert process.wait() == 0
@@ -428,7 +428,7 @@ def test_outcomes_are_settled_when_the_database_comes_back_during_the_drain(
         with away(server_url, postgresql):
             process.terminate()
             GatedService(tmp_path).open()
-            wait_for(lambda: "the database is away" in process.output, "a warning", workers=[process])
+            wait_for(lambda: "database unavailable" in process.output, "a warning", workers=[process])
 
         assert process.wait() == 0, process.output
 
@@ -442,7 +442,7 @@ def test_a_daemon_whose_database_is_not_there_yet_waits_for_it(
     write_factory(tmp_path, QUICK)
 
     with away(server_url, postgresql), daemon(tmp_path, postgresql.url) as process:
-        wait_for(lambda: "the database is away" in process.output, "a warning", workers=[process])
+        wait_for(lambda: "database unavailable" in process.output, "a warning", workers=[process])
         with sa.create_engine(server_url, isolation_level="AUTOCOMMIT").connect() as connection:
             connection.exec_driver_sql(f"ALTER DATABASE {postgresql.url.database} ALLOW_CONNECTIONS true")
         postgresql.dispose()  # its own connections were cut as well
@@ -450,10 +450,10 @@ def test_a_daemon_whose_database_is_not_there_yet_waits_for_it(
         process.terminate()
         assert process.wait() == 0, process.output
 
-    told = [line for line in process.output.splitlines() if "the database" in line]
-    assert [line.partition("the database ")[2].partition(" after")[0].partition(":")[0] for line in told] == [
-        "is away",
-        "is back",
+    told = [line for line in process.output.splitlines() if ": database " in line]
+    assert [line.partition(": database ")[2].partition(" after")[0].partition(":")[0] for line in told] == [
+        "unavailable",
+        "available again",
     ]
 
 
@@ -463,7 +463,7 @@ def test_a_daemon_whose_database_is_away_at_the_start_ends_when_told(
     write_factory(tmp_path, QUICK)
 
     with away(server_url, postgresql), daemon(tmp_path, postgresql.url) as process:
-        wait_for(lambda: "the database is away" in process.output, "a warning", workers=[process])
+        wait_for(lambda: "database unavailable" in process.output, "a warning", workers=[process])
         process.terminate()
         assert process.wait() == 0, process.output
 
@@ -489,5 +489,5 @@ def test_gauges_are_logged_and_uncertain_entries_stand_out(
         gauges = asyncio.run(report_gauges(DatabaseStore(database.engine, ob.configuration)))
 
     told = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "outbox.maintenance"]
-    assert told == [("INFO", "crm: 2 pending"), ("WARNING", "mail: 3 pending, 1 uncertain")]
+    assert told == [("INFO", "destination 'crm': 2 pending"), ("WARNING", "destination 'mail': 3 pending, 1 uncertain")]
     assert gauges == {"crm": Gauge({"pending": 2}, True), "mail": Gauge({"pending": 3, "uncertain": 1}, True)}

@@ -44,14 +44,14 @@ def test_the_same_server_a_little_later_is_not_suspicious() -> None:
     [
         (
             {"system_identifier": "72"},
-            "the server is another one, system identifier 72 instead of 71: the database was restored from a dump, copied or"
+            "the server has changed, system identifier 72 instead of 71: the database was restored from a dump, copied or"
             " upgraded",
         ),
         (
             {"timeline": "00000002"},
-            "the server is on timeline 00000002 instead of 00000001: a standby was promoted, or a backup recovered",
+            "the server is on timeline 00000002 instead of 00000001: a standby was promoted, or a backup was restored",
         ),
-        ({"place": "5/17000"}, "the tables are others, 5/17000 instead of 5/16400: they were restored or copied"),
+        ({"place": "5/17000"}, "the tables have changed, 5/17000 instead of 5/16400: they were restored or copied"),
         (
             {"lsn": "0/16EF4C7"},
             "the write-ahead log went back to 0/16EF4C7 from 0/16EF4C8: an older state was restored",
@@ -108,18 +108,19 @@ def test_a_database_without_the_last_mark_that_was_committed_is_suspicious() -> 
     later = replace(MARK, checked_at=NOON + timedelta(minutes=1), number=8)
 
     assert suspicion(NOW, MARK, later) == (
-        "the database has mark 7 of 2026-01-31 12:00:00 UTC, and mark 8 of 2026-01-31 12:01:00 UTC had been committed: it was"
-        " set back"
+        "the database has identity 7 of 2026-01-31 12:00:00 UTC, although identity 8 of 2026-01-31 12:01:00 UTC had been"
+        " committed: an older state was restored"
     )
     assert suspicion(NOW, None, MARK) == (
-        "the database has no mark, and mark 7 of 2026-01-31 12:00:00 UTC had been committed: it was set back"
+        "the database has no identity, although identity 7 of 2026-01-31 12:00:00 UTC had been committed: an older state was"
+        " restored"
     )
 
 
 def test_a_mark_that_somebody_wrote_since_in_the_place_of_the_lost_one_hides_nothing() -> None:
     rewritten = replace(MARK, checked_at=NOON + timedelta(hours=1))
 
-    assert "it was set back" in str(suspicion(NOW, rewritten, MARK))
+    assert "an older state was restored" in str(suspicion(NOW, rewritten, MARK))
     assert suspicion(NOW, replace(rewritten, number=8), MARK) is None
 
 

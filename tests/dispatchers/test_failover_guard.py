@@ -124,15 +124,17 @@ def test_a_mark_that_is_missing_holds_every_dispatcher(store: DatabaseStore, dat
     known = mark_of(watch(store))
     database.execute(sa.delete(META))
 
-    assert str(watch(store, known).held).startswith("the database has no mark, and mark 1 of ")
+    assert str(watch(store, known).held).startswith("the database has no identity, although identity 1 of ")
     assert watch(store).held == watch(store, known).held  # also one that remembers nothing
 
 
 def test_an_older_mark_than_the_one_remembered_holds_every_dispatcher(store: DatabaseStore, database: Database) -> None:
     mark = mark_of(watch(store))
 
-    assert "it was set back" in str(watch(store, replace(mark, checked_at=mark.checked_at + LATER, number=2)).held)
-    assert "it was set back" in str(watch(store).held)
+    assert "an older state was restored" in str(
+        watch(store, replace(mark, checked_at=mark.checked_at + LATER, number=2)).held
+    )
+    assert "an older state was restored" in str(watch(store).held)
     assert database.rows(META)[0].checked_at == mark.checked_at  # doubt will count from there
 
 
@@ -142,7 +144,9 @@ def test_a_mark_that_was_renewed_after_the_loss_does_not_tell_since_when(
     """By a dispatcher that remembers nothing, and looked first."""
     mark = mark_of(watch(store))
 
-    assert "it was set back" in str(watch(store, replace(mark, checked_at=mark.checked_at - LATER, number=2)).held)
+    assert "an older state was restored" in str(
+        watch(store, replace(mark, checked_at=mark.checked_at - LATER, number=2)).held
+    )
 
     assert database.rows(META)[0].checked_at is None  # so `resume` asks for it
 
@@ -164,7 +168,7 @@ def test_a_copied_file_is_another_place(sqlite: Database, ob: outbox.Outbox, tmp
     sqlite.dispose()
     copy = Database(sqlite.url.set(database=str(shutil.copy(str(sqlite.url.database), tmp_path / "copy.db"))))
 
-    assert "the tables are others, file " in str(watch(DatabaseStore(copy.engine, ob.configuration)).held)
+    assert "the tables have changed, file " in str(watch(DatabaseStore(copy.engine, ob.configuration)).held)
 
     copy.dispose()
 
@@ -187,8 +191,8 @@ def test_a_server_that_does_not_let_its_user_ask_is_watched_by_what_it_does_tell
     assert (mark_of(first).system_identifier, mark_of(first).timeline, mark_of(first).lsn) == (None, None, None)
     assert mark_of(first).place is not None
     assert [record.getMessage() for record in caplog.records] == [
-        "the server does not let this role ask for its system identifier, its timeline and its log's position: a failover is"
-        " not noticed, and of restored and copied databases only some are"
+        "this role may not read the server's system identifier, timeline and log position: failovers are not detected, nor are"
+        " all restores and copies"
     ]
     engine.dispose()
     with postgresql.engine.begin() as connection:
@@ -295,14 +299,14 @@ def test_run_once_raises_held_with_the_reason_and_the_way_out(database: Database
     service = MemoryAdapter()
     run_once(database, ob, adapters={"crm": service})
     put_one(database, ob)
-    hold(database, "the server is another one")
+    hold(database, "the server has changed")
 
     with pytest.raises(Suspended) as caught:
         run_once(database, ob, adapters={"crm": service})
 
     assert str(caught.value) == (
-        "nothing is sent, every dispatcher of this database holds: the server is another one; `outbox status` tells more,"
-        " `outbox resume --after-restore` lets them go on"
+        "sending is suspended in every dispatcher of this database: the server has changed; see `outbox status`, then resume"
+        " with `outbox resume --after-restore`"
     )
     assert service.deliveries == []
 
@@ -323,10 +327,10 @@ def test_a_dispatcher_at_work_stays_up_while_it_holds_and_goes_on_when_told(
         put_one(database, ob)
         await until_true(lambda: states(database)["delivered"] == 1)
         hold(database, "the disk was lost")
-        await until_true(told("nothing is sent, every dispatcher holds: the disk was lost"))
+        await until_true(told("sending suspended in every dispatcher: the disk was lost"))
         put_one(database, ob)
         database.execute(sa.update(META).values(suspended_reason=None))
-        await until_true(told("a person has resumed: sending again"))
+        await until_true(told("sending resumed by an operator"))
         await until_true(lambda: states(database)["delivered"] == 2)
         stopping.set()
         await pump
@@ -348,7 +352,7 @@ def test_the_mark_outside_the_database_is_remembered_across_processes(
     told = json.loads(mark.read_text())
     database.execute(sa.delete(META))
 
-    with pytest.raises(Suspended, match="the database has no mark, and mark 1 of "):
+    with pytest.raises(Suspended, match="the database has no identity, although identity 1 of "):
         run_once(database, ob, adapters={"crm": MemoryAdapter()}, mark=str(mark))
 
     assert told["environment"] == "test"
@@ -365,8 +369,8 @@ def test_a_mark_that_is_none_is_refused_at_the_start(
     with pytest.raises(ConfigurationError) as caught:
         dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
 
-    assert str(caught.value).startswith(f"mark {str(mark)!r} cannot be read as a mark of the database's history (")
-    assert str(caught.value).endswith("): if you trust the database, remove the file; a dispatcher writes it anew")
+    assert str(caught.value).startswith(f"mark {str(mark)!r} is not a database identity file (")
+    assert str(caught.value).endswith("): if you trust the database, remove the file; a dispatcher writes it again")
 
 
 def test_a_mark_in_a_folder_that_is_not_there_is_refused_at_the_start(
@@ -377,7 +381,7 @@ def test_a_mark_in_a_folder_that_is_not_there_is_refused_at_the_start(
     with pytest.raises(ConfigurationError) as caught:
         dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
 
-    assert str(caught.value) == f"mark {str(mark)!r}: there is no folder {str(mark.parent)!r} to write in"
+    assert str(caught.value) == f"mark {str(mark)!r}: folder {str(mark.parent)!r} does not exist or is not writable"
 
 
 def test_a_mark_that_cannot_be_written_is_reported_and_the_work_goes_on(
@@ -391,4 +395,4 @@ def test_a_mark_that_cannot_be_written_is_reported_and_the_work_goes_on(
 
     assert asyncio.run(working.run_once()) == 1
 
-    assert f"the mark {mark} could not be written: No such file or directory" in caplog.text
+    assert f"cannot write the database identity file {mark}: No such file or directory" in caplog.text

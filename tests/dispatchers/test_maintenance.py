@@ -160,7 +160,7 @@ def test_a_run_that_fails_is_reported_without_what_it_was_about(
 
     (record,) = [record for record in caplog.records if record.name == "outbox.daemon"]
     assert record.levelname == "WARNING"
-    assert record.getMessage().startswith("retain failed, and will be tried again: ")
+    assert record.getMessage().startswith("job retain failed and will run again at its next time: ")
     assert "SELECT" not in record.getMessage()
     assert record.exc_info is None
 
@@ -234,7 +234,9 @@ def test_the_oldest_due_entry_that_nobody_sends_tells_the_lag_of_its_destination
     assert timedelta(hours=2) <= lags["mail"] < timedelta(hours=3)
     (told,) = [record for record in caplog.records if record.name == "outbox.maintenance"]
     assert told.levelname == "WARNING"
-    assert told.getMessage() == f"mail: an entry has been due for {lags['mail']}, and nobody sends it"
+    assert told.getMessage() == (
+        f"destination 'mail': its oldest due entry has waited {lags['mail']} and no dispatcher has claimed it"
+    )
 
 
 def test_an_empty_queue_has_no_lag(database: Database, ob: outbox.Outbox) -> None:

@@ -247,7 +247,7 @@ def test_a_lane_halts_behind_a_bad_end_until_a_person_lets_it_go_on(
 
     assert states_of(database, ids) == [ends, "blocked", "blocked"]
     assert halted(database) == {"ada": ids[0]}
-    assert f"the lane of 'ada' halts behind entry {ids[0]}: " in caplog.text
+    assert f"ordering group 'ada' blocked by entry {ids[0]}: " in caplog.text
     release(database)
     send_all(database, ob, service)
 

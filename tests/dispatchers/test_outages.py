@@ -44,9 +44,9 @@ async def error_of(url: sa.URL) -> Exception:
     [
         ({"host": "127.0.0.1", "port": 1, **SECRETS}, "the connection is refused", True),
         ({"host": "nobody-here.invalid", "port": 5432, **SECRETS}, "the host's name cannot be resolved", True),
-        ({"host": "/nobody-here", "port": 5432, **SECRETS}, "there is no socket where the server's should be", True),
-        ({"database": "nobody-here", "password": "hunter2"}, ("there is no such database", "the user or"), False),
-        (SECRETS, ("the user or the database does not exist", "the server lets", "the password is"), False),
+        ({"host": "/nobody-here", "port": 5432, **SECRETS}, "the server's socket does not exist", True),
+        ({"database": "nobody-here", "password": "hunter2"}, ("the database does not exist", "the user or"), False),
+        (SECRETS, ("the user or the database does not exist", "the server does not admit", "the password is"), False),
     ],
     ids=["refused", "dns", "socket", "database", "user"],
 )
@@ -105,7 +105,7 @@ def internal(text: str) -> Exception:
         (internal("protocol is in the failed state"), "InternalClientError from BufferError"),
         (
             internal("while performing authentication"),
-            "the server's part in the authentication makes no sense to the driver",
+            "the driver cannot understand the server's part of the authentication",
         ),
     ],
 )
@@ -150,11 +150,11 @@ def test_asyncpg_tells_why_it_could_not_authenticate(postgresql: Database) -> No
 
     told = cause_of(asyncio.run(main()))
 
-    assert told == "the server's part in the authentication makes no sense to the driver (InternalClientError)"
+    assert told == "the driver cannot understand the server's part of the authentication (InternalClientError)"
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "the database " in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "database " in record.getMessage()]
 
 
 def test_an_outage_is_reported_once_then_seldom_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -169,12 +169,12 @@ def test_an_outage_is_reported_once_then_seldom_and_when_it_is_over(caplog: pyte
     outages.failed(refused)
 
     cause = "the connection is refused (ConnectionRefusedError)"
-    first = f"the database is away: {cause}; outcomes are kept in memory, and it is asked again until it answers"
+    first = f"database unavailable: {cause}; outcomes are buffered in memory and retried until it answers"
     assert lines(caplog) == [
         first,
-        f"the database is away, for 0:01:00 now: {cause}; it is asked again",
-        f"the database is away, for 0:03:00 now: {cause}; it is asked again",
-        "the database is back after 0:06:40; sending goes on",
+        f"database unavailable for 0:01:00: {cause}; still retrying",
+        f"database unavailable for 0:03:00: {cause}; still retrying",
+        "database available again after 0:06:40; sending resumed",
         first,
     ]
 
@@ -220,5 +220,5 @@ def test_a_dispatcher_reports_an_outage_in_one_line_and_its_end_in_another(
         asyncio.run(main())
 
     first, second = lines(caplog)
-    assert first.startswith("the database is away: the connection was closed (OperationalError); ")
-    assert second.startswith("the database is back after ")
+    assert first.startswith("database unavailable: the connection was closed (OperationalError); ")
+    assert second.startswith("database available again after ")

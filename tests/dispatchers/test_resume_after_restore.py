@@ -177,7 +177,7 @@ def test_a_fleet_whose_promotions_lose_nothing_continues_by_itself(
         (meta,) = standby.rows(TABLES.meta)
         assert (meta.suspended_reason, meta.resumed_by, meta.timeline) == (None, "promotions_lose_nothing", "00000002")
         assert "timeline 00000002 instead of 00000001" in meta.resumed_reason
-        assert "sending continues, as promotions_lose_nothing is declared" in caplog.text
+        assert "sending continues because promotions_lose_nothing is set" in caplog.text
 
 
 @pytest.mark.parametrize("since", ["", "2d"], ids=["young", "older than the service's memory"])
@@ -262,7 +262,7 @@ def test_rows_restored_into_another_server_are_noticed(
             if dumped[name]:
                 session.execute(sa.insert(table), [dict(row._mapping) for row in dumped[name]])
 
-    require_held(postgresql, ob, stripe, "the server is another one, system identifier")
+    require_held(postgresql, ob, stripe, "the server has changed, system identifier")
     resume(postgresql)
     run_once(postgresql, ob, adapters=adapters(stripe))
 

@@ -220,9 +220,9 @@ def test_a_version_that_stripe_cannot_have_is_reported(
 ) -> None:
     StripeAdapter(api_key="sk_test_fake", api_version=version)
 
-    assert [f"StripeAdapter(api_version={version!r}) is no version" in line for line in caplog.messages] == [
-        True
-    ] * is_odd
+    assert [
+        f"StripeAdapter(api_version={version!r}) is not a Stripe API version" in line for line in caplog.messages
+    ] == [True] * is_odd
 
 
 def test_adapters_that_are_no_mapping_are_refused() -> None:

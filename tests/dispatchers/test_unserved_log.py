@@ -51,7 +51,7 @@ def test_after_a_minute_it_is_told_again_with_how_many_there_were(caplog: pytest
     assert told(caplog) == [
         f"entry {first.id} (crm.upsert) waits: nobody serves it",
         told(caplog)[1],
-        f"entry {first.id} (crm.upsert) waits: nobody serves it; and 2 more of this operation",
+        f"entry {first.id} (crm.upsert) waits: nobody serves it; 2 more entries of this operation wait too",
     ]
     assert "(mail.send)" in told(caplog)[1]
 

@@ -139,7 +139,7 @@ def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
             cancelled |= cancel_some(database, ob, rng.sample(ids, 5))
         wait_for(lambda: ended(database) == count, "every entry to end", 90, workers)
         for worker in workers:  # the one that was started last may not have its handlers yet
-            wait_for(lambda worker=worker: "sending: " in worker.output, "its start", workers=[worker])
+            wait_for(lambda worker=worker: "started: " in worker.output, "its start", workers=[worker])
             worker.terminate()
         assert [worker.wait() for worker in workers] == [0, 0]
 

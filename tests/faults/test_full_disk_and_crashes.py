@@ -116,7 +116,7 @@ def test_a_full_disk_at_the_claim_or_the_settling_sends_nothing_twice_and_goes_o
 
     assert len(adapter.deliveries) == 3
     assert {(row.deliveries, row.attempts) for row in postgresql.rows(TABLES.settlement)} == {(1, 1)}
-    assert "the database is away" in caplog.text
+    assert "database unavailable" in caplog.text
 
 
 # --- few connections

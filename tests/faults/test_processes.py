@@ -153,7 +153,7 @@ def test_a_payload_that_kills_is_sent_once_where_no_keys_are_kept_and_takes_alon
 
 
 @pytest.mark.parametrize(
-    ("signals", "told"), [(1, "the grace is over and the database does not answer"), (2, "SIGTERM again")]
+    ("signals", "told"), [(1, "grace period over and the database does not answer"), (2, "second SIGTERM")]
 )
 def test_a_daemon_whose_database_swallows_everything_ends_when_told_and_loses_nothing(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path, signals: int, told: str

@@ -50,8 +50,8 @@ def test_a_dispatcher_goes_on_with_new_connections_when_its_own_are_forgotten(
         asyncio.run(main(url, between.forget))
 
     assert set(service.effects.values()) == {1}
-    assert "no answer from the database for 1.6 s" in caplog.text
-    assert "no answer from the database for 3.2 s" in caplog.text
+    assert "the database has not answered for 1.6 s" in caplog.text
+    assert "the database has not answered for 3.2 s" in caplog.text
 
 
 def test_silence_is_over_before_half_a_lease_is_gone() -> None:

@@ -302,8 +302,8 @@ def test_a_dispatcher_makes_days_ahead_and_drops_those_that_are_past(
     assert layout(by_day).ahead == DAYS_AHEAD
     assert past_days(by_day) == []
     assert caplog.messages == [
-        "made 1 partitions for bodies, ahead of their days",
-        f"dropped the bodies of {today(by_day) - MONTH * DAY}",
+        "created 1 body partitions for the coming days",
+        f"dropped the body partitions of {today(by_day) - MONTH * DAY}",
     ]
 
 
@@ -316,7 +316,7 @@ def test_a_dispatcher_that_cannot_make_tomorrows_partition_raises_the_alarm(
     keep(by_day, ob)
 
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("WARNING", "no partitions for bodies could be made: 42883"),
+        ("WARNING", "cannot create body partitions: 42883; retried later"),
         ("ERROR", layout(by_day).alarm),
     ]
 

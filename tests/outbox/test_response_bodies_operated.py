@@ -101,12 +101,12 @@ def test_upkeep_tells_what_it_did_to_the_days(shop: Client, by_day: Database) ->
     take_away(by_day, today(by_day) + 2 * DAY)
     wet = invoke(by_day, "maintenance", "--window", "1d", "--json")
 
-    assert dry.stdout.splitlines()[1:] == [f"would drop the bodies of {day}; partitions for 0 days ahead"]
+    assert dry.stdout.splitlines()[1:] == [f"would drop the partitions of {day}; partitions exist for 0 days ahead"]
     assert dry.exit_code == 1, "tomorrow's is missing, and a dry run makes none"
     bodies = {"added": 2, "dropped": [str(day)], "due": [], "why": None, "days_ahead": 7}
     assert json.loads(wet.stdout)["bodies"] == bodies
     assert invoke(by_day, "maintenance", "--window", "1d").stdout.splitlines()[1:] == [
-        "dropped the bodies of no day; partitions for 7 days ahead"
+        "dropped the partitions of no day; partitions exist for 7 days ahead"
     ]
 
 
@@ -158,10 +158,11 @@ def test_each_role_does_its_part_and_the_owner_drops(
 
     day = today(owner) - MONTH * DAY
     assert caplog.messages == [
-        "made 1 partitions for bodies, ahead of their days",
-        f"the bodies of 1 days, from {day} on, need not be kept: only the tables' owner may drop them, by `outbox maintenance`",
+        "created 1 body partitions for the coming days",
+        f"cannot drop 1 expired body partitions, the oldest of {day}: this role does not own the tables; run `outbox"
+        " maintenance` as their owner",
     ]
-    assert f"not dropped: {day}: only the owner of the tables may" in told
+    assert f"not dropped: {day}: only the owner of the tables may drop them" in told
     assert drop(owner).dropped == (day,)
     with pytest.raises(sa.exc.ProgrammingError, match="permission denied for table outbox_body"):
         app.execute(sa.text("DELETE FROM outbox_body"))

@@ -193,7 +193,11 @@ class HttpAdapter(Adapter):
         try:
             return self._remember(answer)
         except Exception as error:  # its text may quote the answer
-            log.warning("entry %s was delivered, but `remember` raised %s", delivery.id, type(error).__name__)
+            log.warning(
+                "entry %s was delivered, but `remember` raised %s; its result is not stored",
+                delivery.id,
+                type(error).__name__,
+            )
             return {"status": answer.status, "unparsed": True}
 
 

@@ -28,7 +28,7 @@ def check_api_key(api_key: object) -> str:
 def warn_of_api_version(api_version: str | None) -> None:
     if api_version is not None and not API_VERSION.fullmatch(api_version):
         log.warning(
-            "StripeAdapter(api_version=%r) is no version as Stripe names them, such as 2024-06-20 or 2025-03-31.basil: Stripe"
+            "StripeAdapter(api_version=%r) is not a Stripe API version such as 2024-06-20 or 2025-03-31.basil: Stripe"
             " will refuse every request",
             api_version,
         )

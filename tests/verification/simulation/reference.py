@@ -105,7 +105,7 @@ class ReferenceStore(Tables):
             self.settle([(entry, Release("the next one of its group is locked", MOMENT))])
             return True
         del self.queue[entry.id]
-        self._note(entry.id, f"it was in the queue again, and had ended before: {ended.state}", looked=False)
+        self._note(entry.id, f"it was in the queue although it had ended as {ended.state}", looked=False)
         if entry.position is not None:
             advance(self, entry.ordering_key, entry.position)
         return True
