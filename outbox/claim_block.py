@@ -82,7 +82,9 @@ class IdempotentBlock:
     def _open(self, session: Session) -> Claim:
         state = state_of(session)
         if state.claim is not None:
-            raise ClaimOpen("an outbox.idempotent or outbox.inbox block is open on this session already: one at a time")
+            raise ClaimOpen(
+                "this session already has an open outbox.idempotent or outbox.inbox block: close it before opening another"
+            )
         if state.rollback_only is not None:
             raise state.rollback_only
         watch = self._watch()

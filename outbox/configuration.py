@@ -96,7 +96,9 @@ def _checked_status_url(template: str | None) -> str | None:
             f"status_url must be a URL or path with {{id}} in it, e.g. '/requests/{{id}}', not {template!r}"
         )
     if not template.isascii() or not template.isprintable() or " " in template:
-        raise ConfigurationError(f"status_url {template!r} holds a character that no URL may hold: percent-encode it")
+        raise ConfigurationError(
+            f"status_url {template!r} contains a character that is not allowed in a URL: percent-encode it"
+        )
     return template
 
 

@@ -91,17 +91,17 @@ def _parsed(body: bytes) -> Any:
             body.decode(), object_pairs_hook=_members, parse_constant=_refuse_constant, parse_float=_fraction
         )
     except UnicodeDecodeError:
-        raise NotSerializable("the request is not JSON: its bytes are no UTF-8") from None
+        raise NotSerializable("the request is not JSON: its bytes are not UTF-8") from None
     except json.JSONDecodeError as error:
         raise NotSerializable(f"the request is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise NotSerializable("the request is nested too deeply, or holds itself") from None
+        raise NotSerializable("the request is nested too deeply, or contains itself") from None
     except InvalidOperation:
-        raise NotSerializable("the request holds a number with an exponent beyond all limits") from None
+        raise NotSerializable("the request contains a number whose exponent is too large") from None
     except ValueError as error:
         if isinstance(error, NotSerializable):
             raise
-        raise NotSerializable("the request holds an integer of more digits than Python reads") from None
+        raise NotSerializable("the request contains an integer with more digits than Python reads") from None
 
 
 def _fraction(text: str) -> float | Decimal:
@@ -114,13 +114,13 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
         raise NotSerializable(
-            "the request has one member twice: which of them counts would be the parser's choice, so neither does"
+            "the request has a duplicate member name: parsers disagree about which one counts, so it is refused"
         )
     return members
 
 
 def _refuse_constant(name: str) -> Any:
-    raise NotSerializable(f"{name} in the request is no JSON number")
+    raise NotSerializable(f"{name} in the request is not a JSON number")
 
 
 # --- leaving out
@@ -175,13 +175,13 @@ def canonical_json(value: Any) -> bytes:
     try:
         return _canonical(value).encode()
     except UnicodeEncodeError:
-        raise NotSerializable("the request holds a lone surrogate, which UTF-8 cannot carry") from None
+        raise NotSerializable("the request contains a lone surrogate, which UTF-8 cannot encode") from None
     except ValueError as error:
         if isinstance(error, NotSerializable):
             raise
-        raise NotSerializable("the request holds an integer of more digits than Python writes") from None
+        raise NotSerializable("the request contains an integer with more digits than Python writes") from None
     except RecursionError:
-        raise NotSerializable("the request is nested too deeply, or holds itself") from None
+        raise NotSerializable("the request is nested too deeply, or contains itself") from None
 
 
 _text = json.JSONEncoder(ensure_ascii=False).encode
@@ -218,7 +218,7 @@ def _canonical_of_another_type(value: Any) -> str:
             return _object(_items(value))
         case Sequence():
             return "[" + ",".join(map(_canonical, value)) + "]"
-    raise NotSerializable(f"a {type(value).__name__} in the request is no JSON value")
+    raise NotSerializable(f"a {type(value).__name__} in the request is not a JSON value")
 
 
 def _object(items: Iterable[tuple[Any, Any]]) -> str:
@@ -237,14 +237,14 @@ _EVERY_VALUE = ("getlist", "getall")  # Werkzeug, Django, Starlette; multidict, 
 
 def _member_name(name: Any) -> tuple[bytes, str]:
     if not isinstance(name, str):
-        raise NotSerializable(f"the member name {name!r} in the request is no str")
+        raise NotSerializable(f"the member name {name!r} in the request is not a str")
     return name.encode("utf-16-be", "surrogatepass"), _text(name)
 
 
 def _decimal(number: Decimal) -> str:
     """As the float that says the same, if there is one; else in full: two amounts that round to one float stay apart."""
     if not number.is_finite():
-        raise NotSerializable(f"{number} in the request is no JSON number")
+        raise NotSerializable(f"{number} in the request is not a JSON number")
     near = float(number)
     if math.isfinite(near) and Decimal(repr(near)) == number:
         return _ecmascript_number(near)
@@ -256,7 +256,7 @@ def _decimal(number: Decimal) -> str:
 
 def _ecmascript_number(number: float) -> str:
     if not math.isfinite(number):
-        raise NotSerializable(f"{number!r} in the request is no JSON number")
+        raise NotSerializable(f"{number!r} in the request is not a JSON number")
     if number == 0:
         return "0"
     text = float.__repr__(number)

@@ -266,7 +266,7 @@ class Claim:
 
     def _statement_failed(self) -> ClaimLost:
         return ClaimLost(
-            f"a statement failed inside the block of key {self.parent.key!r}, and the handler went on: nothing of the block is"
+            f"a statement failed inside the block of key {self.parent.key!r}, and the handler continued: nothing of the block is"
             " kept. Let the statement's error leave the block"
         )
 

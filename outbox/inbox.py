@@ -79,7 +79,7 @@ def message_key(
     check_field("consumer", consumer)
     check_field("message_id", message_id)
     if not scope:
-        raise InvalidValue("scope", scope, "must say whose message ids these are: the producer's name, say")
+        raise InvalidValue("scope", scope, "must name the producer of these message ids")
     check_span("keep", keep)
     parent = ParentKey(message_id, scope=scope, source=SOURCE + consumer)
     return RecordKey(
@@ -110,7 +110,7 @@ class _MessageClaim(Claim):
 
     def _statement_failed(self) -> ClaimLost:
         return ClaimLost(
-            f"a statement failed inside the outbox.inbox block of message {self.parent.key!r}, and the handler went on: nothing"
+            f"a statement failed inside the outbox.inbox block of message {self.parent.key!r}, and the handler continued: nothing"
             " of the block is kept. Let its error leave the block, and leave the message for redelivery"
         )
 

@@ -163,7 +163,7 @@ class Keyring:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Keyring is neither pickled nor copied, because its secrets would go along: make it in each process, from the"
+            "a Keyring cannot be pickled or copied, because its secrets would be copied too: create it in each process, from the"
             " environment or a secret store"
         )
 
@@ -171,7 +171,7 @@ class Keyring:
 def _problem_of(secrets: object, current: object) -> str | None:
     """Why no key ring can be made of these; None if one can. It returns the text, because its own frame has the secrets."""
     if not secrets:
-        return "a key ring needs at least one secret: `outbox keys generate` makes one"
+        return "a key ring needs at least one secret: `outbox keys generate` creates one"
     if not isinstance(secrets, Mapping):
         return (
             f"a key ring is made of a mapping from kids to secrets, not {type(secrets).__name__} (it is not shown):"
@@ -195,7 +195,7 @@ def _problem_of_secret(kid: object, secret: object) -> str | None:
     if len(secret) < SECRET_BYTES_MIN:
         return (
             f"the secret of kid {kid!r} has {len(secret)} bytes; at least {SECRET_BYTES_MIN} random ones are needed:"
-            " `outbox keys generate` makes one"
+            " `outbox keys generate` creates one"
         )
     return None
 
@@ -208,16 +208,16 @@ def _parsed(text: object) -> dict[str, bytes] | str:
     for number, part in enumerate(text.split(","), 1):
         kid, colon, encoded = part.strip().partition(":")
         if not colon:
-            return "a secret is written kid:base64, several separated by commas"
+            return "a secret must be written as kid:base64, several separated by commas"
         try:
             secret = base64.b64decode(encoded, validate=True)
         except binascii.Error as error:
             # Neither half is shown: whoever swaps them writes the secret where the kid belongs.
-            return f"secret {number} of the key ring is not kid:base64: behind its colon, {error}"
+            return f"secret {number} of the key ring is not kid:base64: after its colon, {error}"
         if not KID.fullmatch(kid):
             return f"secret {number} of the key ring has no kid that matches {KID.pattern}"
         if kid in secrets:
-            return f"kid {kid!r} stands twice in the key ring"
+            return f"kid {kid!r} occurs twice in the key ring"
         secrets[kid] = secret
     return secrets
 
@@ -359,9 +359,9 @@ def check_field(name: str, value: object) -> bytes:
     try:
         encoded = value.encode()
     except UnicodeEncodeError:
-        raise InvalidValue(name, value, "holds a lone surrogate, which UTF-8 cannot carry") from None
+        raise InvalidValue(name, value, "contains a lone surrogate, which UTF-8 cannot encode") from None
     if "\0" in value:
-        raise InvalidValue(name, value, "holds a NUL character")
+        raise InvalidValue(name, value, "contains a NUL character")
     if not fewest <= len(encoded) <= most:
         raise InvalidValue(name, value, f"has {len(encoded)} bytes of UTF-8; {fewest} to {most} are allowed")
     return encoded

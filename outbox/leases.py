@@ -360,7 +360,9 @@ def logged(lease: Lease) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        log.warning("the lease of request %s could not be ended, and runs out: %s", lease.key.id, type(error).__name__)
+        log.warning(
+            "cannot release the lease of request %s: %s; it expires by itself", lease.key.id, type(error).__name__
+        )
 
 
 # --- short transactions of our own

@@ -55,7 +55,7 @@ class GuardedObserver:
         except Exception:
             if not self._has_failed:
                 self._has_failed = True
-                log.exception("the outbox's observer failed; requests go on, and its later failures are not logged")
+                log.exception("observe= raised; requests are not affected, and its further errors are not logged")
 
 
 class ClaimWatch:

@@ -47,13 +47,13 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 def _reason(error: Exception) -> str:
     match error:
         case UnicodeEncodeError():
-            return "it holds a lone surrogate, which UTF-8 cannot carry"
+            return "it contains a lone surrogate, which UTF-8 cannot encode"
         case RecursionError():
             return "it is nested too deeply"
         case ValueError() if "Out of range float" in str(error):
-            return "it holds NaN or an infinity"
+            return "it contains NaN or an infinity"
         case ValueError() if "digits" in str(error):
-            return "it holds an integer of more digits than Python writes"
+            return "it contains an integer with more digits than Python writes"
         case ValueError():
-            return "it holds itself"
+            return "it contains itself"
     return str(error)

@@ -55,7 +55,7 @@ def parse_key(lines: Sequence[str], *, strict: bool = False, are_joined: bool = 
     (line,) = lines
     if are_joined and "," in line:
         raise KeyMalformed(
-            f"{_shown(line)} is no key: it has a comma, by which this server joins two headers: send one"
+            f"{_shown(line)} is not a key: it has a comma, by which this server joins two headers: send one"
         )
     key = _string(line) if strict else _string_or_bare(line.strip(_BLANKS))
     if not 1 <= len(key) <= KEY_BYTES_MAX:  # ASCII: a character is a byte
@@ -66,7 +66,7 @@ def parse_key(lines: Sequence[str], *, strict: bool = False, are_joined: bool = 
 def _string(line: str) -> str:
     found = _STRING_ITEM.fullmatch(line)
     if found is None:
-        raise KeyMalformed(f"{_shown(line)} is no String of RFC 9651: send the key in double quotes, e.g. {EXAMPLE}")
+        raise KeyMalformed(f"{_shown(line)} is not a String of RFC 9651: send the key in double quotes, e.g. {EXAMPLE}")
     key = found["string"][1:-1]
     return re.sub(r"\\(.)", r"\1", key) if "\\" in key else key
 
@@ -76,7 +76,7 @@ def _string_or_bare(line: str) -> str:
         return _string(line)
     if _BARE.fullmatch(line) is None:
         raise KeyMalformed(
-            f"{_shown(line)} is no key: send one, of visible ASCII characters, in double quotes, e.g. {EXAMPLE}"
+            f"{_shown(line)} is not a key: send one, of visible ASCII characters, in double quotes, e.g. {EXAMPLE}"
         )
     return line
 

@@ -84,7 +84,7 @@ class Policy:
         bytes_max = self.outbox.configuration.payload_bytes_max
         if size > bytes_max:
             raise NotSerializable(
-                f"the answer has more than {bytes_max} bytes, which is what can be kept for a replay: answer with less,"
+                f"the answer has more than {bytes_max} bytes, the maximum that can be stored for a replay: answer with less,"
                 " or with a link to it, or set payload_bytes_max"
             )
 
@@ -165,7 +165,7 @@ def require_scope(scope: object, example: str) -> None:
     """Raise `ConfigurationError` unless `scope` is the app's own function."""
     if not callable(scope):
         raise ConfigurationError(
-            f"scope must be the app's own function that tells who is calling, not {scope!r}: without it one caller's"
+            f"scope must be the app's own function that returns who is calling, not {scope!r}: without it one caller's"
             f" answer could be replayed to another. For example {example}"
         )
 

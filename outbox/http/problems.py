@@ -62,7 +62,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
     KeyExpired: Kind(
         "key-expired",
         "The idempotency key is older than its retry window",
-        "Look up what became of the first request. If it is to be done once more, use a new key.",
+        "Look up the result of the first request. To do it once more, use a new key.",
     ),
     RequestUndone: Kind(
         "request-undone",

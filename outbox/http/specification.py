@@ -165,6 +165,6 @@ def _told(name: str, function: Callable[..., Any]) -> str:
         raise InvalidValue(
             name,
             getattr(function, "__name__", function),
-            "has no docstring, which is what the page says of it: write one",
+            "has no docstring, which the page quotes: write one",
         )
     return " ".join(paragraph.split()).rstrip(".")

@@ -63,7 +63,7 @@ class StatusRoute:
     ) -> None:
         if not callable(caller):
             raise ConfigurationError(
-                f"caller must be the app's own function that tells whose requests may be seen, not {caller!r}: without it one"
+                f"caller must be the app's own function that returns whose requests may be read, not {caller!r}: without it one"
                 " caller could see another's. For example caller=lambda scope: scope['user'].username"
             )
         check_sources(sources)
@@ -118,9 +118,7 @@ def _is_somebody(caller: object) -> bool:
         return False
     if not isinstance(caller, str):
         kind = type(caller).__name__
-        log.warning(
-            "answered 404 to who asked for a request's status: caller= returned %s; return a str, or None", kind
-        )
+        log.warning("answered 404 to a request for a status: caller= returned %s, but must return a str or None", kind)
         return False
     try:
         check_field("scope", caller)

@@ -36,9 +36,9 @@ def undone_by_conflict() -> Iterator[None]:
             raise
         raise undone from error
     except PoolTimeout as error:
-        log.warning("a request was answered with 503: every connection of the pool was taken: %s", error)
+        log.warning("request answered with 503: no free connection in the pool: %s", error)
         raise RequestUndone(
-            "no connection to the database was free: nothing is done yet, send it again", RETRY_AFTER
+            "no database connection was free: nothing was done; send the request again", RETRY_AFTER
         ) from error
 
 
@@ -48,11 +48,11 @@ def undone_by(state: str | None) -> RequestUndone | None:
         why = "ended this request's transaction in favour of another one"
     elif state in TIMEOUTS:
         # Unlike a conflict this may be the app's mistake, and a client that comes again hides it.
-        log.warning("a request was answered with 503: a statement of it took longer than it may (SQLSTATE %s)", state)
+        log.warning("request answered with 503: one of its statements timed out (SQLSTATE %s)", state)
         why = "has no time for this request now"
     else:
         return None
-    return RequestUndone(f"the database {why}: nothing of it is kept, send it again", RETRY_AFTER)
+    return RequestUndone(f"the database {why}: nothing of it is kept; send it again", RETRY_AFTER)
 
 
 class RequestTransaction:

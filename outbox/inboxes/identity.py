@@ -18,7 +18,7 @@ def event_id(found: object, place: str, way_out: str) -> str:
         try:
             found = found.decode()
         except UnicodeDecodeError:
-            raise InvalidValue(place, found, "is no UTF-8") from None
+            raise InvalidValue(place, found, "is not UTF-8") from None
     if not isinstance(found, str) or not found:
         raise InvalidValue(place, found, f"is missing or empty: {way_out}")
     return found

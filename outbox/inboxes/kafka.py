@@ -28,7 +28,7 @@ def by_event_id(message: KafkaMessage, *, scope: str, header: str) -> MessageIde
     headers: Sequence[tuple[str, object]] = message.headers() or ()
     found = [value for name, value in headers if name == header]
     if len(found) > 1:
-        raise InvalidValue("header", header, f"stands {len(found)} times in the message: which is its event id?")
+        raise InvalidValue("header", header, f"occurs {len(found)} times in the message: an event id must occur once")
     way_out = "the producer must send it"
     return {"scope": scope, "message_id": event_id(next(iter(found), None), f"header {header!r}", way_out)}
 
@@ -45,10 +45,10 @@ def by_offset(message: KafkaMessage, *, cluster: str, topic_id: str) -> MessageI
     """
     way_out = "take it from AdminClient.describe_cluster(), describe_topics()"
     if topic_id == NO_TOPIC_ID:
-        raise InvalidValue("topic_id", topic_id, "is no id: the broker knows none, so use by_event_id")
+        raise InvalidValue("topic_id", topic_id, "is not an id: the broker reports none, so use by_event_id")
     place = ("kafka", place_name("cluster", cluster, way_out), place_name("topic_id", topic_id, way_out))
     partition, offset = message.partition(), message.offset()
     if partition is None or offset is None or partition < 0 or offset < 0:
-        raise InvalidValue("offset", offset, "is no place in a log: take messages from a consumer")
+        raise InvalidValue("offset", offset, "is not a position in a log: pass messages of a consumer")
     epoch = message.leader_epoch()
     return {"scope": joined(*place), "message_id": f"{partition}:{offset}" + ("" if epoch is None else f":{epoch}")}

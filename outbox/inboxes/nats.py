@@ -28,7 +28,7 @@ def by_event_id(message: JetStreamMessage, *, scope: str, header: str = "Nats-Ms
     """
     found = [value for name, value in (message.headers or {}).items() if name.lower() == header.lower()]
     if len(found) > 1:
-        raise InvalidValue("header", header, f"stands {len(found)} times in the message: which is its event id?")
+        raise InvalidValue("header", header, f"occurs {len(found)} times in the message: an event id must occur once")
     return {
         "scope": scope,
         "message_id": event_id(next(iter(found), None), f"header {header!r}", "the producer must send it"),

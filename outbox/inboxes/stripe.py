@@ -20,10 +20,10 @@ def by_event_id(event: object, *, account: str = "") -> MessageIdentity:
     shown = type(event).__name__
     found, kind = getattr(event, "id", None), getattr(event, "object", None)
     if not isinstance(found, str) or not found:
-        rule = "is no event: pass what stripe.Webhook.construct_event returns, which verifies the signature"
+        rule = "is not an event: pass the result of stripe.Webhook.construct_event, which verifies the signature"
         raise InvalidValue("event", shown, rule)
     if kind not in KINDS:
-        raise InvalidValue("event", shown, "is no event, but what one is about: pass the event itself")
+        raise InvalidValue("event", shown, "is not an event but the object of one: pass the event itself")
     livemode = getattr(event, "livemode", None)
     if not isinstance(livemode, bool):
         raise InvalidValue("event", shown, "does not say whether it is of live or test mode: 'livemode' is missing")

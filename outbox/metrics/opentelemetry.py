@@ -29,13 +29,11 @@ except ModuleNotFoundError as error:
 def observer(meter: Meter | None = None) -> Observer:
     """Count claims: what `outbox.configure(observe=...)` takes. meter: by default the global provider's, named `outbox`."""
     meter = meter or get_meter("outbox")
-    claims = meter.create_counter(
-        "outbox.idempotency.claims", "{claim}", "Claims on an idempotency key, by what became of them."
-    )
+    claims = meter.create_counter("outbox.idempotency.claims", "{claim}", "Claims on an idempotency key, by result.")
     waits = meter.create_histogram(
         "outbox.idempotency.lock_wait",
         "s",
-        "How long claims waited that found their key held by another transaction.",
+        "How long claims waited for a key that another transaction had locked.",
         explicit_bucket_boundaries_advisory=LOCK_WAIT_SECONDS,
     )
 
@@ -82,7 +80,7 @@ def register_gauges(engine: Engine | AsyncEngineLike, *, outbox: Outbox = defaul
     gauge(
         "outbox.idempotency.open_record.age",
         "s",
-        "How long ago they were made, at this quantile.",
+        "Age of those requests at this quantile.",
         lambda: [age for record in records() for age in _ages(record)],
     )
     gauge(
@@ -102,7 +100,7 @@ def register_gauges(engine: Engine | AsyncEngineLike, *, outbox: Outbox = defaul
     gauge(
         "outbox.body.days_ahead",
         "d",
-        "Days to come that have a partition for bodies.",
+        "Coming days that have a partition for bodies.",
         lambda: [Observation(days) for days in days_ahead()],
     )
 

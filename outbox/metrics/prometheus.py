@@ -35,13 +35,13 @@ def observer(registry: CollectorRegistry = REGISTRY) -> Observer:
     """Count claims in `registry`: what `outbox.configure(observe=...)` takes. Once a registry, or prometheus_client raises."""
     claims = Counter(
         "outbox_idempotency_claims_total",
-        "Claims on an idempotency key, by what became of them.",
+        "Claims on an idempotency key, by result.",
         ["outcome", "source"],
         registry=registry,
     )
     waits = Histogram(
         "outbox_idempotency_lock_wait_seconds",
-        "How long claims waited that found their key held by another transaction.",
+        "How long claims waited for a key that another transaction had locked.",
         registry=registry,
         buckets=LOCK_WAIT_SECONDS,
     )
@@ -89,7 +89,7 @@ class _Gauges(Collector):
         try:
             records, sizes, days_ahead = read_through(self._engine, read)
         except Exception as error:  # one that got out would take every other metric of the scrape with it
-            log.warning("the outbox's gauges could not be read: %s: %s", type(error).__name__, error)
+            log.warning("cannot read the outbox's gauges: %s: %s; outbox_gauges_up is 0", type(error).__name__, error)
             return [_up(0)]
         return [_up(1), *_open_records(records), *_table_sizes(sizes), _days_ahead(days_ahead)]
 
@@ -107,7 +107,7 @@ def _open_records(records: Iterable[OpenRecords]) -> list[GaugeMetricFamily]:
     )
     age = GaugeMetricFamily(
         "outbox_idempotency_open_record_age_seconds",
-        "How long ago they were made, at this quantile.",
+        "Age of those requests at this quantile.",
         labels=["state", "quantile"],
     )
     for record in records:
@@ -129,7 +129,7 @@ def _table_sizes(sizes: Iterable[TableSize]) -> list[GaugeMetricFamily]:
 
 
 def _days_ahead(days: int | None) -> GaugeMetricFamily:
-    family = GaugeMetricFamily("outbox_body_days_ahead", "Days to come that have a partition for bodies.", labels=[])
+    family = GaugeMetricFamily("outbox_body_days_ahead", "Coming days that have a partition for bodies.", labels=[])
     if days is not None:
         family.add_metric([], days)
     return family

@@ -45,13 +45,13 @@ def _cure(revision: str | None) -> str:
             f"revision {revision} made it, so it was removed since, and `outbox db upgrade` would not bring it back;"
             " `outbox db sql` prints how it was made"
         )
-    return f"revision {revision} is of a newer release that needs it no more: install that one"
+    return f"revision {revision} belongs to a newer release that does not need it: install that one"
 
 
 def _cure_of_theirs(prefix: str) -> str:
     """What brings tables up to date that the app itself has made: our migrations would refuse them."""
     return (
-        f"the app itself made these tables, as {prefix}version is missing, so let the app bring them up to date: with its own"
+        f"the app created these tables, because {prefix}version is missing, so let the app bring them up to date: with its own"
         " Alembic, `alembic revision --autogenerate` and `alembic upgrade head`; not with `outbox db upgrade`"
     )
 

@@ -34,11 +34,11 @@ def exclusively(connection: Connection, *, is_callers: bool) -> Iterator[None]:
         )
     waits_before = connection.scalar(text("SELECT current_setting('lock_timeout')"))
     _set_lock_timeout(connection, f"{MIGRATION_WAIT_SECONDS}s")
-    with _lock_named(f"another migration has held this database for {MIGRATION_WAIT_SECONDS} s"):
+    with _lock_named(f"another migration has locked this database for {MIGRATION_WAIT_SECONDS} s"):
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
     _set_lock_timeout(connection, f"{TABLE_LOCK_WAIT_SECONDS}s")
     with _lock_named(
-        f"another session, perhaps a long transaction, has held one of the tables for {TABLE_LOCK_WAIT_SECONDS} s"
+        f"another session, perhaps a long transaction, has locked one of the tables for {TABLE_LOCK_WAIT_SECONDS} s"
     ):
         yield
     _set_lock_timeout(connection, waits_before)  # a caller's transaction goes on as it was
@@ -66,7 +66,9 @@ def _lock_named(holder: str) -> Iterator[None]:
     except DBAPIError as error:
         if not _is_lock_denied(error.orig):
             raise
-        raise SchemaError(f"no lock: {holder}. Nothing was changed; try again when it has ended") from error
+        raise SchemaError(
+            f"cannot lock the tables: {holder}. Nothing was changed; try again when it has ended"
+        ) from error
 
 
 def _is_lock_denied(error: BaseException | None) -> bool:

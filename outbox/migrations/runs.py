@@ -76,7 +76,7 @@ def sql(
     scripts = open_scripts()
     known = sorted(script.revision for script in scripts.walk_revisions())
     if since is not None and since not in known:
-        raise SchemaError(f"there is no revision {since!r}: this release knows {', '.join(known)}")
+        raise SchemaError(f"revision {since!r} does not exist: this release knows {', '.join(known)}")
     printed = io.StringIO()
     context = configured(
         schema,

@@ -61,4 +61,4 @@ def home() -> Path:
     for folder in (package / "_migrations", package.parent / "alembic"):
         if (folder / "versions").is_dir():  # in site-packages `../alembic` is Alembic itself, which has none
             return folder
-    raise SchemaError(f"the migrations are not beside {package}: install sqlalchemy-outbox anew")
+    raise SchemaError(f"the migrations are not beside {package}: reinstall sqlalchemy-outbox")

@@ -64,7 +64,7 @@ def _engine(target: Any) -> Engine:
     engine = getattr(target, "sync_engine", target)
     if not isinstance(engine, Engine) or hasattr(target, "sync_connection"):
         raise ConfigurationError(
-            f"{type(target).__name__} is no target: give a URL, an engine or a sync Connection"
+            f"{type(target).__name__} is not a target: give a URL, an engine or a sync Connection"
             " (with an AsyncConnection: `await connection.run_sync(upgrade)`)"
         )
     return _open(engine.url) if engine.dialect.is_async else engine

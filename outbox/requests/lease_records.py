@@ -172,8 +172,8 @@ def answer(connection: Connection, lease: Lease, response: Response) -> None:
 
 def lease_lost(lease: Lease) -> LeaseLost:
     return LeaseLost(
-        f"the lease on key {lease.key.name!r} ran out and another attempt took the request over: nothing of this one is"
-        " stored. What both asked of outside services bore the same child keys; let the client ask again"
+        f"the lease on key {lease.key.name!r} expired and another attempt took the request over: nothing of this attempt"
+        " is stored. What both asked of outside services bore the same child keys; let the client ask again"
     )
 
 

@@ -82,7 +82,7 @@ def goes_on(error: Exception, record_id: UUID) -> bool:
     if isinstance(error, AlreadyAnswered):
         return False
     if isinstance(error, LeaseLost):
-        log.warning("the lease of request %s was lost: another attempt has taken it over", record_id)
+        log.warning("lease of request %s lost: another attempt took it over; this attempt stores nothing", record_id)
         return False
-    log.warning("the lease of request %s could not be renewed: %s", record_id, type(error).__name__)
+    log.warning("cannot renew the lease of request %s: %s; retried before it expires", record_id, type(error).__name__)
     return True

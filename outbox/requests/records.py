@@ -147,7 +147,7 @@ def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | 
         if sqlstate(error.orig) != SERIALIZATION_FAILURE:
             raise
         raise KeyInFlight(
-            f"a request with key {key.parent.key!r} was answered after this transaction's snapshot: roll it back and ask again",
+            f"a request with key {key.parent.key!r} was answered after this transaction's snapshot: roll it back and retry",
             RETRY_AFTER,
         ) from error
     return answer
@@ -156,7 +156,7 @@ def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | 
 def key_in_flight(name: str, rest: timedelta = RETRY_AFTER) -> KeyInFlight:
     seconds = max(1, math.ceil(rest.total_seconds()))
     return KeyInFlight(
-        f"a request with key {name!r} is being processed now: ask again in {seconds} s", timedelta(seconds=seconds)
+        f"a request with key {name!r} is being processed now: retry in {seconds} s", timedelta(seconds=seconds)
     )
 
 
@@ -366,5 +366,5 @@ def _free_expired(connection: Connection, key: RecordKey) -> None:
 
 def key_expired(key: RecordKey) -> KeyExpired:
     return KeyExpired(
-        f"key {key.parent.key!r} is older than its retry window, and what it caused is still remembered: use a new key"
+        f"key {key.parent.key!r} is older than its retry window, and its effects are still remembered: use a new key"
     )

@@ -31,7 +31,7 @@ class Response:
             _check_header(name, value)
         data, content_type = _body(body, bytes_max)
         if data and status in WITHOUT_CONTENT:
-            raise InvalidValue("status", status, "goes without a body: leave that out, or answer with 200")
+            raise InvalidValue("status", status, "has no body: leave the body out, or answer with 200")
         if content_type and not any(name.lower() == "content-type" for name in kept):
             kept["Content-Type"] = content_type
         return cls(status, data, kept)
@@ -57,7 +57,7 @@ def _body(body: Any, bytes_max: int) -> tuple[bytes, str | None]:
         case _:
             return encode_json("response body", body, bytes_max), "application/json"
     if len(data) > bytes_max:
-        raise NotSerializable(f"the response body has {len(data)} bytes, at most {bytes_max} are kept")
+        raise NotSerializable(f"the response body has {len(data)} bytes, the maximum is {bytes_max}")
     return data, content_type
 
 
@@ -65,7 +65,7 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise NotSerializable("the response body holds a lone surrogate, which UTF-8 cannot carry") from None
+        raise NotSerializable("the response body contains a lone surrogate, which UTF-8 cannot encode") from None
 
 
 def _check_header(name: object, value: object) -> None:
@@ -74,12 +74,14 @@ def _check_header(name: object, value: object) -> None:
             "header", name, f"name and value must be str, not {type(name).__name__}, {type(value).__name__}"
         )
     if name.lower() == "set-cookie":
-        raise InvalidValue("header", name, "is never stored: a replay would hand one client's cookie to another")
+        raise InvalidValue("header", name, "is never stored: a replay would send one client's cookie to another")
     if any(char in name + value for char in "\r\n\0"):
-        raise InvalidValue("header", name, "holds a line break or NUL")
+        raise InvalidValue("header", name, "contains a line break or NUL")
     if not HEADER_NAME.fullmatch(name):
         raise InvalidValue("header", name, "must be a header's name: letters, digits and hyphens")
     if not HEADER_VALUE.fullmatch(value):
         raise InvalidValue(
-            "header", name, "holds a character that no header can, or a blank at an end: percent-encode it"
+            "header",
+            name,
+            "contains a character not allowed in a header, or a blank at an end: percent-encode it",
         )

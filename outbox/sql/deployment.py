@@ -59,7 +59,7 @@ def require_own_entries(connection: Connection, tables: Tables, env: str) -> Non
     if foreign is not None:
         raise ConfigurationError(
             f"unsettled entries of the database {place_of(connection.engine)} belong to env {foreign!r}, and this process is of"
-            f" env {env!r}: it would send what another deployment may send, too; set OUTBOX_ENV to {foreign!r} if that is"
+            f" env {env!r}: it would send entries that another deployment may send too; set OUTBOX_ENV to {foreign!r} if that is"
             f" this deployment's name; if this is a copy of {foreign!r}'s database, `outbox resume --after-restore` suspends them"
         )
 
@@ -95,7 +95,7 @@ def require_secrets(connection: Connection, tables: Tables, keyring: Keyring) ->
     recorded = {row.kid: row.secret_check for row in found}
     for name, check in recorded.items():
         if check != secret_check(keyring, name):
-            raise _other_secret(name, "is not the one that the other processes of this database have")
+            raise _other_secret(name, "differs from the one that the other processes of this database use")
     return [name for name in keyring.kids if name not in recorded]
 
 
@@ -130,12 +130,12 @@ def _require_derived(connection: Connection, tables: Tables, keyring: Keyring, k
         return
     parent = ParentKey(row.parent, scope=row.scope, source=row.source)
     if derive_tag(keyring, kid, key_fields(row.env, parent, row.operation, row.discriminator)) != bytes(row.tag):
-        raise _other_secret(kid, f"is not the one that the app enqueued entry {row.id} under")
+        raise _other_secret(kid, f"differs from the one under which the app enqueued entry {row.id} under")
 
 
 def _other_secret(kid: str, what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the secret of kid {kid!r} {what}: keys would differ between attempts, so this process refuses itself; set"
+        f"the secret of kid {kid!r} {what}: keys would differ between attempts, so this process stops; set"
         " OUTBOX_SECRET as the others have it, or give a new secret a new kid. If this secret is the right one,"
         f" `outbox keys forget {kid}` lets the next dispatcher record it"
     )

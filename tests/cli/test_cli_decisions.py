@@ -218,7 +218,7 @@ def test_a_decision_that_says_too_little_or_too_much_is_refused(
 def test_an_ordering_key_that_there_cannot_be_is_refused_as_the_library_does(database: Database) -> None:
     told = error_of("release", "--ordering-key", "\udcff", database=database)
 
-    assert told == (1, "refused", r"ordering_key '\udcff': holds a lone surrogate, which UTF-8 cannot carry")
+    assert told == (1, "refused", r"ordering_key '\udcff': contains a lone surrogate, which UTF-8 cannot encode")
 
 
 @pytest.mark.parametrize(

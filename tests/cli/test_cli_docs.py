@@ -118,7 +118,7 @@ def test_the_facts_are_one_json_document() -> None:
         (
             ["published_app:policy", "--content", "published_app:content"],
             1,
-            "content 'content': has no docstring, which is what the page says of it: write one",
+            "content 'content': has no docstring, which the page quotes: write one",
         ),
         (
             ["published_app:policy", "--route", "orders"],

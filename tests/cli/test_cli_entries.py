@@ -417,7 +417,7 @@ def test_an_empty_list_says_so(database: Database) -> None:
 def test_a_name_that_there_cannot_be_is_refused_as_the_library_does(database: Database, field: str) -> None:
     told = error_of("list", f"--{field}", "\udcff", database=database)
 
-    assert told == (1, "refused", rf"{field} '\udcff': holds a lone surrogate, which UTF-8 cannot carry")
+    assert told == (1, "refused", rf"{field} '\udcff': contains a lone surrogate, which UTF-8 cannot encode")
 
 
 @pytest.mark.parametrize(

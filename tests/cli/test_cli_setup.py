@@ -76,7 +76,7 @@ def test_a_revision_that_there_is_not_is_refused_with_those_that_there_are() -> 
     status, code, text = error_of("db", "sql", "--since", "0999")
 
     assert (status, code) == (1, "refused")
-    assert text.startswith("there is no revision '0999': this release knows 0001")
+    assert text.startswith("revision '0999' does not exist: this release knows 0001")
 
 
 def test_a_prefix_that_is_too_long_is_refused_by_every_command(tmp_path: Path) -> None:

@@ -211,23 +211,23 @@ def test_json_and_bytes_are_told_apart_by_a_label():
 
 HIMSELF: list[object] = []
 HIMSELF.append(HIMSELF)
-SURROGATE = "the request holds a lone surrogate, which UTF-8 cannot carry"
-DEEP = "the request is nested too deeply, or holds itself"
+SURROGATE = "the request contains a lone surrogate, which UTF-8 cannot encode"
+DEEP = "the request is nested too deeply, or contains itself"
 
 
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (math.nan, "nan in the request is no JSON number"),
-        ([math.inf], "inf in the request is no JSON number"),
-        ({"a": -math.inf}, "-inf in the request is no JSON number"),
+        (math.nan, "nan in the request is not a JSON number"),
+        ([math.inf], "inf in the request is not a JSON number"),
+        ({"a": -math.inf}, "-inf in the request is not a JSON number"),
         ("\ud800", SURROGATE),
         ({"\udfff": 1}, SURROGATE),
         (["a\udc00b"], SURROGATE),
-        ({1: 2}, "the member name 1 in the request is no str"),
-        ({1, 2}, "a set in the request is no JSON value"),
-        ({"a": object()}, "a object in the request is no JSON value"),
-        (1j, "a complex in the request is no JSON value"),
+        ({1: 2}, "the member name 1 in the request is not a str"),
+        ({1, 2}, "a set in the request is not a JSON value"),
+        ({"a": object()}, "a object in the request is not a JSON value"),
+        (1j, "a complex in the request is not a JSON value"),
         (HIMSELF, DEEP),
     ],
 )

@@ -64,7 +64,7 @@ def test_an_unknown_kid_is_an_error_that_names_the_known_ones():
 @pytest.mark.parametrize(
     ("secrets", "current", "text"),
     [
-        ({}, None, "a key ring needs at least one secret: `outbox keys generate` makes one"),
+        ({}, None, "a key ring needs at least one secret: `outbox keys generate` creates one"),
         ({"k1": OLD, "k2": NEW}, None, "current=None is not among the key ring's kids ['k1', 'k2']"),
         ({"k1": OLD}, "k2", "current='k2' is not among the key ring's kids ['k1']"),
         ({"k 1": OLD}, None, "kid 'k 1' must match [A-Za-z0-9_.-]{1,64}"),
@@ -80,7 +80,7 @@ def test_an_unknown_kid_is_an_error_that_names_the_known_ones():
         (
             {"k1": OLD[:31]},
             None,
-            "the secret of kid 'k1' has 31 bytes; at least 32 random ones are needed: `outbox keys generate` makes one",
+            "the secret of kid 'k1' has 31 bytes; at least 32 random ones are needed: `outbox keys generate` creates one",
         ),
     ],
 )
@@ -94,13 +94,13 @@ def test_a_ring_that_cannot_work_is_refused(secrets, current, text):
 @pytest.mark.parametrize(
     ("ring_text", "text"),
     [
-        ("", "a secret is written kid:base64, several separated by commas"),
-        ("k1", "a secret is written kid:base64, several separated by commas"),
-        (f"k1:{encoded(OLD)},", "a secret is written kid:base64, several separated by commas"),
-        (f"k1:{encoded(OLD)},k1:{encoded(NEW)}", "kid 'k1' stands twice in the key ring"),
+        ("", "a secret must be written as kid:base64, several separated by commas"),
+        ("k1", "a secret must be written as kid:base64, several separated by commas"),
+        (f"k1:{encoded(OLD)},", "a secret must be written as kid:base64, several separated by commas"),
+        (f"k1:{encoded(OLD)},k1:{encoded(NEW)}", "kid 'k1' occurs twice in the key ring"),
         (
             "k1:",
-            "the secret of kid 'k1' has 0 bytes; at least 32 random ones are needed: `outbox keys generate` makes one",
+            "the secret of kid 'k1' has 0 bytes; at least 32 random ones are needed: `outbox keys generate` creates one",
         ),
         (f":{encoded(OLD)}", "secret 1 of the key ring has no kid that matches [A-Za-z0-9_.-]{1,64}"),
     ],
@@ -178,7 +178,7 @@ def test_the_public_ring_is_not_one_of_zero_bytes():
 
 @pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_ring_is_neither_pickled_nor_copied(take):
-    with pytest.raises(TypeError, match="its secrets would go along"):
+    with pytest.raises(TypeError, match="its secrets would be copied too"):
         take(outbox.Keyring({"k1": OLD}))
 
 

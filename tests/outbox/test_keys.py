@@ -299,8 +299,8 @@ def test_limits_count_bytes_and_not_characters(field):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("a\0b", r"'a\x00b': holds a NUL character"),
-        ("a\ud800", r"'a\ud800': holds a lone surrogate, which UTF-8 cannot carry"),
+        ("a\0b", r"'a\x00b': contains a NUL character"),
+        ("a\ud800", r"'a\ud800': contains a lone surrogate, which UTF-8 cannot encode"),
         (b"bytes", "b'bytes': must be a str, not bytes"),
         (None, "None: must be a str, not NoneType"),
         (42, "42: must be a str, not int"),

@@ -238,7 +238,7 @@ def test_a_database_that_is_away_leaves_the_other_metrics_of_a_scrape(ob, regist
     assert samples["outbox_gauges_up"] == 0
     assert samples['outbox_idempotency_claims_total{outcome="hit",source="http"}'] == 1
     assert not any(name.startswith("outbox_idempotency_open") for name in samples)
-    assert "the outbox's gauges could not be read: OperationalError" in caplog.text
+    assert "cannot read the outbox's gauges: OperationalError" in caplog.text
     assert "hidden" not in caplog.text
 
 

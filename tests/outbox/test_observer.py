@@ -199,7 +199,7 @@ def test_an_observer_that_raises_breaks_no_request_and_is_logged_once(database, 
     assert database.counts() == ALL
     (logged,) = caplog.records
     assert logged.levelname == "ERROR"
-    assert logged.message == ("the outbox's observer failed; requests go on, and its later failures are not logged")
+    assert logged.message == ("observe= raised; requests are not affected, and its further errors are not logged")
     assert "the statistics are away" in logged.exc_text
     assert "retry-001" not in caplog.text
     assert "acct_1" not in caplog.text

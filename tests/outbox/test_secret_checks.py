@@ -19,7 +19,7 @@ from outbox.sql.places import place_of
 
 OTHER = bytes(range(1, 33))
 OURS = bytes(range(32))
-DIFFERS = "the secret of kid 'k1' is not the one that the other processes of this database have: keys would differ"
+DIFFERS = "the secret of kid 'k1' differs from the one that the other processes of this database use: keys would differ"
 
 
 def with_ring(secrets: dict[str, bytes], current: str | None = None) -> outbox.Outbox:
@@ -57,7 +57,7 @@ def test_the_first_dispatcher_of_all_compares_its_secret_with_what_the_app_has_e
 ) -> None:
     id = put_one(database, ob)
 
-    with pytest.raises(ConfigurationError, match=f"is not the one that the app enqueued entry {id} under"):
+    with pytest.raises(ConfigurationError, match=f"differs from the one under which the app enqueued entry {id}"):
         serve(database, with_ring({"k1": OTHER}))
 
     assert recorded(database) == {}
@@ -75,7 +75,7 @@ def test_a_rotation_records_the_new_secret_and_an_old_one_may_go(database: Datab
 
     assert list(recorded(database)) == ["k1", "k2"]
     assert all(settlement_row(database, id).state == "delivered" for id in ids)
-    with pytest.raises(ConfigurationError, match="the secret of kid 'k2' is not the one"):
+    with pytest.raises(ConfigurationError, match="the secret of kid 'k2' differs from"):
         serve(database, with_ring({"k2": OURS, "k1": OURS}, current="k2"))
 
 

@@ -96,24 +96,24 @@ REFUSED = {
     "not a number": (
         {"payload": {"amount": float("nan")}},
         outbox.NotSerializable,
-        NOT_JSON.format("it holds NaN or an infinity"),
+        NOT_JSON.format("it contains NaN or an infinity"),
     ),
     "infinity": (
         {"payload": float("-inf")},
         outbox.NotSerializable,
-        NOT_JSON.format("it holds NaN or an infinity"),
+        NOT_JSON.format("it contains NaN or an infinity"),
     ),
     "a lone surrogate": (
         {"payload": "\ud800"},
         outbox.NotSerializable,
-        NOT_JSON.format("it holds a lone surrogate, which UTF-8 cannot carry"),
+        NOT_JSON.format("it contains a lone surrogate, which UTF-8 cannot encode"),
     ),
     "names that would meet": (
         {"payload": {"lines": [{1: "a", "1": "b"}]}},
         outbox.NotSerializable,
         NOT_JSON.format("a member's name is int, and must be text"),
     ),
-    "a payload that holds itself": ({"payload": CIRCLE}, outbox.NotSerializable, NOT_JSON.format("it holds itself")),
+    "a payload that holds itself": ({"payload": CIRCLE}, outbox.NotSerializable, NOT_JSON.format("it contains itself")),
 }
 
 

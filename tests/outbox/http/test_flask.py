@@ -299,7 +299,7 @@ def test_a_stream_without_end_is_broken_off_and_undone(shop: Shop, app: flask.Fl
         post(app)
 
     assert str(refused.value) == (
-        "the answer has more than 262144 bytes, which is what can be kept for a replay: answer with less, or with a link"
+        "the answer has more than 262144 bytes, the maximum that can be stored for a replay: answer with less, or with a link"
         " to it, or set payload_bytes_max"
     )
     assert shop.database.counts() == NOTHING

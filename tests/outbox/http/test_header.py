@@ -137,7 +137,7 @@ def test_strict_takes_no_key_without_quotes(line: str) -> None:
         parse_key([line], strict=True)
 
     assert str(refused.value) == (
-        f"Idempotency-Key {line!r} is no String of RFC 9651: send the key in double quotes,"
+        f"Idempotency-Key {line!r} is not a String of RFC 9651: send the key in double quotes,"
         f' e.g. Idempotency-Key: "{KEY}"'
     )
 
@@ -166,7 +166,7 @@ def test_a_comma_is_refused_where_the_server_may_have_put_it_there(line: str, st
         parse_key([line], strict=strict, are_joined=True)
 
     assert str(refused.value) == (
-        f"Idempotency-Key {line!r} is no key: it has a comma, by which this server joins two headers: send one"
+        f"Idempotency-Key {line!r} is not a key: it has a comma, by which this server joins two headers: send one"
     )
 
 
@@ -177,7 +177,7 @@ def test_what_is_no_key_is_refused_with_an_example(line: str) -> None:
     with pytest.raises(outbox.KeyMalformed) as refused:
         parse_key([line])
 
-    assert str(refused.value).startswith(f"Idempotency-Key {line!r} is no ")
+    assert str(refused.value).startswith(f"Idempotency-Key {line!r} is not a ")
     assert str(refused.value).endswith(f'in double quotes, e.g. Idempotency-Key: "{KEY}"')
 
 
@@ -193,7 +193,7 @@ def test_a_long_value_is_not_shown_in_full() -> None:
     with pytest.raises(outbox.KeyMalformed) as refused:
         parse_key(["k k" * 5000])
 
-    assert "... (15000 characters) is no key" in str(refused.value)
+    assert "... (15000 characters) is not a key" in str(refused.value)
     assert len(str(refused.value)) < 300
 
 

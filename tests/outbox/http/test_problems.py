@@ -220,7 +220,7 @@ def test_a_scope_that_is_no_function_is_an_error_in_every_framework(scope: objec
             make(lambda: None, scope=scope)  # type: ignore[operator, arg-type]
 
         assert str(refused.value).startswith(
-            f"scope must be the app's own function that tells who is calling, not {scope!r}: without it one caller's"
+            f"scope must be the app's own function that returns who is calling, not {scope!r}: without it one caller's"
             " answer could be replayed to another. For example scope="
         )
 

@@ -197,7 +197,7 @@ class TestConflict:
         assert problem_of(undone) == (503, "request-undone")
         assert undone.headers["retry-after"] == "1"
         assert undone.json()["detail"] == (
-            "the database ended this request's transaction in favour of another one: nothing of it is kept, send it again"
+            "the database ended this request's transaction in favour of another one: nothing of it is kept; send it again"
         )
         assert left == NOTHING
         assert (again.status_code, again.headers.get("idempotent-replayed")) == (201, None)
@@ -238,7 +238,7 @@ def test_a_request_that_the_database_has_no_time_for_is_told_to_come_again(
     assert problem_of(answer) == (503, "request-undone")
     assert answer.headers["retry-after"] == "1"
     assert shop.database.counts() == NOTHING
-    assert "a statement of it took longer than it may (SQLSTATE 57014)" in caplog.text
+    assert "one of its statements timed out (SQLSTATE 57014)" in caplog.text
 
 
 @pytest.mark.parametrize("do", ["collide and abort", "roll back and abort", "close and abort"])

@@ -267,6 +267,4 @@ def test_a_function_that_does_not_tell_what_it_does_is_refused(name: str) -> Non
     with pytest.raises(outbox.InvalidValue) as refused:
         specified(settings={name: undocumented})
 
-    assert str(refused.value) == (
-        f"{name} 'undocumented': has no docstring, which is what the page says of it: write one"
-    )
+    assert str(refused.value) == (f"{name} 'undocumented': has no docstring, which the page quotes: write one")

@@ -135,7 +135,7 @@ def test_without_a_function_that_tells_who_asks_there_is_no_resource(checkout: C
         route(checkout, caller=None)
 
     assert str(refused.value) == (
-        "caller must be the app's own function that tells whose requests may be seen, not None: without it one caller could"
+        "caller must be the app's own function that returns whose requests may be read, not None: without it one caller could"
         " see another's. For example caller=lambda scope: scope['user'].username"
     )
 
@@ -149,7 +149,7 @@ def test_who_can_have_claimed_nothing_is_nobody(checkout: Checkout, caplog: pyte
             answer = ask(checkout, f"/requests/{id}", caller=lambda scope, found=caller: found, sources=("http", "app"))
             assert (answer.status_code, answer.json()["detail"]) == (404, "no request of yours has this id")
 
-    said = "answered 404 to who asked for a request's status: caller= returned {}; return a str, or None"
+    said = "answered 404 to a request for a status: caller= returned {}, but must return a str or None"
     assert [record.getMessage() for record in caplog.records] == [
         said.format(name) for name in ("int", "int", "bytes", "bytes", "object", "object")
     ]

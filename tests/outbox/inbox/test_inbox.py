@@ -290,7 +290,9 @@ def test_a_commit_after_a_rollback_inside_the_block_loses_it_too(consumer):
 def test_a_message_inside_a_request_is_refused(database, ob):
     with (
         database.session() as session,
-        pytest.raises(outbox.ClaimOpen, match=r"an outbox\.idempotent or outbox\.inbox block is open on this session"),
+        pytest.raises(
+            outbox.ClaimOpen, match=r"this session already has an open outbox\.idempotent or outbox\.inbox block"
+        ),
         ob.idempotent(session, "retry-001", scope="acct_1", request=b""),
         ob.inbox(session, consumer="billing", message_id="evt_1", scope="shop"),
     ):
@@ -351,8 +353,8 @@ def test_past_its_time_a_message_that_caused_nothing_is_handled_again(consumer, 
         ({"message_id": ""}, "message_id '': has 0 bytes of UTF-8; 1 to 255 are allowed"),
         ({"message_id": None}, "message_id None: must be a str, not NoneType"),
         ({"message_id": "é" * 128}, "message_id 'ééééé"),
-        ({"message_id": "a\0"}, "message_id 'a\\x00': holds a NUL character"),
-        ({"scope": ""}, "scope '': must say whose message ids these are: the producer's name, say"),
+        ({"message_id": "a\0"}, "message_id 'a\\x00': contains a NUL character"),
+        ({"scope": ""}, "scope '': must name the producer of these message ids"),
         (
             {"keep": timedelta(0)},
             "keep datetime.timedelta(0): must be a timedelta of more than 0 s, and 36525 days at most",

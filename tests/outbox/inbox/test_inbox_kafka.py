@@ -267,10 +267,10 @@ def test_by_offset_a_redelivery_is_a_duplicate_and_the_same_event_elsewhere_is_n
     [
         ([], "header 'event-id' None: is missing or empty: the producer must send it"),
         ([("event-id", b"")], "header 'event-id' '': is missing or empty: the producer must send it"),
-        ([("event-id", b"\xff")], r"header 'event-id' b'\xff': is no UTF-8"),
+        ([("event-id", b"\xff")], r"header 'event-id' b'\xff': is not UTF-8"),
         (
             [("event-id", b"1"), ("event-id", b"2")],
-            "header 'event-id': stands 2 times in the message: which is its event id?",
+            "header 'event-id': occurs 2 times in the message: an event id must occur once",
         ),
     ],
 )
@@ -324,7 +324,7 @@ def test_names_of_clusters_and_topics_are_told_apart_wherever_their_boundary_is(
         ({"topic_id": None}, "topic_id None: must be a str that is not empty: take it from"),
         (
             {"topic_id": str(Uuid(0, 0))},
-            "topic_id 'AAAAAAAAAAAAAAAAAAAAAA': is no id: the broker knows none, so use by_event_id",
+            "topic_id 'AAAAAAAAAAAAAAAAAAAAAA': is not an id: the broker reports none, so use by_event_id",
         ),
     ],
 )
@@ -340,4 +340,4 @@ def test_a_message_that_was_never_in_a_log_has_no_place(partition: int | None, o
     with pytest.raises(outbox.InvalidValue) as caught:
         inboxes.kafka.by_offset(At(partition, offset), cluster="c", topic_id="t")
 
-    assert str(caught.value) == f"offset {offset}: is no place in a log: take messages from a consumer"
+    assert str(caught.value) == f"offset {offset}: is not a position in a log: pass messages of a consumer"

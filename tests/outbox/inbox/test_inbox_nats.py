@@ -274,7 +274,7 @@ def test_two_headers_that_differ_in_case_alone_are_refused(billing: Billing) -> 
     with pytest.raises(outbox.InvalidValue) as caught:
         identify(message)
 
-    assert str(caught.value) == "header 'Event-Id': stands 2 times in the message: which is its event id?"
+    assert str(caught.value) == "header 'Event-Id': occurs 2 times in the message: an event id must occur once"
 
 
 # --- by its place in the stream

@@ -168,7 +168,7 @@ def test_a_body_that_was_merely_parsed_is_refused_and_not_shown(unverified: obje
         inboxes.stripe.by_event_id(unverified)
 
     assert str(caught.value) == (
-        f"event {type(unverified).__name__!r}: is no event: pass what stripe.Webhook.construct_event returns, which verifies"
+        f"event {type(unverified).__name__!r}: is not an event: pass the result of stripe.Webhook.construct_event, which verifies"
         " the signature"
     )
 
@@ -206,7 +206,7 @@ def test_a_notification_of_api_v2_has_its_event_id() -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (event().data.object, "is no event, but what one is about: pass the event itself"),
+        (event().data.object, "is not an event but the object of one: pass the event itself"),
         (event(livemode=None), "does not say whether it is of live or test mode: 'livemode' is missing"),
     ],
 )

@@ -96,7 +96,7 @@ def test_the_printed_sql_since_a_revision_brings_an_older_database_up(blank, ano
 
 
 def test_an_unknown_revision_is_refused_with_the_known_ones(tmp_path):
-    with newer_release(tmp_path), pytest.raises(SchemaError, match=r"there is no revision '1': .* knows 0001, 9999"):
+    with newer_release(tmp_path), pytest.raises(SchemaError, match=r"revision '1' does not exist: .* knows 0001, 9999"):
         migrations.sql(since="1")
 
 

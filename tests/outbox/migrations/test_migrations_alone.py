@@ -81,7 +81,7 @@ def test_a_migration_that_waits_in_vain_for_another_one_says_so(blank_postgresql
 
     with (
         holding_everyone_up(blank_postgresql),
-        pytest.raises(SchemaError, match=r"another migration has held this database"),
+        pytest.raises(SchemaError, match=r"another migration has locked this database"),
     ):
         migrations.upgrade(blank_postgresql.url)
 

@@ -84,7 +84,7 @@ def test_check_says_when_a_newer_release_took_away_what_this_one_needs(blank):
     with blank.begin() as connection:
         connection.exec_driver_sql("DROP TABLE outbox_halted")
 
-    with pytest.raises(SchemaError, match="lacks table outbox_halted: revision 9999 is of a newer release"):
+    with pytest.raises(SchemaError, match="lacks table outbox_halted: revision 9999 belongs to a newer release"):
         migrations.check(blank.url)
 
 
@@ -116,7 +116,7 @@ def test_tables_that_the_app_made_are_to_be_brought_up_to_date_by_the_app(blank)
         migrations.upgrade(blank.url)
 
     assert str(checked.value).endswith(
-        "lacks column outbox_destination.slots_max: the app itself made these tables, as outbox_version is missing, so let"
+        "lacks column outbox_destination.slots_max: the app created these tables, because outbox_version is missing, so let"
         " the app bring them up to date: with its own Alembic, `alembic revision --autogenerate` and `alembic upgrade head`;"
         " not with `outbox db upgrade`"
     )

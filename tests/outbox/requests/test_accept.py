@@ -168,8 +168,11 @@ def test_accept_is_an_answer_like_any_other(client: Client, ob: outbox.Outbox) -
     [
         ("/requests", "status_url must be a URL or path with {id} in it, e.g. '/requests/{id}', not '/requests'"),
         (7, "status_url must be a URL or path with {id} in it, e.g. '/requests/{id}', not 7"),
-        ("/a b/{id}", "status_url '/a b/{id}' holds a character that no URL may hold: percent-encode it"),
-        ("/{id}\r\nX: 1", "status_url '/{id}\\r\\nX: 1' holds a character that no URL may hold: percent-encode it"),
+        ("/a b/{id}", "status_url '/a b/{id}' contains a character that is not allowed in a URL: percent-encode it"),
+        (
+            "/{id}\r\nX: 1",
+            "status_url '/{id}\\r\\nX: 1' contains a character that is not allowed in a URL: percent-encode it",
+        ),
     ],
 )
 def test_a_status_url_that_cannot_work_is_refused(template: Any, says: str) -> None:

@@ -264,7 +264,7 @@ def assert_expired(client, database):
 
     assert caught.value.status == 422
     assert str(caught.value) == (
-        "key 'retry-001' is older than its retry window, and what it caused is still remembered: use a new key"
+        "key 'retry-001' is older than its retry window, and its effects are still remembered: use a new key"
     )
     assert database.counts() == before
 

@@ -231,7 +231,7 @@ def test_a_caller_who_survives_it_and_commits_keeps_nothing_either(client, datab
         (roll_back_after_the_answer, LOST),
         (
             fail_a_flush_and_answer,
-            "a statement failed inside the block of key 'retry-001', and the handler went on: nothing of the block is kept. Let"
+            "a statement failed inside the block of key 'retry-001', and the handler continued: nothing of the block is kept. Let"
             " the statement's error leave the block",
         ),
         (
@@ -241,7 +241,7 @@ def test_a_caller_who_survives_it_and_commits_keeps_nothing_either(client, datab
         (answer_twice, "respond after an answer: the block of key 'retry-001' has one already"),
         (
             open_another_claim,
-            "an outbox.idempotent or outbox.inbox block is open on this session already: one at a time",
+            "this session already has an open outbox.idempotent or outbox.inbox block: close it before opening another",
         ),
     ],
 )

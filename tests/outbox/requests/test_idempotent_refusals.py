@@ -25,11 +25,11 @@ KEYS = {
         outbox.KeyMalformed,
         MALFORMED + f"'{'é' * 79}... (130 characters): has 256 bytes of UTF-8; 1 to 255 are allowed",
     ),
-    "with a NUL": ("a\0b", outbox.KeyMalformed, MALFORMED + r"'a\x00b': holds a NUL character"),
+    "with a NUL": ("a\0b", outbox.KeyMalformed, MALFORMED + r"'a\x00b': contains a NUL character"),
     "with a lone surrogate": (
         "\ud800",
         outbox.KeyMalformed,
-        MALFORMED + r"'\ud800': holds a lone surrogate, which UTF-8 cannot carry",
+        MALFORMED + r"'\ud800': contains a lone surrogate, which UTF-8 cannot encode",
     ),
     "no text": (b"retry-001", outbox.KeyMalformed, MALFORMED + "b'retry-001': must be a str, not bytes"),
 }
@@ -75,9 +75,9 @@ def test_settings_outside_their_limits_are_refused_by_name(client, database, cha
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        ({"amount": float("nan")}, "nan in the request is no JSON number"),
-        ({"tags": {1, 2}}, "a set in the request is no JSON value"),
-        ("\ud800", "the request holds a lone surrogate, which UTF-8 cannot carry"),
+        ({"amount": float("nan")}, "nan in the request is not a JSON number"),
+        ({"tags": {1, 2}}, "a set in the request is not a JSON value"),
+        ("\ud800", "the request contains a lone surrogate, which UTF-8 cannot encode"),
     ],
 )
 def test_a_request_without_a_fingerprint_is_refused(client, database, request_, text):
@@ -99,7 +99,7 @@ ANSWERS = {
     "a status as text": (("201",), "status '201': must be an int from 200 to 599"),
     "a cookie": (
         (200, None, {"set-Cookie": "session=1"}),
-        "header 'set-Cookie': is never stored: a replay would hand one client's cookie to another",
+        "header 'set-Cookie': is never stored: a replay would send one client's cookie to another",
     ),
     "a header that is no text": (
         (200, None, {"Retry-After": 1}),
@@ -107,11 +107,11 @@ ANSWERS = {
     ),
     "a header with a line break": (
         (200, None, {"X-Note": "a\r\nSet-Cookie: b"}),
-        "header 'X-Note': holds a line break or NUL",
+        "header 'X-Note': contains a line break or NUL",
     ),
     "a header's name with a line break": (
         (200, None, {"X-Note\n": "a"}),
-        r"header 'X-Note\n': holds a line break or NUL",
+        r"header 'X-Note\n': contains a line break or NUL",
     ),
     "a header's name that is none": (
         (200, None, {"X Note": "a"}),
@@ -119,15 +119,15 @@ ANSWERS = {
     ),
     "a header beyond Latin 1": (
         (200, None, {"X-Price": "20 €"}),
-        "header 'X-Price': holds a character that no header can, or a blank at an end: percent-encode it",
+        "header 'X-Price': contains a character not allowed in a header, or a blank at an end: percent-encode it",
     ),
     "a header with a control character": (
         (200, None, {"X-Note": "a\x1b[31m"}),
-        "header 'X-Note': holds a character that no header can, or a blank at an end: percent-encode it",
+        "header 'X-Note': contains a character not allowed in a header, or a blank at an end: percent-encode it",
     ),
     "a body of a status that has none": (
         (204, {"order": 42}),
-        "status 204: goes without a body: leave that out, or answer with 200",
+        "status 204: has no body: leave the body out, or answer with 200",
     ),
     "a body that is no JSON": (
         (200, {"at": timedelta(1)}),
@@ -135,9 +135,9 @@ ANSWERS = {
     ),
     "a body with a lone surrogate": (
         (200, {"name": "\ud800"}),
-        NO_BODY.format("it holds a lone surrogate, which UTF-8 cannot carry"),
+        NO_BODY.format("it contains a lone surrogate, which UTF-8 cannot encode"),
     ),
-    "a body that is too large": ((200, LARGE), "the response body has 262145 bytes, at most 262144 are kept"),
+    "a body that is too large": ((200, LARGE), "the response body has 262145 bytes, the maximum is 262144"),
 }
 
 
@@ -251,7 +251,7 @@ def test_a_key_in_flight_is_refused_at_once_and_the_transaction_lives_on(postgre
 
     assert caught.value.status == 409
     assert caught.value.retry_after == timedelta(seconds=1)
-    assert str(caught.value) == "a request with key 'retry-001' is being processed now: ask again in 1 s"
+    assert str(caught.value) == "a request with key 'retry-001' is being processed now: retry in 1 s"
     assert postgresql.counts() == {"orders": 1, "records": 1, "entries": 0, "queue": 0}
 
 

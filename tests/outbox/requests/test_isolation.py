@@ -25,7 +25,7 @@ from outbox.sql import dialect
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 STRICT = LEVELS[1:]
 WAIT = {"in_flight": "wait", "wait": timedelta(seconds=PATIENCE)}
-TOO_NEW = "a request with key 'retry-001' was answered after this transaction's snapshot: roll it back and ask again"
+TOO_NEW = "a request with key 'retry-001' was answered after this transaction's snapshot: roll it back and retry"
 
 
 @pytest.fixture(params=LEVELS)

@@ -130,7 +130,7 @@ def test_a_request_under_a_lease_is_in_flight_until_the_lease_ends(shop, other):
             other.request(fail)
         seconds = caught.value.retry_after.seconds
         assert 50 <= seconds <= 60
-        assert str(caught.value) == f"a request with key 'retry-001' is being processed now: ask again in {seconds} s"
+        assert str(caught.value) == f"a request with key 'retry-001' is being processed now: retry in {seconds} s"
 
     assert shop.request(ask_again).status == 201
 

@@ -214,7 +214,7 @@ def test_an_error_of_the_database_does_not_hide_the_handlers_own(shop, database,
         shop.request(fail)
 
     assert [record.getMessage() for record in caplog.records] == [
-        f"the lease of request {shop.record().id} could not be ended, and runs out: OSError"
+        f"cannot release the lease of request {shop.record().id}: OSError; it expires by itself"
     ]
 
 

@@ -107,7 +107,7 @@ def test_a_lost_lease_is_logged_once_and_not_taken_back(database, ob, caplog):
         claim.respond(201)
     block.__exit__(outbox.LeaseLost, caught.value, None)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the lease of request {shop.record().id} was lost: another attempt has taken it over"
+        f"lease of request {shop.record().id} lost: another attempt took it over; this attempt stores nothing"
     ]
     assert shop.record().lease_token == thief
 
@@ -161,7 +161,7 @@ def test_a_database_that_is_away_is_asked_again(caplog):
     renewal.stop()
 
     assert {record.getMessage() for record in caplog.records} == {
-        f"the lease of request {RECORD} could not be renewed: OperationalError"
+        f"cannot renew the lease of request {RECORD}: OperationalError; retried before it expires"
     }
 
 
