@@ -26,6 +26,7 @@ class Forever(Enum):
 
 
 FOREVER: Final = Forever.FOREVER
+"""The window of a service that never forgets a key: a natural key, an upsert."""
 Window: TypeAlias = timedelta | Literal[Forever.FOREVER] | None
 
 
@@ -132,6 +133,7 @@ class Unknown:
 
 
 Outcome: TypeAlias = Delivered | Rejected | KeyConflict | Deferred | InProgress | Unknown
+"""What `send` returns: one of these six."""
 
 
 # --- what a look finds: a closed union
@@ -163,6 +165,7 @@ class CannotTell:
 
 
 Finding: TypeAlias = Found | Absent | CannotTell
+"""What `find` returns: one of these three."""
 
 
 # --- what an adapter declares

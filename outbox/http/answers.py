@@ -7,7 +7,8 @@ from enum import Enum, auto
 from outbox.errors import ClaimError
 from outbox.requests.responses import WITHOUT_CONTENT, Response
 
-REPLAYED = "Idempotent-Replayed"  # Stripe's name for it: docs.stripe.com/api/idempotent_requests
+REPLAYED = "Idempotent-Replayed"
+"""The header that marks a replay, under Stripe's name for it: docs.stripe.com/api/idempotent_requests."""
 
 KEPT_HEADERS = (
     "Content-Type",

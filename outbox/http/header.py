@@ -11,6 +11,7 @@ from outbox.errors import KeyMalformed, KeyMissing
 from outbox.keys import LIMITS
 
 HEADER = "Idempotency-Key"
+"""The header in which a client sends its key."""
 EXAMPLE_KEY = '"8e03978e-40d5-43e8-bc93-6894a57f9324"'
 EXAMPLE = f"{HEADER}: {EXAMPLE_KEY}"
 _, KEY_BYTES_MAX = LIMITS["parent"]

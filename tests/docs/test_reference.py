@@ -4,6 +4,8 @@ import importlib.util
 import re
 from types import ModuleType
 
+import griffe
+import pytest
 from support.docs_pages import ROOT
 
 import outbox
@@ -30,6 +32,13 @@ def test_the_reference_names_every_public_name_of_outbox() -> None:
     others = {"configure", "default"}
     assert named == {*outbox.__all__} - methods - others | {"testing"}
     assert all(f"`{name}`" in page or f"`outbox.{name}`" in page for name in methods | others)
+
+
+@pytest.mark.parametrize("package", ["dispatchers", "dispatchers.adapters", "outbox.http", "outbox.testing"])
+def test_every_public_name_has_a_docstring_and_so_is_shown(package: str) -> None:
+    loaded = griffe.load(package, search_paths=[str(ROOT)])
+
+    assert [name for name in loaded.exports or () if loaded[str(name)].docstring is None] == []
 
 
 def test_a_line_that_describes_a_parameter_becomes_an_item() -> None:
