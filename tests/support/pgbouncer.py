@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from dispatchers.testing import postgres as launcher
+from dispatchers.testing import postgres_supervisor as launcher
 from support.database import Database
 
 PORT = 6432  # only part of the socket's name, and the directory is fresh
