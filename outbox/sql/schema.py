@@ -6,42 +6,26 @@ An entry is cold: written once in the app's transaction, never updated. What cha
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
-from typing import Any
 
 from sqlalchemy import (
     DDL,
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
     ColumnElement,
     Connection,
-    Date,
-    Float,
     FromClause,
-    Index,
-    Integer,
-    LargeBinary,
     MetaData,
     Sequence,
-    SmallInteger,
-    String,
     Table,
-    Text,
-    Uuid,
     and_,
-    column,
     event,
-    literal,
     literal_column,
     text,
 )
 
+from outbox.sql import columns
 from outbox.sql.functions import DatabaseFunction, creation, database_functions
 from outbox.sql.identifiers import check_table_names
 from outbox.sql.schema_errors import translate_for
 from outbox.sql.statement_errors import hide_values_of
-from outbox.times import EPOCH, NEVER, Instant
 
 SCHEMA_VERSION = 1
 """Written on every entry: which releases can read it. A dispatcher leaves entries of a newer version to a newer one.
@@ -53,12 +37,6 @@ what the migrations' revisions count.
 
 STATEMENTS_MAX = 256
 """How many statements of one kind are kept built. A process has one set of tables, or a few, and each has a few shapes."""
-
-COUNT_MAX = 1_000_000_000
-"""How often an entry can be claimed: once a second, for 31 years."""
-
-OPEN = "('accepted', 'leased')"
-"""The states of a record that has no final answer yet, as SQL."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,17 +64,17 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
     tables = Tables(
         metadata=metadata,
         position=Sequence(f"{prefix}position", schema=schema, metadata=metadata),
-        entry=Table(f"{prefix}entry", metadata, *_entry(prefix), schema=schema),
-        queue=Table(f"{prefix}queue", metadata, *_queue(prefix), schema=schema),
-        settlement=Table(f"{prefix}settlement", metadata, *_settlement(prefix), schema=schema),
-        destination=Table(f"{prefix}destination", metadata, *_destination(prefix), schema=schema),
-        halted=Table(f"{prefix}halted", metadata, *_halted(), schema=schema),
-        callback=Table(f"{prefix}callback", metadata, *_callback(), schema=schema),
-        event=Table(f"{prefix}event", metadata, *_event(prefix), schema=schema),
-        meta=Table(f"{prefix}meta", metadata, *_meta(prefix), schema=schema),
-        kid=Table(f"{prefix}kid", metadata, *_kid(), schema=schema),
-        record=Table(f"{prefix}record", metadata, *_record(prefix), schema=schema),
-        tombstone=Table(f"{prefix}tombstone", metadata, *_tombstone(prefix), schema=schema),
+        entry=Table(f"{prefix}entry", metadata, *columns.entry(prefix), schema=schema),
+        queue=Table(f"{prefix}queue", metadata, *columns.queue(prefix), schema=schema),
+        settlement=Table(f"{prefix}settlement", metadata, *columns.settlement(prefix), schema=schema),
+        destination=Table(f"{prefix}destination", metadata, *columns.destination(prefix), schema=schema),
+        halted=Table(f"{prefix}halted", metadata, *columns.halted(), schema=schema),
+        callback=Table(f"{prefix}callback", metadata, *columns.callback(), schema=schema),
+        event=Table(f"{prefix}event", metadata, *columns.event(prefix), schema=schema),
+        meta=Table(f"{prefix}meta", metadata, *columns.meta(prefix), schema=schema),
+        kid=Table(f"{prefix}kid", metadata, *columns.kid(), schema=schema),
+        record=Table(f"{prefix}record", metadata, *columns.record(prefix), schema=schema),
+        tombstone=Table(f"{prefix}tombstone", metadata, *columns.tombstone(prefix), schema=schema),
     )
     for table, parameters in storage_parameters(tables).items():
         options = ", ".join(f"{name} = {value}" for name, value in parameters.items())
@@ -147,292 +125,11 @@ def storage_parameters(tables: Tables) -> dict[Table, dict[str, int]]:
 
 
 def is_open(record: FromClause, state: str) -> ColumnElement[bool]:
-    """Whether a record is in this one of the `OPEN` states, as its index has it.
+    """Whether a record is in this one of the `columns.OPEN` states, as its index has it.
 
     Written out, not a parameter, as the index is of these rows only. All of them are named too: SQLite takes a partial index
     only for its own condition, word for word (sqlite.org/partialindex.html).
     """
-    return and_(record.c.state.bool_op("IN")(literal_column(OPEN)), record.c.state == literal_column(f"'{state}'"))
-
-
-def _storable(name: str, *instants: str) -> CheckConstraint:
-    """These columns hold what every driver reads back in every time zone, and every claim finds."""
-    low, high = literal(EPOCH, Instant), literal(NEVER, Instant)
-    return CheckConstraint(and_(*(column(instant, Instant).between(low, high) for instant in instants)), name=name)
-
-
-def _key_columns() -> list[Column[Any]]:
-    return [
-        Column("env", String(64), nullable=False),
-        Column("scope", String(255), nullable=False),
-        Column("source", String(64), nullable=False),
-        Column("parent", String(255), nullable=False),
-    ]
-
-
-def _entry(prefix: str) -> list[Any]:
-    return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
-        *_key_columns(),
-        Column("operation", String(128), nullable=False),
-        Column("discriminator", String(255), nullable=False),
-        Column("kid", String(64), nullable=False),
-        Column("tag", LargeBinary(32), nullable=False),
-        Column("parent_id", Uuid, nullable=False),
-        Column("record_id", Uuid),
-        Column("destination", String(255), nullable=False),
-        Column("payload", LargeBinary, nullable=False),
-        Column("options", Text, nullable=False),
-        Column("headers", Text, nullable=False),
-        Column("ordering_key", String(255)),
-        Column("schema_version", SmallInteger, nullable=False),
-        Column("due_at", Instant, nullable=False),
-        Column("created_at", Instant, nullable=False),
-        _storable(f"{prefix}entry_instants", "due_at", "created_at"),
-        # serves `status` and the claim of a recycled key: every entry under one parent
-        Index(f"{prefix}entry_parent", "parent_id"),
-        # serves the completion of an accepted request: its entries under other parents; the others are found by parent_id
-        Index(
-            f"{prefix}entry_record",
-            "record_id",
-            postgresql_where=text("record_id <> parent_id"),
-            sqlite_where=text("record_id <> parent_id"),
-        ),
-    ]
-
-
-def _queue(prefix: str) -> list[Any]:
-    return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
-        Column("destination", String(255), nullable=False),
-        Column("state", String(9), nullable=False),
-        Column("due_at", Instant, nullable=False),
-        Column("lease_until", Instant),
-        Column("lease_token", Uuid),
-        Column("leased_at", Instant),
-        Column("first_leased_at", Instant),
-        Column("deliveries", Integer, nullable=False),
-        Column("attempts", Integer, nullable=False),
-        Column("maybe_sent", Boolean, nullable=False),
-        Column("in_doubt_since", Instant),
-        Column("key_epoch", SmallInteger, nullable=False),
-        Column("sent_as", String(255)),
-        Column("ordering_key", String(255)),
-        Column("position", BigInteger),
-        Column("hold", Text),
-        Column("outcome", Text),
-        Column("waiting_since", Instant),  # it was due then, and has only been handed back since
-        Column("fair", String(255)),  # its destination, where that is fair; else NULL, as is
-        Column("scope", String(255)),  # its parent's
-        Column(
-            "callback", String(160)
-        ),  # it waits for a dispatcher that has this one: `dispatchers.store.callback_registry`
-        CheckConstraint("state IN ('pending', 'sending', 'retry', 'uncertain')", name=f"{prefix}queue_state"),
-        # a lease is whole or absent, and is what `sending` means
-        CheckConstraint(
-            "(state = 'sending') = (lease_token IS NOT NULL)"
-            " AND (lease_token IS NULL) = (lease_until IS NULL)"
-            " AND (lease_token IS NULL) = (leased_at IS NULL)",
-            name=f"{prefix}queue_lease",
-        ),
-        CheckConstraint("in_doubt_since IS NULL OR maybe_sent", name=f"{prefix}queue_doubt"),
-        # far below what the types hold, as the claim counts on
-        CheckConstraint(
-            f"deliveries BETWEEN 0 AND {COUNT_MAX} AND attempts BETWEEN 0 AND {COUNT_MAX} AND key_epoch BETWEEN 0 AND 32000",
-            name=f"{prefix}queue_counts",
-        ),
-        _storable(f"{prefix}queue_instants", "due_at"),
-        # serves the claim: the oldest due rows of each destination. No lease column is in any index, so leases stay HOT
-        Index(f"{prefix}queue_due", "destination", "due_at"),
-        # serves the claim of a fair destination: the scopes one after another, and the oldest due rows of each. What asks for
-        # `fair` can be planned through no other index; by `destination` it might read all that the others have waiting
-        Index(
-            f"{prefix}queue_fair",
-            "fair",
-            "scope",
-            "due_at",
-            postgresql_where=text("fair IS NOT NULL"),
-            sqlite_where=text("fair IS NOT NULL"),
-        ),
-        # serves the head of an ordering key's lane
-        Index(
-            f"{prefix}queue_lane",
-            "ordering_key",
-            "position",
-            postgresql_where=text("ordering_key IS NOT NULL"),
-            sqlite_where=text("ordering_key IS NOT NULL"),
-        ),
-        # serves the dispatchers that have a callback: the entries that wait for it
-        Index(
-            f"{prefix}queue_callback",
-            "callback",
-            postgresql_where=text("callback IS NOT NULL"),
-            sqlite_where=text("callback IS NOT NULL"),
-        ),
-    ]
-
-
-def _settlement(prefix: str) -> list[Any]:
-    return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
-        Column("state", String(9), nullable=False),
-        Column("result", Text),
-        Column("reason", Text),
-        Column("deliveries", Integer, nullable=False),
-        Column("attempts", Integer, nullable=False),
-        Column("key_epoch", SmallInteger, nullable=False),
-        Column("settled_at", Instant, nullable=False),
-        CheckConstraint("state IN ('delivered', 'failed', 'cancelled')", name=f"{prefix}settlement_state"),
-        # serves retention: what was settled long enough ago, in the order in which it goes through them: with the id, as
-        # thousands may bear one instant. Not a block range index: the pages that retention frees are filled again, so that
-        # each range soon holds rows of every age
-        Index(f"{prefix}settlement_settled", "settled_at", "id"),
-    ]
-
-
-def _destination(prefix: str) -> list[Any]:
-    return [
-        Column("name", String(255), primary_key=True),
-        Column("paused", Boolean, nullable=False),
-        Column("paused_reason", Text),
-        Column("cool_until", Instant),
-        Column("breaker", String(9), nullable=False),
-        Column("breaker_until", Instant),
-        Column("breaker_failures", Integer, nullable=False),
-        Column("rate_per_second", Float),
-        Column("changed_at", Instant, nullable=False),
-        Column("breaker_token", Uuid),
-        Column("rate_at", Instant),
-        Column("decided_by", String(255)),
-        Column("decided_at", Instant),
-        Column("slots_max", Integer),
-        Column("permits_taken", Text),  # by which claims: `dispatchers.flow_control.permits`
-        CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
-    ]
-
-
-def _halted() -> list[Any]:
-    return [
-        Column("ordering_key", String(255), primary_key=True),
-        Column("entry_id", Uuid, nullable=False),
-        Column("reason", Text, nullable=False),
-        Column("since", Instant, nullable=False),
-    ]
-
-
-def _callback() -> list[Any]:
-    return [
-        Column("name", String(160), primary_key=True),  # its kind and the operation, or the beginning of several
-        Column("recorded_at", Instant, nullable=False),
-        Column("started_at", Instant, nullable=False),  # the last dispatcher that has it
-    ]
-
-
-def _event(prefix: str) -> list[Any]:
-    return [
-        Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-        Column("entry_id", Uuid, nullable=False),
-        Column("at", Instant, nullable=False),
-        Column("kind", String(16), nullable=False),
-        Column("delivery", Integer),
-        Column("actor", String(255)),
-        Column("reason", Text),
-        CheckConstraint("kind IN ('attempt', 'decision', 'look')", name=f"{prefix}event_kind"),
-        # serves the history of one entry
-        Index(f"{prefix}event_entry", "entry_id"),
-    ]
-
-
-def _meta(prefix: str) -> list[Any]:
-    return [
-        Column("id", SmallInteger, primary_key=True, autoincrement=False),
-        Column("environment", String(64)),
-        Column("system_identifier", String(32)),
-        Column("timeline", String(8)),
-        Column("lsn", String(32)),
-        Column("suspended_reason", Text),
-        Column("checked_at", Instant),
-        Column("number", BigInteger),
-        Column("place", String(64)),
-        Column("resumed_at", Instant),
-        Column("resumed_by", String(255)),
-        Column("resumed_reason", Text),
-        CheckConstraint("id = 1", name=f"{prefix}meta_single"),
-    ]
-
-
-def _kid() -> list[Any]:
-    return [
-        Column("kid", String(64), primary_key=True),
-        Column(
-            "secret_check", String(16), nullable=False
-        ),  # `keys.secret_check`: nothing of the secret follows from it
-        Column("recorded_at", Instant, nullable=False),
-    ]
-
-
-def _record(prefix: str) -> list[Any]:
-    return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
-        *_key_columns(),
-        Column("kid", String(64), nullable=False),
-        Column("state", String(9), nullable=False),
-        Column("fingerprint", LargeBinary(32), nullable=False),
-        Column("fingerprint_version", SmallInteger, nullable=False),
-        Column("status", SmallInteger),
-        Column("body", LargeBinary),
-        Column("headers", Text),
-        Column("completion", String(128)),
-        Column("lease_token", Uuid),
-        Column("lease_until", Instant),
-        Column("created_at", Instant, nullable=False),
-        Column("answered_at", Instant),
-        Column("replay_until", Instant, nullable=False),
-        Column("keep_until", Instant, nullable=False),
-        Column("body_day", Date),  # where the body is, if not here: `outbox.sql.body_partitions`
-        CheckConstraint("state IN ('accepted', 'leased', 'succeeded', 'failed')", name=f"{prefix}record_state"),
-        # answered is whole or absent; a one-transaction claim is never visible without its answer
-        CheckConstraint(
-            "(state IN ('succeeded', 'failed')) = (answered_at IS NOT NULL)"
-            " AND (answered_at IS NULL OR (status IS NOT NULL AND body IS NOT NULL AND headers IS NOT NULL))",
-            name=f"{prefix}record_answer",
-        ),
-        CheckConstraint(
-            "(state = 'leased') = (lease_token IS NOT NULL) AND (lease_token IS NULL) = (lease_until IS NULL)",
-            name=f"{prefix}record_lease",
-        ),
-        _storable(f"{prefix}record_instants", "lease_until", "created_at", "answered_at", "replay_until", "keep_until"),
-        # serves retention: the records that nobody may ask for any more, in its order
-        Index(f"{prefix}record_keep", "keep_until", "id"),
-        # serves the dispatcher, which looks for accepted requests that wait for nothing, and the gauges of those that are open
-        Index(
-            f"{prefix}record_open",
-            "state",
-            "created_at",
-            "id",
-            postgresql_where=text(f"state IN {OPEN}"),
-            sqlite_where=text(f"state IN {OPEN}"),
-        ),
-        # serves retention: whether a day's bodies are needed still
-        Index(
-            f"{prefix}record_body",
-            "body_day",
-            "keep_until",
-            postgresql_where=text("body_day IS NOT NULL"),
-            sqlite_where=text("body_day IS NOT NULL"),
-        ),
-    ]
-
-
-def _tombstone(prefix: str) -> list[Any]:
-    return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),
-        Column("env", String(64), nullable=False),
-        Column("scope", String(255), nullable=False),
-        Column("source", String(64), nullable=False),
-        Column("fingerprint", LargeBinary(32), nullable=False),
-        Column("fingerprint_version", SmallInteger, nullable=False),
-        Column("forget_at", Instant, nullable=False),
-        # serves retention: the tombstones whose last child's window has passed, in its order
-        Index(f"{prefix}tombstone_forget", "forget_at", "id"),
-    ]
+    return and_(
+        record.c.state.bool_op("IN")(literal_column(columns.OPEN)), record.c.state == literal_column(f"'{state}'")
+    )
