@@ -101,22 +101,27 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
                 looked=change.absent,
                 anew=not change.absent,
             )
-        case RetryCallback(end=end, reason=reason):
-            known = _known(end)
-            return _as_it_was(entry)._replace(
-                state="uncertain" if known.state == "uncertain" else "retry",
-                delay=change.delay,
-                attempts=end.attempts,
-                uncounted=0,  # also of a claim that sent nothing: proof may come twice, and would be taken off twice
-                maybe_sent=True,  # whatever it was: nobody may cancel it any more
-                in_doubt_since=end.in_doubt_since if isinstance(end, MarkUncertain) else entry.in_doubt_since,
-                reason=reason if change.failed else None,
-                outcome=outcome_on_record(reason, stored=known.stored, known=known),
-                proof=known.state == "delivered",
-                callback=change.callback,
-            )
+        case RetryCallback():
+            return _callback_retry(entry, change)
         case _:
             assert_never(change)
+
+
+def _callback_retry(entry: ClaimedEntry, change: RetryCallback) -> QueueUpdate:
+    """The outcome is stored, and the callback is tried again."""
+    end, known = change.end, _known(change.end)
+    return _as_it_was(entry)._replace(
+        state="uncertain" if known.state == "uncertain" else "retry",
+        delay=change.delay,
+        attempts=end.attempts,
+        uncounted=0,  # also of a claim that sent nothing: proof may come twice, and would be taken off twice
+        maybe_sent=True,  # whatever it was: nobody may cancel it any more
+        in_doubt_since=end.in_doubt_since if isinstance(end, MarkUncertain) else entry.in_doubt_since,
+        reason=change.reason if change.failed else None,
+        outcome=outcome_on_record(change.reason, stored=known.stored, known=known),
+        proof=known.state == "delivered",
+        callback=change.callback,
+    )
 
 
 def _as_it_was(entry: ClaimedEntry) -> QueueUpdate:

@@ -166,13 +166,10 @@ class FakeStripe:
             return refuse(400, error("invalid_request_error", message))
         remembered = self._recall(books, key)
         if remembered is not None:
-            if (remembered.method, remembered.path) != (request.method, request.path):
-                return refuse(400, error("idempotency_error", used_elsewhere(remembered)))
-            if remembered.parameters != parameters:
-                return refuse(400, error("idempotency_error", used_otherwise(str(key))))
-            if remembered.result is None:
-                message = f"There is currently another in-progress request using this Idempotent Key: {key}"
-                return refuse(409, error("invalid_request_error", message, code="idempotency_key_in_use"))
+            conflict = _conflict(remembered, request, parameters, str(key))
+            if conflict is not None:
+                return refuse(*conflict)
+            assert remembered.result is not None
             return self._answer(request, request_id, account, key, remembered.result, fault, remembered.request_id)
 
         try:
@@ -182,14 +179,13 @@ class FakeStripe:
         # From here on, and only from here on, the outcome is remembered, whatever it is.
         if key is not None:
             books.keys[key] = _Remembered(request.method, request.path, parameters, request_id, self._clock())
-        takes = self.faults.slow_for if fault is Fault.SLOW else timedelta(0)
         return Execution(
             request=request,
             request_id=request_id,
             account=account,
             key=key,
             fault=fault,
-            takes=takes,
+            takes=self.faults.slow_for if fault is Fault.SLOW else timedelta(0),
             operation=operation,
         )
 
@@ -298,6 +294,20 @@ def form(request: Request) -> list[tuple[str, str]]:
     except ValueError as undecodable:
         raise Refused(400, f"Invalid request body: {undecodable}") from None
     return sorted(parse_qsl(request.query, keep_blank_values=True) + pairs)
+
+
+def _conflict(
+    remembered: _Remembered, request: Request, parameters: list[tuple[str, str]], key: str
+) -> tuple[int, Json] | None:
+    """Why this key is refused; None if it is answered as before."""
+    if (remembered.method, remembered.path) != (request.method, request.path):
+        return 400, error("idempotency_error", used_elsewhere(remembered))
+    if remembered.parameters != parameters:
+        return 400, error("idempotency_error", used_otherwise(key))
+    if remembered.result is None:
+        message = f"There is currently another in-progress request using this Idempotent Key: {key}"
+        return 409, error("invalid_request_error", message, code="idempotency_key_in_use")
+    return None
 
 
 def used_elsewhere(remembered: _Remembered) -> str:
