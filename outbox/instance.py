@@ -18,11 +18,12 @@ from outbox.fingerprint import fingerprint
 from outbox.idempotency import Claim
 from outbox.inbox import INBOX_KEEP, InboxBlock, message_key
 from outbox.keys import Keyring, ParentKey, parent_id
-from outbox.leases import LeasedBlock, Source
+from outbox.leases import LeasedBlock
 from outbox.observer import Observer
 from outbox.requests.body_key import BodyKey, BodyRequest
 from outbox.requests.records import RecordKey
 from outbox.requests.responses import Response
+from outbox.requests.short_transactions import Source
 from outbox.requests.status import RequestStatus, read_request
 from outbox.session import AnySession, AsyncSessionLike, in_session, unscoped
 from outbox.startup_checks import AsyncEngineLike, check

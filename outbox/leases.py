@@ -15,13 +15,13 @@ stores is refused; the child keys are the same for both, so that the outside ser
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -38,28 +38,16 @@ from outbox.requests.lease_renewal import TaskRenewal, ThreadRenewal
 from outbox.requests.records import RecordKey, key_in_flight
 from outbox.requests.responses import Response
 from outbox.requests.savepoints import nested_savepoint
-from outbox.session import AnySession, AsyncSessionLike, ClaimedParent, state_of
+from outbox.requests.short_transactions import Source, checked_source, run, run_async
+from outbox.session import AnySession, ClaimedParent, state_of
 from outbox.sql.dialect import is_busy, is_timeout, sqlstate
 
 log = logging.getLogger("outbox.leases")
-
-Result = TypeVar("Result")
 
 POLL = timedelta(milliseconds=100)
 """How often "wait" asks whether the request is answered: one indexed read each time."""
 
 SERIALIZATION_FAILURE = "40001"  # PostgreSQL, appendix A: under REPEATABLE READ another transaction was quicker
-
-
-class AsyncEngineLike(Protocol):
-    """An `AsyncEngine`, known by its shape: naming the class would make the asyncio extra a requirement."""
-
-    @property
-    def sync_engine(self) -> Engine: ...
-
-
-Source: TypeAlias = Engine | AsyncEngineLike | Callable[[], Session] | Callable[[], AsyncSessionLike]
-"""What short transactions are begun on."""
 
 
 class LeasedAttempt:
@@ -363,48 +351,6 @@ def logged(lease: Lease) -> Iterator[None]:
         log.warning(
             "cannot release the lease of request %s: %s; it expires by itself", lease.key.id, type(error).__name__
         )
-
-
-# --- short transactions of our own
-
-
-def checked_source(source: Any) -> Any:
-    """Raise unless transactions of our own can be begun on it. Returns it."""
-    is_engine = isinstance(source, Engine) or hasattr(source, "sync_engine")
-    if is_engine or (callable(source) and not hasattr(source, "registry")):
-        return source
-    raise ClaimError(
-        f"outbox.leased begins transactions of its own: give it an Engine, an AsyncEngine or a sessionmaker, not"
-        f" {type(source).__name__}"
-    )
-
-
-def run(source: Any, work: Callable[[Connection], Result]) -> Result:
-    """Do `work` in a transaction of its own."""
-    if isinstance(source, Engine):
-        with source.begin() as connection:
-            return work(connection)
-    session = None if hasattr(source, "sync_engine") else source()
-    if not isinstance(session, Session):
-        raise ClaimError(f"'with' needs an Engine or a sessionmaker, not {type(source).__name__}: use 'async with'")
-    with session, session.begin():
-        return work(session.connection())
-
-
-async def run_async(source: Any, work: Callable[[Connection], Result]) -> Result:
-    """Do `work` in a transaction of its own."""
-    if hasattr(source, "sync_engine"):
-        async with source.begin() as connection:
-            result: Result = await connection.run_sync(work)
-            return result
-    session: Any = None if isinstance(source, Engine) else source()
-    if not hasattr(session, "run_sync"):
-        raise ClaimError(
-            f"'async with' needs an AsyncEngine or an async_sessionmaker, not {type(source).__name__}: use 'with'"
-        )
-    async with session, session.begin():
-        done: Result = await session.run_sync(lambda inner: work(inner.connection()))
-        return done
 
 
 @contextmanager
