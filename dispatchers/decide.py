@@ -58,7 +58,7 @@ def admit(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float = 1.
 def _refused(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float) -> Transition | None:
     if entry.in_doubt_since is not None:
         if _is_for_one_attempt(memory):
-            return _park(entry, entry.attempts, "its sender vanished, and the service keeps no keys")
+            return _park(entry, entry.attempts, "its sender crashed, and the service keeps no keys")
         last = last_safe_send(entry.in_doubt_since, memory)
         if last is not None and now >= last:
             return _park(entry, entry.attempts, "it may have been sent, and the service may have forgotten its key")
@@ -74,7 +74,7 @@ def _wait_apart(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: floa
 
     No age ends it here: a pause may have stopped that a moment ago, of which nobody here knows yet.
     """
-    told = f"{VANISHED_MAX} senders in turn vanished with it"
+    told = f"{VANISHED_MAX} consecutive senders crashed while sending it"
     ageless = replace(memory, age_max=CENTURY)
     return _wait(entry, ageless, now, jitter, told, None, entry.attempts, entry.maybe_sent, entry.in_doubt_since)
 

@@ -24,7 +24,7 @@ LOOK_FIRST = timedelta(minutes=1)
 LOOK_MAX = timedelta(hours=1)
 VANISHED_MAX = 3  # looks that took their process along: the next might, too
 FOUND = "found at the service"
-ABSENT = "not at the service: to be sent again"
+ABSENT = "not at the service: it will be sent again"
 """How the reasons begin by which those two are known in an entry's history."""
 
 
@@ -37,10 +37,13 @@ def admit_lookup(
     """
     if not memory.can_look_up and not looks.made:
         return MarkUncertain(
-            f"{looks.why}; nothing here can look for it", _attempts(entry, looks), *_doubt(entry), looks.stored
+            f"{looks.why}; this process has no status lookup for it",
+            _attempts(entry, looks),
+            *_doubt(entry),
+            looks.stored,
         )
     if _vanished(entry, looks) >= VANISHED_MAX:
-        return _no_look(entry, looks, f"{VANISHED_MAX} looks in turn ended with their process")
+        return _no_look(entry, looks, f"{VANISHED_MAX} consecutive status lookups crashed with their process")
     elsewhere = _elsewhere(entry, memory, form)
     if elsewhere is not None:
         return _no_look(entry, looks, elsewhere) if _is_too_old(looks, memory, now) else Release(elsewhere, LOOK_FIRST)
@@ -50,9 +53,9 @@ def admit_lookup(
 def _elsewhere(entry: ClaimedEntry, memory: Memory, form: str) -> str | None:
     """Why only another process may look for it, if so."""
     if not memory.can_look_up:
-        return "nothing here can look for it"
+        return "this process has no status lookup for it"
     if entry.in_doubt_since is not None and entry.sent_as not in (None, form):
-        return f"it was sent as {entry.sent_as!r}, and would be looked for as {form!r}"
+        return f"it was sent as {entry.sent_as!r}, and would be looked up as {form!r}"
     return None
 
 
@@ -67,12 +70,12 @@ def judge(
         case Found(result=result):
             return Settle("delivered", _attempts(entry, looks), result=result, reason=FOUND, looked=True)
         case Absent() if entry.leased_at < looks.quiet_at:
-            told = "not at the service yet, but an earlier sender may still be at work"
+            told = "not at the service yet, but an earlier send may still be in flight"
             return _seek(entry, looks, looks.made, looks.quiet_at - entry.leased_at, told)
         case Absent():
             return _after_absence(entry, looks, memory, now)
         case CannotTell(reason=reason):
-            return _still_uncertain(entry, looks, memory, now, jitter, f"a look could not tell: {reason}")
+            return _still_uncertain(entry, looks, memory, now, jitter, f"status lookup inconclusive: {reason}")
         case _:
             assert_never(finding)
 

@@ -98,7 +98,7 @@ def _pages(connection: Connection, page: Select[*tuple[Any, ...]], id: Any) -> I
 
 # --- what is on record of a waiting entry's end, which the next dispatcher that claims it carries out
 
-DECIDED = "what is to become of an entry was decided by a person, or told by an adapter"
+DECIDED = "an outcome on record was decided by an operator, or returned by an adapter"
 _AS_DECIDED: Mapping[str, str] = {"delivered": "happened: ", "failed": "did_not_happen: ", "send_again": "send_again: "}
 """How a decision for such an end begins in the history; one to cancel has the bare reason."""
 

@@ -52,7 +52,7 @@ class Retention:
         if not longest + MARGIN <= keep <= CENTURY:
             raise ConfigurationError(
                 f"keep={keep} must be from {longest + MARGIN} (the longest window of the adapters, {longest}, and a margin of"
-                f" {MARGIN}) to {CENTURY.days} days: an entry that is deleted earlier could be asked for anew under a key that"
+                f" {MARGIN}) to {CENTURY.days} days: an entry that is deleted earlier could be requested again under a key that"
                 " the service still remembers; give a longer keep"
             )
         refuse = keep + BEHIND

@@ -25,7 +25,7 @@ log = logging.getLogger("outbox.dispatcher")
 
 MISSING = (
     "its outcome is stored, and its callback `{name}`, which is on record, is not registered here: a process that has it settles"
-    " the entry; if the callback was removed for good, run `outbox callbacks forget '{name}'`"
+    " the entry; if the callback was removed permanently, run `outbox callbacks forget '{name}'`"
 )
 
 

@@ -180,7 +180,11 @@ class Sender:
             if change is None:
                 change = await self._ask_in_time(worker, entry, route, delivery, started, looks)
         except Exception:  # a defect of ours: its lease ends, and it counts as unknown
-            log.exception("entry %s (%s): nothing could be decided", entry.id, entry.operation)
+            log.exception(
+                "entry %s (%s): internal error; the lease will expire and the entry be retried",
+                entry.id,
+                entry.operation,
+            )
         finally:
             outcome, worker.outcome = worker.outcome, None
             self._end(entry, outcome, change)
@@ -192,17 +196,15 @@ class Sender:
         self._done(entry, outcome, change)
 
     async def _tag_of_epoch(self, worker: Worker, entry: ClaimedEntry) -> Tag | None:
-        """The tag of a later key epoch, after a "send again": only the first one's is stored. None if it is not to be had."""
+        """The tag of a later key epoch, after a "send again": only the first one's is stored. None if it is unavailable."""
         try:
             return derive_tag(self._keyring(), entry.kid, await self._store.key_fields(entry.id), entry.key_epoch)
         except asyncio.CancelledError:
             if not _is_overdue_only(worker):
                 raise
-            log.warning("entry %s (%s): its key was not to be had in time", entry.id, entry.operation)
+            log.warning("entry %s (%s): timed out while deriving its key", entry.id, entry.operation)
         except Exception:
-            log.exception(
-                "entry %s (%s) cannot be made into a delivery: its key was not to be had", entry.id, entry.operation
-            )
+            log.exception("entry %s (%s) cannot be sent: deriving its key failed", entry.id, entry.operation)
         return None
 
     async def _ask_in_time(

@@ -117,15 +117,15 @@ class Policy:
 
 def too_large(body_bytes_max: int) -> RequestTooLarge:
     return RequestTooLarge(
-        f"the request's body has more than {body_bytes_max} bytes, so that a retry of it could not be told from another"
+        f"the request's body has more than {body_bytes_max} bytes, so a retry could not be distinguished from another"
         " request: send less at once"
     )
 
 
 def body_was_read(left: str, remedy: str) -> ClaimError:
     return ClaimError(
-        f"the request's body was read before the claim, and {left}, so that a retry could not be told from another request:"
-        f" {remedy}"
+        f"the request's body was read before the claim, and {left}, so a retry could not be distinguished from another"
+        f" request: {remedy}"
     )
 
 

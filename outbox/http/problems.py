@@ -72,7 +72,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
     ),
     RequestRefused: Kind(
         "request-refused",
-        "The request cannot be answered as it stands",
+        "The request cannot be answered in its present form",
         "Read what `detail` says.",
     ),
 }

@@ -133,11 +133,11 @@ def _accepted(it: Specification) -> dict[str, Any]:
     if it.status_url is None:
         return {}
     location = {
-        "description": f"Where the request's state is told: {it.status_url}",
+        "description": f"The URL of the request's status: {it.status_url}",
         "schema": {"type": "string", "format": "uri-reference"},
     }
     headers = {"Location": location, "Retry-After": {"$ref": "#/components/headers/RetryAfter"}}
-    return {_name(202): {"description": "The request is accepted, and goes on.", "headers": headers}}
+    return {_name(202): {"description": "The request is accepted and still being processed.", "headers": headers}}
 
 
 def _paths(it: Specification, responses: Mapping[str, Any]) -> dict[str, Any]:

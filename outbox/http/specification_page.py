@@ -44,7 +44,7 @@ def _key(it: Specification) -> list[str]:
         "",
         *_table(("", ""), rows),
         "",
-        "Make a new key for each new request, one that nobody can guess, such as a random UUID; store it before you send;"
+        "Make a new key for each new request, one that cannot be guessed, such as a random UUID; store it before you send;"
         " and send it unchanged with each retry. Upper and lower case differ.",
     ]
 
@@ -127,9 +127,9 @@ def _accepted(it: Specification) -> list[str]:
     return [
         "## Accepted requests",
         "",
-        f"`202` says that a request is accepted and goes on. `Location`, of the form `{it.status_url}`, is where its state"
-        " is told; in `Retry-After` stands when to ask there. A retry gets the `202` until the request has its final answer,"
-        " and that one from then on. An open request's key does not expire.",
+        "`202` says that a request is accepted and still being processed. `Location` is the URL of its status, of the form"
+        f" `{it.status_url}`; `Retry-After` says when to ask there. A retry gets the `202` until the request has its final"
+        " answer, and that one from then on. An open request's key does not expire.",
     ]
 
 

@@ -350,7 +350,7 @@ def test_no_url_leaves_the_base(url: str) -> None:
 def test_options_are_refused(far: Far) -> None:
     outcome = far.send(delivery(options={"account": "a"}))
 
-    assert outcome == Rejected("an HTTP entry takes no options: what a request needs stands in its payload")
+    assert outcome == Rejected("an HTTP entry takes no options: put everything that the request needs into its payload")
     assert not far.requests
 
 

@@ -162,8 +162,8 @@ def test_clocks_a_year_apart_do_not_matter(
 @pytest.mark.parametrize(
     ("operation", "payload", "told"),
     [
-        ("stripe.payment_intents.capture", {"intent": "pi_1"}, "Stripe has no list that could prove what became of"),
-        ("stripe.subscriptions.create", {"customer": "cus_1"}, "Stripe has no list that could prove what became of"),
+        ("stripe.payment_intents.capture", {"intent": "pi_1"}, "Stripe has no list that could prove the outcome of"),
+        ("stripe.subscriptions.create", {"customer": "cus_1"}, "Stripe has no list that could prove the outcome of"),
         (CREATE, {**CHARGE, "metadata": {"outbox_id": "mine"}}, "its payload left no room for metadata.outbox_id"),
         (CREATE, {**CHARGE, "metadata": dict.fromkeys(map(str, range(50)), "x")}, "its payload left no room for"),
         (CREATE, ["no object"], "its payload left no room for"),
@@ -337,5 +337,5 @@ def test_while_stripe_is_out_of_reach_the_charge_is_uncertain(
     run_once(database, ob, adapters=adapters)
 
     assert uncertain.state == "uncertain"
-    assert "a look could not tell: api_error: HTTP 503" in json.loads(uncertain.outcome)["reason"]
+    assert "status lookup inconclusive: api_error: HTTP 503" in json.loads(uncertain.outcome)["reason"]
     assert (state(database, id), len(service.ledger.charges)) == ("delivered", 1)

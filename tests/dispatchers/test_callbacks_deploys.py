@@ -218,7 +218,7 @@ def test_a_callback_that_was_removed_for_good_is_forgotten(
     older = without_callbacks(database, ob, adapter)
     asyncio.run(older.run_once())
     assert states(database) == {"retry": 2}
-    assert "if the callback was removed for good, run `outbox callbacks forget 'on_settled crm'`" in caplog.text
+    assert "if the callback was removed permanently, run `outbox callbacks forget 'on_settled crm'`" in caplog.text
 
     with database.engine.begin() as connection:
         assert forget(connection, TABLES, "on_settled crm") == 2

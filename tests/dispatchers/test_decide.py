@@ -347,7 +347,7 @@ def test_an_entry_that_two_senders_in_turn_vanished_with_waits_for_a_time_of_its
 
     assert admit(once, memory, NOW, 0.5) is None
     assert admit(twice, memory, NOW, 0.5) == Retry(
-        2 * SECOND, "2 senders in turn vanished with it", 2, True, twice.in_doubt_since
+        2 * SECOND, "2 consecutive senders crashed while sending it", 2, True, twice.in_doubt_since
     )
 
 
@@ -571,7 +571,7 @@ def test_a_vanished_sender_leaves_an_entry_for_a_service_without_keys_uncertain(
 
     assert isinstance(change, MarkUncertain)
     assert change == MarkUncertain(change.reason, attempts=1, maybe_sent=True, in_doubt_since=NOW - MINUTE)
-    assert change.reason == "its sender vanished, and the service keeps no keys"
+    assert change.reason == "its sender crashed, and the service keeps no keys"
 
 
 def test_a_vanished_sender_is_followed_by_another_where_the_user_chose_at_least_once() -> None:

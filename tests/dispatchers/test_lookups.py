@@ -74,7 +74,7 @@ def test_what_is_absent_is_sent_again_once(database: Database, ob: outbox.Outbox
     assert (waits.state, waits.maybe_sent, waits.in_doubt_since, waits.attempts) == ("pending", False, None, 1)
     assert waits.first_leased_at is not None  # its age goes on counting
     assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
-    assert events(database, id)[1] == ("look", "not at the service: to be sent again, under the same key")
+    assert events(database, id)[1] == ("look", "not at the service: it will be sent again, under the same key")
 
 
 def test_past_the_window_what_is_absent_is_sent_again_under_a_new_key(database: Database, ob: outbox.Outbox) -> None:
@@ -127,7 +127,7 @@ def test_what_a_look_cannot_tell_is_uncertain_and_looked_for_again(database: Dat
     second = queue_row(database, id)
     look(database, ob, adapter, HOUR)
 
-    why = "no answer; the service keeps no keys; a look could not tell: unreachable"
+    why = "no answer; the service keeps no keys; status lookup inconclusive: unreachable"
     assert first.state == second.state == "uncertain"
     assert json.loads(first.outcome)["reason"] == json.loads(second.outcome)["reason"] == why
     assert timedelta(minutes=1) <= second.due_at - second.first_leased_at - 2 * QUIET  # later and later
@@ -149,7 +149,7 @@ def test_a_find_that_fails_could_not_tell(
         id = sent_and_looked_for(database, ob, adapter)
 
     assert state(database, id) == "uncertain"
-    assert events(database, id)[1][1] == f"no answer; the service keeps no keys; a look could not tell: {told}"
+    assert events(database, id)[1][1] == f"no answer; the service keeps no keys; status lookup inconclusive: {told}"
     assert ("raised for entry" in caplog.text) == (finding is not None)
 
 
@@ -163,7 +163,7 @@ def test_a_find_that_hangs_is_cancelled_at_its_deadline(database: Database, ob: 
     id = sent_and_looked_for(database, ob, adapter)
 
     assert events(database, id)[1][1] == (
-        "no answer; the service keeps no keys; a look could not tell: no answer within 0.1 s"
+        "no answer; the service keeps no keys; status lookup inconclusive: no answer within 0.1 s"
     )
 
 
@@ -208,7 +208,7 @@ def test_an_early_look_is_no_proof_of_absence(database: Database, ob: outbox.Out
     look(database, ob, adapter)
 
     assert (early.state, early.maybe_sent, len(adapter.looks)) == ("retry", True, 2)
-    assert "an earlier sender may still be at work" in json.loads(early.outcome)["reason"]
+    assert "an earlier send may still be in flight" in json.loads(early.outcome)["reason"]
     assert state(database, id) == "pending"
 
 
@@ -350,7 +350,7 @@ def test_nothing_is_looked_for_under_another_account(database: Database, ob: out
 
     assert (waits.state, adapter.looks) == ("retry", [])
     assert (queue_row(database, id).state, queue_row(database, id).due_at) == ("uncertain", NEVER)
-    assert "would be looked for as 'native acct_2'" in json.loads(queue_row(database, id).outcome)["reason"]
+    assert "would be looked up as 'native acct_2'" in json.loads(queue_row(database, id).outcome)["reason"]
 
 
 def test_an_adapter_that_lost_its_find_leaves_it_to_a_person(database: Database, ob: outbox.Outbox) -> None:
@@ -389,5 +389,5 @@ def test_callbacks_hear_of_it_once(database: Database, ob: outbox.Outbox) -> Non
     for _ in range(2):
         look(database, ob, adapter, HOUR, include=[effects])
 
-    why = "no answer; the service keeps no keys; a look could not tell: down"
+    why = "no answer; the service keeps no keys; status lookup inconclusive: down"
     assert heard == [("uncertain", why), ("delivered", "found at the service")]

@@ -169,7 +169,7 @@ def test_looks_that_kill_their_process_come_to_an_end(
 
     row = queue_row(database, id)
     assert (row.state, row.due_at, row.attempts) == ("uncertain", NEVER, 1)
-    assert json.loads(row.outcome)["reason"].endswith("3 looks in turn ended with their process")
+    assert json.loads(row.outcome)["reason"].endswith("3 consecutive status lookups crashed with their process")
 
 
 def test_a_process_killed_in_a_look_leaves_it_to_the_next(database: Database, ob: outbox.Outbox, tmp_path: Any) -> None:

@@ -282,7 +282,7 @@ def test_a_keep_that_is_shorter_than_a_window_is_refused_and_both_are_named(wind
 
     assert str(refused.value) == (
         "keep=30 days, 0:00:00 must be from 31 days, 0:00:00 (the longest window of the adapters, 30 days, 0:00:00, and a"
-        " margin of 1 day, 0:00:00) to 36525 days: an entry that is deleted earlier could be asked for anew under a key that"
+        " margin of 1 day, 0:00:00) to 36525 days: an entry that is deleted earlier could be requested again under a key that"
         " the service still remembers; give a longer keep"
     )
 

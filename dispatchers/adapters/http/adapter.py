@@ -174,7 +174,7 @@ class HttpAdapter(Adapter):
 
     def _request(self, delivery: Delivery) -> httpx.Request:
         if delivery.options:
-            raise Malformed("an HTTP entry takes no options: what a request needs stands in its payload")
+            raise Malformed("an HTTP entry takes no options: put everything that the request needs into its payload")
         try:
             payload = delivery.payload
         except (ValueError, RecursionError):

@@ -58,7 +58,7 @@ class Wanted:
         """Raises `Unlistable`."""
         kind, _, action = delivery.operation.partition(".")[2].rpartition(".")
         if action != "create" or kind not in LISTED:
-            raise Unlistable(f"Stripe has no list that could prove what became of {delivery.operation}")
+            raise Unlistable(f"Stripe has no list that could prove the outcome of {delivery.operation}")
         payload = delivery.payload
         if not isinstance(payload, dict) or not bears_mark(payload):
             raise Unlistable(f"its payload left no room for metadata.{MARK}, or sets it itself")

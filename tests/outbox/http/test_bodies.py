@@ -250,8 +250,8 @@ def test_in_django_what_read_the_body_before_makes_no_two_requests_one(
         with pytest.raises(outbox.ClaimError) as refused:
             post("amount=1")
         assert str(refused.value) == (
-            "the request's body was read before the claim, and it is gone, so that a retry could not be told from another"
-            " request: let what comes before the claim read request.body, which Django keeps, or give"
+            "the request's body was read before the claim, and it is gone, so a retry could not be distinguished from"
+            " another request: let what comes before the claim read request.body, which Django keeps, or give"
             " Idempotency(content=...)"
         )
 
@@ -327,9 +327,9 @@ def test_in_starlette_a_body_that_is_gone_is_refused(shop: Shop) -> None:
     with pytest.raises(outbox.ClaimError) as refused:
         statuses(app, [b"1"], "length")
     assert str(refused.value) == (
-        "the request's body was read before the claim, and 0 of its 1 bytes are left, so that a retry could not be told from"
-        " another request: put IdempotencyMiddleware around the middleware that reads it, or let that one read it by"
-        " request.body(), or give Idempotency(content=...)"
+        "the request's body was read before the claim, and 0 of its 1 bytes are left, so a retry could not be"
+        " distinguished from another request: put IdempotencyMiddleware around the middleware that reads it, or let that one read"
+        " it by request.body(), or give Idempotency(content=...)"
     )
     assert statuses(app, [b"1", b"2"], "chunks") == [400, 400]
     assert shop.database.counts() == NOTHING

@@ -198,9 +198,9 @@ def test_a_form_that_was_read_before_the_claim_is_an_error_that_says_what_to_do(
         post(app, data={"amount": 1})
 
     assert str(refused.value) == (
-        "the request's body was read before the claim, and 0 of its 8 bytes are left, so that a retry could not be told from"
-        " another request: let what comes before the claim call request.get_data() first, which keeps it, or give"
-        " Idempotency(content=...)"
+        "the request's body was read before the claim, and 0 of its 8 bytes are left, so a retry could not be"
+        " distinguished from another request: let what comes before the claim call request.get_data() first, which keeps it,"
+        " or give Idempotency(content=...)"
     )
     assert shop.database.counts() == NOTHING
 

@@ -75,7 +75,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
         "2026:key-missing`",
         "`https://a.example/`",
     ),
-    "status_url": ({"outbox": configured(status_url="/jobs/{id}")}, "", "`/jobs/{id}`, is where its state is told"),
+    "status_url": ({"outbox": configured(status_url="/jobs/{id}")}, "", "of the form `/jobs/{id}`; `Retry-After` says"),
     "routes": (
         {"settings": {"routes": [Route("POST", "/orders")]}},
         "of an operation that takes it",
@@ -238,7 +238,7 @@ def test_the_fragment_has_the_status_url_of_what_is_accepted() -> None:
     fragment = openapi_of(specified(outbox=configured(status_url="/jobs/{id}")))
 
     accepted = fragment["components"]["responses"]["Idempotency202"]["headers"]["Location"]["description"]
-    assert accepted == "Where the request's state is told: /jobs/{id}"
+    assert accepted == "The URL of the request's status: /jobs/{id}"
 
 
 def test_the_fragment_says_with_which_refusal_a_retry_after_comes() -> None:

@@ -98,6 +98,8 @@ class _Defects(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         problem = record.exc_info[1] if record.exc_info else None
-        is_ours = "nothing could be decided" in record.msg or "cannot be made into a delivery" in record.msg
+        is_ours = any(
+            text in record.msg for text in ("internal error", "cannot be sent", "cannot be made into a delivery")
+        )
         if is_ours and not isinstance(problem, sa.exc.OperationalError):
             self._scene.defects.append(f"{record.getMessage()}: {problem!r}")

@@ -1,0 +1,119 @@
+"""The words that an operator or a user reads at run time: standard terms only, in help, log lines and error messages."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import dispatchers
+import outbox
+from dispatchers.cli import main
+
+FORBIDDEN = {
+    "lane": "ordering group",
+    "lanes": "ordering groups",
+    "halt": "block",
+    "halts": "blocks",
+    "halted": "blocked",
+    "halting": "blocking",
+    "looked for": "looked up",
+    "look for it": "look it up",
+    "slot": "permit",
+    "slots": "permits",
+    "held": "suspended",
+    "held back": "suspended",
+    "goes on": "is resumed",
+    "go on": "resume",
+    "went on": "continued",
+    "a person": "an operator",
+    "handed back": "released",
+    "vanished": "crashed",
+    "promise": "invariant",
+    "promises": "invariants",
+    "upkeep": "maintenance",
+    "timetable": "schedule",
+    "companion": "piggybacked insert",
+    "patience": "timeout",
+    "doomed": "rollback-only",
+    "buried": "tombstoned",
+    "tells": "reports",
+    "told": "reported",
+    "weighs": "throttles",
+    "asked for quiet": "Retry-After cooldown",
+    "far side": "remote service",
+    "anew": "again",
+    "for good": "permanently",
+    "in vain": "without result",
+    "not to be had": "unavailable",
+    "is to be": "must be",
+    "what became of": "the outcome of",
+    "becomes of": "happens to",
+    "stands": "is",
+    "whoever": "the actor",
+    "nobody": "no dispatcher",
+    "somebody": "an operator",
+}
+"""The left column of the words, each with what to write instead."""
+
+WORDS = re.compile(r"\b(" + "|".join(sorted(FORBIDDEN, key=len, reverse=True)) + r")\b", re.IGNORECASE)
+SQL = re.compile(r"\b(SELECT|RETURNING|LIMIT|WHERE|LATERAL|UPDATE|EXIT WHEN|OUT)\b")
+NOT_OURS = {"remaining connection slots"}  # PostgreSQL's own text, by which an error is recognised
+PACKAGES = [Path(package.__file__).parent for package in (outbox, dispatchers)]
+
+
+def refused_in(text: str) -> list[str]:
+    return [f"{word!r}: write {FORBIDDEN[word.lower()]!r}, in {text!r}" for word in WORDS.findall(text)]
+
+
+# --- help
+
+
+def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for each in command.list_commands(context):
+            found = command.get_command(context, each)
+            assert found is not None
+            yield from commands(found, f"{name} {each}")
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands(main, "outbox")), ids=str)
+def test_help_uses_the_standard_terms(name: str, command: click.Command) -> None:
+    text = command.get_help(click.Context(command, info_name=name))
+
+    assert refused_in(" ".join(text.split())) == []
+
+
+# --- log lines and errors
+
+
+def sentences(source: str) -> Iterator[tuple[int, str]]:
+    """The texts of several words that are neither docstrings nor SQL: log lines, errors and stored reasons."""
+    tree = ast.parse(source)
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if node not in docstrings and " " in text and not SQL.search(text):
+                if text not in NOT_OURS:
+                    yield node.lineno, text
+
+
+def modules() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in package.rglob("*.py") if path.parent.name != "testing")
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda path: "/".join(path.parts[-3:]))
+def test_log_lines_and_errors_use_the_standard_terms(module: Path) -> None:
+    found = {line: refused for line, text in sentences(module.read_text()) if (refused := refused_in(text))}
+
+    assert found == {}
+
+
+def test_a_forbidden_word_is_found_in_each_kind_of_message() -> None:
+    source = 'log.warning("destination %r goes on", name)\nraise Error(f"entry {id} is held: {why}")\n'
+
+    assert sorted(line for line, text in sentences(source) if refused_in(text)) == [1, 2]
