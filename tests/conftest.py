@@ -94,8 +94,8 @@ class Copies:
         database.dispose()
         with suppress(sa.exc.OperationalError), _autocommit(database.owners_url) as connection:
             if connection.execute(_SHAPE).one() == self._shape and _is_left_alone(connection):
-                tables = ", ".join(name for metadata in (TABLES.metadata, Base.metadata) for name in metadata.tables)
-                connection.exec_driver_sql(f"TRUNCATE {tables} RESTART IDENTITY")
+                if used := connection.execute(_USED, {"tables": OURS}).scalars().all():
+                    connection.exec_driver_sql(f"TRUNCATE {', '.join(used)} RESTART IDENTITY")
                 connection.exec_driver_sql("SELECT setval('outbox_position', 1, false), pg_stat_reset()")
                 connection.exec_driver_sql(
                     "DELETE FROM pg_statistic"
@@ -117,6 +117,16 @@ _SHAPE = sa.text(
     " (SELECT md5(string_agg(reloptions::text, ',' ORDER BY oid)) FROM pg_class),"
     " (SELECT md5(string_agg(setconfig::text, ',' ORDER BY setrole)) FROM pg_db_role_setting JOIN pg_database d"
     " ON d.oid = setdatabase WHERE datname = current_database())"
+)
+OURS = [name for metadata in (TABLES.metadata, Base.metadata) for name in metadata.tables]
+
+# A table that was written to, if only by what was rolled back, has pages; or a number was drawn for it; or it was analyzed.
+# To empty one takes new files, for each of its indexes too.
+_USED = sa.text(
+    "SELECT oid::regclass::text FROM pg_class WHERE relname = ANY(:tables) AND relkind = 'r'"
+    " AND (pg_relation_size(oid) > 0 OR reltuples >= 0"
+    " OR EXISTS (SELECT FROM pg_depend d JOIN pg_sequence ON seqrelid = d.objid"
+    " WHERE d.refobjid = pg_class.oid AND d.deptype IN ('a', 'i') AND pg_sequence_last_value(seqrelid) IS NOT NULL))"
 )
 _OTHERS = sa.text(
     "SELECT count(*) FROM pg_stat_activity"

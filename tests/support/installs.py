@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 
 from support.docs_pages import ROOT
@@ -25,13 +26,16 @@ class Environments:
         if packages not in self._made:
             home = self._folder / str(len(self._made))
             run(UV, "venv", "--quiet", "--python", sys.executable, str(home))
-            wheel = build("wheel", ROOT, self._folder / "wheel")
-            ours = [re.sub(r"^sqlalchemy-outbox(\[.*\])$", rf"{wheel}\1", name) for name in shlex.split(packages)]
+            ours = [re.sub(r"^sqlalchemy-outbox(\[.*\])$", rf"{self._wheel}\1", name) for name in shlex.split(packages)]
             python = home / "bin" / "python"
             constraint = str(ROOT / "requirements.lock")
             run(UV, "pip", "install", "--quiet", "--python", str(python), "--constraint", constraint, *ours)
             self._made[packages] = python
         return self._made[packages]
+
+    @cached_property
+    def _wheel(self) -> Path:
+        return build("wheel", ROOT, self._folder / "wheel")
 
 
 def build(kind: str, source: Path, target: Path) -> Path:
