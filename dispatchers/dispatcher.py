@@ -104,7 +104,6 @@ class Dispatcher:
             mark=mark,
             promotions_lose_nothing=promotions_lose_nothing,
         )
-        rng = rng or random.SystemRandom()
         self._set_up(settings, target, adapters or {}, include, keyring, outbox or default, store, clock, rng)
 
     def _set_up(
@@ -117,12 +116,13 @@ class Dispatcher:
         outbox: Outbox,
         store: Store | None,
         clock: Callable[[], float],
-        rng: random.Random,
+        rng: random.Random | None,
     ) -> None:
         if not isinstance(include, Sequence) or not all(isinstance(each, Operations) for each in include):
             raise ConfigurationError(
                 f"include must be a list of dispatchers.Operations, such as [effects], not {include!r}"
             )
+        rng = rng or random.SystemRandom()
         self._settings = settings
         self._outbox = outbox
         self._keyring = keyring

@@ -1,0 +1,39 @@
+"""A reader takes in each file at one sitting, and each function at one glance."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [path for package in ("outbox", "dispatchers") for path in sorted((ROOT / package).rglob("*.py"))]
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+DISPATCHER_LINES_MAX = 39  # of `Dispatcher.__init__`: its keywords, and nothing but its settings
+
+
+def lengths(path: Path) -> dict[str, int]:
+    """How many lines each function of this file has, by the line it begins in."""
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return {f"{node.name}, line {node.lineno}": (node.end_lineno or 0) - node.lineno + 1 for node in nodes}
+
+
+def test_no_file_of_the_product_is_longer_than_400_lines() -> None:
+    counts = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in SOURCES}
+
+    assert {name: count for name, count in counts.items() if count > FILE_LINES_MAX} == {}
+
+
+def test_no_function_of_the_product_is_longer_than_60_lines() -> None:
+    found = {f"{path.relative_to(ROOT)}: {name}": count for path in SOURCES for name, count in lengths(path).items()}
+
+    assert {name: count for name, count in found.items() if count > FUNCTION_LINES_MAX} == {}
+
+
+def test_the_dispatcher_takes_its_keywords_and_little_more() -> None:
+    found = lengths(ROOT / "dispatchers" / "dispatcher.py")
+
+    (count,) = [count for name, count in found.items() if name.startswith("__init__")]
+    assert count <= DISPATCHER_LINES_MAX
