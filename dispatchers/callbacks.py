@@ -27,7 +27,7 @@ from outbox.status import EntryStatus, entries_of_request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledEntry:
-    """The entry that has ended, as it was enqueued."""
+    """The settled entry, as it was enqueued."""
 
     id: UUID
     operation: str
@@ -46,7 +46,7 @@ class SettledEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """How it ended: what a callback is handed.
+    """How the entry ended: the argument of a callback.
 
     state: `delivered` (it happened), `failed` or `cancelled` (it did not and will not), or, for `on_uncertain`, `uncertain`.
     result: what the adapter kept of the answer. attempts: how many sends may have left.
@@ -60,7 +60,7 @@ class Settlement:
 
 
 class Completed:
-    """An accepted request of which every entry has ended: what `on_completed` is handed, and answers.
+    """An accepted request whose entries have all ended: the argument of `on_completed`, which answers it.
 
     id: the request's, as `claim.id` was. completion: the name under which it was accepted.
     entries: what it caused, oldest first, each `delivered`, `failed` or `cancelled`, with its result.
@@ -238,7 +238,7 @@ class CompletionFailed(CallbackFailed):
 
 
 class CallbackOverdue(Exception):
-    """The callback was given up at its deadline. function: its name. place: where it was then, as far as that is known."""
+    """The callback timed out. function: its name. place: the line where it was then, if known."""
 
     def __init__(self, seconds: float, function: str, place: str = "") -> None:
         super().__init__(seconds, function, place)

@@ -34,7 +34,7 @@ Window: TypeAlias = timedelta | Literal[Forever.FOREVER] | None
 
 
 class Delivery(NamedTuple):
-    """One attempt's view of an entry, or one look's. (A tuple: one is made for every send, and a frozen dataclass costs four.)
+    """One attempt at sending an entry, or one status lookup. (A tuple: it is made for each send.)
 
     body: the payload's JSON bytes as they were enqueued; they are what goes out, whatever the deploy.
     key: the child key in the form that the adapter declared: the same for every attempt.
@@ -72,7 +72,7 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """It happened. `replayed` when the service says that it only repeated an earlier answer.
+    """It was executed. `replayed`: the service says that it only repeated an earlier answer.
 
     result: what to remember of the answer, as JSON; None if nothing.
     """
@@ -83,7 +83,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Not executed, and never will be as it stands.
+    """Not executed, and a retry of the same request will not be either.
 
     conclusive: the service stored this answer under this key within its window, so no earlier attempt succeeded either.
     """
@@ -102,9 +102,9 @@ class KeyConflict:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """Certainly not executed; try later, `after` at the earliest.
+    """Certainly not executed; retry later, `after` at the earliest.
 
-    cools: the service said so to all of us, not of this one entry (429, 401): its whole destination waits.
+    cools: the answer is about the whole destination, not this entry (429, 401): the whole destination waits.
     account: the one account of many that the service refuses. Only that account's own destination counts it as a failure or waits
         (`stripe:acct_1`); in a destination that accounts share, only the entry waits.
     """
@@ -124,7 +124,7 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """It may have been executed. `final`: asking again under this key tells nothing new. `cools`: as in `Deferred`."""
+    """It may have been executed. `final`: a retry under this key cannot give another answer. `cools`: as in `Deferred`."""
 
     reason: str
     after: timedelta | None = None
@@ -159,7 +159,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class CannotTell:
-    """Neither is proved: the service was out of reach, its search lags behind, or more was there than could be read."""
+    """The lookup proves neither: the service was unreachable, its search index lags, or it returned more than could be read."""
 
     reason: str = ""
 
@@ -176,7 +176,7 @@ UUID_VERSIONS: Final = (4, 5, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFormat:
-    """What a service takes as a key; that ours fit is checked when the adapter is registered.
+    """The form of the keys that a service accepts; checked when the adapter is registered.
 
     encoding: how the stored tag is written: `native` (ck1_..., 36 characters), `uuid` (36) or `hex` (64).
     chars_max: the longest key that the service takes. alphabet: a regular expression for one character.
@@ -242,7 +242,7 @@ class Adapter(Protocol):
         (the default) parks the entry as `uncertain`.
     attempts_max: after so many sends without an answer that ends it, the entry ends: failed, or uncertain if in doubt.
     age_max: the same for the time since its first claim. Waiting for that has no limit.
-    halts_lane: whether a failed or uncertain entry with an ordering key halts its lane until somebody releases it; False lets
+    failure_blocks_group: whether a failed or uncertain entry blocks its ordering group until an operator releases it; False lets
         the entries behind it go on.
     pinned: what else must not change between two attempts (an API version, an account); a later attempt in doubt whose
         adapter differs here or in `key_format` is refused and reported.
@@ -266,11 +266,11 @@ class Adapter(Protocol):
     find: Any = None  # a function of the delivery; typed so, because a method may take its place as well
 
     def serves(self, operation: str) -> bool:
-        """Whether it knows `operation`. What it does not know waits, for a newer process perhaps, and is reported."""
+        """Whether it knows `operation`. Entries of unknown operations wait for a process that knows them, and are logged."""
         return True
 
     def nearest(self, operation: str) -> str | None:
-        """What it knows that is most like `operation`, or like the beginning of one; None if it has no list. For hints only."""
+        """The known operation, or prefix of one, closest to `operation`; None if it has no list. For hints only."""
         return None
 
     def sends_alike(self, pinned: str, options: Mapping[str, Any]) -> bool:
@@ -282,15 +282,15 @@ class Adapter(Protocol):
         return False
 
     async def send(self, delivery: Delivery) -> Outcome:
-        """Call the service once. Foreign errors are answers here, not exceptions; what escapes becomes `Unknown`."""
+        """Call the service once. Return an outcome for the service's errors too; an exception becomes `Unknown`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What `decide` needs to know of a service: an adapter's declaration, as plain values.
+    """The adapter's declarations that `decide` needs, as plain values.
 
-    quiescence: how long a sender may still be at work that lost its lease. can_look: whether there is a `find`.
+    fencing_delay: how long a send that lost its lease may still be in flight. can_look_up: whether there is a `find`.
     """
 
     window: Window

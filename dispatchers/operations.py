@@ -53,7 +53,7 @@ class Operations:
 
         The settings and their defaults are those of `Adapter`: without a `window` the service is taken to keep no keys,
         and an attempt whose fate is unknown leaves the entry `uncertain`. A sync function runs on a thread; after its
-        timeout it goes on there, and its outcome counts as unknown.
+        timeout it continues there, and its outcome counts as unknown.
         """
         check_operation(name)
         self._require_free(name)
@@ -78,7 +78,7 @@ class Operations:
         return register
 
     def on_settled(self, name: str) -> Callable[[AnyCallback], AnyCallback]:
-        """Register `function(session, settlement)` for when `name`, or an operation below it, has ended.
+        """Register `function(session, settlement)` to run when an entry of `name`, or of an operation below it, ends.
 
         Sync or async (then the dispatcher needs an AsyncEngine), it runs in the transaction that settles the entry as delivered,
         failed or cancelled: what it writes and enqueues commits with that, once. What it enqueues without `parent=` derives
@@ -90,12 +90,12 @@ class Operations:
         return self._callback("on_settled", name)
 
     def on_uncertain(self, name: str) -> Callable[[AnyCallback], AnyCallback]:
-        """The same for an entry that becomes uncertain; `on_settled` follows once somebody has resolved it."""
+        """Register `function(session, settlement)` for entries that become uncertain; `on_settled` follows when resolved."""
         check_operation(name)
         return self._callback("on_uncertain", name)
 
     def on_completed(self, name: str) -> Callable[[AnyCompletion], AnyCompletion]:
-        """Register `function(session, completed)` for when every entry of a request has ended that was accepted under `name`.
+        """Register `function(session, completed)` to run when every entry of a request accepted under `name` has ended.
 
         It calls `completed.respond(...)`, the request's final response, in the transaction that settles the last entry, after
         that entry's own callback. The same rules hold as for `on_settled`: if it raises, all of that is tried again with

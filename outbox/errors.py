@@ -3,26 +3,26 @@
 OutboxError
 ├── ConfigurationError      no key ring, a weak secret, a second `configure` that differs
 ├── InvalidValue            a field outside its limits: .field, .value          (also a ValueError)
-├── NotSerializable         a payload that is no JSON, or too large             (also a ValueError)
+├── NotSerializable         a payload that is not JSON, or too large             (also a ValueError)
 ├── NoTransaction           an autocommit connection: nothing could be atomic
 ├── ParentRequired          enqueue outside a claim and without a parent
-├── DuplicateEntry          the same effect asked for twice: .entry_id
+├── DuplicateEntry          the same effect enqueued twice: .entry_id
 ├── SchemaError             the tables are missing, or of another version
 ├── EntryNotFound           no entry has this id
-├── DecisionRefused         an entry's state does not allow what a person asked for: .state
-├── Held                    every dispatcher holds after a failover, a restore or a copy, until a person resumes
+├── DecisionRefused         an entry's state does not allow an operator's decision: .state
+├── Suspended               sending is suspended after a failover, a restore or a copy, until an operator resumes it
 ├── CallbackError           a callback ends the transaction that is not its own, or leaves it unable to commit
 ├── ClaimError              a claim is used against its rules
 │   ├── AlreadyAnswered     work inside a replay
 │   ├── ClaimOpen           a commit, or a second claim, while a claim is open
-│   ├── ClaimLost           the transaction of an open claim ended under it
+│   ├── ClaimLost           the transaction of an open claim ended inside its block
 │   ├── LeaseLost           another attempt took a leased claim over
 │   └── NotAnswered         the block ended without `respond`, `accept` or `reject`
 └── RequestRefused          the request cannot be answered: .status, for HTTP
     ├── KeyMissing          400
     ├── KeyMalformed        400
     ├── KeyInFlight         409: .retry_after
-    ├── RequestTooLarge     413: a body of more bytes than a fingerprint is taken of
+    ├── RequestTooLarge     413: a body of more bytes than may be fingerprinted
     ├── RequestMismatch     422: the key was used with another request
     ├── KeyExpired          422: the key is older than its retry window
     └── RequestUndone       503: the database ended the transaction in favour of another: .retry_after
@@ -34,7 +34,7 @@ from uuid import UUID
 
 
 class OutboxError(Exception):
-    """The root: everything that this library raises by itself."""
+    """Base class of every error that this library raises by itself."""
 
 
 class ConfigurationError(OutboxError):
@@ -74,7 +74,7 @@ class DuplicateEntry(OutboxError):
 
 
 class SchemaError(OutboxError):
-    """The outbox's tables are missing or of another version; the text names the command that mends it."""
+    """The outbox's tables are missing or of another version; the text names the command that fixes it."""
 
 
 class EntryNotFound(OutboxError):
@@ -82,7 +82,7 @@ class EntryNotFound(OutboxError):
 
 
 class DecisionRefused(OutboxError):
-    """What a person asked for is not possible in the entry's present state. Nothing was changed."""
+    """The entry's present state does not allow the operator's decision. Nothing was changed."""
 
     def __init__(self, message: str, state: str) -> None:
         super().__init__(message)
@@ -90,7 +90,7 @@ class DecisionRefused(OutboxError):
 
 
 class Suspended(OutboxError):
-    """The database may have forgotten what was sent, or is a copy: nothing is sent until `outbox resume --after-restore`."""
+    """Sending is suspended: the database may have lost the record of sends, or is a copy. See `outbox resume --after-restore`."""
 
 
 class CallbackError(OutboxError):
@@ -102,7 +102,7 @@ class ClaimError(OutboxError):
 
 
 class AlreadyAnswered(ClaimError):
-    """The request was answered before: inside a replay nothing may be written, enqueued or answered anew."""
+    """The request was answered before: inside a replay nothing may be written, enqueued or answered again."""
 
 
 class ClaimOpen(ClaimError):
@@ -114,7 +114,7 @@ class ClaimLost(ClaimError):
 
 
 class LeaseLost(ClaimError):
-    """The lease of a leased claim ran out and another attempt has it, or has answered; nothing of this one is stored."""
+    """The lease of a leased claim expired and another attempt took it over or answered; nothing of this attempt is stored."""
 
 
 class NotAnswered(ClaimError):
@@ -122,7 +122,7 @@ class NotAnswered(ClaimError):
 
 
 class RequestRefused(OutboxError):
-    """A request that cannot be answered as it stands. `status` is what HTTP calls it."""
+    """The request cannot be answered in its present form. `status` is its HTTP status."""
 
     status: ClassVar[int] = 400
 
@@ -136,7 +136,7 @@ class KeyMalformed(RequestRefused):
 
 
 class KeyInFlight(RequestRefused):
-    """A request with this key is being processed now; `retry_after` is when to ask again."""
+    """A request with this key is being processed now; `retry_after` says when to retry."""
 
     status = 409
 
@@ -146,7 +146,7 @@ class KeyInFlight(RequestRefused):
 
 
 class RequestTooLarge(RequestRefused):
-    """The request's body has more bytes than are read to recognise a retry of it."""
+    """The request's body has more bytes than may be compared with a retry."""
 
     status = 413
 
@@ -164,7 +164,7 @@ class KeyExpired(RequestRefused):
 
 
 class RequestUndone(RequestRefused):
-    """The database ended the request's transaction in favour of another. Nothing of it is kept; `retry_after`: ask again."""
+    """The database ended the request's transaction in favour of another and kept nothing; `retry_after` says when to retry."""
 
     status = 503
 

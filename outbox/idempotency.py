@@ -1,4 +1,4 @@
-"""Remember a request and its response: claim, replay, or refuse.
+"""Store a request with its response: claim its key, replay its answer, or refuse it.
 
 The claim, the business rows, the response and the entries commit together. A crash rolls all of it back, so a stale
 pending record cannot exist: the record is inserted with its answer, at the end of the block, under the key's lock.
@@ -207,7 +207,7 @@ class Claim:
             state.piggybacked = None
 
     def abandon(self) -> ClaimError | None:
-        """Undo the block's work, so that a caller who goes on and commits keeps neither it nor a record.
+        """Undo the block's work, so that a caller who continues and commits keeps neither it nor a record.
 
         Returns why that caller must not commit, if the transaction ended in the block.
         """

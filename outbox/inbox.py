@@ -1,4 +1,4 @@
-"""Handle a consumed message once: the same record as a request's, for something that wants no answer.
+"""Handle a consumed message once, with the same record as a request but no answer.
 
 The record, the consumer's rows and its entries commit together, and only then is the message acknowledged. A crash between the
 two brings the message back, and the record says that it was handled. Recipes for each broker: docs/inbox.md.

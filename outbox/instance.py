@@ -78,7 +78,7 @@ class Outbox:
     @overload
     def check(self, engine: AsyncEngineLike) -> Awaitable[None]: ...
     def check(self, engine: Any) -> Awaitable[None] | None:
-        """Raise what would keep the app from working, at its start instead of at a request. With an AsyncEngine: awaited.
+        """Check the database and the settings when the app starts, not at its first request. With an AsyncEngine, await it.
 
         In one transaction that only reads. Raises `ConfigurationError` for a missing secret, another database than PostgreSQL and
         SQLite, a database of another env, and a secret that differs from the one that the dispatchers have recorded for
@@ -100,11 +100,12 @@ class Outbox:
         ordering_key: str | None = None,
         if_exists: Literal["raise", "ignore"] = "raise",
     ) -> Entry:
-        """Ask for one effect in the caller's transaction. No I/O and no `await`, for Session and AsyncSession alike.
+        """Enqueue one effect in the caller's transaction. No I/O and no `await`, for Session and AsyncSession alike.
 
-        The entry lives and dies with the transaction and the savepoint in which it is enqueued, whatever else is done to the
-        session. It is written by the session's next flush that has rows to write, else before its next savepoint, at the latest
-        before its commit. `outbox` never commits. A session without a transaction begins one, as `session.add` does.
+        The entry commits or rolls back with the transaction and the savepoint in which it is enqueued, whatever else happens
+        to the session. It is written by the session's next flush that has rows to write, else before its next savepoint, at
+        the latest before its commit. `outbox` never commits. A session without a transaction begins one, as `session.add`
+        does.
 
         operation: the effect's registered name; its first segment picks the adapter.
         payload: JSON, at most `payload_bytes_max` bytes (256 KiB); the bytes that go out are these.
@@ -164,7 +165,7 @@ class Outbox:
         """Claim a request's key for this transaction: `with` it on a Session, `async with` it on an AsyncSession.
 
         Inside, check `claim.replayed` first and return `claim.response`; else do the work and `claim.respond(...)`.
-        The record, the rows and the entries commit with the caller's commit after the block, or vanish together. An
+        The record, the rows and the entries commit together with the caller's commit after the block, or not at all. An
         exception inside stores nothing and frees the key.
 
         key: what the client repeats; a natural key such as `invoice:42`, with source "app"; or `outbox.BodyKey(window)`, for
@@ -200,7 +201,7 @@ class Outbox:
         out with `claim.child_key(operation)`, and answer: `claim.respond(...)`, or with rows and entries
         `claim.fence(session)`.
 
-        lease: how long the key stays with this attempt; longer than any single call. `claim.renew()` begins it anew.
+        lease: how long the key stays with this attempt; longer than any single call. `claim.renew()` renews it.
         renew_for: renew it in the background, for this long at most.
         in_flight, wait: as for `idempotent`; `KeyInFlight.retry_after` is the rest of the lease.
         keep: how long a retry may take an unfinished request over, and how long it is answered with the stored response. No
@@ -273,7 +274,7 @@ class Outbox:
         """Take a consumed message in this transaction: `with` it on a Session, `async with` it on an AsyncSession.
 
         Inside, check `message.duplicate` first and do nothing if it is; else do the work. What the block writes and
-        enqueues commits together with the record that the message was handled, or vanishes together: commit after the
+        enqueues commits or rolls back together with the record that the message was handled: commit after the
         block, acknowledge the message after the commit. An exception inside undoes the block and stores nothing, so the
         message is worked on again when it is redelivered.
 
@@ -310,7 +311,7 @@ class Outbox:
         """Cancel an entry in the caller's transaction, if it was certainly never sent. With an AsyncSession: awaited.
 
         Returns False, and changes nothing, for an entry that is being sent, may have been sent, has ended or is
-        unknown. No callback runs: the app decides, in its own transaction. Raises `InvalidValue` for what is no UUID.
+        unknown. No callback runs: the app decides, in its own transaction. Raises `InvalidValue` if it is not a UUID.
         """
         configuration = self.configuration
         cancelled: bool | Awaitable[bool] = in_session(

@@ -51,7 +51,7 @@ SERIALIZATION_FAILURE = "40001"  # PostgreSQL, appendix A: under REPEATABLE READ
 
 
 class LeasedAttempt:
-    """One attempt at a request: what a leased claim is, for sync and async handlers alike.
+    """One attempt at a request under a lease, for sync and async handlers alike.
 
     parent: the key from which children derive theirs. replayed: whether the request was answered before; then `response` is
     that answer, and nothing is to be done.
@@ -135,7 +135,7 @@ class LeasedClaim(LeasedAttempt):
         self._source = source
 
     def renew(self) -> None:
-        """Begin the lease anew, in a short transaction. Raises `LeaseLost`."""
+        """Renew the lease, in a short transaction. Raises `LeaseLost`."""
         lease = self._held("renew")
         try:
             run(self._source, lambda connection: lease_records.renew(connection, lease))
@@ -182,7 +182,7 @@ class AsyncLeasedClaim(LeasedAttempt):
 
 
 class Fence(Claim):
-    """An open fence: a claim on a session, whose record is there already."""
+    """An open fence: a claim in a session whose record already exists."""
 
     def __init__(self, session: Session, connection: Connection, attempt: LeasedAttempt, lease: Lease) -> None:
         super().__init__(session, connection, lease.key, None, nested_savepoint)

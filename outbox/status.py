@@ -1,4 +1,4 @@
-"""What became of a parent's entries, and their cancelling while that is still certain to be in time."""
+"""The status of a parent's entries, and cancelling an entry that was certainly never sent."""
 
 import json
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryStatus:
-    """One entry as it stands.
+    """The present status of one entry.
 
-    state: delivered, failed and cancelled are final and true; uncertain: it may have happened, and only a look at the
-        service or a person can tell.
+    state: delivered, failed and cancelled are final and true; uncertain: it may have happened, and only a status lookup at the
+        service or an operator can decide.
     result: what the service answered, as the adapter chose to keep it; None until settled.
     reason: why it failed, waits or is uncertain, if it does.
     attempts: how many sends may have left.
@@ -112,7 +112,7 @@ def waiting_reason(state: str, outcome: str | None) -> str | None:
 
 
 def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID) -> bool:
-    """Cancel what was never possibly sent. On PostgreSQL by the function that the app's role may call."""
+    """Cancel an entry that was certainly never sent. On PostgreSQL, by the function that the app's role may call."""
     check_id("entry_id", entry_id)
     flush_all(session)
     connection = session.connection()

@@ -25,7 +25,7 @@ RequestState = Literal["accepted", "leased", "succeeded", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatus:
-    """One request as it stands.
+    """The present status of one request.
 
     state: succeeded and failed are final, as `response.status` says; accepted: it waits for its entries.
     entries: what it caused, oldest first.
