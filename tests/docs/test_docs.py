@@ -92,7 +92,7 @@ class Reader:
             seen = ""
             for line in process.stdout or ():
                 seen += line
-                if "outbox.daemon: sending" in line:
+                if "outbox.daemon: started" in line:
                     process.terminate()
             late.cancel()
         assert process.returncode == 0, f"line {snippet.line}: exit status {process.returncode}\n{seen}"
