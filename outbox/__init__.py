@@ -12,7 +12,7 @@
 
 The order, the record of the request and the entry commit together or not at all. Another process, the dispatcher (package
 `dispatchers`), sends the entry under a key derived from the request's key, the same for every attempt. Read next:
-`enqueue.py`, then `dispatchers/decide.py`, `claims.py` and `dispatcher.py`.
+`enqueue.py`, then in `dispatchers` `decide.py`, `store/claims_postgresql.py` and `pipeline/claim_loops.py`.
 """
 
 from typing import Any
