@@ -60,7 +60,7 @@ class ClaimedEntry(NamedTuple):
         return self.id, self.lease_token
 
     def __repr__(self) -> str:
-        return f"Claimed(id={self.id!r}, operation={self.operation!r}, deliveries={self.deliveries})"
+        return f"ClaimedEntry(id={self.id!r}, operation={self.operation!r}, deliveries={self.deliveries})"
 
 
 class Settle(NamedTuple):

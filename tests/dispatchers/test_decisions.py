@@ -199,7 +199,7 @@ def test_an_unknown_entry_is_said_to_be_unknown(database: Database, what: Any) -
         ({"reason": "r" * 1001}, outbox.InvalidValue, "has 1001 characters; the maximum is 1000"),
         ({"reason": "a\0b"}, outbox.InvalidValue, "contains a NUL character or a lone surrogate"),
         ({"reason": "a\ud83d"}, outbox.InvalidValue, "contains a NUL character or a lone surrogate"),
-        ({"result": float("nan")}, outbox.NotSerializable, "the result is not JSON: it holds NaN"),
+        ({"result": float("nan")}, outbox.NotSerializable, "the result is not JSON: it contains NaN"),
         ({"result": "x" * 70_000}, outbox.NotSerializable, "the result has 70002 bytes of JSON, at most 65536 are"),
     ],
 )

@@ -214,9 +214,9 @@ def test_an_older_state_on_the_same_timeline_is_noticed_by_the_mark_outside_the_
     backup = primary.backup(tmp_path / "backup")
     run_once(primary, ob, adapters=adapters(stripe), mark=mark)
     with cluster(backup) as restored:  # as a disk's snapshot: no recovery to another timeline
-        with pytest.raises(Suspended, match=" back"):
+        with pytest.raises(Suspended, match="an older state was restored"):
             run_once(restored, ob, adapters=adapters(stripe), mark=mark)
-        require_held(restored, ob, stripe, " back")
+        require_held(restored, ob, stripe, "an older state was restored")
         resume(restored)
         run_once(restored, ob, adapters=adapters(stripe), mark=mark)
 
@@ -281,7 +281,7 @@ def test_a_copy_within_the_same_server_is_noticed(primary: Cluster, ob: outbox.O
     primary.say("CREATE DATABASE copy TEMPLATE postgres")
     copy = Database(primary.url.set(database="copy"))
 
-    require_held(copy, ob, stripe, "the tables are others")
+    require_held(copy, ob, stripe, "the tables have changed")
 
     copy.dispose()
 
