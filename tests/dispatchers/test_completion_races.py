@@ -210,7 +210,7 @@ def make():
 
 COMPLETING = """
 from support.entries import FileService, die_at
-from dispatchers.claims import Claims
+from dispatchers.store.database import DatabaseStore
 from support.database import CHARGE, Order
 
 moment = os.environ["MOMENT"]
@@ -228,7 +228,7 @@ def complete(session, completed):
     session.flush()
     die_at(moment, here="before its commit")
 
-class DyingClaims(Claims):
+class DyingStore(DatabaseStore):
     async def settle_with(self, entry, end, calls):
         settled = await super().settle_with(entry, end, calls)
         die_at(moment, here="after its commit")
@@ -242,7 +242,7 @@ class DyingClaims(Claims):
 def make():
     return Dispatcher(
         outbox=ob, include=[effects], adapters={"stripe": FileService(here)},
-        store=DyingClaims(url, ob.configuration), poll=timedelta(seconds=0.02),
+        store=DyingStore(url, ob.configuration), poll=timedelta(seconds=0.02),
     )
 """
 

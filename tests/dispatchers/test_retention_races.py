@@ -243,7 +243,7 @@ KILLED = """
 import os, signal, sys
 import sqlalchemy as sa
 from support.retention import clean
-from outbox.databases import prepare_sqlite
+from outbox.sql.dialect import prepare_sqlite
 
 engine = sa.create_engine(os.environ["SHOP_URL"])
 if engine.dialect.name == "sqlite":
@@ -267,7 +267,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_an_upkeep_killed_in_the_middle_of_a_batch_leaves_everything_whole(
+def test_a_maintenance_run_killed_in_the_middle_of_a_batch_leaves_everything_whole(
     database: Database, ob: outbox.Outbox, moment: str
 ) -> None:
     for number in range(3):

@@ -22,7 +22,7 @@ import outbox
 
 CHAIN = """
 from support.entries import FileService, die_at
-from dispatchers.claims import Claims
+from dispatchers.store.database import DatabaseStore
 from support.database import CHARGE, Order
 
 moment = os.environ["MOMENT"]
@@ -36,7 +36,7 @@ def charged(session, settlement):
     session.flush()
     die_at(moment, here="before the callback's commit")
 
-class DyingClaims(Claims):
+class DyingStore(DatabaseStore):
     async def settle_with(self, entry, end, callback):
         settled = await super().settle_with(entry, end, callback)
         die_at(moment, here="after the callback's commit")
@@ -46,7 +46,7 @@ def make():
     service = FileService(here)
     return Dispatcher(
         outbox=ob, include=[effects], adapters={"stripe": service, "mail": service},
-        store=DyingClaims(url, ob.configuration), poll=timedelta(seconds=0.02),
+        store=DyingStore(url, ob.configuration), poll=timedelta(seconds=0.02),
     )
 """
 

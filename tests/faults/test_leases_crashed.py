@@ -1,5 +1,6 @@
 """A charge inside a leased claim, killed at any moment and taken over: Stripe charges once, with its real client library."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.apps.charging_shop import MOMENTS, charge, handle
-from support.database import ALL, Database
+from support.database import ALL, IMPORT_PATH, Database
 from support.leases import Shop
 
 import outbox
@@ -35,7 +36,9 @@ def stripe_process(tmp_path: Path) -> Iterator[tuple[str, StripeLedger]]:
 def handle_elsewhere(database: Database, stripe_url: str, moment: str) -> int:
     url = database.url.render_as_string(hide_password=False)
     script = Path(__file__).parents[1] / "support" / "apps" / "charging_shop.py"
-    return subprocess.run([sys.executable, str(script), url, stripe_url, moment], check=False).returncode
+    environment = os.environ | {"PYTHONPATH": IMPORT_PATH}
+    command = [sys.executable, str(script), url, stripe_url, moment]
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from support.apps.oom_sender import ATTEMPTS_MAX
-from support.database import TABLES, Database
+from support.database import IMPORT_PATH, TABLES, Database
 from support.entries import (
     HOUR,
     FileService,
@@ -106,7 +106,8 @@ def supervised(database: Database, directory: Path, keys: str) -> list[int]:
     """How each of the dispatchers ended that were started, one after another, until nothing waited any more."""
     script = Path(__file__).parents[1] / "support" / "apps" / "oom_sender.py"
     command = [sys.executable, str(script), database.url.render_as_string(hide_password=False), str(directory), keys]
-    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    environment = os.environ | {"PYTHONPATH": IMPORT_PATH}
+    ended = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
     return [int(line) for line in ended.split()]
 
 

@@ -101,7 +101,7 @@ def test_what_is_no_target_is_refused(blank_sqlite):
     connection = create_async_engine(blank_sqlite.url.set(drivername="sqlite+aiosqlite")).connect()
 
     for target in (connection, object()):
-        with pytest.raises(ConfigurationError, match=f"{type(target).__name__} is no target"):
+        with pytest.raises(ConfigurationError, match=f"{type(target).__name__} is not a target"):
             migrations.upgrade(target)
 
 

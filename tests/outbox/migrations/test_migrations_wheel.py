@@ -91,7 +91,7 @@ def test_from_the_wheel_the_command_upgrades(installed, tmp_path, blank):
 
     printed = [run([str(installed / "outbox"), "db", "upgrade", "--database", url], cwd=tmp_path) for _ in range(2)]
 
-    assert printed == [f"upgraded from nothing to {migrations.head()}\n", f"at {migrations.head()} already\n"]
+    assert printed == [f"upgraded from nothing to {migrations.head()}\n", f"already at {migrations.head()}\n"]
     migrations.check(blank.url)
 
 
