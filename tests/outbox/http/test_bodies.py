@@ -177,6 +177,8 @@ class Reading:
 
 @pytest.fixture
 def django_shop(postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Client]:
+    use_django(postgresql, "READ_COMMITTED", [])  # a test may change Django's settings before it makes the shop
+
     def make(*middleware: str, csrf: bool = False, **more: Any) -> Client:
         idempotency = outbox.http.django.Idempotency(
             scope=lambda request: "ada", policy=Policy(outbox=ob), body_bytes_max=LIMIT, **more
