@@ -32,19 +32,19 @@ def claim(
     tables: Tables,
     request: ClaimRequest,
     rounds: FairCursor = NOBODY,
-    guards: Guards = GUARDS,
 ) -> list[ClaimedEntry]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
+    connection: in a transaction that has its guards (`guard`).
     One statement for all destinations of which as many are wanted. Those that `rounds` tells are shared out over their scopes.
     """
     claimed: list[ClaimedEntry] = []
     for slots, wanted in _alike(request.quotas, rounds).items():
         left = replace(request, quotas=wanted, entries_max=request.entries_max - len(claimed))
         if slots:
-            claimed += _lease(connection, tables, left, _oldest(request), guards, slots=slots)
+            claimed += _lease(connection, tables, left, _oldest(request), slots=slots)
         else:
-            claimed += _share_out(connection, tables, left, rounds, guards)
+            claimed += _share_out(connection, tables, left, rounds)
     return claimed
 
 
@@ -61,9 +61,7 @@ def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[int, list[Quota]
     return alike
 
 
-def _share_out(
-    connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor, guards: Guards
-) -> list[ClaimedEntry]:
+def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor) -> list[ClaimedEntry]:
     """The same for fair destinations: their scopes' shares, then with what these leave over the oldest, whoever's they are."""
     quotas: list[Quota] = []
     for quota in request.quotas:
@@ -72,28 +70,24 @@ def _share_out(
             quotas.append(quota._replace(slots=slots, hint=rounds.hint(quota)))
     claimed: list[ClaimedEntry] = []
     left: list[Quota] = []
-    for quota, backlog in read_fronts(connection, tables, quotas, request.cutoff, guards):
+    for quota, backlog in read_fronts(connection, tables, quotas, request.cutoff):
         if backlog.entries > quota.slots:
             scopes = read_scopes(connection, tables, quota, request.cutoff, rounds.after(quota.destination))
             backlog = backlog._replace(behind=scopes[0], before=scopes[1])
         of = rounds.share_out(quota, backlog)
         given = {"scopes": list(of), "shares": list(of.values()), "slots": quota.slots}
         due = _SHARES.format(served=SERVED if request.unserved is not None else "")
-        shared = _lease(connection, tables, replace(request, quotas=[quota]), due, guards, **given) if of else []
+        shared = _lease(connection, tables, replace(request, quotas=[quota]), due, **given) if of else []
         claimed += shared
         left.append(quota._replace(slots=quota.slots - len(shared)))
-    return claimed + claim(
-        connection, tables, replace(request, quotas=[quota for quota in left if quota.slots]), guards=guards
-    )
+    return claimed + claim(connection, tables, replace(request, quotas=[quota for quota in left if quota.slots]))
 
 
-def _lease(
-    connection: Connection, tables: Tables, request: ClaimRequest, due: str, guards: Guards, **given: Any
-) -> list[ClaimedEntry]:
+def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: str, **given: Any) -> list[ClaimedEntry]:
     wanted = request.quotas
     found = execute(
         connection,
-        _claim_statement(tables, request.completions, len(request.forms), due, guards),
+        _claim_statement(tables, request.completions, len(request.forms), due),
         {
             "names": [quota.destination for quota in wanted],
             "hints": [quota.hint for quota in wanted],
@@ -256,7 +250,7 @@ def _oldest(request: ClaimRequest) -> str:
 
 
 @lru_cache(STATEMENTS_MAX)
-def _claim_statement(tables: Tables, completions: bool, forms: int, due: str, guards: Guards) -> TextClause:
+def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) -> TextClause:
     return text(
         """
         UPDATE {queue} AS q SET
@@ -277,9 +271,8 @@ def _claim_statement(tables: Tables, completions: bool, forms: int, due: str, gu
         WHERE e.id = q.id AND q.id = ANY (ARRAY(
             SELECT due.id
             FROM (
-                SELECT {guards}
-                WHERE NOT {holding} AND COALESCE((SELECT m.number FROM {meta} AS m), 0) >= CAST(:seen AS bigint)
-            ) AS guarded,
+                SELECT WHERE NOT {holding} AND COALESCE((SELECT m.number FROM {meta} AS m), 0) >= CAST(:seen AS bigint)
+            ) AS trusted,
                 {due}
             WHERE d.admitted OR NOT COALESCE((
                 SELECT p.paused OR p.breaker <> 'closed' OR p.cool_until > now() FROM {destination} AS p WHERE p.name = d.name
@@ -295,7 +288,6 @@ def _claim_statement(tables: Tables, completions: bool, forms: int, due: str, gu
             completion=_COMPLETION.format(**_quoted(tables)) if completions else "NULL, NULL",
             form=_form(forms),
             due=due.format(**_quoted(tables)),
-            guards=guards.sql,
             **_quoted(tables),
         )
     )

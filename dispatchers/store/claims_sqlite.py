@@ -29,7 +29,6 @@ def claim(
     tables: Tables,
     request: ClaimRequest,
     rounds: FairCursor = NOBODY,
-    guards: object = None,  # SQLite has none
 ) -> list[ClaimedEntry]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 

@@ -89,7 +89,7 @@ class Exchanges:
         connection: Connection,
     ) -> Exchange:
         pressing = request.pressing if request else None
-        if pressing is not None:  # else the first statement brings them along
+        if pressing is not None or not settlements:  # else the statement that settles brings them along
             guard(connection, self._guards)
         cutoff = request.cutoff if request else NEVER
         settled = set()
@@ -135,7 +135,7 @@ class Exchanges:
         self, connection: Connection, request: ClaimRequest, passed: list[Ending], ended: dict[UUID, str]
     ) -> list[ClaimedEntry]:
         """The claims that may go. passed: gets those that are handed back. ended: gets those that had ended before."""
-        found: list[ClaimedEntry] = self._sql.claim(connection, self._tables, request, self._rounds, self._guards)
+        found: list[ClaimedEntry] = self._sql.claim(connection, self._tables, request, self._rounds)
         must_wait: list[Ending] = []
         if any(entry.ended for entry in found):
             removed = remove_ended(connection, self._tables, [entry for entry in found if entry.ended])
@@ -223,17 +223,19 @@ class Exchanges:
 
     async def _try(self, work: Callable[[Connection], Result]) -> Result | None:
         """What `work` returns; None if the database refuses that as well."""
-
-        def guarded(connection: Connection) -> Result:
-            guard(connection, self._guards)
-            return work(connection)
-
         try:
-            return await self._run(guarded)
+            return await self._run_guarded(work)
         except Exception as error:
             if isinstance(error, NextIsLocked) or is_of_one_row(error) or is_of_the_moment(error):
                 return None
             raise
+
+    async def _run_guarded(self, work: Callable[[Connection], Result]) -> Result:
+        def guarded(connection: Connection) -> Result:
+            guard(connection, self._guards)
+            return work(connection)
+
+        return await self._run(guarded)
 
     # --- rows that cannot be claimed
 
@@ -242,7 +244,7 @@ class Exchanges:
         page = 0
         while True:
             find = partial(candidates, tables=self._tables, request=request, rows_max=PROBED_ROWS, page=page)
-            ids = await self._run(find)
+            ids = await self._run_guarded(find)
             done = await self._set_aside_among(ids, request) if ids else 0
             if done or len(ids) < PROBED_ROWS:
                 return done
@@ -278,11 +280,11 @@ class Exchanges:
         )
 
         def work(connection: Connection) -> None:
-            self._sql.claim(connection, self._tables, probing, guards=self._guards)
+            self._sql.claim(connection, self._tables, probing)
             raise NotCommitted
 
         try:
-            await self._run(work)
+            await self._run_guarded(work)
         except NotCommitted:
             pass
         except Exception as error:

@@ -12,7 +12,6 @@ from sqlalchemy import ColumnElement, Connection, Table, TextClause, func, liter
 
 from dispatchers.flow_control.fair_share import SCOPES_MAX, Backlog, Waiting, counted_max
 from dispatchers.flow_control.quota import Quota
-from dispatchers.store.guards import Guards
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import STATEMENTS_MAX, Tables
 
@@ -34,7 +33,7 @@ SERVED = """
 
 
 def read_fronts(
-    connection: Connection, tables: Tables, quotas: Sequence[Quota], cutoff: datetime, guards: Guards
+    connection: Connection, tables: Tables, quotas: Sequence[Quota], cutoff: datetime
 ) -> list[tuple[Quota, Backlog]]:
     """Of the destinations where anything may be claimed, what waits there without its scopes."""
     asked = {
@@ -43,7 +42,7 @@ def read_fronts(
         "slots": [quota.slots for quota in quotas],
         "cutoff": cutoff,
     }
-    found = {row.name: Backlog(*row[1:]) for row in connection.execute(_front_statement(tables, guards), asked)}
+    found = {row.name: Backlog(*row[1:]) for row in connection.execute(_front_statement(tables), asked)}
     return [(quota, found[quota.destination]) for quota in quotas if found[quota.destination].entries]
 
 
@@ -58,18 +57,12 @@ def read_scopes(
     return laps
 
 
-# In this transaction each statement is planned for the queue as it is. A plan that was made and kept when the queue was empty
-# reads it from end to end, and what is shared out would do that for each scope.
-_PLANNED_ANEW = "set_config('plan_cache_mode', 'force_custom_plan', true)"
-
-
 @lru_cache(STATEMENTS_MAX)
-def _front_statement(tables: Tables, guards: Guards) -> TextClause:
+def _front_statement(tables: Tables) -> TextClause:
     return text(
         f"""
         SELECT d.name, front.*
-        FROM (SELECT {_PLANNED_ANEW}, {guards.sql}) AS guarded,
-            unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:slots AS integer[])) AS d(name, hint, slots)
+        FROM unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:slots AS integer[])) AS d(name, hint, slots)
         CROSS JOIN LATERAL (
             SELECT min(f.due_at) AS oldest, count(*) AS entries, count(*) - count(f.fair) AS unscoped
             FROM (

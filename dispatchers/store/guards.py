@@ -1,7 +1,7 @@
 """What a dispatcher's transactions tell PostgreSQL first, whatever the role's and the session's own settings.
 
-All of it is for the transaction only, so that PgBouncer in transaction mode works. The statements that run all the time bring it
-along; any other transaction begins with `guard`.
+All of it is for the transaction only, so that PgBouncer in transaction mode works. The statements that settle bring it along;
+any other transaction begins with `guard`.
 """
 
 from datetime import timedelta
@@ -23,12 +23,15 @@ class Guards(NamedTuple):
 
     lock_wait: how long a statement may wait for a lock that another transaction holds. statement: how long any statement may
     take but the first one, which sets this. silence: how long the server waits for the next statement before it ends the
-    transaction and frees its locks: the process may be stopped, or its host gone.
+    transaction and frees its locks: the process may be stopped, or its host gone. replan: whether each statement but the first
+    one is planned for the tables as they are now. A plan that was made and kept while a table was empty reads it from end to
+    end when it has grown.
     """
 
     lock_wait: timedelta | None = None
     statement: timedelta | None = None
     silence: timedelta | None = None
+    replan: bool = False
 
     @property
     def sql(self) -> str:
@@ -38,7 +41,10 @@ class Guards(NamedTuple):
             "statement_timeout": self.statement,
             "idle_in_transaction_session_timeout": self.silence,
         }
-        return ", ".join([DURABLE, *(_limited(name, limit) for name, limit in limits.items() if limit is not None)])
+        replan = ["set_config('plan_cache_mode', 'force_custom_plan', true)"] if self.replan else []
+        return ", ".join(
+            [DURABLE, *replan, *(_limited(name, limit) for name, limit in limits.items() if limit is not None)]
+        )
 
 
 def _limited(setting: str, limit: timedelta) -> str:
@@ -57,7 +63,7 @@ def limiting(lease: timedelta) -> timedelta:
 def guards_for(lease: timedelta) -> Guards:
     """The limits under which a dispatcher with such leases works: none of its transactions may use up a lease."""
     lease = limiting(lease)
-    return Guards(lock_wait=lease / 12, statement=lease * 0.3, silence=lease)
+    return Guards(lock_wait=lease / 12, statement=lease * 0.3, silence=lease, replan=True)
 
 
 GUARDS = guards_for(timedelta(seconds=60))
