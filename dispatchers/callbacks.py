@@ -130,6 +130,11 @@ class Callbacks:
     def __bool__(self) -> bool:
         return bool(self._registered)
 
+    @property
+    def is_any_on_record(self) -> bool:
+        """Whether any process of this deployment has registered a callback, as far as this one knows."""
+        return bool(self._on_record)
+
     def learn(self, on_record: frozenset[str]) -> None:
         """These are registered in some process of this deployment, or were in an earlier deploy."""
         self._on_record = on_record

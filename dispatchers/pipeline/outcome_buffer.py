@@ -54,6 +54,8 @@ class OutcomeBuffer:
 
     def postpone(self, tried: Iterable[Ending], ids: Collection[UUID]) -> None:
         """Those of `tried` with these ids are to be tried again, in a moment; for the others it is over."""
+        if not (ids or self._since):
+            return
         now = self._clock()
         for ending in tried:
             lease = ending[0].lease

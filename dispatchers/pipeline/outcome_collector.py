@@ -153,6 +153,8 @@ class OutcomeCollector:
     def _hand_over(self, ending: Ending) -> Ending:
         """The ending, or the outcome stored for another process. Decided just before the store is asked, by the same record."""
         entry, change = ending
+        if type(change) is Settle and not self._callbacks.is_any_on_record:
+            return ending
         end = change.end if isinstance(change, RetryCallback) and change.callback is not None else change
         if not isinstance(end, Settle | MarkUncertain):
             return ending

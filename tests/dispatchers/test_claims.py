@@ -274,14 +274,20 @@ def test_a_claim_may_be_silent_for_a_minute_or_less_if_the_session_says(
 ) -> None:
     put_one(postgresql, ob)
     asked = "SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('synchronous_commit')"
-    with postgresql.engine.connect() as connection:
+    engine = postgresql.new_engine(pool_size=1, max_overflow=0)
+    with engine.connect() as connection:
         connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = '{own}'")
         connection.exec_driver_sql("SET synchronous_commit = off")
         connection.commit()
-        assert len(claims_postgresql.claim(connection, TABLES, claim_request())) == 1
-        assert connection.exec_driver_sql(asked).one() == (then, "on")
-        connection.commit()
+    told = []
+    sa.event.listen(engine, "commit", lambda connection: told.append(connection.exec_driver_sql(asked).one()))
+
+    assert len(claim(DatabaseStore(engine, ob.configuration))) == 1
+
+    assert told[-1] == (then, "on")
+    with engine.connect() as connection:
         assert connection.exec_driver_sql(asked).one() == (own, "off")
+    engine.dispose()
 
 
 def test_two_claimers_at_once_never_get_the_same_entry(postgresql: Database, ob: outbox.Outbox) -> None:
