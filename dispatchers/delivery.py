@@ -111,7 +111,7 @@ class Deferred:
 
     reason: str
     after: timedelta | None = None
-    cools: bool = False
+    cooldown: bool = False
     account: str | None = None
 
 
@@ -129,7 +129,7 @@ class Unknown:
     reason: str
     after: timedelta | None = None
     final: bool = False
-    cools: bool = False
+    cooldown: bool = False
 
 
 Outcome: TypeAlias = Delivered | Rejected | KeyConflict | Deferred | InProgress | Unknown

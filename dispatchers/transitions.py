@@ -312,5 +312,5 @@ def vanished(entry: ClaimedEntry) -> int:
     return 0 if told is None else max(entry.deliveries - told - 1, 0)
 
 
-HINT_SLACK = timedelta(milliseconds=250)
+DUE_FROM_SLACK = timedelta(milliseconds=250)
 """Transactions that take so long to commit are seen behind a hint, without waiting for a sweep."""

@@ -191,7 +191,7 @@ def resume(connection: Connection, tables: Tables, name: str, *, actor: str, rea
         actor,
         paused=False,
         paused_reason=reason,
-        cool_until=None,
+        cooldown_until=None,
         breaker="closed",
         breaker_until=None,
         breaker_failures=0,

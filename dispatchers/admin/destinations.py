@@ -16,13 +16,13 @@ from outbox.sql.schema import Tables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationState:
-    """One destination.
+    """One destination: its backlog and its flow control.
 
-    due: entries that could be claimed now, if nothing weighed on it. oldest_due_seconds: for how long the oldest has waited; None
-    if none is due. paused: by a person. cool_until: the service asked for quiet until then. breaker: `open` lets nothing through
-    until `breaker_until`, then `half_open` one entry as a probe. breaker_failures: in a row. rate_per_second: what the
-    dispatchers keep to. slots_max: how many sends at once they keep to, all together; permits_taken: how many of these are under
-    way. decided_by, decided_at: who paused it or let it go on last.
+    due: entries that could be claimed now if the destination were not throttled. oldest_due_seconds: how long the oldest of them
+    has waited; None if there is none. paused: by an operator. cooldown_until: the end of a Retry-After cooldown. breaker: `open`
+    lets nothing through until `breaker_until`, then `half_open` lets one entry through as a probe. breaker_failures: consecutive
+    failures. rate_per_second: the shared rate limit. permits_max: the shared limit of concurrent sends; permits_taken: how many
+    of them are in use. decided_by, decided_at: who last paused or resumed it, and when.
     """
 
     name: str
@@ -30,12 +30,12 @@ class DestinationState:
     oldest_due_seconds: float | None
     paused: bool
     paused_reason: str | None
-    cool_until: datetime | None
+    cooldown_until: datetime | None
     breaker: str
     breaker_until: datetime | None
     breaker_failures: int
     rate_per_second: float | None
-    slots_max: int | None
+    permits_max: int | None
     permits_taken: int
     decided_by: str | None
     decided_at: datetime | None
@@ -44,12 +44,12 @@ class DestinationState:
 UNTHROTTLED: Mapping[str, Any] = {
     "paused": False,
     "paused_reason": None,
-    "cool_until": None,
+    "cooldown_until": None,
     "breaker": "closed",
     "breaker_until": None,
     "breaker_failures": 0,
     "rate_per_second": None,
-    "slots_max": None,
+    "permits_max": None,
     "decided_by": None,
     "decided_at": None,
 }
@@ -100,14 +100,16 @@ def _state(
     shared: dict[str, Any] = (
         dict(UNTHROTTLED) if row is None else {column: getattr(row, column) for column in UNTHROTTLED}
     )
-    if shared["cool_until"] is not None and shared["cool_until"] <= now:
-        shared["cool_until"] = None
+    if shared["cooldown_until"] is not None and shared["cooldown_until"] <= now:
+        shared["cooldown_until"] = None
     shared["paused"] = paused
     lag = lags.get(name)
     return DestinationState(
         name=name,
         due=counts.get(name, 0),
         oldest_due_seconds=None if lag is None else lag.total_seconds(),
-        permits_taken=0 if row is None else sum(each.slots for each in still_taken(on_record(row.permits_taken), now)),
+        permits_taken=0
+        if row is None
+        else sum(each.permits for each in still_taken(on_record(row.permits_taken), now)),
         **shared,
     )

@@ -46,7 +46,7 @@ class DestinationOverview:
     oldest_due_seconds: float | None
     paused: bool
     paused_reason: str | None
-    cool_until: datetime | None
+    cooldown_until: datetime | None
     breaker: str
 
 
@@ -246,6 +246,8 @@ def _destination(name: str, rows: Sequence[Any], control: Any, now: datetime) ->
         oldest_due_seconds=(now - min(due)).total_seconds() if due else None,
         paused=control is not None and control.paused,
         paused_reason=control.paused_reason if control is not None else None,
-        cool_until=control.cool_until if control is not None and (control.cool_until or now) > now else None,
+        cooldown_until=control.cooldown_until
+        if control is not None and (control.cooldown_until or now) > now
+        else None,
         breaker=control.breaker if control is not None else "closed",
     )

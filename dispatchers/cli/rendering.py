@@ -100,13 +100,13 @@ def _weight(state: "DestinationState", at: datetime) -> str:
     if state.paused and state.decided_at is not None:
         since = span(at - state.decided_at)
         notes.append(f"paused {since} ago by {state.decided_by}: {state.paused_reason or 'no reason given'}")
-    if state.cool_until is not None:
-        notes.append(f"cooldown for another {span(state.cool_until - at)}")
+    if state.cooldown_until is not None:
+        notes.append(f"cooldown for another {span(state.cooldown_until - at)}")
     if state.breaker != "closed":
         left = f" for {span(state.breaker_until - at)}" if state.breaker_until and state.breaker_until > at else ""
         notes.append(f"breaker {state.breaker.replace('_', '-')}{left} after {state.breaker_failures} failures")
     if state.permits_taken:
-        notes.append(f"{state.permits_taken} of {state.slots_max} permits in use")
+        notes.append(f"{state.permits_taken} of {state.permits_max} permits in use")
     return ", ".join(notes)
 
 
@@ -116,8 +116,8 @@ def _note(destination: "DestinationOverview", at: datetime) -> str:
         notes.append(f"paused: {destination.paused_reason or 'no reason given'}")
     if destination.breaker != "closed":
         notes.append(f"breaker {destination.breaker.replace('_', '-')}")
-    if destination.cool_until is not None and destination.cool_until > at:
-        notes.append(f"cooldown for another {span(destination.cool_until - at)}")
+    if destination.cooldown_until is not None and destination.cooldown_until > at:
+        notes.append(f"cooldown for another {span(destination.cooldown_until - at)}")
     return ", ".join(notes)
 
 

@@ -1,7 +1,7 @@
-"""How the slots of a fair destination are shared out over the scopes that wait there. No I/O.
+"""How the permits of a fair destination are shared out over the scopes that wait there. No I/O.
 
 The scopes stand in a ring, in the order of their names; at its end stand the entries without a scope, which were enqueued before
-the destination was fair, as if they were one scope more. A claim deals its slots out one at a time, round after round, and the
+the destination was fair, as if they were one scope more. A claim deals its permits out one at a time, round after round, and the
 next one goes on where it stopped. Whoever has no more entries is passed over, so what one does not need goes to the others.
 
 A claim looks at `SCOPES_MAX` scopes at most. If there are more, it deals to those, and the next one goes on behind the last of
@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from dispatchers.flow_control.quota import Quota
-from dispatchers.transitions import HINT_SLACK
+from dispatchers.transitions import DUE_FROM_SLACK
 from outbox.times import EPOCH
 
 SCOPES_MAX = 500
@@ -32,9 +32,9 @@ class Backlog(NamedTuple):
     """What a claim finds at a fair destination.
 
     oldest: the due time of the first entry that may be claimed; None if there is none.
-    entries: how many there are, counted up to one more than there are slots. unscoped: how many of those have no scope.
+    entries: how many there are, counted up to one more than there are permits. unscoped: how many of those have no scope.
     behind, before: the scopes behind the place where the last claim stopped, and those up to it. Only where there are more
-    entries than slots; and no more of them than it takes to find one with entries for each slot.
+    entries than permits; and no more of them than it takes to find one with entries for each permit.
     """
 
     oldest: datetime | None
@@ -45,7 +45,7 @@ class Backlog(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a claim takes of each scope; what is left of its slots goes to the oldest, whoever's they are.
+    """What a claim takes of each scope; what is left of its permits goes to the oldest, whoever's they are.
 
     after: where it stopped. None for the ring's end.
     """
@@ -54,28 +54,30 @@ class Share(NamedTuple):
     after: str | None
 
 
-def counted_max(slots: int, scopes: int) -> int:
+def counted_max(permits: int, scopes: int) -> int:
     """How many entries of each scope are worth counting, where so many have any. Who has as many may have more."""
-    return slots // max(scopes, 1) + 1
+    return permits // max(scopes, 1) + 1
 
 
-def share_out(slots: int, backlog: Backlog, after: str | None) -> Share:
-    """What the scopes get of so many slots, from behind the place `after`."""
+def share_out(permits: int, backlog: Backlog, after: str | None) -> Share:
+    """What the scopes get of so many permits, from behind the place `after`."""
     walked = [*backlog.behind, *backlog.before]
     waiting = sum(scope.entries > 0 for scope in walked)
     ring = [*backlog.behind, Waiting(None, backlog.unscoped), *backlog.before]
-    dealt = deal(slots, ring, counted_max(slots, waiting))
-    is_cut = len(walked) >= SCOPES_MAX and waiting < slots
+    dealt = deal(permits, ring, counted_max(permits, waiting))
+    is_cut = len(walked) >= SCOPES_MAX and waiting < permits
     stopped = walked[-1].scope if is_cut else dealt[-1] if dealt else after
     return Share(Counter(scope for scope in dealt if scope is not None), stopped)
 
 
-def deal(slots: int, ring: Sequence[Waiting], many: int) -> list[str | None]:
-    """Whose each slot is, one after another. many: who has so many entries may have any number."""
+def deal(permits: int, ring: Sequence[Waiting], many: int) -> list[str | None]:
+    """Whose each permit is, one after another. many: who has so many entries may have any number."""
     dealt: list[str | None] = []
     rounds = 0
-    while (ring := [scope for scope in ring if scope.entries > rounds or scope.entries >= many]) and len(dealt) < slots:
-        dealt += [scope.scope for scope in ring[: slots - len(dealt)]]
+    while (ring := [scope for scope in ring if scope.entries > rounds or scope.entries >= many]) and len(
+        dealt
+    ) < permits:
+        dealt += [scope.scope for scope in ring[: permits - len(dealt)]]
         rounds += 1
     return dealt
 
@@ -94,20 +96,20 @@ class FairCursor:
     def after(self, destination: str) -> str | None:
         return self._after.get(destination)
 
-    def hint(self, quota: Quota) -> datetime:
+    def due_from(self, quota: Quota) -> datetime:
         """Nothing that is due before this has been left behind: the want's own hint counts what the oldest first brings."""
-        return min(quota.hint, self._oldest.get(quota.destination, EPOCH))
+        return min(quota.due_from, self._oldest.get(quota.destination, EPOCH))
 
     def share_out(self, quota: Quota, backlog: Backlog) -> Mapping[str, int]:
-        """How many entries of each scope to claim; the rest of the slots is for the oldest."""
+        """How many entries of each scope to claim; the rest of the permits is for the oldest."""
         name = quota.destination
         if backlog.oldest is not None:
-            self._oldest[name] = backlog.oldest - HINT_SLACK
-        if backlog.entries <= quota.slots:  # there is nothing to share out
+            self._oldest[name] = backlog.oldest - DUE_FROM_SLACK
+        if backlog.entries <= quota.permits:  # there is nothing to share out
             return {}
-        share = share_out(quota.slots, backlog, self.after(name))
+        share = share_out(quota.permits, backlog, self.after(name))
         self._after[name] = share.after
         return share.of
 
 
-NOBODY = FairCursor()
+NO_CURSOR = FairCursor()

@@ -1,4 +1,4 @@
-"""The slots of a destination that all its dispatchers share: which claim has taken how many, and for how long. Pure.
+"""The permits of a destination that all its dispatchers share: which claim has taken how many, and for how long. Pure.
 
 They stand in the destination's row, by lease token. A claim takes them while that row is locked; they come free one by one, as
 its sends are told to have ended, or all at once when its lease ends: nobody can tell sooner that a dispatcher is gone.
@@ -15,29 +15,29 @@ NONE_LEFT: Mapping[UUID, int] = MappingProxyType({})
 
 
 class Taken(NamedTuple):
-    """What one claim has taken. token: its lease's. slots: how many of its sends may be under way. until: its lease's end."""
+    """What one claim has taken. token: its lease's. permits: how many of its sends may be under way. until: its lease's end."""
 
     token: UUID
-    slots: int
+    permits: int
     until: datetime
 
 
 def still_taken(taken: Iterable[Taken], now: datetime, left: Mapping[UUID, int] = NONE_LEFT) -> tuple[Taken, ...]:
     """Without what has come free. left: of how many sends of a claim it is known that they have not ended.
 
-    A claim's slots only ever become fewer: what is told twice, or late, takes none again.
+    A claim's permits only ever become fewer: what is told twice, or late, takes none again.
     """
     lasting = (each for each in taken if each.until > now)
-    kept = (each._replace(slots=min(each.slots, left.get(each.token, each.slots))) for each in lasting)
-    return tuple(each for each in kept if each.slots)
+    kept = (each._replace(permits=min(each.permits, left.get(each.token, each.permits))) for each in lasting)
+    return tuple(each for each in kept if each.permits)
 
 
 def as_record(taken: Iterable[Taken]) -> str | None:
-    """The text of the destination's `permits_taken`: [lease token, slots, until] of each claim."""
-    rows = [[each.token.hex, each.slots, each.until.isoformat()] for each in taken]
+    """The text of the destination's `permits_taken`: [lease token, permits, until] of each claim."""
+    rows = [[each.token.hex, each.permits, each.until.isoformat()] for each in taken]
     return json.dumps(rows) if rows else None
 
 
 def on_record(text: str | None) -> tuple[Taken, ...]:
     rows = json.loads(text) if text else ()
-    return tuple(Taken(UUID(token), slots, datetime.fromisoformat(until)) for token, slots, until in rows)
+    return tuple(Taken(UUID(token), permits, datetime.fromisoformat(until)) for token, permits, until in rows)

@@ -8,13 +8,13 @@ class Quota(NamedTuple):
     """How many entries of one destination at most. hint: what was due before it was seen already.
 
     admitted: whether its pressure was looked at already, under its row's lock; else the claim itself looks.
-    called_back: whether its slots are counted by the pace of the callbacks, too.
+    called_back: whether its permits are counted by the pace of the callbacks, too.
     recent: what became due longer ago than that was seen already, all of it; None if it was not.
     """
 
     destination: str
-    slots: int
-    hint: datetime
+    permits: int
+    due_from: datetime
     admitted: bool = False
     called_back: bool = False
     recent: timedelta | None = None

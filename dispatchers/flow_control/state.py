@@ -1,4 +1,4 @@
-"""What weighs on one destination, and what it then may be sent. Pure: the rules of cool-down, breaker, rate, slots and pause.
+"""What weighs on one destination, and what it then may be sent. Pure: the rules of cool-down, breaker, rate, permits and pause.
 
 A `FlowState` is one row of the database, shared by all dispatchers. Each rule takes it as it is, says what it becomes, and is
 applied while the row is locked; `now` is always the database's. A refusal to send is no attempt: what is refused is not claimed.
@@ -15,12 +15,12 @@ from dispatchers.flow_control.permits import NONE_LEFT, Taken, still_taken
 from outbox.errors import ConfigurationError
 from outbox.times import NEVER
 
-COOL_MAX = timedelta(days=1)
+COOLDOWN_MAX = timedelta(days=1)
 """One answer stops the whole fleet for so long at most; its own entry waits for all of what was asked."""
 
-COOL_DEFAULT = timedelta(seconds=1)  # where the service does not say how long
+COOLDOWN_DEFAULT = timedelta(seconds=1)  # where the service does not say how long
 BLOCK_SECONDS = 0.1  # a rate is handed out in portions of so much time, or each entry would cost a claim of its own
-SLOTS_WAIT = timedelta(seconds=0.25)  # until it is worth asking whether another dispatcher has left a slot
+PERMITS_WAIT = timedelta(seconds=0.25)  # until it is worth asking whether another dispatcher has left a permit
 ROUNDING_SECONDS = 1.5e-6  # an instant is rounded to a microsecond: that of the schedule, of the wait and of the clock
 DOUBLINGS_MAX = 20
 UNLIMITED = 1_000_000  # more than any claim wants
@@ -55,7 +55,7 @@ class Breaker:
     def __post_init__(self) -> None:
         _require_whole("Breaker.failures", self.failures)
         for name, span in (("wait", self.wait), ("wait_max", self.wait_max)):
-            if not isinstance(span, timedelta) or not timedelta(0) < span <= COOL_MAX:
+            if not isinstance(span, timedelta) or not timedelta(0) < span <= COOLDOWN_MAX:
                 raise ConfigurationError(
                     f"Breaker.{name} must be a timedelta of more than 0 and at most a day: {span!r}"
                 )
@@ -139,14 +139,14 @@ def service_of(destination: str) -> str:
 class FlowState:
     """One destination's row.
 
-    cool_until: it asked for quiet until then. breaker: `open` lets nothing through before `breaker_until`; `half_open` is
+    cooldown_until: it asked for quiet until then. breaker: `open` lets nothing through before `breaker_until`; `half_open` is
     under trial by the one entry whose lease token is `breaker_token`, until `breaker_until` at the latest. breaker_failures: in
     a row. rate_at: up to when its rate is used up. permits_taken: of those that all dispatchers share, of which there are
-    `slots_max`. resumed_at: when somebody last ended a pause.
+    `permits_max`. resumed_at: when somebody last ended a pause.
     """
 
     paused: bool = False
-    cool_until: datetime | None = None
+    cooldown_until: datetime | None = None
     breaker: Literal["closed", "open", "half_open"] = "closed"
     breaker_until: datetime | None = None
     breaker_failures: int = 0
@@ -154,7 +154,7 @@ class FlowState:
     rate_at: datetime | None = None
     rate_per_second: float | None = None
     permits_taken: tuple[Taken, ...] = ()
-    slots_max: int | None = None
+    permits_max: int | None = None
     resumed_at: datetime | None = None
 
 
@@ -175,19 +175,19 @@ class News(NamedTuple):
 
     answered: bool = False
     failures: int = 0
-    cool: timedelta | None = None
+    cooldown: timedelta | None = None
     probe: UUID | None = None
     passed: bool | None = None
     left: Mapping[UUID, int] = NONE_LEFT
 
     def then(self, later: "News") -> "News":
         """Both, one after the other."""
-        cools = [cool for cool in (self.cool, later.cool) if cool is not None]
+        cooldown = [cooldown for cooldown in (self.cooldown, later.cooldown) if cooldown is not None]
         probe, passed = (self.probe, self.passed) if later.probe is None else (later.probe, later.passed)
         return News(
             self.answered or later.answered,
             later.failures if later.answered else self.failures + later.failures,
-            max(cools, default=None),
+            max(cooldown, default=None),
             probe,
             passed,
             {**self.left, **later.left},
@@ -209,105 +209,103 @@ class FlowUpdate:
 # --- the rules
 
 
-def heard(pressure: FlowState, news: News, limits: Limits, now: datetime) -> FlowState:
+def heard(state: FlowState, news: News, limits: Limits, now: datetime) -> FlowState:
     """What `news` makes of it.
 
     While the breaker is not closed only its probe counts: the other answers are to sends from before.
     """
     if news.left:
-        pressure = replace(pressure, permits_taken=still_taken(pressure.permits_taken, now, news.left))
-    if news.cool is not None:
-        cool_until = now + min(max(news.cool, timedelta(0)), COOL_MAX)
-        pressure = replace(pressure, cool_until=max(cool_until, pressure.cool_until or cool_until))
-    if pressure.breaker == "half_open" and news.probe is not None and news.probe == pressure.breaker_token:
-        return _tried(pressure, news.passed, limits.breaker or DEFAULT_BREAKER, now)
-    if pressure.breaker != "closed" or limits.breaker is None:
-        return pressure
-    failures = news.failures + (0 if news.answered else pressure.breaker_failures)
+        state = replace(state, permits_taken=still_taken(state.permits_taken, now, news.left))
+    if news.cooldown is not None:
+        cooldown_until = now + min(max(news.cooldown, timedelta(0)), COOLDOWN_MAX)
+        state = replace(state, cooldown_until=max(cooldown_until, state.cooldown_until or cooldown_until))
+    if state.breaker == "half_open" and news.probe is not None and news.probe == state.breaker_token:
+        return _tried(state, news.passed, limits.breaker or DEFAULT_BREAKER, now)
+    if state.breaker != "closed" or limits.breaker is None:
+        return state
+    failures = news.failures + (0 if news.answered else state.breaker_failures)
     if failures < limits.breaker.failures:
-        return replace(pressure, breaker_failures=failures)
-    return _opened(pressure, limits.breaker.failures, now + limits.breaker.wait_after(limits.breaker.failures))
+        return replace(state, breaker_failures=failures)
+    return _opened(state, limits.breaker.failures, now + limits.breaker.wait_after(limits.breaker.failures))
 
 
-def _tried(pressure: FlowState, passed: bool | None, breaker: Breaker, now: datetime) -> FlowState:
+def _tried(state: FlowState, passed: bool | None, breaker: Breaker, now: datetime) -> FlowState:
     if passed is None:
-        return _opened(pressure, pressure.breaker_failures, now)
+        return _opened(state, state.breaker_failures, now)
     if passed:
-        return replace(pressure, breaker="closed", breaker_until=None, breaker_failures=0, breaker_token=None)
-    failures = max(pressure.breaker_failures, breaker.failures) + 1
-    return _opened(pressure, failures, now + breaker.wait_after(failures))
+        return replace(state, breaker="closed", breaker_until=None, breaker_failures=0, breaker_token=None)
+    failures = max(state.breaker_failures, breaker.failures) + 1
+    return _opened(state, failures, now + breaker.wait_after(failures))
 
 
-def _opened(pressure: FlowState, failures: int, until: datetime) -> FlowState:
-    return replace(pressure, breaker="open", breaker_until=until, breaker_failures=failures, breaker_token=None)
+def _opened(state: FlowState, failures: int, until: datetime) -> FlowState:
+    return replace(state, breaker="open", breaker_until=until, breaker_failures=failures, breaker_token=None)
 
 
-def admitted(pressure: FlowState, limits: Limits, now: datetime, wanted: int) -> int:
-    """How many entries may be claimed now, of so many: none, one as a probe, or what rate and slots leave."""
-    if closed_until(pressure, now) is not None:
+def admitted(state: FlowState, limits: Limits, now: datetime, wanted: int) -> int:
+    """How many entries may be claimed now, of so many: none, one as a probe, or what rate and permits leave."""
+    if closed_until(state, now) is not None:
         return 0
-    most = wanted if pressure.breaker == "closed" else 1
-    return min(most, _left_of_rate(pressure, limits, now), _left_of_slots(pressure, limits, now))
+    most = wanted if state.breaker == "closed" else 1
+    return min(most, _left_of_rate(state, limits, now), _left_of_permits(state, limits, now))
 
 
-def claimed(
-    pressure: FlowState, limits: Limits, now: datetime, entries: int, token: UUID, lease: timedelta
-) -> FlowState:
+def claimed(state: FlowState, limits: Limits, now: datetime, entries: int, token: UUID, lease: timedelta) -> FlowState:
     """What a claim of so many entries, under this lease token, makes of it."""
     if not entries:
-        return pressure
-    if pressure.breaker != "closed":
-        pressure = replace(pressure, breaker="half_open", breaker_until=now + lease, breaker_token=token)
+        return state
+    if state.breaker != "closed":
+        state = replace(state, breaker="half_open", breaker_until=now + lease, breaker_token=token)
     if limits.rate is not None:
         used = timedelta(seconds=entries / limits.rate)
-        pressure = replace(pressure, rate_at=_used_up(pressure, now) + used, rate_per_second=float(limits.rate))
+        state = replace(state, rate_at=_used_up(state, now) + used, rate_per_second=float(limits.rate))
     if limits.concurrency_in_all is not None:
-        taken = *still_taken(pressure.permits_taken, now), Taken(token, entries, now + lease)
-        pressure = replace(pressure, permits_taken=taken, slots_max=limits.concurrency_in_all)
-    return pressure
+        taken = *still_taken(state.permits_taken, now), Taken(token, entries, now + lease)
+        state = replace(state, permits_taken=taken, permits_max=limits.concurrency_in_all)
+    return state
 
 
-def closed_until(pressure: FlowState, now: datetime) -> datetime | None:
-    """Until when nothing may be sent at all, whatever rate and slots: NEVER for a pause; None if something may."""
-    if pressure.paused:
+def closed_until(state: FlowState, now: datetime) -> datetime | None:
+    """Until when nothing may be sent at all, whatever rate and permits: NEVER for a pause; None if something may."""
+    if state.paused:
         return NEVER
-    untils = [pressure.cool_until] if pressure.breaker == "closed" else [pressure.cool_until, pressure.breaker_until]
+    untils = [state.cooldown_until] if state.breaker == "closed" else [state.cooldown_until, state.breaker_until]
     return max((until for until in untils if until is not None and until > now), default=None)
 
 
-def opens_at(pressure: FlowState, limits: Limits, now: datetime) -> datetime | None:
+def opens_at(state: FlowState, limits: Limits, now: datetime) -> datetime | None:
     """When it is worth asking again; None for now. Of a rate a whole portion is waited for."""
-    until = closed_until(pressure, now)
+    until = closed_until(state, now)
     if until is not None:
         return until
-    if limits.rate is None or _left_of_rate(pressure, limits, now):
-        return None if _left_of_slots(pressure, limits, now) else now + SLOTS_WAIT
+    if limits.rate is None or _left_of_rate(state, limits, now):
+        return None if _left_of_permits(state, limits, now) else now + PERMITS_WAIT
     burst = _burst(limits)
     portion = min(burst, max(1.0, limits.rate * BLOCK_SECONDS))
-    return _used_up(pressure, now) - timedelta(seconds=(burst - portion) / limits.rate)
+    return _used_up(state, now) - timedelta(seconds=(burst - portion) / limits.rate)
 
 
 # The rate: the generic cell rate algorithm as a virtual schedule (ITU-T I.371, Annex A). `rate_at` is the theoretical arrival
 # time; a claim of n entries moves it on by n / rate, and may not move it further from now than burst / rate.
 
 
-def _left_of_rate(pressure: FlowState, limits: Limits, now: datetime) -> int:
+def _left_of_rate(state: FlowState, limits: Limits, now: datetime) -> int:
     if limits.rate is None:
         return UNLIMITED
-    ahead = (_used_up(pressure, now) - now).total_seconds()
+    ahead = (_used_up(state, now) - now).total_seconds()
     rounding = ROUNDING_SECONDS * limits.rate + 1e-9  # what instants and floats leave over is no entry
     return max(0, math.floor(_burst(limits) - ahead * limits.rate + rounding))
 
 
-def _used_up(pressure: FlowState, now: datetime) -> datetime:
-    return now if pressure.rate_at is None else max(pressure.rate_at, now)
+def _used_up(state: FlowState, now: datetime) -> datetime:
+    return now if state.rate_at is None else max(state.rate_at, now)
 
 
 def _burst(limits: Limits) -> int:
     return limits.burst or max(1, math.floor(limits.rate or 0))
 
 
-def _left_of_slots(pressure: FlowState, limits: Limits, now: datetime) -> int:
+def _left_of_permits(state: FlowState, limits: Limits, now: datetime) -> int:
     if limits.concurrency_in_all is None:
         return UNLIMITED
-    return max(0, limits.concurrency_in_all - sum(each.slots for each in still_taken(pressure.permits_taken, now)))
+    return max(0, limits.concurrency_in_all - sum(each.permits for each in still_taken(state.permits_taken, now)))

@@ -24,8 +24,8 @@ class CallbackPace:
         self._seconds_each = min(ASSUMED_SECONDS, self._seconds_planned)
         self._is_measured = False
         self._destinations = set(destinations)
-        self._held: Counter[str] = Counter()
-        self._held_in_all = 0
+        self._taken: Counter[str] = Counter()
+        self._taken_in_all = 0
 
     @property
     def entries_max(self) -> int:
@@ -51,15 +51,15 @@ class CallbackPace:
     def free(self, destination: str) -> int:
         """How many more entries of it may be claimed: half of all at most, so that no destination keeps the others waiting."""
         most = self.entries_max
-        return max(0, min(most - self._held_in_all, (most + 1) // 2 - self._held[destination]))
+        return max(0, min(most - self._taken_in_all, (most + 1) // 2 - self._taken[destination]))
 
-    def hold(self, destination: str, entries: int = 1) -> None:
+    def reserve(self, destination: str, entries: int = 1) -> None:
         self._destinations.add(destination)
-        self._held[destination] += entries
-        self._held_in_all += entries
+        self._taken[destination] += entries
+        self._taken_in_all += entries
 
     def give_back(self, destination: str, entries: int = 1) -> None:
-        self._held[destination] -= entries
-        self._held_in_all -= entries
-        if not self._held[destination]:
-            del self._held[destination]
+        self._taken[destination] -= entries
+        self._taken_in_all -= entries
+        if not self._taken[destination]:
+            del self._taken[destination]

@@ -38,7 +38,9 @@ log = logging.getLogger("outbox.dispatcher")
 CLAIM_LOOPS = 2  # exchanges with the database at once
 SWEEP_SECONDS = 1.0  # what became due behind the hints is found by then
 LINGER_SECONDS = 0.01  # settling waits so long for company
-TELLS_MAX = 20  # tries to tell the others of free slots, `BUSY_SECONDS` apart; then these are left to their lease's end
+PERMIT_REPORTS_MAX = (
+    20  # attempts to report free permits, `BUSY_SECONDS` apart; after them the permits expire with their lease
+)
 
 
 class Progress(NamedTuple):
@@ -76,9 +78,9 @@ class ClaimLoops:
         pace = CallbackPace(settings.callbacks_at_once, settings.usable, callbacks.destinations)
         self._scheduler = Scheduler(
             routes.destinations,
-            slots=settings.concurrency,
-            slots_in_all=settings.in_flight_max,
-            slots_of=settings.concurrency_of,
+            permits=settings.concurrency,
+            permits_in_all=settings.in_flight_max,
+            permits_of=settings.concurrency_of,
             shut_until=self._flow.shut_until,
             pace=pace,
         )
@@ -118,8 +120,8 @@ class ClaimLoops:
         """Claim, send and settle what is due now; returns how many entries settled."""
         settled = await self._claim_first()
         settled += await self._drain_in_loops()
-        for _ in range(TELLS_MAX):
-            if not self._flow.keeps_free_slots:
+        for _ in range(PERMIT_REPORTS_MAX):
+            if not self._flow.has_unreported_permits:
                 break
             await asyncio.sleep(BUSY_SECONDS)
             settled += await self._drain_in_loops()
@@ -135,19 +137,23 @@ class ClaimLoops:
         until = self._clock() + grace.total_seconds()
         await self._sender.finish(grace)
         await self._collector.alone.finish(timedelta(seconds=until - self._clock()))
-        outcomes, tells = self._collector.outcomes, 0
-        while len(outcomes) or outcomes.has_postponed or (self._flow.keeps_free_slots and tells < TELLS_MAX):
-            tells += 1
+        outcomes, reports = self._collector.outcomes, 0
+        while (
+            len(outcomes)
+            or outcomes.has_postponed
+            or (self._flow.has_unreported_permits and reports < PERMIT_REPORTS_MAX)
+        ):
+            reports += 1
             try:
                 await self._exchange([], NEVER)
-                await self._settle_postponed(is_last_chance=True)
+                await self._settle_postponed(is_final=True)
             except Exception as error:
                 self._outages.failed(error)
                 if (len(outcomes) or outcomes.has_postponed) and self._clock() > until:
                     raise
                 await asyncio.sleep(STORE_RETRY_SECONDS[0])
             else:
-                if self._flow.keeps_free_slots:
+                if self._flow.has_unreported_permits:
                     await asyncio.sleep(BUSY_SECONDS)
 
     async def abandon(self) -> None:
@@ -251,8 +257,8 @@ class ClaimLoops:
             return Progress(asked=bool(quotas))
         finally:
             self._exchanging -= 1
-            pressing = request.pressing
-            if pressing is not None and self._flow.learn(pressing, exchange.pressures, request.token):
+            flow_update = request.flow_update
+            if flow_update is not None and self._flow.learn(flow_update, exchange.flow_states, request.token):
                 self._scheduler.begin_round()
         self._scheduler.found(quotas, exchange.claimed)
         self._outages.answered()
@@ -265,9 +271,9 @@ class ClaimLoops:
         claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due behind
         return Progress(asked=bool(quotas), claimed=claimed, settled=settled)
 
-    async def _settle_postponed(self, *, is_last_chance: bool = False) -> int:
+    async def _settle_postponed(self, *, is_final: bool = False) -> int:
         """Apart from what others wait for: somebody else may still have a row locked. Returns how many were settled."""
-        postponed = self._collector.take_postponed(is_last_chance=is_last_chance)
+        postponed = self._collector.take_postponed(is_final=is_final)
         if not postponed:
             return 0
         try:
@@ -297,7 +303,7 @@ class ClaimLoops:
             completions=self._callbacks.complete_requests,
             callbacks=self._callbacks.to_record,
             seen=self._guard.seen,
-            pressing=self._flow.take(quotas),
+            flow_update=self._flow.take(quotas),
             unserved=self._scheduler.unserved,
         )
 
@@ -311,7 +317,7 @@ class ClaimLoops:
             await self._store.require_secrets(self._keyring(), recording=True)
         await self._look_at_callbacks()
         self._scheduler.learn(await self._store.destinations())
-        self._flow.look(await self._store.pressures())
+        self._flow.look(await self._store.flow_states())
         self._has_looked = True
 
     async def _look_at_callbacks(self) -> None:

@@ -16,7 +16,7 @@ from dispatchers.delivery import Deferred, Delivered, Memory, Outcome, Unknown
 from dispatchers.flow_control.permits import NONE_LEFT, still_taken
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import (
-    COOL_DEFAULT,
+    COOLDOWN_DEFAULT,
     FlowState,
     FlowStates,
     FlowUpdate,
@@ -42,10 +42,10 @@ def news_of(outcome: Outcome, destination: str) -> News:
             return News(answered=True)  # it is at work: only one of the accounts that share it is refused
         case Unknown(final=True):
             return News(answered=True)  # it repeats what it has stored
-        case Deferred(cools=True, after=timedelta() as after) | Unknown(cools=True, after=timedelta() as after):
-            return News(cool=after)  # it is well, and busy
-        case Deferred(cools=cools) | Unknown(cools=cools):
-            return News(failures=1, cool=COOL_DEFAULT if cools else None)
+        case Deferred(cooldown=True, after=timedelta() as after) | Unknown(cooldown=True, after=timedelta() as after):
+            return News(cooldown=after)  # it is well, and busy
+        case Deferred(cooldown=cooldown) | Unknown(cooldown=cooldown):
+            return News(failures=1, cooldown=COOLDOWN_DEFAULT if cooldown else None)
         case _:
             return News(answered=True)
 
@@ -64,8 +64,8 @@ class FlowMonitor:
         self._news: dict[str, News] = {}
         self._reported: dict[str, str] = {}
         self._probes: dict[str, UUID] = {}
-        self._under_way: dict[tuple[str, UUID], int] = {}  # sends that take a slot that is shared, by their claim
-        self._full: set[str] = set()  # shut for want of a slot, and for nothing else
+        self._under_way: dict[tuple[str, UUID], int] = {}  # sends that take a permit that is shared, by their claim
+        self._full: set[str] = set()  # shut for want of a permit, and for nothing else
         self.shut_until: dict[str, float] = {}
 
     # --- what the sends bring
@@ -78,29 +78,29 @@ class FlowMonitor:
         news = news_of(outcome, name)
         if self._probes.get(name) == entry.lease_token:
             news = news._replace(probe=self._probes.pop(name), passed=not news.failures)
-        self._tell(name, news)
+        self._record(name, news)
 
     def end(self, entry: ClaimedEntry) -> None:
         """Its send has ended. A probe of which nothing was heard leaves its place to another."""
         if self._probes and self._probes.get(entry.destination) == entry.lease_token:
-            self._tell(entry.destination, News(probe=self._probes.pop(entry.destination)))
+            self._record(entry.destination, News(probe=self._probes.pop(entry.destination)))
         if self._under_way and (entry.destination, entry.lease_token) in self._under_way:
-            self._free_slot(entry.destination, entry.lease_token)
+            self._free_permit(entry.destination, entry.lease_token)
 
-    def _free_slot(self, name: str, token: UUID) -> None:
-        """What tells of it may claim again at once: a slot of ours needs not be waited for."""
+    def _free_permit(self, name: str, token: UUID) -> None:
+        """What tells of it may claim again at once: a permit of ours needs not be waited for."""
         left = self._under_way.pop((name, token)) - 1
         if left:
             self._under_way[name, token] = left
-        self._tell(name, News(left={token: left}))
+        self._record(name, News(left={token: left}))
         if name in self._full:
             self._full.discard(name)
             self.shut_until.pop(name, None)
 
-    def _tell(self, name: str, news: News) -> None:
-        tells = news.failures or news.cool is not None or news.probe is not None or news.left
+    def _record(self, name: str, news: News) -> None:
+        has_news = news.failures or news.cooldown is not None or news.probe is not None or news.left
         troubled = name in self._news or self._seen.get(name, UNTHROTTLED).breaker_failures
-        if tells or troubled:
+        if has_news or troubled:
             before = self._news.get(name)
             self._news[name] = news if before is None else before.then(news)
 
@@ -112,8 +112,8 @@ class FlowMonitor:
         return bool(self._news)
 
     @property
-    def keeps_free_slots(self) -> bool:
-        """Whether there are slots that no send of ours needs any more, and the others do not know."""
+    def has_unreported_permits(self) -> bool:
+        """Whether there are permits that no send of ours needs any more, and the others do not know."""
         return any(news.left for news in self._news.values())
 
     def take(self, quotas: Sequence[Quota]) -> FlowUpdate | None:
@@ -127,55 +127,55 @@ class FlowMonitor:
     def _is_decided(self, name: str) -> bool:
         return limits_of(self._limits, name).are_shared or (name in self._seen and self._seen[name].breaker != "closed")
 
-    def learn(self, pressing: FlowUpdate, pressures: FlowStates | None, token: UUID) -> bool:
+    def learn(self, flow_update: FlowUpdate, flow_states: FlowStates | None, token: UUID) -> bool:
         """What came of an exchange; returns whether a destination was opened that was shut.
 
         News that were not taken, because another held the row, are told again. token: of the claim.
         """
-        shut = self.shut_until.keys() & (pressures.of.keys() if pressures is not None else set())
-        found = pressures.of if pressures is not None else {}
-        for name, news in pressing.news.items():
+        shut = self.shut_until.keys() & (flow_states.of.keys() if flow_states is not None else set())
+        found = flow_states.of if flow_states is not None else {}
+        for name, news in flow_update.news.items():
             if name not in found:
                 later = self._news.get(name)
                 self._news[name] = news if later is None else news.then(later)
-        urgent = pressing.decided.union(name for name, news in pressing.news.items() if news.left)
+        urgent = flow_update.decided.union(name for name, news in flow_update.news.items() if news.left)
         for name in sorted(urgent.difference(found)):  # a seed's run repeats only if theirs is an order
             self._full.discard(name)
             self.shut_until[name] = self._clock() + BUSY_SECONDS * (0.5 + self._rng.random())
-        if pressures is not None:
-            for name, pressure in pressures.of.items():
-                if pressure.breaker_token == token:
+        if flow_states is not None:
+            for name, state in flow_states.of.items():
+                if state.breaker_token == token:
                     self._probes[name] = token
-                ours = sum(each.slots for each in pressure.permits_taken if each.token == token)
+                ours = sum(each.permits for each in state.permits_taken if each.token == token)
                 if ours:
                     self._under_way[name, token] = ours
-                self._see(name, pressure, pressures)
+                self._see(name, state, flow_states)
         return not shut <= self.shut_until.keys()
 
-    def look(self, pressures: FlowStates) -> None:
+    def look(self, flow_states: FlowStates) -> None:
         """What a sweep found: of every destination that is not told of, nothing weighs on it any more."""
-        for name in self._seen.keys() - pressures.of.keys():
+        for name in self._seen.keys() - flow_states.of.keys():
             del self._seen[name]
             self._full.discard(name)
             self.shut_until.pop(name, None)
             self._report(name, None)
-        for name, pressure in pressures.of.items():
-            self._see(name, pressure, pressures)
+        for name, state in flow_states.of.items():
+            self._see(name, state, flow_states)
 
-    def _see(self, name: str, pressure: FlowState, pressures: FlowStates) -> None:
-        self._seen[name] = pressure
+    def _see(self, name: str, state: FlowState, flow_states: FlowStates) -> None:
+        self._seen[name] = state
         limits, left = limits_of(self._limits, name), self._news[name].left if name in self._news else NONE_LEFT
-        pressure = replace(pressure, permits_taken=still_taken(pressure.permits_taken, pressures.at, left))
-        until = opens_at(pressure, limits, pressures.at)
+        state = replace(state, permits_taken=still_taken(state.permits_taken, flow_states.at, left))
+        until = opens_at(state, limits, flow_states.at)
         self._full.discard(name)
-        if until is not None and opens_at(replace(pressure, permits_taken=()), limits, pressures.at) is None:
+        if until is not None and opens_at(replace(state, permits_taken=()), limits, flow_states.at) is None:
             self._full.add(name)
         if until is None:
             self.shut_until.pop(name, None)
         else:
-            after = math.inf if until == NEVER else (until - pressures.at).total_seconds()
+            after = math.inf if until == NEVER else (until - flow_states.at).total_seconds()
             self.shut_until[name] = self._clock() + after
-        self._report(name, _throttle(pressure, pressures.at))
+        self._report(name, _throttle(state, flow_states.at))
 
     def _report(self, name: str, throttle: tuple[str, str] | None) -> None:
         """Log that a destination is paused, once for each reason, and that it is resumed."""
@@ -206,12 +206,12 @@ class FlowMonitor:
         return replace(memory, age_max=min(memory.age_max, CENTURY) + (resumed_at - entry.first_leased_at))
 
 
-def _throttle(pressure: FlowState, now: datetime) -> tuple[str, str] | None:
+def _throttle(state: FlowState, now: datetime) -> tuple[str, str] | None:
     """Why nothing is claimed for a destination, and the text for the log; None if entries may be claimed."""
-    if pressure.paused:
+    if state.paused:
         return "paused", "paused by an operator, until `outbox resume`"
-    if pressure.breaker != "closed":
+    if state.breaker != "closed":
         return "breaker", "paused: circuit breaker open after repeated failures; one entry will be sent as a probe"
-    if pressure.cool_until is not None and pressure.cool_until > now:
-        return "cooldown", f"paused until {pressure.cool_until.astimezone(UTC):%H:%M:%SZ}: Retry-After cooldown"
+    if state.cooldown_until is not None and state.cooldown_until > now:
+        return "cooldown", f"paused until {state.cooldown_until.astimezone(UTC):%H:%M:%SZ}: Retry-After cooldown"
     return None

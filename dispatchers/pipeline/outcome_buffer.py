@@ -18,9 +18,9 @@ class OutcomeBuffer:
     patience: how long one is postponed, by `clock` in seconds; then its outcome is written down, which needs nobody else's row.
     """
 
-    def __init__(self, *, clock: Callable[[], float], patience: timedelta) -> None:
+    def __init__(self, *, clock: Callable[[], float], timeout: timedelta) -> None:
         self._clock = clock
-        self._patience_seconds = patience.total_seconds()
+        self._timeout_seconds = timeout.total_seconds()
         self._waiting: list[Ending] = []
         self._postponed: list[Ending] = []
         self._since: dict[Lease, float] = {}  # of those that are postponed, or tried again just now
@@ -67,15 +67,15 @@ class OutcomeBuffer:
             self._since.setdefault(lease, now)
             self._postponed.append(ending)
 
-    def take_postponed(self, *, is_last_chance: bool = False) -> list[Ending]:
+    def take_postponed(self, *, is_final: bool = False) -> list[Ending]:
         """Those that are to be tried again now, if it is time; to be followed by `postpone`."""
         now = self._clock()
-        if not self._postponed or (now < self._again_at and not is_last_chance):
+        if not self._postponed or (now < self._again_at and not is_final):
             return []
         taken, self._postponed = self._postponed, []
         return [
             (entry, _written_down(change))
-            if is_last_chance or now - self._since[entry.lease] > self._patience_seconds
+            if is_final or now - self._since[entry.lease] > self._timeout_seconds
             else (entry, change)
             for entry, change in taken
         ]

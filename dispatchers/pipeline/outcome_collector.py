@@ -57,7 +57,7 @@ class OutcomeCollector:
         self._flow = flow
         self._pace = pace
         self._missing = UnservedLog(clock)
-        self.outcomes = OutcomeBuffer(clock=clock, patience=settings.lease / 4)
+        self.outcomes = OutcomeBuffer(clock=clock, timeout=settings.lease / 4)
         self.alone = SettlementWorker(
             store,
             pace,
@@ -86,7 +86,7 @@ class OutcomeCollector:
             self.alone.note_claim(token, started)
             for entry in claimed:
                 if self._callbacks.may_call(entry):
-                    self._pace.hold(entry.destination)
+                    self._pace.reserve(entry.destination)
 
     # --- after it
 
@@ -110,8 +110,8 @@ class OutcomeCollector:
             calls = self._callbacks.calls(entry, change)
             if any(calls):
                 # Its permit stays taken, or slow callbacks would let outcomes pile up until their leases end.
-                self._scheduler.hold(entry.destination)
-                self._pace.hold(entry.destination)
+                self._scheduler.reserve(entry.destination)
+                self._pace.reserve(entry.destination)
                 self.alone.start(entry, change, calls)
                 return
             if self._callbacks.may_call(entry):
@@ -146,9 +146,9 @@ class OutcomeCollector:
         """What the next exchange settles."""
         return [self._hand_over(ending) for ending in self.outcomes.take()]
 
-    def take_postponed(self, *, is_last_chance: bool) -> list[Ending]:
+    def take_postponed(self, *, is_final: bool) -> list[Ending]:
         """What is to be tried again now because another transaction had locked a row."""
-        return [self._hand_over(ending) for ending in self.outcomes.take_postponed(is_last_chance=is_last_chance)]
+        return [self._hand_over(ending) for ending in self.outcomes.take_postponed(is_final=is_final)]
 
     def _hand_over(self, ending: Ending) -> Ending:
         """The ending, or the outcome stored for another process. Decided just before the store is asked, by the same record."""

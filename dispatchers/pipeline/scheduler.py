@@ -10,7 +10,7 @@ from typing import Any
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import service_of
 from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.transitions import HINT_SLACK, ClaimedEntry
+from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
 BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
@@ -25,10 +25,10 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Scheduler:
-    """The destinations in their order, and the slots of each.
+    """The destinations in their order, and the permits of each.
 
     home: the destinations that are always asked, because adapters are registered for them.
-    slots: sends at once to one destination, slots_of: to those that have a number of their own; slots_in_all: to all of them.
+    permits: sends at once to one destination, slots_of: to those that have a number of their own; slots_in_all: to all of them.
     shut_until: the destinations to which nothing may be sent before then.
     pace: bounds what is claimed of destinations with callbacks; None where there are no callbacks.
     """
@@ -37,22 +37,22 @@ class Scheduler:
         self,
         home: Iterable[str],
         *,
-        slots: int,
-        slots_in_all: int,
-        slots_of: Mapping[str, int] = _NONE,
+        permits: int,
+        permits_in_all: int,
+        permits_of: Mapping[str, int] = _NONE,
         shut_until: Mapping[str, float] = _NONE,
         pace: CallbackPace | None = None,
     ) -> None:
         self.home = frozenset(home)
         self._names = deque(sorted(self.home))
-        self._slots = slots
-        self._slots_of = slots_of
+        self._permits = permits
+        self._permits_of = permits_of
         self._shut_until = shut_until
         self._pace = pace or CallbackPace(1, timedelta(0), destinations=())
-        self._slots_in_all = slots_in_all
+        self._permits_in_all = permits_in_all
         self._taken: Counter[str] = Counter()
         self._taken_in_all = 0
-        self._hints: dict[str, datetime] = {}
+        self._due_from: dict[str, datetime] = {}
         self._alone_until: dict[str, float] = {}
         self._unserved: dict[str, None] = {}
         self._read_at: dict[str, float] = {}  # when everything due was last read, where something unserved waits
@@ -69,7 +69,7 @@ class Scheduler:
 
     def learn(self, found: Iterable[str]) -> None:
         """These destinations have entries. What became due behind the hints is seen in the round that begins."""
-        self._hints.clear()
+        self._due_from.clear()
         known = self.home.union(found)
         kept = [name for name in self._names if name in known]
         self._names = deque([*sorted(known.difference(kept)), *kept])  # new ones come first, the others keep their turn
@@ -96,64 +96,66 @@ class Scheduler:
         self._alone_until[name] = until
 
     def take(self, now: float) -> list[Quota]:
-        """The next wants, whose slots are taken until `give_back`; fewer than there are slots, or none.
+        """The next wants, whose permits are taken until `give_back`; fewer than there are permits, or none.
 
-        Half of a destination's slots at most, so that one half is sent while the other is settled and claimed.
+        Half of a destination's permits at most, so that one half is sent while the other is settled and claimed.
         """
         quotas: list[Quota] = []
         for _ in range(min(len(self._names), DESTINATIONS_MAX)):
-            free_in_all = min(self._slots_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
+            free_in_all = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
             if free_in_all <= 0:
                 break
             name = self._names[0]
             self._names.rotate(-1)
             self._unasked -= 1
             service = service_of(name)
-            slots = self._slots_of.get(name) or self._slots_of.get(service, self._slots)
-            slots = min(slots - self._taken[name], (slots + 1) // 2, free_in_all)
+            permits = self._permits_of.get(name) or self._permits_of.get(service, self._permits)
+            permits = min(permits - self._taken[name], (permits + 1) // 2, free_in_all)
             called_back = self._pace.applies_to(name)
             if called_back:
-                slots = min(slots, self._pace.free(name))
+                permits = min(permits, self._pace.free(name))
             is_paused = self._shut_until.get(service) == math.inf  # whoever pauses `stripe` pauses its accounts
             shut_until = max(self._alone_until.get(name, 0.0), self._shut_until.get(name, 0.0))
-            if slots > 0 and not is_paused and shut_until <= now:
+            if permits > 0 and not is_paused and shut_until <= now:
                 recent = self._recent(name, now)
-                quotas.append(Quota(name, slots, self._hints.get(name, EPOCH), called_back=called_back, recent=recent))
+                quotas.append(
+                    Quota(name, permits, self._due_from.get(name, EPOCH), called_back=called_back, recent=recent)
+                )
                 if called_back:
-                    self._pace.hold(name, slots)
-                self._taken[name] += slots
-                self._taken_in_all += slots
+                    self._pace.reserve(name, permits)
+                self._taken[name] += permits
+                self._taken_in_all += permits
         return quotas
 
     def found(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry]) -> None:
-        """What the wants brought: slots that stay empty are given back, and the next round begins."""
+        """What the wants brought: permits that stay empty are given back, and the next round begins."""
         self.give_all_back(quotas)
         counts = Counter([entry.destination for entry in claimed])
         for name, count in counts.items():
-            self.hold(name, count)
+            self.reserve(name, count)
         for quota in quotas:
             if quota.recent is None and quota.destination in self._read_at and not counts[quota.destination]:
                 asked_at = self._asked_at.get(quota.destination, -math.inf)  # before anything unserved was met there
                 self._read_at[quota.destination] = asked_at
         if claimed:
-            self._remember_hints(claimed)
+            self._remember_due_from(claimed)
             self.begin_round()
 
     def give_all_back(self, quotas: Sequence[Quota]) -> None:
-        """The slots of these wants, of which nothing is known: the claim failed."""
+        """The permits of these wants, of which nothing is known: the claim failed."""
         for quota in quotas:
-            self.give_back(quota.destination, quota.slots)
+            self.give_back(quota.destination, quota.permits)
             if quota.called_back:
-                self._pace.give_back(quota.destination, quota.slots)
+                self._pace.give_back(quota.destination, quota.permits)
 
-    def hold(self, name: str, slots: int = 1) -> None:
-        """Keep more slots taken: for an entry that was claimed, or whose send has ended but not its settling."""
-        self._taken[name] += slots
-        self._taken_in_all += slots
+    def reserve(self, name: str, permits: int = 1) -> None:
+        """Keep more permits taken: for an entry that was claimed, or whose send has ended but not its settling."""
+        self._taken[name] += permits
+        self._taken_in_all += permits
 
-    def give_back(self, name: str, slots: int = 1) -> None:
-        self._taken[name] -= slots
-        self._taken_in_all -= slots
+    def give_back(self, name: str, permits: int = 1) -> None:
+        self._taken[name] -= permits
+        self._taken_in_all -= permits
         if not self._taken[name]:
             del self._taken[name]
 
@@ -167,10 +169,10 @@ class Scheduler:
             return None
         return timedelta(seconds=now - read_at + LATE_SECONDS)
 
-    def _remember_hints(self, claimed: Sequence[ClaimedEntry]) -> None:
+    def _remember_due_from(self, claimed: Sequence[ClaimedEntry]) -> None:
         latest: dict[str, datetime] = {}
         for entry in claimed:
             if entry.queued_at > latest.get(entry.destination, EPOCH):
                 latest[entry.destination] = entry.queued_at
         for name, queued_at in latest.items():
-            self._hints[name] = max(self._hints.get(name, EPOCH), queued_at - HINT_SLACK)
+            self._due_from[name] = max(self._due_from.get(name, EPOCH), queued_at - DUE_FROM_SLACK)

@@ -34,6 +34,6 @@ class ClaimRequest:
     completions: bool = False
     callbacks: Collection[str] = ()
     seen: int = 0
-    pressing: FlowUpdate | None = None
+    flow_update: FlowUpdate | None = None
     unserved: Sequence[str] | None = None
     only: frozenset[UUID] | None = None

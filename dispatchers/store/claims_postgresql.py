@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
-from dispatchers.flow_control.fair_share import NOBODY, FairCursor
+from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
 from dispatchers.store.callback_registry import summary_sql
 from dispatchers.store.claim_request import ClaimRequest
@@ -31,7 +31,7 @@ def claim(
     connection: Connection,
     tables: Tables,
     request: ClaimRequest,
-    rounds: FairCursor = NOBODY,
+    rounds: FairCursor = NO_CURSOR,
 ) -> list[ClaimedEntry]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
@@ -39,10 +39,10 @@ def claim(
     One statement for all destinations of which as many are wanted. Those that `rounds` tells are shared out over their scopes.
     """
     claimed: list[ClaimedEntry] = []
-    for slots, wanted in _alike(request.quotas, rounds).items():
+    for permits, wanted in _alike(request.quotas, rounds).items():
         left = replace(request, quotas=wanted, entries_max=request.entries_max - len(claimed))
-        if slots:
-            claimed += _lease(connection, tables, left, _oldest(request), slots=slots)
+        if permits:
+            claimed += _lease(connection, tables, left, _oldest(request), permits=permits)
         else:
             claimed += _share_out(connection, tables, left, rounds)
     return claimed
@@ -53,11 +53,11 @@ def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[int, list[Quota]
 
     Where more than a few differ they are rounded, to powers of two.
     """
-    several = len({quota.slots for quota in quotas}) > LIMITS_MAX
+    several = len({quota.permits for quota in quotas}) > LIMITS_MAX
     alike: dict[int, list[Quota]] = {}
     for quota in quotas:
-        slots = 1 << (quota.slots.bit_length() - 1) if several else quota.slots
-        alike.setdefault(0 if quota.destination in rounds else slots, []).append(quota)
+        permits = 1 << (quota.permits.bit_length() - 1) if several else quota.permits
+        alike.setdefault(0 if quota.destination in rounds else permits, []).append(quota)
     return alike
 
 
@@ -65,22 +65,22 @@ def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, ro
     """The same for fair destinations: their scopes' shares, then with what these leave over the oldest, whoever's they are."""
     quotas: list[Quota] = []
     for quota in request.quotas:
-        slots = min(quota.slots, request.entries_max - sum(quota.slots for quota in quotas))
-        if slots > 0:
-            quotas.append(quota._replace(slots=slots, hint=rounds.hint(quota)))
+        permits = min(quota.permits, request.entries_max - sum(quota.permits for quota in quotas))
+        if permits > 0:
+            quotas.append(quota._replace(permits=permits, due_from=rounds.due_from(quota)))
     claimed: list[ClaimedEntry] = []
     left: list[Quota] = []
     for quota, backlog in read_fronts(connection, tables, quotas, request.cutoff):
-        if backlog.entries > quota.slots:
+        if backlog.entries > quota.permits:
             scopes = read_scopes(connection, tables, quota, request.cutoff, rounds.after(quota.destination))
             backlog = backlog._replace(behind=scopes[0], before=scopes[1])
         of = rounds.share_out(quota, backlog)
-        given = {"scopes": list(of), "shares": list(of.values()), "slots": quota.slots}
+        given = {"scopes": list(of), "shares": list(of.values()), "permits": quota.permits}
         due = _SHARES.format(served=SERVED if request.unserved is not None else "")
         shared = _lease(connection, tables, replace(request, quotas=[quota]), due, **given) if of else []
         claimed += shared
-        left.append(quota._replace(slots=quota.slots - len(shared)))
-    return claimed + claim(connection, tables, replace(request, quotas=[quota for quota in left if quota.slots]))
+        left.append(quota._replace(permits=quota.permits - len(shared)))
+    return claimed + claim(connection, tables, replace(request, quotas=[quota for quota in left if quota.permits]))
 
 
 def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: str, **given: Any) -> list[ClaimedEntry]:
@@ -90,7 +90,7 @@ def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: s
         _claim_statement(tables, request.completions, len(request.forms), due),
         {
             "names": [quota.destination for quota in wanted],
-            "hints": [quota.hint for quota in wanted],
+            "due_from": [quota.due_from for quota in wanted],
             "admitted": [quota.admitted for quota in wanted],
             "most": request.entries_max,
             "cutoff": request.cutoff,
@@ -219,23 +219,23 @@ _OLDEST = """{quotas} CROSS JOIN LATERAL (
                 WHERE c.destination = d.name AND {called_here} AND c.due_at >= {since}
                     AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
                     AND (c.lease_until IS NULL OR c.lease_until < now()){served}
-                ORDER BY c.due_at LIMIT :slots FOR UPDATE SKIP LOCKED
+                ORDER BY c.due_at LIMIT :permits FOR UPDATE SKIP LOCKED
             ) AS due"""
 
-_WANTS = """unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:admitted AS boolean[]))
-                    AS d(name, hint, admitted)"""
+_QUOTAS = """unnest(CAST(:names AS text[]), CAST(:due_from AS timestamptz[]), CAST(:admitted AS boolean[]))
+                    AS d(name, due_from, admitted)"""
 
-_RECENT_WANTS = """unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:admitted AS boolean[]),
-                    CAST(:recent AS interval[])) AS d(name, hint, admitted, recent)"""
+_RECENT_QUOTAS = """unnest(CAST(:names AS text[]), CAST(:due_from AS timestamptz[]), CAST(:admitted AS boolean[]),
+                    CAST(:recent AS interval[])) AS d(name, due_from, admitted, recent)"""
 
-_SHARES = f"""{_WANTS},
+_SHARES = f"""{_QUOTAS},
                 unnest(CAST(:scopes AS text[]), CAST(:shares AS integer[])) AS s(scope, share)
             CROSS JOIN LATERAL (
                 SELECT few.id FROM (
                     SELECT c.id FROM {{{{queue}}}} AS c
                     WHERE {_CALLED_HERE} AND
-                        {CLAIMABLE_OF.format(name="d.name", hint="d.hint", scope="s.scope", served="{served}")}
-                    LIMIT :slots FOR UPDATE SKIP LOCKED
+                        {CLAIMABLE_OF.format(name="d.name", due_from="d.due_from", scope="s.scope", served="{served}")}
+                    LIMIT :permits FOR UPDATE SKIP LOCKED
                 ) AS few LIMIT s.share
             ) AS due"""
 
@@ -244,9 +244,9 @@ def _oldest(request: ClaimRequest) -> str:
     """What is due, the oldest first. What this process cannot serve is passed over, and read again only now and then."""
     only = " AND c.id = ANY (CAST(:only AS uuid[]))" if request.only is not None else ""
     if request.unserved is None:
-        return _OLDEST.format(called_here=_CALLED_HERE, quotas=_WANTS, since="d.hint", served=only)
-    since, served = "GREATEST(d.hint, now() - d.recent)", SERVED + only
-    return _OLDEST.format(called_here=_CALLED_HERE, quotas=_RECENT_WANTS, since=since, served=served)
+        return _OLDEST.format(called_here=_CALLED_HERE, quotas=_QUOTAS, since="d.due_from", served=only)
+    since, served = "GREATEST(d.due_from, now() - d.recent)", SERVED + only
+    return _OLDEST.format(called_here=_CALLED_HERE, quotas=_RECENT_QUOTAS, since=since, served=served)
 
 
 @lru_cache(STATEMENTS_MAX)
@@ -275,7 +275,7 @@ def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) ->
             ) AS trusted,
                 {due}
             WHERE d.admitted OR NOT COALESCE((
-                SELECT p.paused OR p.breaker <> 'closed' OR p.cool_until > now() FROM {destination} AS p WHERE p.name = d.name
+                SELECT p.paused OR p.breaker <> 'closed' OR p.cooldown_until > now() FROM {destination} AS p WHERE p.name = d.name
             ), false)
             LIMIT :most
         ))

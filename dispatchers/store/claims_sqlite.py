@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Table, delete, exists, func, insert, or_, select, update
 
-from dispatchers.flow_control.fair_share import NOBODY, FairCursor
+from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
 from dispatchers.store import callback_registry
 from dispatchers.store.claim_request import ClaimRequest
@@ -28,7 +28,7 @@ def claim(
     connection: Connection,
     tables: Tables,
     request: ClaimRequest,
-    rounds: FairCursor = NOBODY,
+    rounds: FairCursor = NO_CURSOR,
 ) -> list[ClaimedEntry]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
@@ -43,13 +43,13 @@ def claim(
     for quota in request.quotas:
         if quota.destination in pressed and not quota.admitted:
             continue
-        quota = quota._replace(slots=min(quota.slots, request.entries_max - len(claimed)))
+        quota = quota._replace(permits=min(quota.permits, request.entries_max - len(claimed)))
         if quota.destination in rounds:
-            quota = quota._replace(hint=rounds.hint(quota))
+            quota = quota._replace(due_from=rounds.due_from(quota))
             shared = _share_out(connection, tables, quota, request, now, rounds)
             claimed += shared
-            quota = quota._replace(slots=quota.slots - len(shared))
-        if quota.slots:
+            quota = quota._replace(permits=quota.permits - len(shared))
+        if quota.permits:
             claimed += _take(connection, tables, quota, request, now)
     return claimed
 
@@ -59,8 +59,8 @@ def _share_out(
 ) -> list[ClaimedEntry]:
     backlog = read_backlog(connection, tables, quota, request.cutoff, now, rounds.after(quota.destination))
     claimed: list[ClaimedEntry] = []
-    for scope, slots in rounds.share_out(quota, backlog).items():
-        claimed += _take(connection, tables, quota._replace(slots=slots), request, now, scope)
+    for scope, permits in rounds.share_out(quota, backlog).items():
+        claimed += _take(connection, tables, quota._replace(permits=permits), request, now, scope)
     return claimed
 
 
@@ -80,7 +80,7 @@ def _take(
         .where(*claimable_at(queue, quota, request.cutoff, now, scope), *_served(tables, request), *allowed)
         .where(or_(queue.c.callback.is_(None), queue.c.callback.in_(sorted(request.callbacks))))
         .order_by(queue.c.due_at)
-        .limit(quota.slots)
+        .limit(quota.permits)
         .with_for_update(of=queue, skip_locked=True)
     )
     rows = connection.execute(due).all()

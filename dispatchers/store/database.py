@@ -94,18 +94,18 @@ class DatabaseStore:
 
     async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
         read = self._callbacks_read  # as of the caller's decisions
-        pressing = request.pressing if request else None
-        if pressing is not None:
-            await self._make_rows(pressing)
+        flow_update = request.flow_update if request else None
+        if flow_update is not None:
+            await self._make_rows(flow_update)
         exchange = await self._exchanges.exchange(settlements, request, read)
-        if pressing is not None and exchange.pressures is not None:
-            asked = pressing.decided.union(pressing.news)
-            self._made_rows -= asked - exchange.pressures.of.keys()  # locked by another, or deleted
+        if flow_update is not None and exchange.flow_states is not None:
+            asked = flow_update.decided.union(flow_update.news)
+            self._made_rows -= asked - exchange.flow_states.of.keys()  # locked by another, or deleted
         return exchange
 
-    async def _make_rows(self, pressing: FlowUpdate) -> None:
+    async def _make_rows(self, flow_update: FlowUpdate) -> None:
         """In a transaction of its own: two that add one row wait for each other, and must have nothing else at hand."""
-        missing = pressing.decided.union(pressing.news) - self._made_rows
+        missing = flow_update.decided.union(flow_update.news) - self._made_rows
         if missing:
             await self._run(lambda connection: make_rows(connection, self._tables, missing))
             self._made_rows |= missing
@@ -176,7 +176,7 @@ class DatabaseStore:
             self._tells = False
             return await self._run(work)
 
-    async def pressures(self) -> FlowStates:
+    async def flow_states(self) -> FlowStates:
         return await self._run(lambda connection: read_flow_states(connection, self._tables))
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:

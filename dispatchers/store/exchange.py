@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from dispatchers.flow_control.fair_share import FairCursor
 from dispatchers.store import callback_registry
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.flow_control import claim_under_pressure
+from dispatchers.store.flow_control import claim_throttled
 from dispatchers.store.guards import Guards, guard
 from dispatchers.store.ordering import MOMENT, NextIsLocked, leave, sort_out
 from dispatchers.store.protocol import CallbacksChanged, Exchange
@@ -88,8 +88,8 @@ class Exchanges:
         callbacks_read: str | None,
         connection: Connection,
     ) -> Exchange:
-        pressing = request.pressing if request else None
-        if pressing is not None or not settlements:  # else the statement that settles brings them along
+        flow_update = request.flow_update if request else None
+        if flow_update is not None or not settlements:  # else the statement that settles brings them along
             guard(connection, self._guards)
         cutoff = request.cutoff if request else NEVER
         settled = set()
@@ -103,12 +103,12 @@ class Exchanges:
         def claim(wanted: ClaimRequest) -> list[ClaimedEntry]:
             return self._claim(connection, wanted, must_wait, ended)
 
-        pressures = None
-        if pressing is not None:
-            claimed, pressures = claim_under_pressure(connection, self._tables, request, pressing, claim)
+        flow_states = None
+        if flow_update is not None:
+            claimed, flow_states = claim_throttled(connection, self._tables, request, flow_update, claim)
         else:
             claimed = claim(request) if request.quotas else []
-        return Exchange(settled, claimed, len(must_wait) + len(ended), pressures, ended=ended)
+        return Exchange(settled, claimed, len(must_wait) + len(ended), flow_states, ended=ended)
 
     def settle(
         self,
@@ -274,9 +274,9 @@ class Exchanges:
 
     async def _probe(self, ids: Sequence[UUID], request: ClaimRequest) -> Exception | None:
         """Claim these, and take it back. Returns the error, if it is about one of them."""
-        quotas = [quota._replace(slots=len(ids), admitted=True) for quota in request.quotas]
+        quotas = [quota._replace(permits=len(ids), admitted=True) for quota in request.quotas]
         probing = replace(
-            request, quotas=quotas, entries_max=len(ids), pressing=None, unserved=None, only=frozenset(ids)
+            request, quotas=quotas, entries_max=len(ids), flow_update=None, unserved=None, only=frozenset(ids)
         )
 
         def work(connection: Connection) -> None:

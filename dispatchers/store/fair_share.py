@@ -16,7 +16,7 @@ from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import STATEMENTS_MAX, Tables
 
 CLAIMABLE_OF = """c.fair = {name} AND c.scope = {scope}
-    AND c.due_at >= {hint} AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
+    AND c.due_at >= {due_from} AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
     AND (c.lease_until IS NULL OR c.lease_until < now()){served}
     ORDER BY c.due_at"""
 """What of one scope may be claimed, the oldest first."""
@@ -38,8 +38,8 @@ def read_fronts(
     """Of the destinations where anything may be claimed, what waits there without its scopes."""
     asked = {
         "names": [quota.destination for quota in quotas],
-        "hints": [quota.hint for quota in quotas],
-        "slots": [quota.slots for quota in quotas],
+        "due_from": [quota.due_from for quota in quotas],
+        "permits": [quota.permits for quota in quotas],
         "cutoff": cutoff,
     }
     found = {row.name: Backlog(*row[1:]) for row in connection.execute(_front_statement(tables), asked)}
@@ -50,7 +50,13 @@ def read_scopes(
     connection: Connection, tables: Tables, quota: Quota, cutoff: datetime, after: str | None
 ) -> tuple[list[Waiting], list[Waiting]]:
     """The scopes behind `after`, and those up to it."""
-    asked = {"name": quota.destination, "hint": quota.hint, "slots": quota.slots, "cutoff": cutoff, "after": after}
+    asked = {
+        "name": quota.destination,
+        "due_from": quota.due_from,
+        "permits": quota.permits,
+        "cutoff": cutoff,
+        "after": after,
+    }
     laps: tuple[list[Waiting], list[Waiting]] = ([], [])
     for scope, lap, entries in connection.execute(_walk_statement(tables), asked | {"scopes_max": SCOPES_MAX}):
         laps[lap].append(Waiting(scope, entries))
@@ -62,15 +68,16 @@ def _front_statement(tables: Tables) -> TextClause:
     return text(
         f"""
         SELECT d.name, front.*
-        FROM unnest(CAST(:names AS text[]), CAST(:hints AS timestamptz[]), CAST(:slots AS integer[])) AS d(name, hint, slots)
+        FROM unnest(CAST(:names AS text[]), CAST(:due_from AS timestamptz[]), CAST(:permits AS integer[]))
+            AS d(name, due_from, permits)
         CROSS JOIN LATERAL (
             SELECT min(f.due_at) AS oldest, count(*) AS entries, count(*) - count(f.fair) AS unscoped
             FROM (
                 SELECT c.due_at, c.fair FROM {quoted_table(tables.queue)} AS c
-                WHERE c.destination = d.name AND c.due_at >= d.hint
+                WHERE c.destination = d.name AND c.due_at >= d.due_from
                     AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
                     AND (c.lease_until IS NULL OR c.lease_until < now())
-                ORDER BY c.due_at LIMIT d.slots + 1
+                ORDER BY c.due_at LIMIT d.permits + 1
             ) AS f
         ) AS front
         """
@@ -85,9 +92,9 @@ def _walk_statement(tables: Tables) -> TextClause:
     """
 
     def claimable_of(scope: str) -> str:
-        return CLAIMABLE_OF.format(name=":name", hint=hint, scope=scope, served="")
+        return CLAIMABLE_OF.format(name=":name", due_from=due_from, scope=scope, served="")
 
-    queue, hint = quoted_table(tables.queue), "CAST(:hint AS timestamptz)"
+    queue, due_from = quoted_table(tables.queue), "CAST(:due_from AS timestamptz)"
     return text(
         f"""
         WITH RECURSIVE walk (step, scope, lap, found) AS (
@@ -98,25 +105,25 @@ def _walk_statement(tables: Tables) -> TextClause:
             CROSS JOIN LATERAL (
                 (
                     SELECT CAST(c.scope AS text) AS scope, w.lap AS lap FROM {queue} AS c
-                    WHERE c.fair = :name AND c.scope > w.scope AND c.due_at >= {hint} ORDER BY c.scope, c.due_at LIMIT 1
+                    WHERE c.fair = :name AND c.scope > w.scope AND c.due_at >= {due_from} ORDER BY c.scope, c.due_at LIMIT 1
                 )
                 UNION ALL
                 (
                     SELECT CAST(c.scope AS text), w.lap + 1 FROM {queue} AS c
-                    WHERE c.fair = :name AND c.due_at >= {hint} ORDER BY c.scope, c.due_at LIMIT 1
+                    WHERE c.fair = :name AND c.due_at >= {due_from} ORDER BY c.scope, c.due_at LIMIT 1
                 )
                 LIMIT 1
             ) AS next
             CROSS JOIN LATERAL (
                 SELECT count(*) AS claimable FROM (SELECT FROM {queue} AS c WHERE {claimable_of("next.scope")} LIMIT 1) AS first
             ) AS it
-            WHERE w.step < :scopes_max AND w.found < :slots
+            WHERE w.step < :scopes_max AND w.found < :permits
                 AND (next.lap = 0 OR (next.lap = 1 AND next.scope <= CAST(:after AS text)))
         )
         SELECT w.scope, w.lap, (
             SELECT count(*) FROM (
-                SELECT FROM (SELECT FROM {queue} AS c WHERE {claimable_of("w.scope")} LIMIT :slots + 1) AS few
-                LIMIT :slots / GREATEST((SELECT max(found) FROM walk), 1) + 1
+                SELECT FROM (SELECT FROM {queue} AS c WHERE {claimable_of("w.scope")} LIMIT :permits + 1) AS few
+                LIMIT :permits / GREATEST((SELECT max(found) FROM walk), 1) + 1
             ) AS counted
         ) AS entries
         FROM walk AS w WHERE w.step > 0 ORDER BY w.step
@@ -136,12 +143,12 @@ def read_backlog(
         select(queue.c.due_at, queue.c.fair)
         .where(*claimable_at(queue, quota, cutoff, now))
         .order_by(queue.c.due_at)
-        .limit(quota.slots + 1)
+        .limit(quota.permits + 1)
         .subquery()
     )
     counted = select(func.min(front.c.due_at), func.count(), func.count() - func.count(front.c.fair))
     backlog = Backlog(*connection.execute(counted).one())
-    if backlog.entries <= quota.slots:
+    if backlog.entries <= quota.permits:
         return backlog
 
     def count(scope: str, most: int) -> int:
@@ -151,13 +158,13 @@ def read_backlog(
     laps: tuple[list[str], list[str]] = ([], [])
     found = 0
     for lap, scope in enumerate((after, None) if after is not None else (None,)):
-        while found < quota.slots and len(laps[0]) + len(laps[1]) < SCOPES_MAX:
+        while found < quota.permits and len(laps[0]) + len(laps[1]) < SCOPES_MAX:
             scope = _next_scope(connection, queue, quota, scope, up_to=after if lap else None)
             if scope is None:
                 break
             laps[lap].append(scope)
             found += count(scope, 1)
-    most = counted_max(quota.slots, found)
+    most = counted_max(quota.permits, found)
     behind, before = ([Waiting(scope, count(scope, most)) for scope in scopes] for scopes in laps)
     return backlog._replace(behind=behind, before=before)
 
@@ -170,7 +177,7 @@ def claimable_at(
     recent = [] if quota.recent is None else [queue.c.due_at >= now - quota.recent]
     return [
         *([queue.c.destination == quota.destination] if scope is None else of_scope),
-        queue.c.due_at >= quota.hint,
+        queue.c.due_at >= quota.due_from,
         *recent,
         queue.c.due_at <= min(now, cutoff),
         or_(queue.c.lease_until.is_(None), queue.c.lease_until < now),
@@ -180,7 +187,7 @@ def claimable_at(
 def _next_scope(
     connection: Connection, queue: Table, quota: Quota, behind: str | None, *, up_to: str | None
 ) -> str | None:
-    found = select(queue.c.scope).where(queue.c.fair == quota.destination, queue.c.due_at >= quota.hint)
+    found = select(queue.c.scope).where(queue.c.fair == quota.destination, queue.c.due_at >= quota.due_from)
     if behind is not None:
         found = found.where(queue.c.scope > behind)
     if up_to is not None:

@@ -30,8 +30,8 @@ from outbox.sql.dialect import clock, insert_unless_present
 from outbox.sql.schema import Tables
 
 SHARED = (
-    *("cool_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),
-    *("rate_at", "rate_per_second", "slots_max"),
+    *("cooldown_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),
+    *("rate_at", "rate_per_second", "permits_max"),
 )
 """The columns that dispatchers write, beside `permits_taken`."""
 
@@ -39,7 +39,7 @@ SHARED = (
 def is_throttled(tables: Tables, now: Any) -> ColumnElement[bool]:
     """Whether a destination's row keeps everything from being claimed, but a probe."""
     destination = tables.destination
-    return or_(destination.c.paused, destination.c.breaker != "closed", destination.c.cool_until > now)
+    return or_(destination.c.paused, destination.c.breaker != "closed", destination.c.cooldown_until > now)
 
 
 def read_flow_states(connection: Connection, tables: Tables) -> FlowStates:
@@ -58,21 +58,21 @@ def make_rows(connection: Connection, tables: Tables, names: Iterable[str]) -> N
         connection.execute(insert_unless_present(connection.dialect.name, tables.destination).values(name=name, **new))
 
 
-def claim_under_pressure(
+def claim_throttled(
     connection: Connection,
     tables: Tables,
     request: ClaimRequest,
-    pressing: FlowUpdate,
+    flow_update: FlowUpdate,
     claim: Callable[[ClaimRequest], list[ClaimedEntry]],
 ) -> tuple[list[ClaimedEntry], FlowStates]:
     """Write down the news, and claim what may then be sent. Returns the rows as they have become, but those of others."""
-    found = _lock(connection, tables, pressing.decided.union(pressing.news))
+    found = _lock(connection, tables, flow_update.decided.union(flow_update.news))
 
     def limits(name: str) -> Limits:
-        return limits_of(pressing.limits, name)
+        return limits_of(flow_update.limits, name)
 
-    told = {name: _heard(pressing, name, row, found.at) for name, row in found.of.items()}
-    quotas = list(_admitted(request.quotas, pressing, told, found.at))
+    told = {name: _heard(flow_update, name, row, found.at) for name, row in found.of.items()}
+    quotas = list(_admitted(request.quotas, flow_update, told, found.at))
     taken = claim(replace(request, quotas=quotas)) if quotas else []
     counts = Counter(entry.destination for entry in taken)
     after = {
@@ -83,21 +83,21 @@ def claim_under_pressure(
     return taken, FlowStates(found.at, after)
 
 
-def _heard(pressing: FlowUpdate, name: str, row: FlowState, now: datetime) -> FlowState:
-    news = pressing.news.get(name)
-    return row if news is None else heard(row, news, limits_of(pressing.limits, name), now)
+def _heard(flow_update: FlowUpdate, name: str, row: FlowState, now: datetime) -> FlowState:
+    news = flow_update.news.get(name)
+    return row if news is None else heard(row, news, limits_of(flow_update.limits, name), now)
 
 
 def _admitted(
-    quotas: Sequence[Quota], pressing: FlowUpdate, rows: Mapping[str, FlowState], now: datetime
+    quotas: Sequence[Quota], flow_update: FlowUpdate, rows: Mapping[str, FlowState], now: datetime
 ) -> Iterable[Quota]:
     for quota in quotas:
         name = quota.destination
         if name in rows:
-            slots = admitted(rows[name], limits_of(pressing.limits, name), now, quota.slots)
-            if slots:
-                yield quota._replace(slots=slots, admitted=True)
-        elif name not in pressing.decided:
+            permits = admitted(rows[name], limits_of(flow_update.limits, name), now, quota.permits)
+            if permits:
+                yield quota._replace(permits=permits, admitted=True)
+        elif name not in flow_update.decided:
             yield quota  # the claim looks at its row, if it has one
 
 

@@ -41,7 +41,7 @@ class Exchange:
     settled: set[UUID] = field(default_factory=set)
     claimed: list[ClaimedEntry] = field(default_factory=list)
     passed_over: int = 0
-    pressures: FlowStates | None = None
+    flow_states: FlowStates | None = None
     postponed: frozenset[UUID] = frozenset()
     ended: Mapping[UUID, str] = field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class Store(Protocol):
         """
         ...
 
-    async def pressures(self) -> FlowStates:
+    async def flow_states(self) -> FlowStates:
         """Of the destinations on which something weighs, or that were paused once."""
         ...
 

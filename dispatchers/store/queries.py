@@ -30,7 +30,7 @@ def destination_names(tables: Tables) -> CTE:
 # --- how long entries have been due
 
 DUE_ROWS_MAX = 100  # of each destination's first entries: behind one that was handed back there may be an older one
-HANDED_BACK = timedelta(seconds=5)  # what nobody serves is due again within
+RELEASED_WITHIN = timedelta(seconds=5)  # what nobody serves is due again within
 
 
 def read_lags(connection: Connection, tables: Tables, now: datetime) -> dict[str, timedelta]:
@@ -49,7 +49,7 @@ def _oldest_due(tables: Tables, names: CTE, now: datetime) -> ScalarSelect[Any]:
     queue = tables.queue
     first = (
         select(func.coalesce(queue.c.waiting_since, queue.c.due_at).label("since"))
-        .where(queue.c.destination == names.c.name, queue.c.due_at <= now + HANDED_BACK, is_claimable(tables, now))
+        .where(queue.c.destination == names.c.name, queue.c.due_at <= now + RELEASED_WITHIN, is_claimable(tables, now))
         .order_by(queue.c.due_at)
         .limit(DUE_ROWS_MAX)
         .correlate(names)

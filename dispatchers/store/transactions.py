@@ -30,9 +30,9 @@ class Transactions:
         self._engine = engine
         self._async_engine = async_engine
         self._threads = Threads(STORE_THREADS, "outbox-store")
-        self._upkeep_thread = Threads(1, "outbox-maintenance")
+        self._maintenance_thread = Threads(1, "outbox-maintenance")
         self._is_watched = engine.dialect.name == "postgresql"  # a file answers, or is locked, and SQLite says so
-        self._patience = Timeouts(lease)
+        self._timeouts = Timeouts(lease)
         if self._is_watched:
             watch_pool(engine)
         # Asked once, at the first use: setting the level each time would fail where a listener left a transaction open.
@@ -52,8 +52,8 @@ class Transactions:
 
     async def run_unguarded(self, work: Callable[[Connection], Result], what: str = "") -> Result:
         """The same for work whose first statement brings the guards along."""
-        threads = self._upkeep_thread if what == MAINTENANCE else self._threads
-        silence = Silence(self._engine, self._patience, what or getattr(work, "__name__", "a query"), threads.start)
+        threads = self._maintenance_thread if what == MAINTENANCE else self._threads
+        silence = Silence(self._engine, self._timeouts, what or getattr(work, "__name__", "a query"), threads.start)
         working: asyncio.Future[Any]
         if self._async_engine is not None:
             working = asyncio.ensure_future(self._run_async(silence, work))
@@ -74,7 +74,7 @@ class Transactions:
         if dispose:
             await asyncio.wrap_future(self._threads.submit(self._engine.dispose))
         self._threads.close()
-        self._upkeep_thread.close()
+        self._maintenance_thread.close()
 
     async def _run_async(self, silence: Silence | None, work: Callable[[Connection], Result]) -> Result:
         async with self._async_engine.connect() as connection:

@@ -42,10 +42,10 @@ class Silence:
     what: what is done, for the log. given_up: called when nobody waits for the work any longer.
     """
 
-    def __init__(self, engine: Engine, patience: Timeouts, what: str, given_up: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, timeouts: Timeouts, what: str, given_up: Callable[[], None]) -> None:
         self.connection: Any = None
         self._engine = engine
-        self._patience = patience
+        self._timeouts = timeouts
         self._what = what
         self._given_up = given_up
 
@@ -55,9 +55,9 @@ class Silence:
         answer: asyncio.Future[Any] = loop.create_future()
         working.add_done_callback(lambda done: _pass_on(done, answer))
         timers = [
-            loop.call_later(self._patience.report, self._report),
-            loop.call_later(self._patience.drop, self._drop),
-            loop.call_later(self._patience.give_up, self._give_up, answer),
+            loop.call_later(self._timeouts.report, self._report),
+            loop.call_later(self._timeouts.drop, self._drop),
+            loop.call_later(self._timeouts.give_up, self._give_up, answer),
         ]
         try:
             return await answer
@@ -71,9 +71,9 @@ class Silence:
     def _report(self) -> None:
         log.warning(
             "the database has not answered for %g s (%s); after %g s the connection is dropped and the work retried on another",
-            self._patience.report,
+            self._timeouts.report,
             self._what,
-            self._patience.drop,
+            self._timeouts.drop,
         )
 
     def _drop(self) -> None:
@@ -84,7 +84,7 @@ class Silence:
             dropped = sum([break_off(connection) for connection in idle_connections(self._engine)])
         log.warning(
             "the database has not answered for %g s (%s): dropped %d connections; the work is retried on another",
-            self._patience.drop,
+            self._timeouts.drop,
             self._what,
             dropped,
         )
@@ -92,7 +92,7 @@ class Silence:
     def _give_up(self, answer: "asyncio.Future[Any]") -> None:
         if not answer.done():
             self._given_up()
-            answer.set_exception(DatabaseSilent(f"the database has not answered for {self._patience.give_up:g} s"))
+            answer.set_exception(DatabaseSilent(f"the database has not answered for {self._timeouts.give_up:g} s"))
 
 
 def _pass_on(done: "asyncio.Future[Any]", answer: "asyncio.Future[Any]") -> None:

@@ -64,7 +64,7 @@ async def _bring_forward(dispatcher: Dispatcher) -> int:
 def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime | None, ...]]:
     """Of each entry that time alone lets go: when it is due, and when its destination lets it pass."""
     queue, destination = tables.queue.c, tables.destination.c
-    columns = (queue.due_at, destination.cool_until, destination.breaker_until, destination.rate_at)
+    columns = (queue.due_at, destination.cooldown_until, destination.breaker_until, destination.rate_at)
     found = (
         select(queue.state, queue.outcome, *columns)
         .join_from(tables.queue, tables.destination, destination.name == queue.destination, isouter=True)
@@ -80,7 +80,7 @@ def _set_back(connection: Connection, tables: Tables, span: timedelta) -> None:
     """As if all that is kept of what waits had been `span` earlier."""
     queue, destination = tables.queue, tables.destination
     _shift(connection, queue, span, "lease_until", "leased_at", "first_leased_at", "in_doubt_since", "waiting_since")
-    _shift(connection, destination, span, "cool_until", "breaker_until", "rate_at")
+    _shift(connection, destination, span, "cooldown_until", "breaker_until", "rate_at")
     for id, outcome in connection.execute(select(queue.c.id, queue.c.outcome)).all():
         if (looks := lookup_of(outcome)) is not None:
             record = json.loads(outcome)

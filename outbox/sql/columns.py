@@ -177,7 +177,7 @@ def destination(prefix: str) -> list[Any]:
         Column("name", String(255), primary_key=True),
         Column("paused", Boolean, nullable=False),
         Column("paused_reason", Text),
-        Column("cool_until", Instant),
+        Column("cooldown_until", Instant),
         Column("breaker", String(9), nullable=False),
         Column("breaker_until", Instant),
         Column("breaker_failures", Integer, nullable=False),
@@ -187,7 +187,7 @@ def destination(prefix: str) -> list[Any]:
         Column("rate_at", Instant),
         Column("decided_by", String(255)),
         Column("decided_at", Instant),
-        Column("slots_max", Integer),
+        Column("permits_max", Integer),
         Column("permits_taken", Text),  # by which claims: `dispatchers.flow_control.permits`
         CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
     ]

@@ -87,7 +87,7 @@ def test_what_is_refused_as_it_stands_is_rejected_but_proves_nothing_of_earlier_
 def test_who_is_not_let_in_comes_again_when_told(status: int) -> None:
     response = httpx.Response(status, headers={"Retry-After": "7"})
 
-    assert answered(response) == Deferred(f"HTTP {status}", timedelta(seconds=7), cools=True)
+    assert answered(response) == Deferred(f"HTTP {status}", timedelta(seconds=7), cooldown=True)
 
 
 @pytest.mark.parametrize("status", [300, 304, 406, 408, 409, 418, 424, 425, 451, 499, 500, 501, 502, 503, 504, 599])
@@ -96,14 +96,14 @@ def test_any_other_status_proves_nothing(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "asked", "cools"), [(503, True, True), (503, False, False), (500, True, False), (502, False, False)]
+    ("status", "asked", "cooldown"), [(503, True, True), (503, False, False), (500, True, False), (502, False, False)]
 )
 def test_an_unknown_outcome_keeps_what_retry_after_asks_and_503_asks_it_of_all(
-    status: int, asked: bool, cools: bool
+    status: int, asked: bool, cooldown: bool
 ) -> None:
     answer = httpx.Response(status, headers={"Retry-After": "7"} if asked else {})
 
-    assert answered(answer) == Unknown(f"HTTP {status}", timedelta(seconds=7) if asked else None, cools=cools)
+    assert answered(answer) == Unknown(f"HTTP {status}", timedelta(seconds=7) if asked else None, cooldown=cooldown)
 
 
 def test_the_table_names_only_statuses_that_are_not_2xx() -> None:

@@ -437,7 +437,7 @@ def test_a_locked_object_defers(adapter: StripeAdapter, charges: respx.Route, st
     outcome = answered(adapter, charges, error(status, code="lock_timeout"))
 
     assert isinstance(outcome, Deferred)
-    assert not outcome.cools  # it is about this object alone
+    assert not outcome.cooldown  # it is about this object alone
 
 
 def test_any_other_conflict_is_unknown(adapter: StripeAdapter, charges: respx.Route) -> None:
@@ -452,7 +452,7 @@ def test_who_is_not_let_in_comes_again(adapter: StripeAdapter, charges: respx.Ro
 
     assert isinstance(outcome, Deferred)
     assert outcome.after == timedelta(seconds=7)
-    assert outcome.cools
+    assert outcome.cooldown
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -570,14 +570,14 @@ def test_an_exception_without_a_row_is_answered_as_its_parent() -> None:
             raised(stripe.CardError, "m", "p", "c", http_status=402),
             Rejected("CardError: HTTP 402", True, {"http_status": 402}),
         ),
-        (stripe.AuthenticationError("no API key"), Deferred("AuthenticationError", cools=True)),
+        (stripe.AuthenticationError("no API key"), Deferred("AuthenticationError", cooldown=True)),
         (raised(stripe.APIConnectionError, "m"), Unknown("APIConnectionError")),
         (raised(stripe.SignatureVerificationError, "m", "sig"), Unknown("SignatureVerificationError")),
         (
             raised(stripe.oauth_error.InvalidGrantError, "c", "d", http_status=400),
             Unknown("InvalidGrantError: HTTP 400"),
         ),
-        (stripe.QuotaExceededError("m", http_status=400), Deferred("QuotaExceededError: HTTP 400", cools=True)),
+        (stripe.QuotaExceededError("m", http_status=400), Deferred("QuotaExceededError: HTTP 400", cooldown=True)),
         (stripe.StripeError("m", http_status=200), Delivered({"unparsed": True, "http_status": 200})),
         (RuntimeError("unforeseen"), Unknown("RuntimeError")),
     ],

@@ -40,7 +40,9 @@ def put_charges(database: Database, ob: outbox.Outbox, **settings: Any) -> None:
 def under_pressure(database: Database) -> set[str]:
     """The destinations that wait, or count failures."""
     rows = database.rows(TABLES.destination)
-    return {row.name for row in rows if row.breaker_failures or row.breaker != "closed" or row.cool_until is not None}
+    return {
+        row.name for row in rows if row.breaker_failures or row.breaker != "closed" or row.cooldown_until is not None
+    }
 
 
 def test_an_account_that_refuses_us_stops_no_other(
@@ -144,7 +146,7 @@ def test_who_pauses_a_service_pauses_its_accounts(database: Database, ob: outbox
 def test_an_adapter_of_one_s_own_may_refuse_one_account(database: Database, ob: outbox.Outbox) -> None:
     def answer(delivery: Delivery) -> Outcome:
         account = delivery.options["account"]
-        return Deferred("no access", cools=True, account=account) if account == "bad" else Delivered()
+        return Deferred("no access", cooldown=True, account=account) if account == "bad" else Delivered()
 
     for account in ("bad", "good"):
         put(database, ob, "crm.upsert", destination="crm", options={"account": account}, count=12)

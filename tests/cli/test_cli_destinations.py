@@ -22,9 +22,11 @@ def weigh(database: Database, name: str, **values: Any) -> None:
 
 
 def test_a_cooldown_that_is_over_is_none(database: Database) -> None:
-    weigh(database, "crm", cool_until=clock_plus(-HOUR))
+    weigh(database, "crm", cooldown_until=clock_plus(-HOUR))
 
-    told = [document(name, database=database)["destinations"][0]["cool_until"] for name in ("status", "destinations")]
+    told = [
+        document(name, database=database)["destinations"][0]["cooldown_until"] for name in ("status", "destinations")
+    ]
 
     assert told == [None, None]
 
@@ -34,22 +36,22 @@ def test_destinations_tells_what_is_due_and_what_weighs_on_each(database: Databa
     age(database, 2 * HOUR)
     put(database, ob, "mail.send", due=HOUR)
     weigh(database, "stripe", breaker="open", breaker_until=clock_plus(HOUR), breaker_failures=12, rate_per_second=80.0)
-    weigh(database, "crm", cool_until=clock_plus(HOUR))
+    weigh(database, "crm", cooldown_until=clock_plus(HOUR))
 
     told = document("destinations", database=database)
 
     crm, mail, stripe = told["destinations"]
     assert (crm["name"], crm["due"], crm["paused"], crm["breaker"]) == ("crm", 3, False, "closed")
     assert 7200 <= crm["oldest_due_seconds"] < 7300
-    assert crm["cool_until"] > told["at"]
-    assert (mail["name"], mail["due"], mail["oldest_due_seconds"], mail["cool_until"]) == ("mail", 0, None, None)
+    assert crm["cooldown_until"] > told["at"]
+    assert (mail["name"], mail["due"], mail["oldest_due_seconds"], mail["cooldown_until"]) == ("mail", 0, None, None)
     assert (stripe["breaker"], stripe["breaker_failures"], stripe["rate_per_second"]) == ("open", 12, 80.0)
     assert stripe["breaker_until"] > told["at"]
 
 
 def test_destinations_for_people_is_a_table_with_the_reasons(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=2)
-    weigh(database, "hooks", cool_until=clock_plus(timedelta(minutes=10.5)))
+    weigh(database, "hooks", cooldown_until=clock_plus(timedelta(minutes=10.5)))
     weigh(database, "stripe", breaker="open", breaker_until=clock_plus(timedelta(minutes=3.5)), breaker_failures=12)
     succeeded("pause", "crm", "--actor", "ada", "--reason", "they move house", database=database)
 
@@ -65,14 +67,14 @@ def test_destinations_for_people_is_a_table_with_the_reasons(database: Database,
 def test_destinations_tells_how_many_of_the_shared_slots_are_taken(database: Database) -> None:
     now = datetime.now(UTC)
     taken = as_record([Taken(uuid4(), 2, now + HOUR), Taken(uuid4(), 1, now + HOUR), Taken(uuid4(), 5, now - HOUR)])
-    weigh(database, "crm", slots_max=30, permits_taken=taken)
+    weigh(database, "crm", permits_max=30, permits_taken=taken)
     weigh(database, "mail")
 
     crm, mail = document("destinations", database=database)["destinations"]
     lines = succeeded("destinations", database=database).splitlines()
 
-    assert (crm["slots_max"], crm["permits_taken"]) == (30, 3)
-    assert (mail["slots_max"], mail["permits_taken"]) == (None, 0)
+    assert (crm["permits_max"], crm["permits_taken"]) == (30, 3)
+    assert (mail["permits_max"], mail["permits_taken"]) == (None, 0)
     assert lines[1].endswith("3 of 30 permits in use")
 
 
@@ -81,11 +83,11 @@ def test_destinations_without_any_says_so(database: Database) -> None:
 
 
 def test_a_quiet_that_is_over_is_not_told(database: Database) -> None:
-    weigh(database, "crm", cool_until=clock_plus(-HOUR))
+    weigh(database, "crm", cooldown_until=clock_plus(-HOUR))
 
     (crm,) = document("destinations", database=database)["destinations"]
 
-    assert crm["cool_until"] is None
+    assert crm["cooldown_until"] is None
 
 
 def test_pause_and_resume_are_on_record_with_who_and_why(database: Database, ob: outbox.Outbox) -> None:

@@ -160,8 +160,8 @@ def test_status_for_people_is_a_table_with_what_needs_them_below(database: Datab
 
 def test_status_tells_of_a_destination_that_is_held_back_and_why(database: Database) -> None:
     control = {"rate_per_second": None, "breaker_failures": 0, "breaker_until": None, "changed_at": clock()}
-    paused = {"paused": True, "paused_reason": "their maintenance", "breaker": "closed", "cool_until": None}
-    cooling = {"paused": False, "paused_reason": None, "breaker": "half_open", "cool_until": clock_plus(HOUR)}
+    paused = {"paused": True, "paused_reason": "their maintenance", "breaker": "closed", "cooldown_until": None}
+    cooling = {"paused": False, "paused_reason": None, "breaker": "half_open", "cooldown_until": clock_plus(HOUR)}
     set_row(database, TABLES.destination, name="crm", **control, **paused)
     set_row(database, TABLES.destination, name="mail", **control, **cooling)
     set_row(database, TABLES.meta, id=1, suspended_reason="this is a copy of the database")

@@ -232,7 +232,7 @@ def test_config_tells_the_revision_of_the_database(tmp_path: Path) -> None:
 
 def test_tables_that_the_app_made_are_told_of_alike_by_check_and_config(database: Database) -> None:
     head = migrations.head()
-    made, drops = {"database": database}, "ALTER TABLE outbox_destination DROP COLUMN slots_max"
+    made, drops = {"database": database}, "ALTER TABLE outbox_destination DROP COLUMN permits_max"
 
     assert document("db", "check", **made) == {"revision": None, "needed": head}
     assert succeeded("db", "check", **made) == f"the tables are those of {head}, created by the app\n"

@@ -39,7 +39,7 @@ def test_no_more_is_held_than_callbacks_settle_within_a_lease(
     for _ in range(1000):
         if (free := min(pace.free("crm"), 20)) == 0:
             break
-        pace.hold("crm", free)
+        pace.reserve("crm", free)
 
     held = pace.entries_max - pace.free("mail")
     assert held <= 2 * at_once or held == UNLIMITED or held * pace.seconds_each <= at_once * usable / 2 * 1.001
@@ -101,7 +101,7 @@ class Stuck:
 def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql: Database, ob: outbox.Outbox) -> None:
     put(postgresql, ob, count=3)
     store = DatabaseStore(postgresql.engine, ob.configuration)
-    claimed = claim(store, quota(slots=3))
+    claimed = claim(store, quota(permits=3))
     changes: list[tuple[ClaimedEntry, Transition]] = []
 
     async def main() -> None:
@@ -130,7 +130,7 @@ def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql:
     asyncio.run(store.exchange(changes, None))
 
     assert all(isinstance(change, RetryCallback) and not change.delay for _, change in changes)
-    again = claim(store, quota(slots=3))
+    again = claim(store, quota(permits=3))
     assert {entry.id for entry in again} == {entry.id for entry in claimed[1:]}
     for entry in again:
         known = known_of(entry.outcome)

@@ -81,7 +81,7 @@ def plan_of(database: Database, ob: outbox.Outbox, *names: str) -> list[dict[str
     engine = database.new_engine()
     with explained(engine) as plans:
         claimed = claim(
-            DatabaseStore(engine, ob.configuration), *(quota(name, slots=128) for name in names), entries_max=500
+            DatabaseStore(engine, ob.configuration), *(quota(name, permits=128) for name in names), entries_max=500
         )
     assert len(claimed) == min(500, 128 * len(names))
     (plan,) = plans
@@ -124,7 +124,7 @@ def test_a_claim_reads_no_table_from_end_to_end_whatever_the_statistics_say(
 def test_a_batch_costs_the_same_few_statements_whatever_its_size(postgresql: Database, ob: outbox.Outbox) -> None:
     fill(postgresql, 1000, "crm")
     store = DatabaseStore(postgresql.engine, ob.configuration)
-    held = claim(store, quota(slots=512))
+    held = claim(store, quota(permits=512))
 
     def outcomes(entries: list[ClaimedEntry]) -> list[tuple[ClaimedEntry, Transition]]:
         waits = [(entry, Retry(timedelta(0), "slow", 1, True, EPOCH)) for entry in entries[1::3]]
@@ -132,9 +132,9 @@ def test_a_batch_costs_the_same_few_statements_whatever_its_size(postgresql: Dat
         return [*drained(entries[::3]), *waits, *parks]
 
     with statements_of(postgresql.engine) as small:
-        asyncio.run(store.exchange(outcomes(held[:3]), claim_request(quota(slots=4))))
+        asyncio.run(store.exchange(outcomes(held[:3]), claim_request(quota(permits=4))))
     with statements_of(postgresql.engine) as large:
-        exchange = asyncio.run(store.exchange(outcomes(held[3:]), claim_request(quota(slots=256))))
+        exchange = asyncio.run(store.exchange(outcomes(held[3:]), claim_request(quota(permits=256))))
 
     assert len(exchange.settled) == 497
     assert len(exchange.claimed) == 256
@@ -149,7 +149,7 @@ def test_a_dispatcher_drains_500_entries_in_a_handful_of_statements(postgresql: 
         settled = asyncio.run(working.run_once())
 
     assert settled == 500
-    # what the sweep asks, then a claim and a settling for each half of the slots, which two lanes may split once more; the
+    # what the sweep asks, then a claim and a settling for each half of the permits, which two lanes may split once more; the
     # guards of each transaction
     assert len(sent) <= 38
 
@@ -176,11 +176,11 @@ def test_destinations_that_want_different_numbers_are_claimed_in_few_statements(
     claim(store, quota("nobody"))  # a store's first transaction asks for the isolation level
 
     with statements_of(postgresql.engine) as sent:
-        claimed = claim(store, *(quota(name, slots) for name, slots in wanted.items()), entries_max=2000)
+        claimed = claim(store, *(quota(name, permits) for name, permits in wanted.items()), entries_max=2000)
 
     assert len(sent) == 7  # the transaction's guards; 1, 2, 4, 8, 16 and 32 of each
     taken = Counter(entry.destination for entry in claimed)
-    assert all(slots / 2 < taken[name] <= slots for name, slots in wanted.items())
+    assert all(permits / 2 < taken[name] <= permits for name, permits in wanted.items())
 
 
 @pytest.mark.parametrize("form", ["native", STRIPE_FORM], ids=["short form", "Stripe's form"])
@@ -231,26 +231,26 @@ def wal_written(database: Database) -> int:
 
 
 def drain(store: DatabaseStore, batch: int, form: str) -> None:
-    while entries := claim(store, quota(slots=512), entries_max=batch, forms={"crm": form}):
+    while entries := claim(store, quota(permits=512), entries_max=batch, forms={"crm": form}):
         settle(store, *drained(entries))
 
 
-@pytest.mark.parametrize("slots", [[50] * 40, [50, 40, 30] * 13, list(range(1, 61))], ids=["one", "three", "many"])
+@pytest.mark.parametrize("permits", [[50] * 40, [50, 40, 30] * 13, list(range(1, 61))], ids=["one", "three", "many"])
 @pytest.mark.parametrize("is_analyzed", [True, False])
 def test_a_claim_locks_no_row_that_it_does_not_take(
-    postgresql: Database, ob: outbox.Outbox, slots: list[int], is_analyzed: bool
+    postgresql: Database, ob: outbox.Outbox, permits: list[int], is_analyzed: bool
 ) -> None:
     """However many are wanted: rows are locked one by one, until there are enough."""
-    names = [f"host-{number}" for number in range(len(slots))]
+    names = [f"host-{number}" for number in range(len(permits))]
     fill(postgresql, 60, *names)
     if is_analyzed:
         run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
-    quotas = [quota(name, each) for name, each in zip(names, slots, strict=True)]
+    quotas = [quota(name, each) for name, each in zip(names, permits, strict=True)]
 
     with postgresql.engine.connect() as connection:
         claimed = claims_postgresql.claim(connection, TABLES, claim_request(*quotas, entries_max=300))
         xid = connection.scalar(sa.text("SELECT CAST(pg_current_xact_id() AS text)"))
         locked = number(postgresql, f"SELECT count(*) FROM outbox_queue WHERE CAST(xmax AS text) = '{xid}'")
 
-    assert sum(slots) > 300
+    assert sum(permits) > 300
     assert len(claimed) == locked == 300

@@ -172,7 +172,7 @@ def test_a_hint_skips_what_was_due_before_it_and_a_cutoff_what_came_due_after(be
     change(bench.database, older, due_at=at - HOUR)
     change(bench.database, newer, due_at=at + timedelta(microseconds=1))
 
-    claimed = claim(bench.store, quota(hint=at), cutoff=at)
+    claimed = claim(bench.store, quota(due_from=at), cutoff=at)
 
     assert [entry.id for entry in claimed] == [middle]
     assert {entry.id for entry in claim(bench.store)} == {older, newer}
@@ -293,7 +293,7 @@ def test_a_claim_may_be_silent_for_a_minute_or_less_if_the_session_says(
 def test_two_claimers_at_once_never_get_the_same_entry(postgresql: Database, ob: outbox.Outbox) -> None:
     ids = put(postgresql, ob, count=200)
 
-    taken = [entry.id for entry in claim_at_once(postgresql, ob, slots=8)]
+    taken = [entry.id for entry in claim_at_once(postgresql, ob, permits=8)]
 
     assert sorted(taken) == sorted(ids)
     assert {row.deliveries for row in postgresql.queue} == {1}
@@ -534,7 +534,7 @@ def test_settling_twice_settles_once(bench: Bench) -> None:
 
 def test_one_exchange_settles_and_then_claims(bench: Bench) -> None:
     first, second = bench.put(), bench.put()
-    (entry,) = claim(bench.store, quota(slots=1))
+    (entry,) = claim(bench.store, quota(permits=1))
 
     exchange = asyncio.run(bench.store.exchange([(entry, Release("not now", HOUR))], claim_request()))
 
@@ -556,7 +556,7 @@ def test_the_destinations_are_those_with_unsettled_entries(bench: Bench, names: 
 def test_gauges_count_unsettled_entries_by_destination_and_state(bench: Bench) -> None:
     put(bench.database, bench.ob, count=3)
     put(bench.database, bench.ob, "mail.send")
-    (entry,) = claim(bench.store, quota(slots=1))
+    (entry,) = claim(bench.store, quota(permits=1))
     settle(bench.store, (entry, moves(entry)["uncertain"]))
 
     gauges = asyncio.run(bench.store.gauges())
@@ -567,7 +567,7 @@ def test_gauges_count_unsettled_entries_by_destination_and_state(bench: Bench) -
 def test_gauges_of_a_long_queue_say_that_there_is_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     put(bench.database, bench.ob, count=5)
     put(bench.database, bench.ob, "mail.send")
-    (entry,) = claim(bench.store, quota(slots=1))
+    (entry,) = claim(bench.store, quota(permits=1))
     settle(bench.store, (entry, moves(entry)["uncertain"]))
     monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MAX", 3)
     monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MIN", 3)

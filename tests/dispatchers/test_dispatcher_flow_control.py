@@ -282,7 +282,9 @@ class FakeStore:
         claimed = []
         if request is not None and request.quotas:
             self.requests.append(request)
-            size = min(sum(quota.slots for quota in request.quotas if quota.destination == "crm"), request.entries_max)
+            size = min(
+                sum(quota.permits for quota in request.quotas if quota.destination == "crm"), request.entries_max
+            )
             taken, self.queue = self.queue[:size], self.queue[size:]
             claimed = [entry._replace(leased_at=self.now, lease_token=request.token) for entry in taken]
             self.seconds += self.lag
@@ -306,7 +308,7 @@ class FakeStore:
     async def seek(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
         return None
 
-    async def pressures(self) -> FlowStates:
+    async def flow_states(self) -> FlowStates:
         return FlowStates(self.now, {})
 
     async def gauges(self) -> dict[str, Gauge]:

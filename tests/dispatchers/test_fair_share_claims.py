@@ -87,9 +87,9 @@ class Bench:
         self.of |= dict.fromkeys(ids, scope)
         return [first, *ids]
 
-    def claim(self, slots: int, **given: Any) -> Counter[str]:
+    def claim(self, permits: int, **given: Any) -> Counter[str]:
         """How many entries of each scope a claim brings."""
-        return self.told(claim(self.store, quota(slots=slots), **given))
+        return self.told(claim(self.store, quota(permits=permits), **given))
 
     def told(self, entries: Sequence[ClaimedEntry]) -> Counter[str]:
         return Counter(self.of[entry.id] for entry in entries)
@@ -145,7 +145,7 @@ def test_a_tenant_with_three_entries_does_not_wait_for_one_with_ten_thousand(ben
     bench.flood("big", 10_000)
     small = [bench.put("small") for _ in range(3)]
 
-    claimed = claim(bench.store, quota(slots=50))
+    claimed = claim(bench.store, quota(permits=50))
 
     assert bench.told(claimed) == {"big": 47, "small": 3}
     assert {entry.id for entry in claimed} >= set(small)
@@ -174,7 +174,7 @@ def test_big_ones_share_what_the_small_ones_leave_over_and_each_scope_has_its_ol
     bench.flood("other", 500)
     bench.put("small")
 
-    claimed = claim(bench.store, quota(slots=21))
+    claimed = claim(bench.store, quota(permits=21))
 
     assert bench.told(claimed) == {"big": 10, "other": 10, "small": 1}
     assert {entry.id for entry in claimed if bench.of[entry.id] == "big"} == set(big[-10:])
@@ -252,7 +252,7 @@ def test_a_hint_that_the_newest_have_moved_on_hides_nothing_that_is_older(bench:
     bench.put("small")
 
     assert bench.claim(10)["small"] == 1
-    assert bench.told(claim(bench.store, quota(slots=10, hint=NEVER))) == {"big": 10}
+    assert bench.told(claim(bench.store, quota(permits=10, due_from=NEVER))) == {"big": 10}
 
 
 # --- what a claim has always done
@@ -264,7 +264,7 @@ def test_an_expired_lease_is_taken_over_in_its_scopes_turn_and_leaves_doubt(benc
     bench.flood("big", 100)
     age(bench.database, HOUR)
 
-    claimed = {entry.id: entry for entry in claim(bench.store, quota(slots=10))}
+    claimed = {entry.id: entry for entry in claim(bench.store, quota(permits=10))}
 
     assert bench.told(list(claimed.values())) == {"big": 9, "small": 1}
     assert (claimed[small].deliveries, claimed[small].attempts, claimed[small].maybe_sent) == (2, 1, True)
@@ -272,13 +272,13 @@ def test_an_expired_lease_is_taken_over_in_its_scopes_turn_and_leaves_doubt(benc
 
 def test_an_entry_that_is_to_be_sent_again_has_its_turn_with_its_scope(bench: Bench) -> None:
     small = bench.put("small")
-    (entry,) = claim(bench.store, quota(slots=1))
+    (entry,) = claim(bench.store, quota(permits=1))
     bench.flood("big", 100)
     settle(bench.store, (entry, Retry(HOUR, "slow", 1, True, entry.leased_at)))
 
     assert bench.claim(10) == {"big": 10}
     age(bench.database, 2 * HOUR)
-    claimed = claim(bench.store, quota(slots=10))
+    claimed = claim(bench.store, quota(permits=10))
 
     assert bench.told(claimed) == {"big": 9, "small": 1}
     assert [entry.attempts for entry in claimed if entry.id == small] == [1]
@@ -310,7 +310,7 @@ def test_nothing_of_a_fair_destination_that_is_paused_is_claimed_but_what_was_ad
         pause(connection, TABLES, "crm", actor="ada", reason=None)
 
     assert bench.claim(10) == {}
-    admitted = claim(bench.store, quota(slots=4)._replace(admitted=True))
+    admitted = claim(bench.store, quota(permits=4)._replace(admitted=True))
     assert bench.told(admitted) == {"big": 3, "small": 1}
 
 
@@ -378,7 +378,7 @@ def test_claimers_at_once_never_get_the_same_entry_and_leave_none(postgresql: Da
     for number in range(50):
         ids.append(bench.put(f"tenant {number % 12}"))
 
-    taken = [entry.id for entry in claim_at_once(postgresql, ob, slots=7)]
+    taken = [entry.id for entry in claim_at_once(postgresql, ob, permits=7)]
 
     assert sorted(taken) == sorted(ids)
     assert {row.deliveries for row in postgresql.queue} == {1}
@@ -393,7 +393,7 @@ def test_a_claim_that_is_not_committed_yet_keeps_nothing_from_others_but_what_it
 
     with postgresql.engine.begin() as connection:
         first = claims_postgresql.claim(
-            connection, TABLES, claim_request(quota(slots=2)), fair_share.FairCursor({"crm"})
+            connection, TABLES, claim_request(quota(permits=2)), fair_share.FairCursor({"crm"})
         )
         assert bench.told(first) == {"ada": 1, "ben": 1}
         assert bench.claim(2) == {"ada": 1, "ben": 1}
@@ -409,9 +409,9 @@ def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
     @given(
         waiting=st.dictionaries(st.sampled_from("abcdefg"), st.integers(1, 20), min_size=1),
         untold=st.integers(0, 10),
-        slots=st.lists(st.integers(1, 12), min_size=1, max_size=12),
+        permits=st.lists(st.integers(1, 12), min_size=1, max_size=12),
     )
-    def share_and_drain(waiting: dict[str, int], untold: int, slots: list[int]) -> None:
+    def share_and_drain(waiting: dict[str, int], untold: int, permits: list[int]) -> None:
         for table in (TABLES.entry, TABLES.queue):
             bench.database.execute(table.delete())
         bench.store = DatabaseStore(bench.database.engine, ob.configuration)  # nobody's turn is known
@@ -421,10 +421,10 @@ def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
         if untold:
             left["untold"] = untold
             bench.flood("untold", untold, ob=unfair)
-        claims = iter(slots)
+        claims = iter(permits)
         while left.total():
             most = next(claims, 12)
-            claimed = claim(bench.store, quota(slots=most))
+            claimed = claim(bench.store, quota(permits=most))
             got = bench.told(claimed)
             assert 0 < got.total() <= most
             assert got <= left
@@ -455,7 +455,7 @@ def test_a_dispatcher_sends_a_small_tenants_entries_among_the_first_and_all_of_t
 
     assert run_once(database, ob, adapters={"crm": Noting()}, limits={"crm": Limits(concurrency=40)}) == 603
 
-    assert small <= set(order[:60])  # two claims of half the slots each, and what the first of them sent meanwhile
+    assert small <= set(order[:60])  # two claims of half the permits each, and what the first of them sent meanwhile
     assert len(set(order)) == 603
 
 

@@ -60,9 +60,9 @@ def read_by(database: Database, fair: outbox.Outbox) -> list[str]:
     """How a claim of a fair destination reads the tables, after others have been there."""
     engine = database.new_engine()
     store = DatabaseStore(engine, fair.configuration)
-    claim(store, quota(slots=64))
+    claim(store, quota(permits=64))
     with plans_of(engine) as plans:
-        assert len(claim(store, quota(slots=64))) == 64
+        assert len(claim(store, quota(permits=64))) == 64
     found = [node for plan in plans for node in plan if node.get("Relation Name") != "outbox_meta"]  # has one row
     return [f"{node['Node Type']} by {node.get('Index Name')}" for node in found if "Scan" in node["Node Type"]]
 
@@ -99,7 +99,7 @@ def test_what_is_shared_out_is_planned_for_the_queue_as_it_is(postgresql: Databa
     store = DatabaseStore(postgresql.new_engine(pool_size=1), fair.configuration)
     fill_scopes(postgresql, 3, 10)
     for _ in range(15):
-        claim(store, quota(slots=1))
+        claim(store, quota(permits=1))
 
     with store._engine.connect() as connection:
         prepared = connection.exec_driver_sql("SELECT statement, generic_plans FROM pg_prepared_statements").all()
@@ -115,16 +115,16 @@ def test_a_claim_costs_the_same_few_statements_however_many_scopes_wait(
     claim(store, quota("nobody"))  # a store's first transaction asks for the isolation level
 
     with statements_of(postgresql.engine) as of_none:
-        assert claim(store, quota(slots=16)) == []
+        assert claim(store, quota(permits=16)) == []
     put(postgresql, fair, count=16)
     with statements_of(postgresql.engine) as of_few:
-        assert len(claim(store, quota(slots=16))) == 16
+        assert len(claim(store, quota(permits=16))) == 16
     fill_scopes(postgresql, 1, 100)
     with statements_of(postgresql.engine) as of_one_scope:
-        assert len(claim(store, quota(slots=16))) == 16
+        assert len(claim(store, quota(permits=16))) == 16
     fill_scopes(postgresql, 1000, 2)
     with statements_of(postgresql.engine) as of_many_scopes:
-        assert len(claim(store, quota(slots=16))) == 16
+        assert len(claim(store, quota(permits=16))) == 16
 
     assert [len(sent) for sent in (of_none, of_few, of_one_scope, of_many_scopes)] == [
         2,
@@ -140,7 +140,7 @@ def test_a_claim_looks_no_further_than_it_takes_to_find_an_entry_for_each_slot(
     fill_scopes(postgresql, 100, 1)
 
     with postgresql.engine.connect() as connection:
-        behind, before = read_scopes(connection, TABLES, quota(slots=16), NEVER, "tenant 95")
+        behind, before = read_scopes(connection, TABLES, quota(permits=16), NEVER, "tenant 95")
 
     assert [scope for scope, _ in behind] == [f"tenant {number}" for number in (96, 97, 98, 99)]
     assert (len(before), {entries for _, entries in before}) == (12, {1})
@@ -167,7 +167,7 @@ def test_leases_of_a_fair_destination_are_hot_updates(postgresql: Database, fair
     store = DatabaseStore(postgresql.engine, fair.configuration)
 
     updates_before, hot_before = updates_of_queue(postgresql)
-    while entries := claim(store, quota(slots=500)):
+    while entries := claim(store, quota(permits=500)):
         settle(store, *drained(entries))
     postgresql.engine.dispose()  # a backend that ends tells its counts
 

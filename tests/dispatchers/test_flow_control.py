@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 import outbox
 from dispatchers import Breaker, Dispatcher, Limits
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.flow_control.state import COOL_MAX, FlowState, News, admitted, claimed, closed_until, heard, opens_at
+from dispatchers.flow_control.state import (
+    COOLDOWN_MAX,
+    FlowState,
+    News,
+    admitted,
+    claimed,
+    closed_until,
+    heard,
+    opens_at,
+)
 from outbox.times import NEVER
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,10 +54,10 @@ def test_failures_in_a_row_open_the_breaker_whoever_met_them() -> None:
 
 
 def test_an_answer_between_them_begins_the_count_anew() -> None:
-    pressure = heard(CALM, News(failures=2), THREE, NOW)
+    state = heard(CALM, News(failures=2), THREE, NOW)
 
-    assert heard(pressure, News(answered=True), THREE, NOW) == CALM
-    assert heard(pressure, News(answered=True, failures=2), THREE, NOW).breaker_failures == 2
+    assert heard(state, News(answered=True), THREE, NOW) == CALM
+    assert heard(state, News(answered=True, failures=2), THREE, NOW).breaker_failures == 2
 
 
 def test_an_open_breaker_lets_one_entry_through_and_nothing_beside_it() -> None:
@@ -59,9 +68,9 @@ def test_an_open_breaker_lets_one_entry_through_and_nothing_beside_it() -> None:
 
 
 def test_a_claim_that_found_nothing_leaves_the_trial_to_others() -> None:
-    pressure = claimed(opened(), THREE, NOW + 10 * SECOND, 0, PROBE, LEASE)
+    state = claimed(opened(), THREE, NOW + 10 * SECOND, 0, PROBE, LEASE)
 
-    assert admitted(pressure, THREE, NOW + 10 * SECOND, 50) == 1
+    assert admitted(state, THREE, NOW + 10 * SECOND, 50) == 1
 
 
 def test_a_probe_that_gets_through_closes_the_breaker() -> None:
@@ -69,22 +78,22 @@ def test_a_probe_that_gets_through_closes_the_breaker() -> None:
 
 
 def test_each_probe_that_fails_doubles_the_wait_up_to_the_most() -> None:
-    pressure, at, waits = opened(), NOW, []
+    state, at, waits = opened(), NOW, []
     for _ in range(5):
-        assert pressure.breaker_until is not None
-        waits.append((pressure.breaker_until - at).total_seconds())
-        at = pressure.breaker_until
-        pressure = claimed(pressure, THREE, at, 1, PROBE, LEASE)
-        pressure = heard(pressure, News(failures=1, probe=PROBE, passed=False), THREE, at)
+        assert state.breaker_until is not None
+        waits.append((state.breaker_until - at).total_seconds())
+        at = state.breaker_until
+        state = claimed(state, THREE, at, 1, PROBE, LEASE)
+        state = heard(state, News(failures=1, probe=PROBE, passed=False), THREE, at)
 
     assert waits == [10, 20, 40, 60, 60]
 
 
 def test_a_probe_that_was_never_sent_leaves_its_place_at_once() -> None:
-    pressure = heard(on_trial(), News(probe=PROBE), THREE, NOW + 11 * SECOND)
+    state = heard(on_trial(), News(probe=PROBE), THREE, NOW + 11 * SECOND)
 
-    assert (pressure.breaker, pressure.breaker_failures) == ("open", 3)
-    assert admitted(pressure, THREE, NOW + 11 * SECOND, 50) == 1
+    assert (state.breaker, state.breaker_failures) == ("open", 3)
+    assert admitted(state, THREE, NOW + 11 * SECOND, 50) == 1
 
 
 def test_a_probe_whose_lease_ran_out_leaves_its_place_and_its_word_counts_no_more() -> None:
@@ -97,7 +106,7 @@ def test_a_probe_whose_lease_ran_out_leaves_its_place_and_its_word_counts_no_mor
 
 @pytest.mark.parametrize("news", [News(failures=100), News(answered=True)], ids=["failures", "an answer"])
 def test_while_the_breaker_is_not_closed_only_its_probe_counts(news: News) -> None:
-    """The other answers are to sends from before: those of a hundred slots would each double the wait."""
+    """The other answers are to sends from before: those of a hundred permits would each double the wait."""
     assert heard(opened(), news, THREE, NOW) == opened()
     assert heard(on_trial(), news, THREE, NOW) == on_trial()
 
@@ -114,34 +123,34 @@ def test_without_a_breaker_nothing_opens_but_what_others_opened_is_kept_to() -> 
 
 
 def test_a_destination_that_asks_for_quiet_gets_it_and_the_longer_one_counts() -> None:
-    pressure = heard(CALM, News(cool=60 * SECOND), THREE, NOW)
-    pressure = heard(pressure, News(cool=5 * SECOND), THREE, NOW)
+    state = heard(CALM, News(cooldown=60 * SECOND), THREE, NOW)
+    state = heard(state, News(cooldown=5 * SECOND), THREE, NOW)
 
-    assert closed_until(pressure, NOW) == NOW + 60 * SECOND
-    assert admitted(pressure, THREE, NOW + 59 * SECOND, 50) == 0
-    assert admitted(pressure, THREE, NOW + 60 * SECOND, 50) == 50
+    assert closed_until(state, NOW) == NOW + 60 * SECOND
+    assert admitted(state, THREE, NOW + 59 * SECOND, 50) == 0
+    assert admitted(state, THREE, NOW + 60 * SECOND, 50) == 50
 
 
 @pytest.mark.parametrize(
-    ("cool", "until"),
-    [(timedelta.max, NOW + COOL_MAX), (timedelta(days=-3), None), (timedelta.min, None), (timedelta(0), None)],
+    ("cooldown", "until"),
+    [(timedelta.max, NOW + COOLDOWN_MAX), (timedelta(days=-3), None), (timedelta.min, None), (timedelta(0), None)],
 )
-def test_a_huge_or_negative_quiet_is_bounded(cool: timedelta, until: datetime | None) -> None:
-    assert closed_until(heard(CALM, News(cool=cool), THREE, NOW), NOW) == until
+def test_a_huge_or_negative_quiet_is_bounded(cooldown: timedelta, until: datetime | None) -> None:
+    assert closed_until(heard(CALM, News(cooldown=cooldown), THREE, NOW), NOW) == until
 
 
 def test_a_probe_that_is_told_to_be_quiet_got_through_all_the_same() -> None:
-    pressure = heard(on_trial(), News(cool=7 * SECOND, probe=PROBE, passed=True), THREE, NOW)
+    state = heard(on_trial(), News(cooldown=7 * SECOND, probe=PROBE, passed=True), THREE, NOW)
 
-    assert (pressure.breaker, closed_until(pressure, NOW)) == ("closed", NOW + 7 * SECOND)
+    assert (state.breaker, closed_until(state, NOW)) == ("closed", NOW + 7 * SECOND)
 
 
 def test_a_pause_outlasts_everything() -> None:
-    pressure = FlowState(paused=True, cool_until=NOW - SECOND)
+    state = FlowState(paused=True, cooldown_until=NOW - SECOND)
 
-    assert closed_until(pressure, NOW) == NEVER
-    assert opens_at(pressure, THREE, NOW) == NEVER
-    assert admitted(pressure, THREE, NOW + timedelta(days=365), 50) == 0
+    assert closed_until(state, NOW) == NEVER
+    assert opens_at(state, THREE, NOW) == NEVER
+    assert admitted(state, THREE, NOW + timedelta(days=365), 50) == 0
 
 
 # --- the rate
@@ -158,11 +167,11 @@ def test_no_span_of_time_sees_more_than_its_rate_and_one_burst(
 ) -> None:
     limits = Limits(rate=rate, burst=burst)
     most = burst or max(1, math.floor(rate))
-    pressure, now, sent = CALM, NOW, []
+    state, now, sent = CALM, NOW, []
     for pause, wanted in claims:
         now += timedelta(seconds=pause)
-        entries = admitted(pressure, limits, now, wanted)
-        pressure = claimed(pressure, limits, now, entries, PROBE, LEASE)
+        entries = admitted(state, limits, now, wanted)
+        state = claimed(state, limits, now, entries, PROBE, LEASE)
         sent.append((now, entries))
         assert 0 <= entries <= wanted
 
@@ -178,12 +187,12 @@ def test_no_span_of_time_sees_more_than_its_rate_and_one_burst(
 @given(rate=st.floats(0.5, 500), burst=st.none() | st.integers(1, 100))
 def test_who_asks_when_it_is_worth_it_gets_the_whole_rate(rate: float, burst: int | None) -> None:
     limits = Limits(rate=rate, burst=burst)
-    pressure, now, total = CALM, NOW, 0
+    state, now, total = CALM, NOW, 0
     while now < NOW + 3 * SECOND:
-        entries = admitted(pressure, limits, now, 10_000)
-        pressure = claimed(pressure, limits, now, entries, PROBE, LEASE)
+        entries = admitted(state, limits, now, 10_000)
+        state = claimed(state, limits, now, entries, PROBE, LEASE)
         total += entries
-        at = opens_at(pressure, limits, now)
+        at = opens_at(state, limits, now)
         assert at is not None
         assert at > now
         now = at
@@ -194,20 +203,20 @@ def test_who_asks_when_it_is_worth_it_gets_the_whole_rate(rate: float, burst: in
 
 def test_a_rate_is_handed_out_in_portions_worth_a_claim() -> None:
     limits = Limits(rate=1000)
-    pressure = claimed(CALM, limits, NOW, admitted(CALM, limits, NOW, 10_000), PROBE, LEASE)
+    state = claimed(CALM, limits, NOW, admitted(CALM, limits, NOW, 10_000), PROBE, LEASE)
 
-    at = opens_at(pressure, limits, NOW)
+    at = opens_at(state, limits, NOW)
 
     assert at == NOW + 0.1 * SECOND
-    assert admitted(pressure, limits, at, 10_000) == 100
+    assert admitted(state, limits, at, 10_000) == 100
 
 
 def test_what_was_not_claimed_is_not_used_up() -> None:
     limits = Limits(rate=10)
 
-    pressure = claimed(CALM, limits, NOW, 3, PROBE, LEASE)
+    state = claimed(CALM, limits, NOW, 3, PROBE, LEASE)
 
-    assert admitted(pressure, limits, NOW, 50) == 7
+    assert admitted(state, limits, NOW, 50) == 7
 
 
 # --- news
@@ -217,7 +226,7 @@ NEWS = st.builds(
     News,
     answered=st.booleans(),
     failures=st.integers(0, 5),
-    cool=st.none() | st.integers(0, 100).map(lambda seconds: seconds * SECOND),
+    cooldown=st.none() | st.integers(0, 100).map(lambda seconds: seconds * SECOND),
 )
 
 
@@ -247,24 +256,24 @@ def test_of_news_told_together_the_latest_answer_counts() -> None:
     )
 )
 def test_no_history_has_two_probes_or_never_opens_again(history: list[tuple[News, float, str]]) -> None:
-    pressure, now, probes = CALM, NOW, {}
+    state, now, probes = CALM, NOW, {}
     for number, (news, pause, move) in enumerate(history):
         now += timedelta(seconds=pause)
         if move == "tell":
-            pressure = heard(pressure, news, THREE, now)
-        elif move == "end" and pressure.breaker_token in probes:
+            state = heard(state, news, THREE, now)
+        elif move == "end" and state.breaker_token in probes:
             passed = bool(news.failures)
-            pressure = heard(pressure, News(probe=pressure.breaker_token, passed=passed), THREE, now)
-        elif move.startswith("claim") and (entries := admitted(pressure, THREE, now, 50)):
-            under_trial = pressure.breaker != "closed"
+            state = heard(state, News(probe=state.breaker_token, passed=passed), THREE, now)
+        elif move.startswith("claim") and (entries := admitted(state, THREE, now, 50)):
+            under_trial = state.breaker != "closed"
             if under_trial:
                 assert entries == 1
-                assert all(until <= now for token, until in probes.items() if token == pressure.breaker_token)
+                assert all(until <= now for token, until in probes.items() if token == state.breaker_token)
                 probes[UUID(int=number)] = now + LEASE
-            pressure = claimed(pressure, THREE, now, 0 if move == "claim nothing" else entries, UUID(int=number), LEASE)
-        assert (pressure.breaker == "half_open") == (pressure.breaker_token is not None)
-        until = closed_until(pressure, now)
-        assert until is None or now < until <= now + COOL_MAX
+            state = claimed(state, THREE, now, 0 if move == "claim nothing" else entries, UUID(int=number), LEASE)
+        assert (state.breaker == "half_open") == (state.breaker_token is not None)
+        until = closed_until(state, now)
+        assert until is None or now < until <= now + COOLDOWN_MAX
 
 
 # --- what cannot be meant

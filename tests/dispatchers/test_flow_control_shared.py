@@ -86,7 +86,7 @@ def decide(database: Database, decision: Any, name: str = "crm", reason: str | N
 
 @pytest.mark.parametrize(
     "answer",
-    [Deferred("HTTP 429", HOUR, cools=True), Unknown("HTTP 503", HOUR, cools=True)],
+    [Deferred("HTTP 429", HOUR, cooldown=True), Unknown("HTTP 503", HOUR, cooldown=True)],
     ids=["429 with Retry-After", "503 with Retry-After"],
 )
 def test_one_answer_that_asks_for_quiet_stops_the_whole_fleet(
@@ -118,17 +118,17 @@ def test_an_answer_about_one_entry_holds_back_no_other(database: Database, ob: o
 def test_quiet_without_a_time_is_short_and_counts_as_a_failure(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=5)
 
-    sent = work(database, ob, Crm(Deferred("HTTP 401", cools=True)), limits=ONE_AT_A_TIME)
+    sent = work(database, ob, Crm(Deferred("HTTP 401", cooldown=True)), limits=ONE_AT_A_TIME)
 
     row = crm_row(database)
     assert (row.breaker, row.breaker_failures) == ("closed", sent)
-    assert row.cool_until > row.changed_at
-    assert row.cool_until <= row.changed_at + timedelta(seconds=1)
+    assert row.cooldown_until > row.changed_at
+    assert row.cooldown_until <= row.changed_at + timedelta(seconds=1)
 
 
 def test_a_running_dispatcher_learns_of_it_from_another_within_a_sweep(database: Database, ob: outbox.Outbox) -> None:
     crm, mail = Crm(Delivered()), MemoryAdapter()
-    quiet = {"crm": News(cool=HOUR)}
+    quiet = {"crm": News(cooldown=HOUR)}
 
     async def main() -> None:
         working = dispatcher(database.new_engine(), ob, adapters={"crm": crm, "mail": mail})
@@ -136,7 +136,7 @@ def test_a_running_dispatcher_learns_of_it_from_another_within_a_sweep(database:
         put(database, ob)
         await until_true(lambda: len(crm.deliveries) == 1)
         other = DatabaseStore(database.new_engine(), ob.configuration)
-        await other.exchange([], claim_request(quota("nobody"), pressing=news(quiet)))
+        await other.exchange([], claim_request(quota("nobody"), flow_update=news(quiet)))
         put(database, ob)
         put(database, ob, "mail.send", count=2)  # behind it
         await pump
@@ -161,7 +161,7 @@ def test_failures_that_several_dispatchers_met_open_the_breaker_for_all(database
 
     for _ in range(2):
         store = DatabaseStore(database.new_engine(), ob.configuration)
-        asyncio.run(store.exchange([], claim_request(quota("nobody"), pressing=news({"crm": News(failures=4)}))))
+        asyncio.run(store.exchange([], claim_request(quota("nobody"), flow_update=news({"crm": News(failures=4)}))))
 
     assert crm_row(database).breaker_failures == 8
     assert work(database, ob, crm, limits=limits) == 2
@@ -189,7 +189,7 @@ def test_of_many_dispatchers_one_probes(database: Database, ob: outbox.Outbox) -
 
     def probe(store: DatabaseStore) -> Exchange:
         asyncio.run(store.destinations())  # connected, so that all come at once
-        request = claim_request(quota(slots=50), pressing=news({}, decided=frozenset({"crm"})))
+        request = claim_request(quota(permits=50), flow_update=news({}, decided=frozenset({"crm"})))
         barrier.wait()
         return asyncio.run(store.exchange([], request))
 
@@ -235,7 +235,7 @@ def test_a_dispatcher_that_dies_with_the_probe_leaves_it_to_another_when_its_lea
     work(database, ob, crm, limits=FRAGILE)
     age(database, 2 * HOUR)
     dead = DatabaseStore(database.new_engine(), ob.configuration)
-    request = claim_request(quota(slots=50), pressing=news({}, decided=frozenset({"crm"})), lease=HOUR)
+    request = claim_request(quota(permits=50), flow_update=news({}, decided=frozenset({"crm"})), lease=HOUR)
     (probe,) = asyncio.run(dead.exchange([], request)).claimed
     crm.answer = Delivered()
 
@@ -246,7 +246,7 @@ def test_a_dispatcher_that_dies_with_the_probe_leaves_it_to_another_when_its_lea
     assert states(database) == {"delivered": 5}
     assert settlement_row(database, probe.id).deliveries >= 2
     late = News(failures=1, probe=probe.lease_token, passed=False)
-    asyncio.run(dead.exchange([], claim_request(quota("nobody"), pressing=news({"crm": late}))))
+    asyncio.run(dead.exchange([], claim_request(quota("nobody"), flow_update=news({"crm": late}))))
     assert crm_row(database).breaker == "closed"
 
 
@@ -288,7 +288,7 @@ def test_all_dispatchers_together_keep_to_a_rate(database: Database, ob: outbox.
 
 
 def test_dispatchers_that_come_at_once_keep_to_it_too(database: Database, ob: outbox.Outbox) -> None:
-    pressing = news({}, decided=frozenset({"crm"}), limits={"crm": Limits(rate=0.001, burst=7)})
+    flow_update = news({}, decided=frozenset({"crm"}), limits={"crm": Limits(rate=0.001, burst=7)})
     put(database, ob, count=30)
     stores = [DatabaseStore(database.new_engine(), ob.configuration) for _ in range(4)]
     barrier = Barrier(len(stores))
@@ -296,7 +296,7 @@ def test_dispatchers_that_come_at_once_keep_to_it_too(database: Database, ob: ou
     def claim_until_none(store: DatabaseStore) -> int:
         asyncio.run(store.destinations())
         barrier.wait()
-        requests = (claim_request(quota(slots=4), pressing=pressing, token=uuid4()) for _ in range(6))
+        requests = (claim_request(quota(permits=4), flow_update=flow_update, token=uuid4()) for _ in range(6))
         return sum(len(asyncio.run(store.exchange([], request)).claimed) for request in requests)
 
     with ThreadPoolExecutor(len(stores)) as threads:
@@ -389,9 +389,9 @@ def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_has_stopped(
         answered = asyncio.Event()
 
         class Slow(DatabaseStore):
-            async def pressures(self) -> FlowStates:
+            async def flow_states(self) -> FlowStates:
                 await answered.wait()
-                return await super().pressures()
+                return await super().flow_states()
 
         store = Slow(database.new_engine(), ob.configuration)
         working = dispatcher(None, ob, adapters={"crm": crm}, store=store)
@@ -426,7 +426,7 @@ def test_to_resume_ends_a_cool_down_and_closes_a_breaker(database: Database, ob:
     put(database, ob, count=5)
     crm = Crm(Unknown("HTTP 500"))
     work(database, ob, crm, limits=FRAGILE)
-    crm.answer = Deferred("HTTP 429", HOUR, cools=True)
+    crm.answer = Deferred("HTTP 429", HOUR, cooldown=True)
     age(database, 2 * HOUR)
     work(database, ob, crm, limits=FRAGILE)
     crm.answer = Delivered()
@@ -519,7 +519,7 @@ def test_a_small_tenant_with_a_destination_of_its_own_is_served_beside_the_backl
     run_once(postgresql, ob, adapters={"crm": Noting()})
 
     assert len(order) == 10_001
-    assert order.index(small) < 200  # two lanes with half of the big one's slots each, twice
+    assert order.index(small) < 200  # two lanes with half of the big one's permits each, twice
 
 
 # --- what is told of it
@@ -552,7 +552,7 @@ def test_the_log_says_what_keeps_a_destination_from_going_on_and_when_it_does(
         await working.run_once()
         decide(database, resume)
         await working._loops.sweep()
-        crm.answer = Deferred("HTTP 429", HOUR, cools=True)
+        crm.answer = Deferred("HTTP 429", HOUR, cooldown=True)
         age(database, MINUTE)
         await working.run_once()
         decide(database, pause)

@@ -221,7 +221,7 @@ def test_the_oldest_due_entry_that_nobody_sends_tells_the_lag_of_its_destination
     put(database, ob, "mail.send", count=2)
     elapse(database, timedelta(hours=2))
     shift(database, TABLES.queue.c.due_at, timedelta(hours=2))
-    assert len(claim(store, quota("mail", slots=1))) == 1
+    assert len(claim(store, quota("mail", permits=1))) == 1
     change(database, put_one(database, ob, "held.by_hand"), due_at=NEVER, hold="paused")
     put_one(database, ob, "later.on", due=timedelta(hours=1))
     put_one(database, ob)

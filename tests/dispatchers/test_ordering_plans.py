@@ -77,7 +77,7 @@ def test_the_dead_rows_before_a_head_are_walked_over_once_a_lane(postgresql: Dat
         looks.extend(node["Actual Loops"] for node in nodes(plan["Plan"]) if node.get("Alias") == "first")
 
     with engine.begin() as connection:
-        claimed = claims_postgresql.claim(connection, TABLES, claim_request(quota(slots=50)))
+        claimed = claims_postgresql.claim(connection, TABLES, claim_request(quota(permits=50)))
         sa.event.listen(engine, "before_cursor_execute", explain)
         sort_out(connection, TABLES, claimed)
 

@@ -116,7 +116,7 @@ def test_the_doubt_of_a_first_attempt_is_kept_with_its_callback_due() -> None:
     assert (values.maybe_sent, values.in_doubt_since) == (True, NOW)
 
 
-HANDED_BACK: list[tuple[dict[str, Any], str]] = [
+RELEASED_WITHIN: list[tuple[dict[str, Any], str]] = [
     ({"deliveries": 1, "maybe_sent": False, "in_doubt_since": None}, "pending"),
     ({}, "retry"),
     ({"outcome": outcome_on_record("busy")}, "retry"),
@@ -132,7 +132,7 @@ HANDED_BACK: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "state"), HANDED_BACK)
+@pytest.mark.parametrize(("fields", "state"), RELEASED_WITHIN)
 def test_what_is_handed_back_is_as_it_was_and_not_counted(fields: dict[str, Any], state: str) -> None:
     entry = claimed(**fields)
 

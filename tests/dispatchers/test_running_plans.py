@@ -24,7 +24,7 @@ async def ask_everything(store: DatabaseStore, ob: outbox.Outbox) -> None:
     await store.require_environment("test")
     await store.require_secrets(ob.configuration.keyring, recording=False)
     await store.destinations()
-    await store.pressures()
+    await store.flow_states()
     await store.accepted(None)
     await store.seek(lambda operation, sent_as: True, timedelta(seconds=1), None)
     await store.watch("test", None)
@@ -65,9 +65,9 @@ def test_statements_prepared_on_empty_tables_never_read_the_grown_ones_from_end_
     async def drain(rows: int, batch: int) -> int:
         """Settles all; returns how many rows were read by sequential scans until then."""
         fill(postgresql, rows, "crm")
-        exchange = await store.exchange([], claim_request(quota(slots=batch)))
+        exchange = await store.exchange([], claim_request(quota(permits=batch)))
         while exchange.claimed:
-            exchange = await store.exchange(drained(exchange.claimed), claim_request(quota(slots=batch)))
+            exchange = await store.exchange(drained(exchange.claimed), claim_request(quota(permits=batch)))
         async with engine.connect() as connection:
             await connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
         return rows_read_from_end_to_end(postgresql)

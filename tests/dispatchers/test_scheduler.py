@@ -1,4 +1,4 @@
-"""Whose turn it is: slots are never given out twice, and no destination waits for another one's."""
+"""Whose turn it is: permits are never given out twice, and no destination waits for another one's."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatchers.pipeline.scheduler import Scheduler
-from dispatchers.transitions import HINT_SLACK, ClaimedEntry
+from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -19,31 +19,31 @@ def claimed(destination: str, queued_at: datetime = NOW) -> ClaimedEntry:
 
 
 def test_a_claim_takes_half_of_a_destinations_slots_and_a_second_one_the_other_half() -> None:
-    turns = Scheduler(["stripe"], slots=10, slots_in_all=100)
+    turns = Scheduler(["stripe"], permits=10, permits_in_all=100)
 
-    assert [(quota.destination, quota.slots) for quota in turns.take(0)] == [("stripe", 5)]
-    assert [(quota.destination, quota.slots) for quota in turns.take(0)] == [("stripe", 5)]
+    assert [(quota.destination, quota.permits) for quota in turns.take(0)] == [("stripe", 5)]
+    assert [(quota.destination, quota.permits) for quota in turns.take(0)] == [("stripe", 5)]
     assert turns.take(0) == []
 
 
 def test_slots_that_a_claim_left_empty_are_free_again() -> None:
-    turns = Scheduler(["stripe"], slots=1, slots_in_all=1)
+    turns = Scheduler(["stripe"], permits=1, permits_in_all=1)
 
     turns.found(turns.take(0), [])
 
-    assert [quota.slots for quota in turns.take(0)] == [1]
+    assert [quota.permits for quota in turns.take(0)] == [1]
 
 
 def test_the_slots_of_all_destinations_together_are_limited() -> None:
-    turns = Scheduler(["a", "b", "c"], slots=10, slots_in_all=7)
+    turns = Scheduler(["a", "b", "c"], permits=10, permits_in_all=7)
 
     quotas = turns.take(0)
 
-    assert sum(quota.slots for quota in quotas) == 7
+    assert sum(quota.permits for quota in quotas) == 7
 
 
 def test_every_destination_is_asked_before_a_round_is_over() -> None:
-    turns = Scheduler(["home"], slots=1, slots_in_all=10_000)
+    turns = Scheduler(["home"], permits=1, permits_in_all=10_000)
     turns.learn([f"d{number}" for number in range(120)])
     asked: set[str] = set()
 
@@ -56,7 +56,7 @@ def test_every_destination_is_asked_before_a_round_is_over() -> None:
 
 
 def test_a_destination_of_others_is_left_alone_for_a_while() -> None:
-    turns = Scheduler(["stripe"], slots=2, slots_in_all=10)
+    turns = Scheduler(["stripe"], permits=2, permits_in_all=10)
     turns.learn(["mail"])
 
     turns.leave_alone("mail", until=5.0)
@@ -67,34 +67,36 @@ def test_a_destination_of_others_is_left_alone_for_a_while() -> None:
 
 def test_a_destination_that_is_shut_takes_no_slot_from_the_others() -> None:
     shut = {"dead": 5.0}
-    turns = Scheduler(["dead", "stripe"], slots=10, slots_in_all=10, shut_until=shut)
+    turns = Scheduler(["dead", "stripe"], permits=10, permits_in_all=10, shut_until=shut)
 
-    assert [(quota.destination, quota.slots) for quota in turns.take(4.9)] == [("stripe", 5)]
+    assert [(quota.destination, quota.permits) for quota in turns.take(4.9)] == [("stripe", 5)]
     assert turns.all_asked
-    assert [(quota.destination, quota.slots) for quota in turns.take(5.0)] == [("dead", 5)]
+    assert [(quota.destination, quota.permits) for quota in turns.take(5.0)] == [("dead", 5)]
 
 
 def test_a_destination_with_a_concurrency_of_its_own_has_so_many_slots() -> None:
-    turns = Scheduler(["mail", "stripe"], slots=10, slots_in_all=100, slots_of={"mail": 1, "stripe": 30})
+    turns = Scheduler(["mail", "stripe"], permits=10, permits_in_all=100, permits_of={"mail": 1, "stripe": 30})
 
-    quotas = [(quota.destination, quota.slots) for _ in range(3) for quota in turns.take(0)]
+    quotas = [(quota.destination, quota.permits) for _ in range(3) for quota in turns.take(0)]
 
     assert sorted(quotas) == [("mail", 1), ("stripe", 15), ("stripe", 15)]
 
 
 def test_the_hint_follows_the_latest_due_time_with_some_slack_and_a_sweep_forgets_it() -> None:
-    turns = Scheduler(["stripe"], slots=4, slots_in_all=10)
+    turns = Scheduler(["stripe"], permits=4, permits_in_all=10)
 
     turns.found(turns.take(0), [claimed("stripe", NOW), claimed("stripe", NOW - timedelta(hours=1))])
-    assert [quota.hint for quota in turns.take(0)] == [NOW - HINT_SLACK]
+    assert [quota.due_from for quota in turns.take(0)] == [NOW - DUE_FROM_SLACK]
     turns.learn(["stripe"])
 
-    assert turns._hints.get("stripe", EPOCH) == EPOCH
+    assert turns._due_from.get("stripe", EPOCH) == EPOCH
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60), st.integers(1, 9), st.integers(1, 20))
-def test_no_history_gives_out_more_slots_than_there_are(moves: list[tuple[int, int]], slots: int, in_all: int) -> None:
-    turns = Scheduler(["a", "b", "c"], slots=slots, slots_in_all=in_all)
+def test_no_history_gives_out_more_slots_than_there_are(
+    moves: list[tuple[int, int]], permits: int, in_all: int
+) -> None:
+    turns = Scheduler(["a", "b", "c"], permits=permits, permits_in_all=in_all)
     asked, under_way = [], []
 
     for move, number in moves:
@@ -102,12 +104,12 @@ def test_no_history_gives_out_more_slots_than_there_are(moves: list[tuple[int, i
             asked.append(turns.take(0))
         elif move == 1 and asked:
             quotas = asked.pop(number % len(asked))
-            entries = [claimed(quota.destination) for quota in quotas for _ in range(min(quota.slots, number))]
+            entries = [claimed(quota.destination) for quota in quotas for _ in range(min(quota.permits, number))]
             turns.found(quotas, entries)
             under_way += entries
         elif move == 2 and under_way:
             turns.give_back(under_way.pop(number % len(under_way)).destination)
-        taken = [quota.destination for quotas in asked for quota in quotas for _ in range(quota.slots)]
+        taken = [quota.destination for quotas in asked for quota in quotas for _ in range(quota.permits)]
         taken += [entry.destination for entry in under_way]
-        assert all(taken.count(name) <= slots for name in "abc")
+        assert all(taken.count(name) <= permits for name in "abc")
         assert len(taken) <= in_all

@@ -1,4 +1,4 @@
-"""The slots of a destination that its dispatchers share: never more sends at once than there are slots, whoever sends.
+"""The permits of a destination that its dispatchers share: never more sends at once than there are permits, whoever sends.
 
 Each dispatcher here has connections of its own, as a process would.
 """
@@ -35,7 +35,7 @@ from dispatchers import Breaker, Delivery, Limits, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause, resume
 from dispatchers.flow_control.permits import Taken, as_record, on_record
-from dispatchers.flow_control.state import SLOTS_WAIT, FlowState, FlowUpdate, News, admitted, claimed, heard, opens_at
+from dispatchers.flow_control.state import PERMITS_WAIT, FlowState, FlowUpdate, News, admitted, claimed, heard, opens_at
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from dispatchers.transitions import ClaimedEntry
@@ -52,38 +52,38 @@ THREE_OF_CRM = {"crm": THREE}
 
 
 def test_what_one_claim_takes_no_other_gets_until_its_sends_are_told_to_have_ended() -> None:
-    pressure = claimed(CALM, THREE, NOW, 2, FIRST, LEASE)
-    assert admitted(pressure, THREE, NOW, 50) == 1
-    pressure = claimed(pressure, THREE, NOW, 1, SECOND_ONE, LEASE)
-    assert admitted(pressure, THREE, NOW, 50) == 0
+    state = claimed(CALM, THREE, NOW, 2, FIRST, LEASE)
+    assert admitted(state, THREE, NOW, 50) == 1
+    state = claimed(state, THREE, NOW, 1, SECOND_ONE, LEASE)
+    assert admitted(state, THREE, NOW, 50) == 0
 
-    pressure = heard(pressure, News(left={FIRST: 1}), THREE, NOW)
-    assert admitted(pressure, THREE, NOW, 50) == 1
-    pressure = heard(pressure, News(left={FIRST: 0}), THREE, NOW)
+    state = heard(state, News(left={FIRST: 1}), THREE, NOW)
+    assert admitted(state, THREE, NOW, 50) == 1
+    state = heard(state, News(left={FIRST: 0}), THREE, NOW)
 
-    assert admitted(pressure, THREE, NOW, 50) == 2
-    assert [each.token for each in pressure.permits_taken] == [SECOND_ONE]
+    assert admitted(state, THREE, NOW, 50) == 2
+    assert [each.token for each in state.permits_taken] == [SECOND_ONE]
 
 
 def test_slots_of_which_nothing_is_heard_come_free_when_their_lease_ends_and_no_sooner() -> None:
-    pressure = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
+    state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
 
-    assert admitted(pressure, THREE, NOW + LEASE - SECOND, 50) == 0
-    assert admitted(pressure, THREE, NOW + LEASE, 50) == 3
+    assert admitted(state, THREE, NOW + LEASE - SECOND, 50) == 0
+    assert admitted(state, THREE, NOW + LEASE, 50) == 3
 
 
 def test_what_has_come_free_leaves_no_trace_behind() -> None:
-    pressure = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
+    state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
 
-    later = claimed(pressure, THREE, NOW + LEASE, 1, SECOND_ONE, LEASE)
+    later = claimed(state, THREE, NOW + LEASE, 1, SECOND_ONE, LEASE)
 
     assert [each.token for each in later.permits_taken] == [SECOND_ONE]
     assert heard(later, News(left={SECOND_ONE: 0}), THREE, NOW + LEASE).permits_taken == ()
 
 
 def test_news_of_a_claims_end_told_twice_or_late_change_nothing() -> None:
-    pressure = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
-    one_left = heard(pressure, News(left={FIRST: 1}), THREE, NOW)
+    state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
+    one_left = heard(state, News(left={FIRST: 1}), THREE, NOW)
 
     assert heard(one_left, News(left={FIRST: 1}), THREE, NOW) == one_left
     assert heard(one_left, News(left={FIRST: 2}), THREE, NOW) == one_left
@@ -98,16 +98,16 @@ def test_of_news_told_together_what_is_left_last_counts() -> None:
 
 
 def test_a_smaller_limit_counts_what_was_taken_under_a_larger_one() -> None:
-    pressure = claimed(CALM, Limits(concurrency_in_all=10), NOW, 10, FIRST, LEASE)
+    state = claimed(CALM, Limits(concurrency_in_all=10), NOW, 10, FIRST, LEASE)
 
-    assert admitted(pressure, THREE, NOW, 50) == 0
-    assert admitted(heard(pressure, News(left={FIRST: 2}), THREE, NOW), THREE, NOW, 50) == 1
+    assert admitted(state, THREE, NOW, 50) == 0
+    assert admitted(heard(state, News(left={FIRST: 2}), THREE, NOW), THREE, NOW, 50) == 1
 
 
 def test_without_a_slot_it_is_worth_asking_again_soon_but_not_at_once() -> None:
-    pressure = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
+    state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
 
-    assert opens_at(pressure, THREE, NOW) == NOW + SLOTS_WAIT
+    assert opens_at(state, THREE, NOW) == NOW + PERMITS_WAIT
     assert opens_at(claimed(CALM, THREE, NOW, 2, FIRST, LEASE), THREE, NOW) is None
 
 
@@ -123,10 +123,10 @@ def test_a_claim_gets_what_both_rate_and_slots_leave() -> None:
 
 def test_a_probe_needs_a_slot_too() -> None:
     limits = Limits(concurrency_in_all=3, breaker=Breaker(failures=1, wait=SECOND))
-    pressure = heard(claimed(CALM, limits, NOW, 3, FIRST, LEASE), News(failures=1), limits, NOW)
+    state = heard(claimed(CALM, limits, NOW, 3, FIRST, LEASE), News(failures=1), limits, NOW)
 
-    assert admitted(pressure, limits, NOW + 2 * SECOND, 50) == 0
-    assert admitted(heard(pressure, News(left={FIRST: 1}), limits, NOW), limits, NOW + 2 * SECOND, 50) == 1
+    assert admitted(state, limits, NOW + 2 * SECOND, 50) == 0
+    assert admitted(heard(state, News(left={FIRST: 1}), limits, NOW), limits, NOW + 2 * SECOND, 50) == 1
 
 
 @settings(deadline=None)
@@ -140,7 +140,7 @@ def test_a_probe_needs_a_slot_too() -> None:
 )
 def test_no_history_sees_more_sends_at_once_than_there_are_slots(history: list[tuple[str, int, float]]) -> None:
     """`under_way`: how many sends of each claim really are, and until when its lease lasts; told is what anyone ever said."""
-    pressure, now = CALM, NOW
+    state, now = CALM, NOW
     under_way: dict[UUID, tuple[int, datetime]] = {}
     gone: set[UUID] = set()
     told: list[News] = []
@@ -148,21 +148,21 @@ def test_no_history_sees_more_sends_at_once_than_there_are_slots(history: list[t
         now += timedelta(seconds=pause_seconds)
         living = [token for token, (sends, until) in under_way.items() if token not in gone and sends and until > now]
         token = living[chosen % len(living)] if living else None
-        if move == "claim" and (entries := admitted(pressure, THREE, now, 1 + chosen % 3)):
-            pressure = claimed(pressure, THREE, now, entries, UUID(int=number), LEASE)
+        if move == "claim" and (entries := admitted(state, THREE, now, 1 + chosen % 3)):
+            state = claimed(state, THREE, now, entries, UUID(int=number), LEASE)
             under_way[UUID(int=number)] = entries, now + LEASE
         elif move in ("end", "tell") and token is not None:
             under_way[token] = under_way[token][0] - 1, under_way[token][1]
             told.append(News(left={token: under_way[token][0]}))
             if move == "tell":
-                pressure = heard(pressure, told[-1], THREE, now)
+                state = heard(state, told[-1], THREE, now)
         elif move == "tell again" and told:
-            pressure = heard(pressure, told[chosen % len(told)], THREE, now)
+            state = heard(state, told[chosen % len(told)], THREE, now)
         elif move == "crash" and token is not None:
             gone.add(token)
         assert sum(sends for sends, until in under_way.values() if until > now) <= 3
 
-    assert admitted(pressure, THREE, now + LEASE, 50) == 3
+    assert admitted(state, THREE, now + LEASE, 50) == 3
 
 
 def test_what_is_taken_is_read_as_it_was_written() -> None:
@@ -180,15 +180,15 @@ def taken_of(database: Database) -> tuple[Taken, ...]:
     return next((on_record(row.permits_taken) for row in database.rows(TABLES.destination) if row.name == "crm"), ())
 
 
-def claim_slots(store: DatabaseStore, *, slots: int = 50, **pressing: Any) -> Exchange:
+def claim_slots(store: DatabaseStore, *, permits: int = 50, **flow_update: Any) -> Exchange:
     """What a dispatcher with this limit asks for."""
     given: dict[str, Any] = {"news": {}, "decided": frozenset({"crm"}), "limits": THREE_OF_CRM}
-    request = claim_request(quota(slots=slots), pressing=FlowUpdate(**given | pressing), lease=HOUR)
+    request = claim_request(quota(permits=permits), flow_update=FlowUpdate(**given | flow_update), lease=HOUR)
     return asyncio.run(store.exchange([], request))
 
 
 def held_by_another(database: Database, ob: outbox.Outbox) -> tuple[DatabaseStore, list[ClaimedEntry]]:
-    """All three slots, for an hour: as by a dispatcher that hangs, or was killed."""
+    """All three permits, for an hour: as by a dispatcher that hangs, or was killed."""
     other = DatabaseStore(database.new_engine(), ob.configuration)
     held: list[ClaimedEntry] = []
     while len(held) < 3:  # PostgreSQL takes them in powers of two
@@ -198,7 +198,7 @@ def held_by_another(database: Database, ob: outbox.Outbox) -> tuple[DatabaseStor
 
 def tell_ends(store: DatabaseStore, held: list[ClaimedEntry]) -> None:
     left = {"crm": News(left={entry.lease_token: 0 for entry in held})}
-    claim_slots(store, slots=0, news=left, decided=frozenset())
+    claim_slots(store, permits=0, news=left, decided=frozenset())
 
 
 def work(database: Database, ob: outbox.Outbox, adapter: Any, **settings: Any) -> int:
@@ -242,13 +242,13 @@ def test_dispatchers_that_claim_at_once_keep_to_it_too(database: Database, ob: o
         asyncio.run(store.destinations())  # connected, so that all come at once
         barrier.wait()
         limits = {"crm": Limits(concurrency_in_all=7)}
-        return sum(len(claim_slots(store, slots=4, limits=limits).claimed) for _ in range(6))
+        return sum(len(claim_slots(store, permits=4, limits=limits).claimed) for _ in range(6))
 
     with ThreadPoolExecutor(len(stores)) as threads:
         found = list(threads.map(claim_until_none, stores))
 
     assert sum(found) == 7
-    assert sum(each.slots for each in taken_of(database)) == 7
+    assert sum(each.permits for each in taken_of(database)) == 7
 
 
 def test_who_finds_no_slot_returns_and_gets_those_of_a_dead_dispatcher_when_its_lease_ends(
@@ -284,14 +284,14 @@ def test_what_is_given_up_at_once_keeps_its_slots(database: Database, ob: outbox
 
     asyncio.run(main())
 
-    assert sum(each.slots for each in taken_of(database)) == 3
+    assert sum(each.permits for each in taken_of(database)) == 3
     assert work(database, ob, MemoryAdapter()) == 0
 
 
 def test_a_dispatcher_uses_its_own_slots_again_at_once(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.flow_control.state.SLOTS_WAIT", HOUR)
+    monkeypatch.setattr("dispatchers.flow_control.state.PERMITS_WAIT", HOUR)
     put(database, ob, count=10)
     crm = MemoryAdapter()
     working = dispatcher(database, ob, adapters={"crm": crm}, limits={"crm": Limits(concurrency_in_all=2)}, poll=HOUR)
@@ -319,7 +319,7 @@ def test_a_dispatcher_that_waits_takes_what_another_frees_without_asking_all_the
         working = dispatcher(None, ob, store=store, adapters={"crm": crm}, limits=THREE_OF_CRM, poll=HOUR)
         pump = asyncio.create_task(pumping(working, lambda: len(crm.deliveries) == 1))
         await until_true(lambda: store.exchanges > 0)
-        await asyncio.sleep(2 * SLOTS_WAIT.total_seconds())
+        await asyncio.sleep(2 * PERMITS_WAIT.total_seconds())
         asked.append(store.exchanges)
         assert crm.deliveries == []
         await asyncio.to_thread(tell_ends, other, held)
@@ -375,7 +375,7 @@ def test_slots_that_cannot_be_freed_at_once_are_freed_a_moment_later(
 def test_a_process_that_stays_on_a_destinations_row_keeps_nobody_from_ending(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatchers.pipeline.claim_loops.TELLS_MAX", 2)
+    monkeypatch.setattr("dispatchers.pipeline.claim_loops.PERMIT_REPORTS_MAX", 2)
     put(postgresql, ob)
     stopped = postgresql.engine.connect()
 
@@ -387,7 +387,7 @@ def test_a_process_that_stays_on_a_destinations_row_keeps_nobody_from_ending(
     assert work(postgresql, ob, Stopping()) == 1
     stopped.close()
 
-    assert [each.slots for each in taken_of(postgresql)] == [1]  # until its lease ends
+    assert [each.permits for each in taken_of(postgresql)] == [1]  # until its lease ends
 
 
 def test_a_breaker_a_rate_and_a_pause_hold_back_what_has_a_slot(database: Database, ob: outbox.Outbox) -> None:

@@ -140,7 +140,7 @@ def test_a_decision_that_others_are_to_carry_out_first_is_looked_at_seldom(
 
 
 def test_a_destination_with_something_unserved_is_read_whole_only_now_and_then() -> None:
-    turns = Scheduler(["crm"], slots=10, slots_in_all=100)
+    turns = Scheduler(["crm"], permits=10, permits_in_all=100)
     turns.pass_over("crm.gone", "crm")
 
     def asked(now: float) -> timedelta | None:
@@ -154,7 +154,7 @@ def test_a_destination_with_something_unserved_is_read_whole_only_now_and_then()
 
 
 def test_a_destination_that_serves_all_it_has_is_always_read_whole() -> None:
-    turns = Scheduler(["crm"], slots=10, slots_in_all=100)
+    turns = Scheduler(["crm"], permits=10, permits_in_all=100)
 
     assert turns.unserved is None
     for now in (100.0, 101.0):
@@ -164,7 +164,7 @@ def test_a_destination_that_serves_all_it_has_is_always_read_whole() -> None:
 
 
 def test_a_claim_that_failed_is_no_read_of_all_that_is_due() -> None:
-    turns = Scheduler(["crm"], slots=10, slots_in_all=100)
+    turns = Scheduler(["crm"], permits=10, permits_in_all=100)
     (early,) = turns.take(100.0)  # before anything unserved was met
     turns.pass_over("crm.gone", "crm")
     turns.give_all_back([early])
@@ -176,7 +176,7 @@ def test_a_claim_that_failed_is_no_read_of_all_that_is_due() -> None:
 
 
 def test_a_claim_that_began_before_anything_unserved_was_met_is_no_read_of_all_that_is_due() -> None:
-    turns = Scheduler(["crm"], slots=10, slots_in_all=100)
+    turns = Scheduler(["crm"], permits=10, permits_in_all=100)
     (early,) = turns.take(100.0)
     turns.pass_over("crm.gone", "crm")
     turns.found([early], [])

@@ -229,7 +229,7 @@ def test_a_429_keeps_the_whole_destination_waiting_for_as_long_as_it_asks_within
 
     assert standing(sqlite, id) == ("retry", 0, False)
     (destination,) = sqlite.rows(TABLES.destination)
-    waits = max(queue_row(sqlite, id).due_at, destination.cool_until) - before
+    waits = max(queue_row(sqlite, id).due_at, destination.cooldown_until) - before
     assert least <= waits.total_seconds() <= most
     put_contact(sqlite, ob)
     send(sqlite, ob, far_side.url)

@@ -209,7 +209,7 @@ def test_draining_ahead_waits_for_nothing(database: Database, ob: outbox.Outbox)
 @pytest.mark.parametrize(
     ("answers", "limits"),
     [
-        ([Deferred("429", after=timedelta(hours=2), cools=True)], Limits()),
+        ([Deferred("429", after=timedelta(hours=2), cooldown=True)], Limits()),
         ([Unknown("no answer")] * 12, Limits(breaker=Breaker(failures=3))),
         ([], Limits(rate=0.1, burst=1)),
     ],

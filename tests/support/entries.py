@@ -114,7 +114,7 @@ def age(database: Database, by: timedelta) -> None:
             record["known"]["decided_at"] = (known.decided_at - by).isoformat()
             change(database, row.id, outcome=json.dumps(record))
     destination = TABLES.destination
-    _shift(database, destination, by, "cool_until", "breaker_until", "rate_at", "decided_at")
+    _shift(database, destination, by, "cooldown_until", "breaker_until", "rate_at", "decided_at")
     for row in database.rows(destination):
         taken = as_record(each._replace(until=each.until - by) for each in on_record(row.permits_taken))
         database.execute(sa.update(destination).where(destination.c.name == row.name).values(permits_taken=taken))
@@ -133,8 +133,8 @@ def _shift(database: Database, table: sa.Table, by: timedelta, *columns: str, wh
 # --- claims
 
 
-def quota(destination: str = "crm", slots: int = 64, hint: Any = EPOCH) -> Quota:
-    return Quota(destination, slots, hint)
+def quota(destination: str = "crm", permits: int = 64, due_from: Any = EPOCH) -> Quota:
+    return Quota(destination, permits, due_from)
 
 
 def claim_request(*quotas: Quota, **settings: Any) -> ClaimRequest:
@@ -152,7 +152,7 @@ def claim(store: DatabaseStore, *quotas: Quota, **settings: Any) -> list[Claimed
     return asyncio.run(store.exchange([], claim_request(*quotas, **settings))).claimed
 
 
-def claim_at_once(database: Database, ob: outbox.Outbox, slots: int) -> list[ClaimedEntry]:
+def claim_at_once(database: Database, ob: outbox.Outbox, permits: int) -> list[ClaimedEntry]:
     """All that four claimers get who begin together, each with connections of its own, and go on until nothing is left."""
     barrier = threading.Barrier(4)
 
@@ -160,7 +160,7 @@ def claim_at_once(database: Database, ob: outbox.Outbox, slots: int) -> list[Cla
         store = DatabaseStore(database.new_engine(), ob.configuration)
         barrier.wait(10)
         taken: list[ClaimedEntry] = []
-        while batch := claim(store, quota(slots=slots)):
+        while batch := claim(store, quota(permits=permits)):
             taken += batch
         return taken
 

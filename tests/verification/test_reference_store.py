@@ -47,7 +47,7 @@ START = datetime(2026, 1, 31, tzinfo=UTC)
 INSTANTS = (
     *("due_at", "created_at", "queued_at", "waiting_since"),
     *("lease_until", "leased_at", "first_leased_at", "in_doubt_since"),
-    *("cool_until", "breaker_until", "rate_at"),
+    *("cooldown_until", "breaker_until", "rate_at"),
 )
 OPERATIONS = ("crm.upsert", "mail.send")
 QUIESCENCE = 1.5 * LEASE
@@ -78,7 +78,7 @@ NEWS: dict[str, dict[str, News]] = {
     "nothing": {},
     "it answers": {"crm": News(answered=True)},
     "it fails": {"crm": News(failures=1)},
-    "it asks for quiet": {"crm": News(cool=1.5 * HOUR)},
+    "it asks for quiet": {"crm": News(cooldown=1.5 * HOUR)},
     "a send ended": {"crm": News(left={UUID(int=1): 1, UUID(int=2): 1})},
     "all sends ended": {"crm": News(left={UUID(int=1): 0, UUID(int=2): 0})},
 }
@@ -204,13 +204,13 @@ class Agreement(RuleBasedStateMachine):
             token=UUID(int=self.requests),
             lease=LEASE,
             forms={"crm": form, "mail.send": form},
-            pressing=news and FlowUpdate(news=NEWS[news], decided=frozenset({"crm"}), limits=LIMITS),
+            flow_update=news and FlowUpdate(news=NEWS[news], decided=frozenset({"crm"}), limits=LIMITS),
         )
         of_sql = asyncio.run(self.store.exchange([], request))
-        if request.pressing is None:
+        if request.flow_update is None:
             of_reference = self.reference.claim(request)
         else:
-            of_reference, _ = self.reference.claim_under_pressure(request, request.pressing)
+            of_reference, _ = self.reference.claim_throttled(request, request.flow_update)
         assert of_sql.passed_over == of_reference.passed_over
         pairs = list(zip(_by_id(of_sql.claimed), _by_id(of_reference.claimed), strict=True))
         for one, other in pairs:
@@ -371,13 +371,13 @@ class Agreement(RuleBasedStateMachine):
         assert _in_order(queue) == _in_order(self.reference.queue)
         halts = {row.ordering_key: Halt(row.entry_id, row.reason) for row in self.database.rows(TABLES.halted)}
         assert halts == self.reference.halted
-        pressures = {row.name: row for row in self.database.rows(TABLES.destination)}
-        assert pressures.keys() == self.reference.pressure.keys()
-        for destination, pressure in self.reference.pressure.items():
-            told = asdict(pressure)
+        flow_states = {row.name: row for row in self.database.rows(TABLES.destination)}
+        assert flow_states.keys() == self.reference.flow.keys()
+        for destination, flow in self.reference.flow.items():
+            told = asdict(flow)
             del told["resumed_at"], told["permits_taken"]
-            self._same_slots(on_record(pressures[destination].permits_taken), pressure.permits_taken)
-            self._same({name: getattr(pressures[destination], name) for name in told}, told)
+            self._same_permits(on_record(flow_states[destination].permits_taken), flow.permits_taken)
+            self._same({name: getattr(flow_states[destination], name) for name in told}, told)
         settlements = {row.id: row for row in self.database.rows(TABLES.settlement)}
         assert settlements.keys() == self.reference.settlements.keys()
         for id, settlement in self.reference.settlements.items():
@@ -385,7 +385,7 @@ class Agreement(RuleBasedStateMachine):
                 assert getattr(settlements[id], name) == getattr(settlement, name), name
         assert _histories(self.database.rows(TABLES.event)) == _histories(self.reference.events)
 
-    def _same_slots(self, of_sql: Sequence[Taken], of_reference: Sequence[Taken]) -> None:
+    def _same_permits(self, of_sql: Sequence[Taken], of_reference: Sequence[Taken]) -> None:
         now = datetime.now(UTC)
         assert [each[:2] for each in of_sql] == [each[:2] for each in of_reference]
         for found, taken in zip(of_sql, of_reference, strict=True):

@@ -96,12 +96,12 @@ def outcome_of(answer: Answer, meaning: Meaning, *, result: Any, errors_are_stor
         case "key_conflict":
             return KeyConflict(reason)
         case "deferred":
-            return Deferred(reason, after, cools=answer.status in OF_ALL)
+            return Deferred(reason, after, cooldown=answer.status in OF_ALL)
         case "in_progress":
             return InProgress(after)
         case "unknown" | "final":
-            cools = answer.status in OF_ALL and after is not None
-            return Unknown(reason, after, final=stored or meaning == "final", cools=cools)
+            cooldown = answer.status in OF_ALL and after is not None
+            return Unknown(reason, after, final=stored or meaning == "final", cooldown=cooldown)
         case _:
             assert_never(meaning)
 

@@ -133,12 +133,12 @@ def barred(failure: Failure) -> Outcome:
     """
     if failure.replayed:
         return refused(failure)
-    return Deferred(failure.reason, failure.after, cools=True, account=failure.account)
+    return Deferred(failure.reason, failure.after, cooldown=True, account=failure.account)
 
 
 def throttled(failure: Failure) -> Outcome:
     """The limiter comes before everything else."""
-    return Deferred(failure.reason, failure.after, cools=True)
+    return Deferred(failure.reason, failure.after, cooldown=True)
 
 
 def conflicting(failure: Failure) -> Outcome:
@@ -157,8 +157,8 @@ def by_status(failure: Failure) -> Outcome:
         case int(status) if status >= 500:
             # A stored 500 is repeated for as long as the key is remembered.
             final = failure.replayed or failure.should_retry == "false"
-            cools = status == 503 and failure.after is not None
-            return Unknown(failure.reason, failure.after, final=final, cools=cools)
+            cooldown = status == 503 and failure.after is not None
+            return Unknown(failure.reason, failure.after, final=final, cooldown=cooldown)
         case 401 | 403:
             return barred(failure)
         case 429:

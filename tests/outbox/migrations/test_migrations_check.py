@@ -108,7 +108,7 @@ def test_check_changes_nothing(blank):
 def test_tables_that_the_app_made_are_to_be_brought_up_to_date_by_the_app(blank):
     create_all(blank)
     with blank.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE outbox_destination DROP COLUMN slots_max")
+        connection.exec_driver_sql("ALTER TABLE outbox_destination DROP COLUMN permits_max")
 
     with pytest.raises(SchemaError) as checked:
         migrations.check(blank.url)
@@ -116,7 +116,7 @@ def test_tables_that_the_app_made_are_to_be_brought_up_to_date_by_the_app(blank)
         migrations.upgrade(blank.url)
 
     assert str(checked.value).endswith(
-        "lacks column outbox_destination.slots_max: the app created these tables, because outbox_version is missing, so let"
+        "lacks column outbox_destination.permits_max: the app created these tables, because outbox_version is missing, so let"
         " the app bring them up to date: with its own Alembic, `alembic revision --autogenerate` and `alembic upgrade head`;"
         " not with `outbox db upgrade`"
     )

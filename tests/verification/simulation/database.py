@@ -79,7 +79,7 @@ class Database:
         """To the backup; whoever was connected is not any more."""
         restore(self.store, self._kept, f"{self.store.timeline}'")
         self.promises.restore.restored()  # before anybody goes on who was waiting
-        self.promises.pressure.restored()
+        self.promises.flow.restored()
         for transaction in self.open[:]:
             transaction.rollback()
         waiting, self._waiting = self._waiting, []
@@ -120,12 +120,12 @@ class Database:
                 settled.add(entry.id)
         if request is None:
             return Exchange(settled, postponed=frozenset(postponed))
-        if request.pressing is not None:
-            taken, pressures = self.store.claim_under_pressure(request, request.pressing)
+        if request.flow_update is not None:
+            taken, flow_states = self.store.claim_throttled(request, request.flow_update)
         else:
-            taken, pressures = self.store.claim(request), None
+            taken, flow_states = self.store.claim(request), None
         self.promises.claimed(taken.claimed, request.lease, process)
-        return Exchange(settled, taken.claimed, taken.passed_over, pressures, frozenset(postponed))
+        return Exchange(settled, taken.claimed, taken.passed_over, flow_states, frozenset(postponed))
 
     def is_changed(self, callbacks: frozenset[str]) -> bool:
         return callbacks != self.store.callbacks
@@ -274,9 +274,9 @@ class RemoteStore:
         watched: IdentityCheck = await self._ask(lambda: watch(self._database.store, env, known))
         return watched
 
-    async def pressures(self) -> FlowStates:
-        pressures: FlowStates = await self._ask(self._database.store.pressures)
-        return pressures
+    async def flow_states(self) -> FlowStates:
+        flow_states: FlowStates = await self._ask(self._database.store.flow_states)
+        return flow_states
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
         fields: KeyFields = await self._ask(lambda: fields_of(self._database.promises.entries[entry_id]))

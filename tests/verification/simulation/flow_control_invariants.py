@@ -12,7 +12,7 @@ ROUNDING = 1e-4  # of an entry: instants are rounded
 STALE_SECONDS = 10.0  # a dispatcher that looked before a pause, and asked after it, may not know of it
 
 
-class PressurePromises:
+class FlowControlInvariants:
     """Counts each destination's claims by a bucket of tokens, which the dispatcher does by another rule."""
 
     def __init__(self, truth: Truth) -> None:
@@ -34,8 +34,8 @@ class PressurePromises:
         self._resumed_at[destination] = self._truth.world.now
 
     def restored(self) -> None:
-        """What people said since the backup is forgotten, what was used up of a rate, and which slots were taken."""
-        rows = self._truth.store.pressure
+        """What people said since the backup is forgotten, what was used up of a rate, and which permits were taken."""
+        rows = self._truth.store.flow
         self._paused = {name for name, row in rows.items() if row.paused}
         self._resumed_at = {name: self._truth.instant(row.resumed_at) for name, row in rows.items() if row.resumed_at}
         self._tokens.clear()

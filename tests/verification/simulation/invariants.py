@@ -24,7 +24,7 @@ from dispatchers.transitions import (
     lookup_of,
 )
 from outbox.times import NEVER
-from simulation.flow_control_invariants import PressurePromises
+from simulation.flow_control_invariants import FlowControlInvariants
 from simulation.ordering_invariants import LanePromises
 from simulation.reference_rows import Row
 from simulation.restore_invariants import RestorePromises
@@ -43,7 +43,7 @@ class Promises(Truth):
         ] = {}  # by process, entry, and its age at the claim
         self.never: set[UUID] = set()  # nobody serves these
         self.lanes = LanePromises(self)
-        self.pressure = PressurePromises(self)
+        self.flow = FlowControlInvariants(self)
         self.restore = RestorePromises(self)
 
     def _now(self) -> float:
@@ -52,7 +52,7 @@ class Promises(Truth):
     # --- the database
 
     def claimed(self, claimed: list[ClaimedEntry], lease: timedelta, process: Process) -> None:
-        self.pressure.claimed(claimed)
+        self.flow.claimed(claimed)
         self.restore.claimed(claimed)
         for entry in claimed:
             self.note(f"{entry.id.hex[:6]} claimed by {process.name} ({entry.deliveries})")
@@ -87,7 +87,7 @@ class Promises(Truth):
         self._check_end(entry, change)
         self._check_row(entry.id)
         self.lanes.settled(entry, change)
-        self.pressure.settled(entry, change)
+        self.flow.settled(entry, change)
 
     def settling_without_callback(self, entry: ClaimedEntry, change: Any) -> None:
         """In a batch. Nobody can call what no dispatcher had put on record by then."""
@@ -116,7 +116,7 @@ class Promises(Truth):
         """It waits no longer than its age allows, counted from when that was decided."""
         for send in story.sends:
             if send.claimed.lease_token == entry.lease_token and send.decided_at is not None:
-                tried = self.pressure.age(entry) - (self._now() - send.decided_at) + change.delay.total_seconds()
+                tried = self.flow.age(entry) - (self._now() - send.decided_at) + change.delay.total_seconds()
                 most = send.service.age_max.total_seconds() + MARGIN.total_seconds()
                 self.require(tried <= most, entry.id, "it waits beyond its age")
 
@@ -185,7 +185,7 @@ class Promises(Truth):
         self._check_lease(send)
         self._check_repetition(send, story)
         self.lanes.sending(send)
-        self.pressure.sending(send)
+        self.flow.sending(send)
         story.sends.append(send)
         return send
 

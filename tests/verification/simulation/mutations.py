@@ -16,7 +16,7 @@ from dispatchers.pipeline.triage import Triage
 from dispatchers.transitions import ClaimedEntry, Release, Settle, Transition
 from simulation.database import AppSession, Database, RemoteStore, Transaction
 from simulation.mutants import Patch, around, without
-from simulation.mutations_flow_control import PRESSURE_GUARDS
+from simulation.mutations_flow_control import FLOW_CONTROL_MUTANTS
 from simulation.mutations_lookup import LOOKUP_GUARDS
 from simulation.mutations_ordering import LANE_GUARDS
 from simulation.mutations_restore import RESTORE_GUARDS
@@ -161,7 +161,7 @@ GUARDS: dict[str, Patch] = {
     "what is being sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_a_lease),
     **LOOKUP_GUARDS,
     **LANE_GUARDS,
-    **PRESSURE_GUARDS,
+    **FLOW_CONTROL_MUTANTS,
     **RESTORE_GUARDS,
 }
 

@@ -15,7 +15,7 @@ def unpaused(original: Any, row: Any, *rest: Any) -> Any:
 
 
 def pauses_are_for_the_sweep(original: Any, store: ReferenceStore, quota: Any, now: Any) -> bool:
-    row = store.pressure.get(quota.destination)
+    row = store.flow.get(quota.destination)
     is_shut: bool = (row is None or not row.paused) and original(store, quota, now)
     return is_shut
 
@@ -25,7 +25,7 @@ def without_a_rate(original: Any, row: Any, limits: Any, *rest: Any) -> Any:
 
 
 def alone(original: Any, row: Any, *rest: Any) -> Any:
-    """As if nobody else had taken a slot."""
+    """As if nobody else had taken a permit."""
     return original(replace(row, permits_taken=()), *rest)
 
 
@@ -37,13 +37,13 @@ def free_before_the_lease_ends(original: Any, taken: Any, now: Any, *rest: Any) 
     return original(taken, now + LEASE / 2, *rest)
 
 
-PRESSURE_GUARDS: dict[str, Patch] = {
+FLOW_CONTROL_MUTANTS: dict[str, Patch] = {
     "a pause is not heeded": around(flow_state, "closed_until", unpaused),
     "a pause is heeded only by who has heard of it": around(ReferenceStore, "_is_shut", pauses_are_for_the_sweep),
     "what is paused grows older": without(FlowMonitor, "memory", lambda self, entry, memory: memory),
     "what a claim takes does not use the rate up": around(flow_state, "claimed", without_a_rate),
     "a claim takes more than the rate leaves": around(flow_state, "admitted", without_a_rate),
-    "the slots that others have taken are not counted": around(flow_state, "admitted", alone),
-    "a claim does not take its slots": around(flow_state, "claimed", none_taken),
-    "slots are free before their lease ends": around(flow_state, "still_taken", free_before_the_lease_ends),
+    "the permits that others have taken are not counted": around(flow_state, "admitted", alone),
+    "a claim does not take its permits": around(flow_state, "claimed", none_taken),
+    "permits are free before their lease ends": around(flow_state, "still_taken", free_before_the_lease_ends),
 }

@@ -36,7 +36,7 @@ class People:
     def go_home(self) -> None:
         """Nothing is left that only they could let go on."""
         self._resume_after_restore()
-        for destination in [name for name, row in self.database.store.pressure.items() if row.paused]:
+        for destination in [name for name, row in self.database.store.flow.items() if row.paused]:
             self._resume(destination)
 
     def cancel(self, id: UUID) -> None:
@@ -90,13 +90,13 @@ class People:
 
     def _pause(self, destination: str) -> None:
         reference_people.pause(self.database.store, destination)
-        self.promises.pressure.paused(destination)
+        self.promises.flow.paused(destination)
         self.world.at(self.rng.choice([2.0, 12.0, 25.0]), self._resume, destination)
 
     def _resume(self, destination: str) -> None:
         with suppress(Refused):
             reference_people.resume(self.database.store, destination)
-            self.promises.pressure.resumed(destination)
+            self.promises.flow.resumed(destination)
 
 
 def _unless_refused(decide: Callable[[], None]) -> None:

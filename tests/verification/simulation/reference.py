@@ -117,11 +117,11 @@ class ReferenceStore(Tables):
         for quota in request.quotas if self._is_trusted(request) else []:
             if self._is_shut(quota, now):
                 continue
-            slots = min(quota.slots, request.entries_max - len(claimed))
+            permits = min(quota.permits, request.entries_max - len(claimed))
             claimable = self._claimable(quota, min(now, request.cutoff), now)
             called = [id for id in claimable if self.queue[id].callback in (None, *request.callbacks)]
             due = sorted(self._served(iter(called), request), key=lambda id: self.queue[id].due_at)
-            claimed += [self._lease(id, request, now) for id in due[:slots]]
+            claimed += [self._lease(id, request, now) for id in due[:permits]]
         return claimed
 
     def _is_trusted(self, request: ClaimRequest) -> bool:
@@ -130,7 +130,7 @@ class ReferenceStore(Tables):
 
     def _claimable(self, quota: Quota, latest: datetime, now: datetime) -> Iterator[UUID]:
         for id, row in self.queue.items():
-            is_due = quota.hint <= row.due_at <= latest and self.entries[id].destination == quota.destination
+            is_due = quota.due_from <= row.due_at <= latest and self.entries[id].destination == quota.destination
             if is_due and self._is_free(row, now) and id not in self.locked:
                 yield id
 
@@ -307,34 +307,34 @@ class ReferenceStore(Tables):
 
     # --- the dispatcher: pressure
 
-    def claim_under_pressure(self, request: ClaimRequest, pressing: FlowUpdate) -> tuple[Taken, FlowStates]:
+    def claim_throttled(self, request: ClaimRequest, flow_update: FlowUpdate) -> tuple[Taken, FlowStates]:
         """Write down what was heard of the destinations, then claim what they may be sent."""
         now = self.clock()
-        names = sorted(pressing.decided.union(pressing.news))
-        limits = {name: pressing.limits.get(name, Limits()) for name in names}
+        names = sorted(flow_update.decided.union(flow_update.news))
+        limits = {name: flow_update.limits.get(name, Limits()) for name in names}
         for name in names:
-            row, news = self._flow(name), pressing.news.get(name)
-            self.pressure[name] = row if news is None else flow_state.heard(row, news, limits[name], now)
+            row, news = self._flow(name), flow_update.news.get(name)
+            self.flow[name] = row if news is None else flow_state.heard(row, news, limits[name], now)
         quotas = [self._admitted(quota, limits, now) for quota in request.quotas]
-        taken = self.claim(replace(request, quotas=[quota for quota in quotas if quota.slots]))
+        taken = self.claim(replace(request, quotas=[quota for quota in quotas if quota.permits]))
         for name in names:
             count = sum(entry.destination == name for entry in taken.claimed)
-            self.pressure[name] = flow_state.claimed(
-                self.pressure[name], limits[name], now, count, request.token, request.lease
+            self.flow[name] = flow_state.claimed(
+                self.flow[name], limits[name], now, count, request.token, request.lease
             )
-        return taken, FlowStates(now, {name: self.pressure[name] for name in names})
+        return taken, FlowStates(now, {name: self.flow[name] for name in names})
 
     def _admitted(self, quota: Quota, limits: Mapping[str, Limits], now: datetime) -> Quota:
         if quota.destination not in limits:
             return quota
-        slots = flow_state.admitted(self.pressure[quota.destination], limits[quota.destination], now, quota.slots)
-        return quota._replace(slots=slots, admitted=True)
+        permits = flow_state.admitted(self.flow[quota.destination], limits[quota.destination], now, quota.permits)
+        return quota._replace(permits=permits, admitted=True)
 
     def _flow(self, destination: str) -> FlowState:
-        return self.pressure.get(destination, FlowState())
+        return self.flow.get(destination, FlowState())
 
     def _is_shut(self, quota: Quota, now: datetime) -> bool:
-        row = None if quota.admitted else self.pressure.get(quota.destination)
+        row = None if quota.admitted else self.flow.get(quota.destination)
         return row is not None and (row.breaker != "closed" or flow_state.closed_until(row, now) is not None)
 
     # --- questions
@@ -342,10 +342,10 @@ class ReferenceStore(Tables):
     def destinations(self) -> list[str]:
         return sorted({self.entries[id].destination for id in self.queue})
 
-    def pressures(self) -> FlowStates:
+    def flow_states(self) -> FlowStates:
         """Of the destinations on which something weighs, or may soon."""
         now = self.clock()
-        return FlowStates(now, {name: row for name, row in self.pressure.items() if row != FlowState()})
+        return FlowStates(now, {name: row for name, row in self.flow.items() if row != FlowState()})
 
     def states(self) -> list[str]:
         """Of every entry, ended ones included."""

@@ -80,17 +80,17 @@ def release_group(store: ReferenceStore, ordering_key: str, reason: str) -> None
 
 def pause(store: ReferenceStore, destination: str) -> None:
     """Have nothing more claimed of it."""
-    row = store.pressure.get(destination, FlowState())
-    store.pressure[destination] = replace(row, paused=True, resumed_at=None)
+    row = store.flow.get(destination, FlowState())
+    store.flow[destination] = replace(row, paused=True, resumed_at=None)
 
 
 def resume(store: ReferenceStore, destination: str) -> None:
-    """Let it go on at once: without pause, cool-down or breaker; what is used up of its rate and its slots stays so."""
-    row, now = store.pressure.get(destination, FlowState()), store.clock()
+    """Let it go on at once: without pause, cool-down or breaker; what is used up of its rate and its permits stays so."""
+    row, now = store.flow.get(destination, FlowState()), store.clock()
     if row.breaker == "closed" and closed_until(row, now) is None:
         raise Refused
-    kept = {name: getattr(row, name) for name in ("rate_at", "rate_per_second", "permits_taken", "slots_max")}
-    store.pressure[destination] = FlowState(resumed_at=now, **kept)
+    kept = {name: getattr(row, name) for name in ("rate_at", "rate_per_second", "permits_taken", "permits_max")}
+    store.flow[destination] = FlowState(resumed_at=now, **kept)
 
 
 def _know(store: ReferenceStore, id: UUID, row: Row, known: Known, told: str) -> None:

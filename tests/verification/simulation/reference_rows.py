@@ -115,7 +115,7 @@ class Tables:
     settlements: dict[UUID, Settlement] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     locked: set[UUID] = field(default_factory=set)
-    pressure: dict[str, FlowState] = field(default_factory=dict)  # by destination
+    flow: dict[str, FlowState] = field(default_factory=dict)  # by destination
     callbacks: set[str] = field(default_factory=set)  # on record
     halted: dict[str, Halt] = field(default_factory=dict)  # by ordering key
     last_position: int = 0

@@ -46,7 +46,7 @@ class Scene:
         self.is_to_be_set_back = not lanes and self.rng.random() < 0.4
         self.is_mixed = not self.is_to_be_set_back and self.rng.random() < 0.15
         self.is_of_two_deploys = self.rng.random() < 0.3  # in the second process a callback is missing, or all are
-        self.limits = self.promises.pressure.limits = self._limits()
+        self.limits = self.promises.flow.limits = self._limits()
         self._quiet_since: float | None = None
 
     def play(self) -> None:
@@ -120,7 +120,7 @@ class Scene:
 
     def _limits(self) -> dict[str, Limits]:
         """In some runs a destination that fails twice is left alone for a while, by everybody; in some it has a rate, or
-        slots that all share.
+        permits that all share.
         """
         breaker = Breaker(failures=2, wait=timedelta(seconds=1), wait_max=timedelta(seconds=8))
         given = Limits(breaker=breaker) if self.rng.random() < 0.3 else Limits()
