@@ -223,9 +223,14 @@ def become_python(*arguments: str, environment: Environment = WHOLE) -> NoReturn
 
 
 def inside(environment: Environment = WHOLE) -> dict[str, str]:
-    """The environment variables of an activated environment: a tool that starts another finds the one beside it."""
+    """The environment variables of an activated environment: a tool that starts another finds the one beside it.
+
+    Bytecode is written, even where the machine forbids it: without it every process that a test starts compiles SQLAlchemy.
+    """
     path = os.pathsep.join([str(environment.python.parent), os.environ.get("PATH", os.defpath)])
-    return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(environment.home)}
+    variables = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(environment.home)}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    return variables
 
 
 def run(program: str, *arguments: str, output: int | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
