@@ -17,7 +17,9 @@ from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
 
 ROUNDS = 9
-TABLES = ", ".join(f"outbox_{name}" for name in ("queue", "entry", "settlement", "event", "destination", "halted"))
+TABLES = ", ".join(
+    f"outbox_{name}" for name in ("queue", "entry", "settlement", "event", "destination", "blocked_group")
+)
 
 
 @contextmanager

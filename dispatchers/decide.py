@@ -129,7 +129,7 @@ def conclude(entry: ClaimedEntry, known: Known, memory: Memory, fencing_delay: t
     match known.state:
         case "send_again":
             return _requeue(entry, known, memory, fencing_delay)
-        case "uncertain":  # its lane halted when that was written down
+        case "uncertain":  # its group blocked when that was written down
             return MarkUncertain(
                 known.reason or "",
                 attempts,
@@ -141,7 +141,7 @@ def conclude(entry: ClaimedEntry, known: Known, memory: Memory, fencing_delay: t
         case "delivered" | "failed" | "cancelled":
             by_person = known.attempts is None
             end = Settle(known.state, attempts, known.result, known.reason, decided=by_person)
-            # By a person's word no lane halts that goes on already; one that has halted stays so, until it is released.
+            # By a person's word no group blocks that goes on already; one that has blocked stays so, until it is released.
             return without_block(end) if by_person else end
         case _:
             assert_never(known.state)
@@ -158,7 +158,7 @@ def has_no_taker(known: Known, now: datetime) -> bool:
 
 
 def without_block(change: Transition) -> Transition:
-    """The same, but the lane of the entry goes on behind it."""
+    """The same, but the group of the entry goes on behind it."""
     if isinstance(change, Settle) and change.state == "failed":
         return change._replace(failure_blocks_group=False)
     return replace(change, failure_blocks_group=False) if isinstance(change, MarkUncertain) else change

@@ -96,7 +96,7 @@ def _after_absence(entry: ClaimedEntry, looks: LookupState, memory: Memory, now:
 
 
 def _may_be_overtaken(entry: ClaimedEntry, looks: LookupState) -> bool:
-    """Whether its lane may have gone on while it was uncertain: then another one is under way, perhaps, for a lease at most."""
+    """Whether its group may have gone on while it was uncertain: then another one is under way, perhaps, for a lease at most."""
     return entry.position is not None and looks.made > 0
 
 

@@ -19,7 +19,7 @@ class ClaimedEntry(NamedTuple):
     leased_at: when this lease began.
     outcome: what was written down before this claim, as JSON: see `outcome_on_record`, below.
     record_id: the request that it belongs to. completion: who answers that request, if it was accepted and awaits its end.
-    ordering_key, position: its place in its lane, if it has one.
+    ordering_key, position: its place in its group, if it has one.
     ended: the state of its settlement, if it has one although it is in the queue; it is not handed out then.
 
     Its repr shows neither payload nor outcome, which may hold a result.
@@ -67,7 +67,7 @@ class Settle(NamedTuple):
     """The end: `delivered` means that it happened, `failed` and `cancelled` that it did not and will not.
 
     looked: a look has shown it, not an attempt. decided: a person has said so, which its history tells already.
-    halts_lane: of a failed one: whether its lane halts behind it.
+    blocks_group: of a failed one: whether its group blocks behind it.
     """
 
     state: Literal["delivered", "failed", "cancelled"]
@@ -118,7 +118,7 @@ class MarkUncertain:
 
     stored: the service has an answer on record under this key, and would only repeat it.
     looks: it has been looked for, in vain, and is to be again after `delay`; None for never.
-    halts_lane: whether its lane halts behind it.
+    blocks_group: whether its group blocks behind it.
     """
 
     reason: str

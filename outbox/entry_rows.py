@@ -109,7 +109,7 @@ def insert_entries(
         return _insert_together(connection, configuration, entries, piggybacked)
     others = [entry for entry in entries if entry.ordering_key is None]
     present = _insert_together(connection, configuration, others, piggybacked) if others else set()
-    return present | _insert_in_lanes(connection, configuration, ordered)
+    return present | _insert_in_groups(connection, configuration, ordered)
 
 
 def stored_tags(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, Tag]:
@@ -140,7 +140,7 @@ _COLUMNS = {
     "delay": "interval",
 }
 
-_IN_LANE = _COLUMNS | {"position": "bigint"}
+_IN_GROUP = _COLUMNS | {"position": "bigint"}
 
 
 _values: Callable[[NewEntry], tuple[Any, ...]] = itemgetter(slice(len(_COLUMNS)))
@@ -166,13 +166,13 @@ def _insert_together(
     return _present(connection, tables, entries, written)
 
 
-def _insert_in_lanes(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
+def _insert_in_groups(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
     """Entries with an ordering key, in the order in which they were enqueued."""
     tables, fair = configuration.tables, _fair(configuration, entries)
     positions = take_positions(connection, tables, [entry.ordering_key or "" for entry in entries])
     placed = sorted(zip(entries, positions, strict=True), key=lambda placed: _by_id(placed[0]))
-    batch = Batch(connection, _IN_LANE, [(*_values(entry), position) for entry, position in placed])
-    statement = _lane_statement(tables, batch.shape, is_fair=bool(fair))
+    batch = Batch(connection, _IN_GROUP, [(*_values(entry), position) for entry, position in placed])
+    statement = _group_statement(tables, batch.shape, is_fair=bool(fair))
     written = execute(connection, statement, batch.parameters | fair).rowcount
     return _present(connection, tables, entries, written)
 
@@ -251,12 +251,12 @@ def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
 
 
 @lru_cache(STATEMENTS_MAX)
-def _lane_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
-    """The same with positions. Of those that are written of one lane, the first is due; it may yet be blocked."""
+def _group_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
+    """The same with positions. Of those that are written of one group, the first is due; it may yet be blocked."""
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     return text(
         f"""
-        WITH n AS ({batch_query(_IN_LANE, shape)}), written AS (
+        WITH n AS ({batch_query(_IN_GROUP, shape)}), written AS (
             INSERT INTO {quoted_table(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
             SELECT {stored}, '{{}}', {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now() FROM n
             ON CONFLICT (id) DO NOTHING
@@ -276,12 +276,12 @@ def _lane_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClaus
 
 def _insert_one_by_one(connection: Connection, configuration: Configuration, entries: Sequence[NewEntry]) -> set[UUID]:
     present: set[UUID] = set()
-    lanes: set[str] = set()
+    groups: set[str] = set()
     for entry in entries:
-        if not _insert_one(connection, configuration, entry, is_blocked=entry.ordering_key in lanes):
+        if not _insert_one(connection, configuration, entry, is_blocked=entry.ordering_key in groups):
             present.add(entry.id)
         elif entry.ordering_key is not None:
-            lanes.add(entry.ordering_key)
+            groups.add(entry.ordering_key)
     return present
 
 

@@ -122,7 +122,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
     index("queue_due", "queue", ["destination", "due_at"])
     index("queue_fair", "queue", ["fair", "scope", "due_at"], where="fair IS NOT NULL")
-    index("queue_lane", "queue", ["ordering_key", "position"], where="ordering_key IS NOT NULL")
+    index("queue_group", "queue", ["ordering_key", "position"], where="ordering_key IS NOT NULL")
     index("queue_callback", "queue", ["callback"], where="callback IS NOT NULL")
     store_with(
         queue,
@@ -167,7 +167,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
 
     op.create_table(
-        f"{prefix}halted",
+        f"{prefix}blocked_group",
         sa.Column("ordering_key", sa.String(255), primary_key=True),
         sa.Column("entry_id", sa.Uuid(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
@@ -357,7 +357,7 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
         "meta",
         "event",
         "callback",
-        "halted",
+        "blocked_group",
         "destination",
         "settlement",
         "queue",

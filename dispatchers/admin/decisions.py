@@ -147,8 +147,8 @@ def release_group(
     Raises `InvalidValue`, and `EntryNotFound` if no ordering group of this key is blocked.
     """
     check_word(actor, reason)
-    halted = tables.halted
-    gone = delete(halted).where(halted.c.ordering_key == ordering_key).returning(halted.c.entry_id, halted.c.reason)
+    blocked = tables.blocked_group
+    gone = delete(blocked).where(blocked.c.ordering_key == ordering_key).returning(blocked.c.entry_id, blocked.c.reason)
     row = connection.execute(gone).one_or_none()
     if row is None:
         raise EntryNotFound(f"ordering group {ordering_key!r} is not blocked")

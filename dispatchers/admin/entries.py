@@ -43,9 +43,9 @@ class EntrySummary:
     """One entry as it stands.
 
     child_key: of epoch 0, in the native form; None for a role that may not read it.
-    due_at: None where no time makes it due: ended, held, behind another of its lane, uncertain without another look to come,
+    due_at: None where no time makes it due: ended, held, behind another of its group, uncertain without another look to come,
         waiting for a process that has its callback.
-    behind: that other one, or the one that its lane has halted behind. reason: why it failed, waits or is uncertain, if it does.
+    behind: the entry that it waits for, or that blocks its group. reason: why it failed, waits or is uncertain, if it does.
     known: what has become of it, by a person's word or by an outcome whose callback failed, and a dispatcher has yet to settle.
         The dashboard's role reads neither this nor the reason of an entry that has not ended.
     """
@@ -249,22 +249,22 @@ def _summary_columns(tables: Tables, withheld: frozenset[Any]) -> list[Any]:
         queue.c.due_at,
         queue.c.lease_until,
         queue.c.hold,
-        case((is_blocked(queue), func.coalesce(_halted_by(tables), _head(tables)))).label("blocked_by"),
+        case((is_blocked(queue), func.coalesce(_blocked_by(tables), _head(tables)))).label("blocked_by"),
         _readable(queue.c.outcome, withheld),
         settlement.c.reason,
         settlement.c.settled_at,
     ]
 
 
-def _halted_by(tables: Tables) -> Any:
-    queue, halted = tables.queue, tables.halted
-    return select(halted.c.entry_id).where(halted.c.ordering_key == queue.c.ordering_key).scalar_subquery()
+def _blocked_by(tables: Tables) -> Any:
+    queue, blocked = tables.queue, tables.blocked_group
+    return select(blocked.c.entry_id).where(blocked.c.ordering_key == queue.c.ordering_key).scalar_subquery()
 
 
 def _head(tables: Tables) -> Any:
     queue, first = tables.queue, tables.queue.alias("first")
-    of_lane = first.c.ordering_key == queue.c.ordering_key
-    before = select(first.c.id).where(of_lane, first.c.position < queue.c.position, first.c.state != "uncertain")
+    of_group = first.c.ordering_key == queue.c.ordering_key
+    before = select(first.c.id).where(of_group, first.c.position < queue.c.position, first.c.state != "uncertain")
     return before.order_by(first.c.position).limit(1).scalar_subquery()
 
 

@@ -121,7 +121,7 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
     """Count what has not ended, for each destination. Reads the queue from end to end."""
     now: datetime = connection.execute(select(clock())).scalar_one()
     destinations = _destinations(connection, tables, now)
-    halted = select(tables.halted).order_by(tables.halted.c.since).limit(BLOCKED_GROUPS_MAX)
+    blocked = select(tables.blocked_group).order_by(tables.blocked_group.c.since).limit(BLOCKED_GROUPS_MAX)
     meta = connection.execute(select(tables.meta)).one_or_none()
     return Overview(
         at=now,
@@ -129,7 +129,7 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
         uncertain=sum(destination.states.get("uncertain", 0) for destination in destinations),
         suspended=sum(destination.suspended for destination in destinations),
         blocked=sum(destination.blocked for destination in destinations),
-        blocked_groups=[BlockedGroup(**row._mapping) for row in connection.execute(halted)],
+        blocked_groups=[BlockedGroup(**row._mapping) for row in connection.execute(blocked)],
         overdue=_overdue(connection, tables, now),
         unserved=_unserved(connection, tables, now),
         suspended_reason=meta.suspended_reason if meta is not None else None,

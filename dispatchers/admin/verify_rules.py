@@ -66,10 +66,10 @@ def _bound_elsewhere(tables: Tables) -> Select[*tuple[Any, ...]]:
     )
 
 
-def _in_another_lane(tables: Tables) -> Select[*tuple[Any, ...]]:
+def _in_another_group(tables: Tables) -> Select[*tuple[Any, ...]]:
     entry, queue = tables.entry, tables.queue
-    lane = [func.coalesce(table.c.ordering_key, "none") for table in (entry, queue)]
-    text = _joined("was enqueued in ordering group ", lane[0], ", but waits in ordering group ", lane[1])
+    group = [func.coalesce(table.c.ordering_key, "none") for table in (entry, queue)]
+    text = _joined("was enqueued in ordering group ", group[0], ", but waits in ordering group ", group[1])
     queue_update = entry.c.ordering_key.is_distinct_from(queue.c.ordering_key)
     return select(entry.c.id, text).join(queue, queue.c.id == entry.c.id).where(queue_update)
 
@@ -110,9 +110,9 @@ def _behind_nobody(tables: Tables) -> Select[*tuple[Any, ...]]:
     queue, before = tables.queue, tables.queue.alias("before")
     first = (before.c.ordering_key == queue.c.ordering_key) & (before.c.position < queue.c.position)
     stands = ~exists().where(first, before.c.state != "uncertain")
-    halted = _has(tables.halted.c.ordering_key, queue.c.ordering_key)
+    blocked = _has(tables.blocked_group.c.ordering_key, queue.c.ordering_key)
     text = literal("is blocked, but no entry precedes it in its ordering group").label("text")
-    return select(queue.c.id, text).where(is_blocked(queue), stands, ~halted)
+    return select(queue.c.id, text).where(is_blocked(queue), stands, ~blocked)
 
 
 # --- the counts, the doubt, the key
@@ -224,27 +224,27 @@ def _before_its_time(tables: Tables) -> Select[*tuple[Any, ...]]:
     return ended.where(settlement.c.settled_at < entry.c.created_at)
 
 
-# --- halted lanes
+# --- blocked groups
 
 
-def _halting_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
-    halted = tables.halted
-    text = _joined("blocks ordering group ", halted.c.ordering_key, ", but does not exist")
-    return select(halted.c.entry_id.label("id"), text).where(~_has(tables.entry.c.id, halted.c.entry_id))
+def _blocking_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
+    blocked = tables.blocked_group
+    text = _joined("blocks ordering group ", blocked.c.ordering_key, ", but does not exist")
+    return select(blocked.c.entry_id.label("id"), text).where(~_has(tables.entry.c.id, blocked.c.entry_id))
 
 
-def _halting_another_lane(tables: Tables) -> Select[*tuple[Any, ...]]:
-    halted, entry = tables.halted, tables.entry
-    text = _joined("blocks ordering group ", halted.c.ordering_key, ", but belongs to another")
-    halting = select(entry.c.id, text).join(halted, halted.c.entry_id == entry.c.id)
-    return halting.where(entry.c.ordering_key.is_distinct_from(halted.c.ordering_key))
+def _blocking_another_group(tables: Tables) -> Select[*tuple[Any, ...]]:
+    blocked, entry = tables.blocked_group, tables.entry
+    text = _joined("blocks ordering group ", blocked.c.ordering_key, ", but belongs to another")
+    blocking = select(entry.c.id, text).join(blocked, blocked.c.entry_id == entry.c.id)
+    return blocking.where(entry.c.ordering_key.is_distinct_from(blocked.c.ordering_key))
 
 
-def _halting_though_delivered(tables: Tables) -> Select[*tuple[Any, ...]]:
-    halted, settlement = tables.halted, tables.settlement
-    text = _joined("blocks ordering group ", halted.c.ordering_key, ", but is delivered")
-    halting = select(settlement.c.id, text).join(halted, halted.c.entry_id == settlement.c.id)
-    return halting.where(settlement.c.state == "delivered")
+def _blocking_though_delivered(tables: Tables) -> Select[*tuple[Any, ...]]:
+    blocked, settlement = tables.blocked_group, tables.settlement
+    text = _joined("blocks ordering group ", blocked.c.ordering_key, ", but is delivered")
+    blocking = select(settlement.c.id, text).join(blocked, blocked.c.entry_id == settlement.c.id)
+    return blocking.where(settlement.c.state == "delivered")
 
 
 QUESTIONS: Mapping[str, tuple[str, list[Question]]] = {
@@ -255,7 +255,7 @@ QUESTIONS: Mapping[str, tuple[str, list[Question]]] = {
     "request": ("the record of a request is kept until its entries have ended", [_without_its_request]),
     "as enqueued": (
         "an entry waits for the destination, and in the ordering group, that it was enqueued for",
-        [_bound_elsewhere, _in_another_lane, _for_another_scope],
+        [_bound_elsewhere, _in_another_group, _for_another_scope],
     ),
     "own place": ("an entry with an ordering key has a unique position in its ordering group", [_without_a_place, _in_one_place]),
     "its turn": ("an entry that is neither suspended nor blocked comes due", [_never_due, _behind_nobody]),
@@ -270,7 +270,7 @@ QUESTIONS: Mapping[str, tuple[str, list[Question]]] = {
     "in order": ("an entry ends after it was enqueued", [_before_its_time]),
     "blocked": (
         "the entry that blocks an ordering group belongs to it and was not delivered",
-        [_halting_nothing, _halting_another_lane, _halting_though_delivered],
+        [_blocking_nothing, _blocking_another_group, _blocking_though_delivered],
     ),
 }  # fmt: skip
 

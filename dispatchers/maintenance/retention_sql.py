@@ -76,7 +76,7 @@ def bury_records(connection: Connection, tables: Tables, look: Look) -> Batch:
 def delete_entries(connection: Connection, tables: Tables, look: Look) -> Batch:
     """Delete settled entries, their settlements and their events, `keep` after the settling and once no record stands for them.
 
-    An entry that halts its lane is kept until the lane is released. A dry run takes records that may go for gone.
+    An entry that blocks its group is kept until the group is released. A dry run takes records that may go for gone.
     """
     entry, settlement = tables.entry, tables.settlement
     now, aged = _now(connection), _of_entries(tables)
@@ -195,16 +195,16 @@ def _that_may_go(
 
 
 def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, look: Look) -> set[UUID]:
-    """Those of the settled entries `ids` that stay: a record stands for them, or they halt their lanes."""
-    entry, halted, record = tables.entry, tables.halted, tables.record
-    halts = select(halted.c.entry_id).where(halted.c.ordering_key == entry.c.ordering_key).scalar_subquery()
-    asked = select(entry.c.id, entry.c.parent_id, entry.c.record_id, halts).where(_among(connection, entry.c.id, ids))
+    """Those of the settled entries `ids` that stay: a record stands for them, or they block their groups."""
+    entry, blocked, record = tables.entry, tables.blocked_group, tables.record
+    blocks = select(blocked.c.entry_id).where(blocked.c.ordering_key == entry.c.ordering_key).scalar_subquery()
+    asked = select(entry.c.id, entry.c.parent_id, entry.c.record_id, blocks).where(_among(connection, entry.c.id, ids))
     rows = [tuple(row) for row in connection.execute(asked)]
     keys = {id for _, *of_request, _ in rows for id in of_request if id is not None}
     standing = set(connection.execute(select(record.c.id).where(_among(connection, record.c.id, keys))).scalars())
     if look.dry:
         standing.difference_update(_that_may_go(connection, tables, standing, now, look))
-    return {id for id, parent_id, record_id, halting in rows if halting == id or {parent_id, record_id} & standing}
+    return {id for id, parent_id, record_id, blocking in rows if blocking == id or {parent_id, record_id} & standing}
 
 
 def _children(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, Children]:

@@ -164,7 +164,7 @@ class ClaimLoops:
     # --- the loops
 
     async def _claim_first(self) -> int:
-        """One lane alone, until the first claim says what "now" is: the other's claim could otherwise come so late that it
+        """One group alone, until the first claim says what "now" is: the other's claim could otherwise come so late that it
         finds what has come due again meanwhile.
         """
         settled, asked = 0, True
@@ -193,7 +193,7 @@ class ClaimLoops:
                 self._collector.news.clear()
                 await _first_set(self._collector.news, seconds=self._collector.outcomes.again_in)
             elif self._scheduler.all_asked:
-                self._collector.news.set()  # the other lane may wait for the end of this one's exchange
+                self._collector.news.set()  # the other claim loop may wait for the end of this one's exchange
                 return settled
 
     async def _claim_loop(self, stopping: asyncio.Event) -> None:
@@ -263,7 +263,7 @@ class ClaimLoops:
         self._scheduler.found(quotas, exchange.claimed)
         self._outages.answered()
         if exchange.claimed:
-            self._collector.news.set()  # not for nothing: two idle lanes would wake each other without end
+            self._collector.news.set()  # not for nothing: two idle groups would wake each other without end
             self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
             self._collector.note_claim(exchange.claimed, request.token, started)
         self._sender.start(self._triage.sort(exchange.claimed, started))

@@ -105,7 +105,7 @@ class OutcomeCollector:
     def _settle(self, entry: ClaimedEntry, change: Transition) -> None:
         """With the next batch, or alone if a callback or its request's completion commits with it."""
         if entry.position is not None:
-            change = self._halting(entry, change)
+            change = self._blocking(entry, change)
         if self._callbacks and isinstance(change, Settle | MarkUncertain):
             calls = self._callbacks.calls(entry, change)
             if any(calls):
@@ -118,7 +118,7 @@ class OutcomeCollector:
                 self._pace.measure(0.0)
         self._settle_in_batch(entry, change)
 
-    def _halting(self, entry: ClaimedEntry, change: Transition) -> Transition:
+    def _blocking(self, entry: ClaimedEntry, change: Transition) -> Transition:
         """The transition, without a block where the adapter lets its ordering groups continue."""
         route = self._routes.find(entry.operation)
         return change if route is None or route.memory.failure_blocks_group else without_block(change)

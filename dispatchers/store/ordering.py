@@ -44,19 +44,19 @@ class Sorted(NamedTuple):
 
 
 def sort_out(connection: Connection, tables: Tables, claimed: list[ClaimedEntry]) -> Sorted:
-    """Tell the heads of their lanes from the others. What becomes of an entry already known of has no turn to wait for."""
+    """Tell the heads of their groups from the others. What becomes of an entry already known of has no turn to wait for."""
     ordered = [entry for entry in claimed if entry.position is not None and known_of(entry.outcome) is None]
     if not ordered:
         return Sorted(claimed, [])
     groups = {row.ordering_key: row for row in connection.execute(_heads(tables, [entry.id for entry in ordered]))}
     of = {entry.id: groups[entry.ordering_key] for entry in ordered}
-    halts = {entry.id: of[entry.id].halted_by for entry in ordered if _is_halted(entry, of[entry.id])}
-    heads = {id: group.head for id, group in of.items() if id not in halts and group.head != id}
+    blocks = {entry.id: of[entry.id].blocked_by for entry in ordered if _is_blocked(entry, of[entry.id])}
+    heads = {id: group.head for id, group in of.items() if id not in blocks and group.head != id}
     keys = {entry.id: entry.ordering_key or "" for entry in ordered}
-    halted = _touch_halts(connection, tables, {keys[id] for id in halts})
+    blocked = _touch_blocks(connection, tables, {keys[id] for id in blocks})
     touched = _touch_heads(connection, tables, set(heads.values()), claimed)
     waits = {id: _waits(head, head in touched) for id, head in heads.items()}
-    waits |= {id: _waits(head, keys[id] in halted) for id, head in halts.items()}
+    waits |= {id: _waits(head, keys[id] in blocked) for id, head in blocks.items()}
     must_wait: list[Ending] = [(entry, waits[entry.id]) for entry in ordered if entry.id in waits]
     return Sorted([entry for entry in claimed if entry.id not in waits], must_wait)
 
@@ -66,42 +66,42 @@ def _waits(head: UUID, is_touched: bool) -> Release:
 
 
 def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
-    """For each lane of these entries its first one that is not uncertain, and behind whom the lane is halted.
+    """For each group of these entries its first one that is not uncertain, and behind whom the group is blocked.
 
-    Once for a lane, however many entries are asked for: behind dead rows that vacuum may not remove, each look walks over them.
+    Once for a group, however many entries are asked for: behind dead rows that vacuum may not remove, each look walks over them.
     """
-    queue, halted = tables.queue, tables.halted
-    first, halting = queue.alias("first"), queue.alias("halting")
-    lane = select(queue.c.ordering_key).where(queue.c.id.in_(ids)).distinct().subquery("lane")
+    queue, blocked = tables.queue, tables.blocked_group
+    first, blocking = queue.alias("first"), queue.alias("blocking")
+    group = select(queue.c.ordering_key).where(queue.c.id.in_(ids)).distinct().subquery("ordering_group")
     head = (
         select(first.c.id)
-        .where(first.c.ordering_key == lane.c.ordering_key, first.c.state != "uncertain")
+        .where(first.c.ordering_key == group.c.ordering_key, first.c.state != "uncertain")
         .order_by(first.c.position)
         .limit(1)
         .scalar_subquery()
     )
-    rows = lane.outerjoin(halted, halted.c.ordering_key == lane.c.ordering_key)
-    rows = rows.outerjoin(halting, halting.c.id == halted.c.entry_id)
+    rows = group.outerjoin(blocked, blocked.c.ordering_key == group.c.ordering_key)
+    rows = rows.outerjoin(blocking, blocking.c.id == blocked.c.entry_id)
     found = select(
-        lane.c.ordering_key,
+        group.c.ordering_key,
         head.label("head"),
-        halted.c.entry_id.label("halted_by"),
-        halting.c.position.label("halted_at"),
+        blocked.c.entry_id.label("blocked_by"),
+        blocking.c.position.label("blocked_at"),
     )
     return found.select_from(rows)
 
 
-def _is_halted(entry: ClaimedEntry, group: Row[Any]) -> bool:
-    """A lane halts behind an entry: that one, and those before it, may be sent again when a person says so."""
-    if group.halted_by is None or entry.position is None:
+def _is_blocked(entry: ClaimedEntry, group: Row[Any]) -> bool:
+    """A group blocks behind an entry: that one, and those before it, may be sent again when a person says so."""
+    if group.blocked_by is None or entry.position is None:
         return False
-    return group.halted_at is None or entry.position > group.halted_at
+    return group.blocked_at is None or entry.position > group.blocked_at
 
 
 def _touch_heads(
     connection: Connection, tables: Tables, heads: set[UUID], claimed: Sequence[ClaimedEntry]
 ) -> set[UUID]:
-    """Those of `heads` that certainly still are, and cannot leave their lanes without seeing what this transaction blocks.
+    """Those of `heads` that certainly still are, and cannot leave their groups without seeing what this transaction blocks.
 
     A head that is blocked itself becomes due. Ours are locked by their claim.
     """
@@ -117,19 +117,19 @@ def _touch_heads(
     return locked | (heads & ours)
 
 
-def _touch_halts(connection: Connection, tables: Tables, ordering_keys: set[str]) -> set[str]:
-    """The same for lanes that are halted: nobody releases them without seeing what this transaction blocks."""
+def _touch_blocks(connection: Connection, tables: Tables, ordering_keys: set[str]) -> set[str]:
+    """The same for groups that are blocked: nobody releases them without seeing what this transaction blocks."""
     if not ordering_keys:
         return set()
-    halted = tables.halted
-    still = select(halted.c.ordering_key).where(halted.c.ordering_key.in_(ordering_keys))
+    blocked = tables.blocked_group
+    still = select(blocked.c.ordering_key).where(blocked.c.ordering_key.in_(ordering_keys))
     locked = set(connection.execute(still.with_for_update(skip_locked=True)).scalars())
     if locked:
-        connection.execute(update(halted).where(halted.c.ordering_key.in_(locked)).values(since=halted.c.since))
+        connection.execute(update(blocked).where(blocked.c.ordering_key.in_(locked)).values(since=blocked.c.since))
     return locked
 
 
-# --- what an end does to its lane
+# --- what an end does to its group
 
 
 class NextIsLocked(Exception):
@@ -144,7 +144,7 @@ class NextIsLocked(Exception):
 
 
 def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, cutoff: datetime = NEVER) -> None:
-    """After the settling, in its transaction: halt the lanes of what ended badly, let the next of the others come.
+    """After the settling, in its transaction: block the groups of what ended badly, let the next of the others come.
 
     Raises `NextIsLocked`.
     """
@@ -153,8 +153,8 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
     for entry, change in settled:
         if entry.ordering_key is None or entry.position is None:
             continue
-        if _halts(change):
-            _halt(connection, tables, entry, change)
+        if _blocks(change):
+            _block(connection, tables, entry, change)
         elif _leaves(entry, change):
             if isinstance(change, Settle) and change.state == "delivered":
                 delivered.append(entry)
@@ -163,10 +163,10 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
     if locked:
         raise NextIsLocked([left[place] for place in locked])
     if delivered:
-        _lift_halts(connection, tables, delivered)
+        _lift_blocks(connection, tables, delivered)
 
 
-def _halts(change: Transition) -> bool:
+def _blocks(change: Transition) -> bool:
     end = change.end if isinstance(change, RetryCallback) and isinstance(change.end, MarkUncertain) else change
     return (
         end.failure_blocks_group and (isinstance(end, MarkUncertain) or end.state == "failed")
@@ -179,21 +179,21 @@ def _leaves(entry: ClaimedEntry, change: Transition) -> bool:
     return isinstance(change, Settle) or queue_update(entry, change).state == "uncertain"
 
 
-def _halt(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Transition) -> None:
+def _block(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Transition) -> None:
     reason = change.reason or "it failed"
     dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
     values = {"entry_id": entry.id, "reason": reason, "since": clock()}
-    halting = dialect.insert(tables.halted).values(ordering_key=entry.ordering_key, **values)
-    connection.execute(halting.on_conflict_do_update(index_elements=["ordering_key"], set_=values))
+    blocking = dialect.insert(tables.blocked_group).values(ordering_key=entry.ordering_key, **values)
+    connection.execute(blocking.on_conflict_do_update(index_elements=["ordering_key"], set_=values))
     log.warning("ordering group %r blocked by entry %s: %s", entry.ordering_key, entry.id, reason)
 
 
-def _lift_halts(connection: Connection, tables: Tables, delivered: Sequence[ClaimedEntry]) -> None:
-    """They had been uncertain, or sent again, and now they happened: there is nothing to halt for.
+def _lift_blocks(connection: Connection, tables: Tables, delivered: Sequence[ClaimedEntry]) -> None:
+    """They had been uncertain, or sent again, and now they happened: there is nothing to block for.
 
-    One statement for all of them: nearly none has ever halted its lane, and asking for each took most of a drain.
+    One statement for all of them: nearly none has ever blocked its group, and asking for each took most of a drain.
     """
-    halted = tables.halted
-    of_their_lanes = halted.c.ordering_key.in_({entry.ordering_key for entry in delivered})
-    behind_them = halted.c.entry_id.in_([entry.id for entry in delivered])
-    connection.execute(delete(halted).where(of_their_lanes, behind_them))
+    blocked = tables.blocked_group
+    of_their_groups = blocked.c.ordering_key.in_({entry.ordering_key for entry in delivered})
+    behind_them = blocked.c.entry_id.in_([entry.id for entry in delivered])
+    connection.execute(delete(blocked).where(of_their_groups, behind_them))

@@ -32,7 +32,7 @@ class CallbacksChanged(Exception):
 class Exchange:
     """What one round trip brought: ids whose settling took effect, and new claims.
 
-    passed_over: how many were due, but are not the heads of their lanes, or had ended before.
+    passed_over: how many were due, but are not the heads of their groups, or had ended before.
     postponed: ids that could not be settled at this moment, and whose leases are still ours.
     ended: entries that were in the queue although they have a settlement, with its state; they are removed from there.
     pressures: the destinations' rows that were locked for the request's `pressing`; news of others were not taken.

@@ -32,7 +32,7 @@ MAINTENANCE = {
     "queue": "SELECT",
     "settlement": "SELECT, UPDATE (id), DELETE",
     "event": "SELECT, DELETE",
-    "halted": "SELECT",  # an entry that halts its lane is kept
+    "blocked_group": "SELECT",  # an entry that blocks its group is kept
     "record": "SELECT, UPDATE (id), DELETE",
     "tombstone": "SELECT, INSERT, UPDATE, DELETE",
 }
@@ -44,7 +44,7 @@ DISPATCHER = {
     "settlement": "SELECT, INSERT, UPDATE (id), DELETE",
     "event": "SELECT, INSERT, DELETE",
     "destination": "SELECT, INSERT, UPDATE, DELETE",
-    "halted": "SELECT, INSERT, UPDATE, DELETE",
+    "blocked_group": "SELECT, INSERT, UPDATE, DELETE",
     "callback": "SELECT, INSERT, UPDATE, DELETE",
     "meta": "SELECT, INSERT, UPDATE",
     "kid": "SELECT, INSERT, DELETE",

@@ -136,9 +136,9 @@ def _queue_indexes(prefix: str) -> list[Index]:
             postgresql_where=text("fair IS NOT NULL"),
             sqlite_where=text("fair IS NOT NULL"),
         ),
-        # serves the head of an ordering key's lane
+        # serves the head of an ordering key's group
         Index(
-            f"{prefix}queue_lane",
+            f"{prefix}queue_group",
             "ordering_key",
             "position",
             postgresql_where=text("ordering_key IS NOT NULL"),
@@ -193,7 +193,7 @@ def destination(prefix: str) -> list[Any]:
     ]
 
 
-def halted() -> list[Any]:
+def blocked_group() -> list[Any]:
     return [
         Column("ordering_key", String(255), primary_key=True),
         Column("entry_id", Uuid, nullable=False),

@@ -66,8 +66,8 @@ def _cancel(schema: str | None, prefix: str) -> str:
     """By which the app cancels an entry: its role may not delete one otherwise.
 
     It deletes only what was never possibly sent, nothing in a database that may have forgotten, nothing that has settled and
-    that a restore brought back into the queue, and lets the next of its lane
-    come (outbox/sql/ordering.py): first it locks the entry, then it reads the lane, for which each statement in it has a
+    that a restore brought back into the queue, and lets the next of its group
+    come (outbox/sql/ordering.py): first it locks the entry, then it reads the group, for which each statement in it has a
     snapshot of its own. BEGIN ATOMIC binds every name when it is made, so that a caller's search_path leads it nowhere else.
     Source: PostgreSQL, "CREATE FUNCTION", "Writing SECURITY DEFINER Functions Safely".
     """

@@ -1,16 +1,16 @@
-"""Lanes: entries of one ordering key go out one at a time, in commit order, whatever their operation or destination.
+"""Groups: entries of one ordering key go out one at a time, in commit order, whatever their operation or destination.
 
-An entry gets its place in its lane at the flush (`outbox.sql.positions`): positions are in commit order, and a visible entry has
-every earlier one of its lane visible beside it.
+An entry gets its place in its group at the flush (`outbox.sql.positions`): positions are in commit order, and a visible entry has
+every earlier one of its group visible beside it.
 
-Whether an entry is the head of its lane is decided when it is claimed, not when it is enqueued
+Whether an entry is the head of its group is decided when it is claimed, not when it is enqueued
 (`dispatchers/store/ordering.py`): one that is not gets the due time NEVER, and is *blocked*. Nothing leaves but through that
 decision, so whatever makes an entry due too early costs one claim, and no order. It is safe because whoever claims an entry
 sees every earlier one. Only "send again", by a person or on a look's proof of absence, puts an entry before others that may be
 under way, and it waits out every lease.
 
-No lane stands still. Whoever blocks an entry has, in the same transaction, locked and touched the row of the head before it.
-Whoever takes an entry out of its lane makes the next one due in the same transaction, by a later statement (`advance`).
+No group stands still. Whoever blocks an entry has, in the same transaction, locked and touched the row of the head before it.
+Whoever takes an entry out of its group makes the next one due in the same transaction, by a later statement (`advance`).
 
 - The head is taken out after the blocking: whoever does it sees the blocked entry. At REPEATABLE READ it might not; but then the
   touched row has changed since its snapshot, and it fails with a serialization error, to be tried again.
@@ -21,7 +21,7 @@ Whoever takes an entry out of its lane makes the next one due in the same transa
 - `advance` touches the row that it finds, blocked or not: that one answers for the others behind it from now on.
 - The process dies in between: nothing of its transaction has happened, and the head's lease runs out.
 
-Of the entries of one flush only the first of a lane is due. The others are blocked behind it from the start: all of them become
+Of the entries of one flush only the first of a group is due. The others are blocked behind it from the start: all of them become
 visible together. On SQLite all of this happens one after the other.
 """
 
@@ -51,7 +51,7 @@ from outbox.times import NEVER, Instant
 
 
 class Place(NamedTuple):
-    """Where an entry stands: the lane's ordering key, and its position there."""
+    """Where an entry stands: the group's ordering key, and its position there."""
 
     ordering_key: str
     position: int
@@ -67,10 +67,12 @@ def advance(connection: Connection, tables: Tables, left: Sequence[Place], *, cu
     if not places:
         return
     if connection.dialect.name == "postgresql":
-        lanes, positions = zip(*places, strict=True)
-        connection.execute(_advancing_all(connection, tables, cutoff), {"lanes": [*lanes], "places": [*positions]})
+        groups, positions = zip(*places, strict=True)
+        connection.execute(
+            _advancing_all(connection, tables, cutoff), {"ordering_keys": [*groups], "places": [*positions]}
+        )
     else:
-        one = [{"lane": place.ordering_key, "place": place.position} for place in places]
+        one = [{"group_key": place.ordering_key, "place": place.position} for place in places]
         connection.execute(_advancing(connection, tables, cutoff), one)
 
 
@@ -96,10 +98,10 @@ def advance_unlocked(
     if not places or connection.dialect.name != "postgresql":
         advance(connection, tables, places, cutoff=cutoff)
         return []
-    lanes, positions = zip(*places, strict=True)
-    asked = {"lanes": [*lanes], "places": [*positions]}
+    groups, positions = zip(*places, strict=True)
+    asked = {"ordering_keys": [*groups], "places": [*positions]}
     locked = connection.execute(_advancing_unlocked(connection, tables, cutoff), asked)
-    return [Place(row.lane, row.place) for row in locked]
+    return [Place(row.ordering_key, row.place) for row in locked]
 
 
 def _advancing_unlocked(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
@@ -107,7 +109,9 @@ def _advancing_unlocked(connection: Connection, tables: Tables, cutoff: datetime
     queue, row = tables.queue, tables.queue.alias("locked_row")
     following, places = _all_following(tables)
     found = (
-        select(places.c.lane, places.c.place, following.c.id).select_from(places.join(following, true())).cte("found")
+        select(places.c.ordering_key, places.c.place, following.c.id)
+        .select_from(places.join(following, true()))
+        .cte("found")
     )
     of_found = row.c.id == any_(func.array(select(found.c.id).scalar_subquery(), type_=ARRAY(row.c.id.type)))
     locked = select(row.c.id).where(of_found).with_for_update(skip_locked=True).cte("locked")
@@ -115,26 +119,26 @@ def _advancing_unlocked(connection: Connection, tables: Tables, cutoff: datetime
     due = {"due_at": unblocked(connection, tables, cutoff)}
     advanced = update(queue).where(of_locked).values(due).returning(queue.c.id).cte("advanced")
     others = found.c.id.not_in(select(locked.c.id))
-    return select(found.c.lane, found.c.place).where(others).add_cte(advanced)
+    return select(found.c.ordering_key, found.c.place).where(others).add_cte(advanced)
 
 
 def _advancing(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
     queue = tables.queue
-    following = _following(tables, bindparam("lane"), bindparam("place")).scalar_subquery()
+    following = _following(tables, bindparam("group_key"), bindparam("place")).scalar_subquery()
     return update(queue).where(queue.c.id == following).values(due_at=unblocked(connection, tables, cutoff))
 
 
 def _all_following(tables: Tables, *, lock: bool = False) -> tuple[Any, Any]:
     """The next entry behind each of many places, and the places."""
-    left = func.unnest(bindparam("lanes", type_=ARRAY(Text)), bindparam("places", type_=ARRAY(BigInteger)))
-    places = left.table_valued("lane", "place").render_derived()
-    following = _following(tables, places.c.lane, places.c.place)
+    left = func.unnest(bindparam("ordering_keys", type_=ARRAY(Text)), bindparam("places", type_=ARRAY(BigInteger)))
+    places = left.table_valued("ordering_key", "place").render_derived()
+    following = _following(tables, places.c.ordering_key, places.c.place)
     return (following.with_for_update() if lock else following).lateral(), places
 
 
-def _following(tables: Tables, lane: Any, place: Any) -> Any:
+def _following(tables: Tables, group: Any, place: Any) -> Any:
     behind = tables.queue.alias("behind")
-    waits = (behind.c.ordering_key == lane, behind.c.position > place, _waits(behind))
+    waits = (behind.c.ordering_key == group, behind.c.position > place, _waits(behind))
     return select(behind.c.id).where(*waits).order_by(behind.c.position).limit(literal_column("1"))
 
 
@@ -151,7 +155,7 @@ def unblocked(connection: Connection, tables: Tables, cutoff: datetime = NEVER) 
 
 
 def is_blocked(queue: Any) -> Any:
-    """Whether a row of the queue waits for the head of its lane: nothing else is never due without being held or uncertain."""
+    """Whether a row of the queue waits for the head of its group: nothing else is never due without being held or uncertain."""
     return queue.c.position.is_not(None) & (queue.c.due_at == NEVER) & queue.c.hold.is_(None) & _waits(queue)
 
 

@@ -49,7 +49,7 @@ class Tables:
     queue: Table
     settlement: Table
     destination: Table
-    halted: Table
+    blocked_group: Table
     callback: Table
     event: Table
     meta: Table
@@ -68,7 +68,7 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         queue=Table(f"{prefix}queue", metadata, *columns.queue(prefix), schema=schema),
         settlement=Table(f"{prefix}settlement", metadata, *columns.settlement(prefix), schema=schema),
         destination=Table(f"{prefix}destination", metadata, *columns.destination(prefix), schema=schema),
-        halted=Table(f"{prefix}halted", metadata, *columns.halted(), schema=schema),
+        blocked_group=Table(f"{prefix}blocked_group", metadata, *columns.blocked_group(), schema=schema),
         callback=Table(f"{prefix}callback", metadata, *columns.callback(), schema=schema),
         event=Table(f"{prefix}event", metadata, *columns.event(prefix), schema=schema),
         meta=Table(f"{prefix}meta", metadata, *columns.meta(prefix), schema=schema),

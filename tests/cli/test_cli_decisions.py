@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 from support.cli_runner import (
+    block,
     command,
     document,
     error_of,
-    halt,
     on_terminal,
     put_ended,
     put_held,
@@ -123,14 +123,14 @@ def test_a_released_entry_goes_on(database: Database, ob: outbox.Outbox) -> None
     assert [actor for actor, _ in decisions(database, id)] == ["ada"]
 
 
-def test_a_released_lane_goes_on(database: Database, ob: outbox.Outbox) -> None:
+def test_a_released_group_goes_on(database: Database, ob: outbox.Outbox) -> None:
     id = put_ended(database, ob, good=False)
-    halt(database, id, "invoice:7")
+    block(database, id, "invoice:7")
 
     told = succeeded("release", "--ordering-key", "invoice:7", "--actor", "ada", database=database)
 
     assert told == "ordering group invoice:7 released\n"
-    assert database.rows(TABLES.halted) == []
+    assert database.rows(TABLES.blocked_group) == []
     assert [actor for actor, _ in decisions(database, id)] == ["ada"]
 
 
@@ -140,7 +140,7 @@ def test_a_released_lane_goes_on(database: Database, ob: outbox.Outbox) -> None:
 def test_every_decision_is_answered_in_json(database: Database, ob: outbox.Outbox) -> None:
     waiting, withdrawn = put_one(database, ob), put_one(database, ob)
     uncertain, held = put_uncertain(database, ob), put_held(database, ob)
-    halt(database, uncertain, "invoice:7")
+    block(database, uncertain, "invoice:7")
 
     def told(*arguments: Any) -> Any:
         return document(*map(str, arguments), "--actor", "ada", database=database)

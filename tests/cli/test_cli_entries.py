@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from support.cli_runner import (
+    block,
     command,
     document,
     error_of,
-    halt,
     put_ended,
     put_held,
     put_uncertain,
@@ -133,7 +133,7 @@ def test_status_for_people_is_a_table_with_what_needs_them_below(database: Datab
     put(database, ob, count=3)
     id = put_uncertain(database, ob)
     put_held(database, ob)
-    halt(database, id, "invoice:7")
+    block(database, id, "invoice:7")
     age(database, 2 * HOUR)
 
     told = succeeded("status", database=database).splitlines()

@@ -23,7 +23,7 @@ from support.entries import (
     state,
     states,
 )
-from support.ordering import LaneService, put_in_lane, send_all
+from support.ordering import OrderedService, put_in_group, send_all
 
 import outbox
 from dispatchers import Rejected
@@ -67,7 +67,7 @@ def holds(database: Database) -> dict[UUID, str]:
 
 
 def warned(caplog: pytest.LogCaptureFixture, id: UUID) -> list[str]:
-    """What the log says of an entry, without what is told of a lane."""
+    """What the log says of an entry, without what is told of a group."""
     return [
         record.message for record in caplog.records if str(id) in record.message and record.levelno >= logging.WARNING
     ]
@@ -250,12 +250,12 @@ def test_what_has_ended_is_not_sent_again_though_it_is_in_the_queue(
 
 
 def test_a_group_goes_on_behind_an_entry_that_had_ended_before(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService()
-    (first,) = put_in_lane(database, ob, "first")
+    service = OrderedService()
+    (first,) = put_in_group(database, ob, "first")
     before = queue_row(database, first)
     send_all(database, ob, service)
     restore_to_queue(database, before)
-    put_in_lane(database, ob, "second", "third")
+    put_in_group(database, ob, "second", "third")
 
     send_all(database, ob, service)
 
@@ -294,9 +294,9 @@ def test_a_refusal_that_is_no_rows_fault_keeps_every_outcome(postgresql: Databas
     assert len(settle(store, *[(entry, Settle("delivered", 1)) for entry in claimed])) == 3
 
 
-def test_a_single_outcome_in_doubt_halts_its_group(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_a_single_outcome_in_doubt_blocks_its_group(postgresql: Database, ob: outbox.Outbox) -> None:
     """As any other that became uncertain does."""
-    first, second = put_in_lane(postgresql, ob, "first", "second")
+    first, second = put_in_group(postgresql, ob, "first", "second")
     store = DatabaseStore(postgresql.engine, ob.configuration)
     (head,) = claim(store)
     refuse(postgresql, str(first), "settlement")

@@ -149,7 +149,7 @@ def test_a_dispatcher_drains_500_entries_in_a_handful_of_statements(postgresql: 
         settled = asyncio.run(working.run_once())
 
     assert settled == 500
-    # what the sweep asks, then a claim and a settling for each half of the permits, which two lanes may split once more; the
+    # what the sweep asks, then a claim and a settling for each half of the permits, which two groups may split once more; the
     # guards of each transaction
     assert len(sent) <= 38
 

@@ -496,15 +496,15 @@ def test_a_decision_that_was_held_is_carried_out_once_it_is_released(database: D
     assert state(database, id) == "delivered"
 
 
-def test_a_halted_lane_goes_on_and_that_is_on_record(database: Database) -> None:
+def test_a_blocked_group_goes_on_and_that_is_on_record(database: Database) -> None:
     id = uuid4()
-    halted = {"ordering_key": "acct_1", "entry_id": id, "reason": "uncertain", "since": clock()}
-    database.execute(sa.insert(TABLES.halted).values(halted))
+    blocked = {"ordering_key": "acct_1", "entry_id": id, "reason": "uncertain", "since": clock()}
+    database.execute(sa.insert(TABLES.blocked_group).values(blocked))
 
     with database.engine.begin() as connection:
         decisions.release_group(connection, TABLES, "acct_1", actor="ada")
 
-    assert database.rows(TABLES.halted) == []
+    assert database.rows(TABLES.blocked_group) == []
     assert history(database, id) == [("decision", "ada", "ordering group released from: uncertain")]
     with (
         pytest.raises(outbox.EntryNotFound, match="ordering group 'acct_1' is not blocked"),

@@ -160,12 +160,12 @@ def test_a_send_that_outlives_its_lease_costs_no_slot(database: Database, ob: ou
 
 
 @pytest.fixture
-def one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a store's fates meet its exchanges in order."""
     monkeypatch.setattr("dispatchers.pipeline.claim_loops.CLAIM_LOOPS", 1)
 
 
-@pytest.mark.usefixtures("one_lane")
+@pytest.mark.usefixtures("one_group")
 @pytest.mark.parametrize(
     "fates",
     [["", "before"], ["", "after"], ["", "before", "before", "after"], ["before", "", "after", "before"]],
@@ -189,7 +189,7 @@ def test_outcomes_are_kept_while_the_database_is_away_and_settled_once(
     assert len(database.rows(TABLES.event)) == 1
 
 
-@pytest.mark.usefixtures("one_lane")
+@pytest.mark.usefixtures("one_group")
 def test_run_once_raises_what_the_database_raises_and_the_next_call_settles(
     database: Database, ob: outbox.Outbox
 ) -> None:
@@ -207,7 +207,7 @@ def test_run_once_raises_what_the_database_raises_and_the_next_call_settles(
     assert len(adapter.deliveries) == 3
 
 
-@pytest.mark.usefixtures("one_lane")
+@pytest.mark.usefixtures("one_group")
 def test_a_claim_whose_acknowledgement_was_lost_is_taken_over_in_doubt(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     adapter = MemoryAdapter()

@@ -26,7 +26,7 @@ from support.entries import (
     run_once,
     settle,
 )
-from support.ordering import LaneService, put_in_lane, send_all
+from support.ordering import OrderedService, put_in_group, send_all
 
 import outbox
 from dispatchers import Delivered, Delivery, Limits, Operations, Outcome
@@ -110,9 +110,9 @@ def test_whose_an_entry_is_stands_in_the_queue_of_a_fair_destination_and_of_no_o
     with database.begin() as session:
         ob.enqueue(session, "crm.upsert", {}, parent=ada)
         ob.enqueue(session, "crm.upsert", {}, parent="order:2")
-        ob.enqueue(session, "crm.upsert", {}, parent=ada, discriminator="lane", ordering_key="a")
+        ob.enqueue(session, "crm.upsert", {}, parent=ada, discriminator="group", ordering_key="a")
         ob.enqueue(session, "mail.send", {}, parent=ada)
-        ob.enqueue(session, "mail.send", {}, parent=ada, discriminator="lane", ordering_key="a")
+        ob.enqueue(session, "mail.send", {}, parent=ada, discriminator="group", ordering_key="a")
         ob.enqueue(session, "mail.send", {}, parent=ada, discriminator="elsewhere", destination="crm")
         ob.enqueue(session, "crm.upsert", {}, parent=ada, discriminator="elsewhere", destination="crm:7")
     with database.begin() as session:
@@ -321,12 +321,12 @@ def test_a_database_that_is_held_hands_out_nothing(bench: Bench) -> None:
     assert bench.claim(10) == {}
 
 
-def test_the_entries_of_a_lane_stay_in_order(database: Database, ob: outbox.Outbox) -> None:
+def test_the_entries_of_a_group_stay_in_order(database: Database, ob: outbox.Outbox) -> None:
     for number in range(5):
         for scope in ("zoe", "ada"):
             parent = outbox.ParentKey(f"change:{number}", scope=scope)
-            put_in_lane(database, ob, f"{number} {scope}", lane="one for all", parent=parent)
-    service = LaneService()
+            put_in_group(database, ob, f"{number} {scope}", group="one for all", parent=parent)
+    service = OrderedService()
 
     send_all(database, ob, service)
 

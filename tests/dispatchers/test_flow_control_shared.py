@@ -396,7 +396,7 @@ def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_has_stopped(
         store = Slow(database.new_engine(), ob.configuration)
         working = dispatcher(None, ob, adapters={"crm": crm}, store=store)
         pump = asyncio.create_task(pumping(working, lambda: len(crm.deliveries) == 2))
-        await asyncio.sleep(0.2)  # time enough for the other lane to claim
+        await asyncio.sleep(0.2)  # time enough for the other claim loop to claim
         assert len(crm.deliveries) == 1
         answered.set()
         await pump
@@ -519,7 +519,7 @@ def test_a_small_tenant_with_a_destination_of_its_own_is_served_beside_the_backl
     run_once(postgresql, ob, adapters={"crm": Noting()})
 
     assert len(order) == 10_001
-    assert order.index(small) < 200  # two lanes with half of the big one's permits each, twice
+    assert order.index(small) < 200  # two groups with half of the big one's permits each, twice
 
 
 # --- what is told of it

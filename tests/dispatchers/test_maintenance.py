@@ -72,11 +72,11 @@ def test_what_may_not_go_yet_is_looked_at_again_after_the_end(database: Database
     (id, *_) = put(database, ob, count=3, ordering_key="acct_1")
     settle_all(database)
     elapse(database, KEEP + A_MOMENT)
-    halted = {"ordering_key": "acct_1", "entry_id": id, "reason": "declined", "since": NEVER}
-    database.execute(sa.insert(TABLES.halted).values(halted))
+    blocked = {"ordering_key": "acct_1", "entry_id": id, "reason": "declined", "since": NEVER}
+    database.execute(sa.insert(TABLES.blocked_group).values(blocked))
     working = maintenance(database)
     assert asyncio.run(working.run_once())["entries"] == 2
-    database.execute(sa.delete(TABLES.halted))
+    database.execute(sa.delete(TABLES.blocked_group))
 
     assert asyncio.run(working.run_once())["entries"] == 1
 

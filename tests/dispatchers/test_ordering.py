@@ -1,4 +1,4 @@
-"""Entries of one ordering key go out one at a time, in commit order; behind a bad end their lane halts, or goes on."""
+"""Entries of one ordering key go out one at a time, in commit order; behind a bad end their group blocks, or goes on."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ from support.entries import (
     until_true,
 )
 from support.lookups import keyless, look
-from support.ordering import BUSY, LaneService, halted, put_in_lane, send_all, states_of
+from support.ordering import BUSY, OrderedService, blocked, put_in_group, send_all, states_of
 
 import outbox
 from dispatchers import Absent, CannotTell, Delivered, Delivery, KeyConflict, Outcome, Rejected
@@ -39,9 +39,9 @@ REFUSED = Rejected("status 422: no such customer")
 CONFLICT = KeyConflict("another request")
 
 
-def release(database: Database, lane: str = "ada") -> None:
+def release(database: Database, group: str = "ada") -> None:
     with database.engine.begin() as connection:
-        decisions.release_group(connection, TABLES, lane, actor="bob")
+        decisions.release_group(connection, TABLES, group, actor="bob")
 
 
 def decide(database: Database, decision: Any, id: UUID, *arguments: Any, **settings: Any) -> None:
@@ -55,9 +55,9 @@ def decide(database: Database, decision: Any, id: UUID, *arguments: Any, **setti
 def test_entries_of_one_key_go_out_in_the_order_in_which_they_were_committed(
     database: Database, ob: outbox.Outbox
 ) -> None:
-    service = LaneService()
+    service = OrderedService()
     names = [f"order:{number}" for number in range(12)]
-    ids = put_in_lane(database, ob, *names)
+    ids = put_in_group(database, ob, *names)
 
     send_all(database, ob, service)
 
@@ -66,19 +66,19 @@ def test_entries_of_one_key_go_out_in_the_order_in_which_they_were_committed(
 
 
 def test_the_entries_of_one_flush_keep_the_order_of_their_enqueues(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService()
+    service = OrderedService()
     with database.begin() as session:
         for number in range(8):
-            lane = f"lane {number % 2}"
-            payload = {"lane": lane, "name": str(number)}
-            ob.enqueue(session, "crm.upsert", payload, parent=f"order:{number}", ordering_key=lane)
+            group = f"group {number % 2}"
+            payload = {"group": group, "name": str(number)}
+            ob.enqueue(session, "crm.upsert", payload, parent=f"order:{number}", ordering_key=group)
 
     assert run_once(database, ob, adapters={"crm": service}) == 8
 
-    assert service.came == {"lane 0": ["0", "2", "4", "6"], "lane 1": ["1", "3", "5", "7"]}
+    assert service.came == {"group 0": ["0", "2", "4", "6"], "group 1": ["1", "3", "5", "7"]}
 
 
-def test_a_lane_goes_across_operations_and_destinations(database: Database, ob: outbox.Outbox) -> None:
+def test_a_group_goes_across_operations_and_destinations(database: Database, ob: outbox.Outbox) -> None:
     came: list[str] = []
 
     class Service(MemoryAdapter):
@@ -97,11 +97,11 @@ def test_a_lane_goes_across_operations_and_destinations(database: Database, ob: 
     assert came == operations
 
 
-def test_lanes_do_not_wait_for_each_other_nor_others_for_lanes(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService(slow=BUSY)
-    put_in_lane(database, ob, "slow", "behind")
-    put_in_lane(database, ob, "first", "second", lane="bob")
-    (free,) = put_in_lane(database, ob, "free", lane="none", ordering_key=None)
+def test_groups_do_not_wait_for_each_other_nor_others_for_groups(database: Database, ob: outbox.Outbox) -> None:
+    service = OrderedService(slow=BUSY)
+    put_in_group(database, ob, "slow", "behind")
+    put_in_group(database, ob, "first", "second", group="bob")
+    (free,) = put_in_group(database, ob, "free", group="none", ordering_key=None)
 
     send_all(database, ob, service)
 
@@ -110,8 +110,8 @@ def test_lanes_do_not_wait_for_each_other_nor_others_for_lanes(database: Databas
 
 
 def test_what_waits_behind_a_retry_waits_until_that_has_ended(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService(first=BUSY)
-    ids = put_in_lane(database, ob, "first", "second")
+    service = OrderedService(first=BUSY)
+    ids = put_in_group(database, ob, "first", "second")
 
     send_all(database, ob, service)
     assert states_of(database, ids) == ["retry", "blocked"]
@@ -124,9 +124,9 @@ def test_what_waits_behind_a_retry_waits_until_that_has_ended(database: Database
 
 
 def test_the_head_is_waited_for_however_late_it_is_due(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService()
-    put_in_lane(database, ob, "later", due=HOUR)
-    put_in_lane(database, ob, "now")
+    service = OrderedService()
+    put_in_group(database, ob, "later", due=HOUR)
+    put_in_group(database, ob, "now")
 
     send_all(database, ob, service)
     assert service.came == {}
@@ -137,10 +137,10 @@ def test_the_head_is_waited_for_however_late_it_is_due(database: Database, ob: o
 
 
 def test_what_is_due_later_is_not_sent_earlier_for_being_next(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService()
+    service = OrderedService()
     with database.begin() as session:
         for name, due in (("now", None), ("later", HOUR)):
-            payload = {"lane": "ada", "name": name}
+            payload = {"group": "ada", "name": name}
             ob.enqueue(session, "crm.upsert", payload, parent=name, ordering_key="ada", due=due)
 
     send_all(database, ob, service)
@@ -157,9 +157,9 @@ def test_many_that_are_due_but_not_the_head_keep_no_other_entry_from_being_sent(
     database: Database, ob: outbox.Outbox
 ) -> None:
     """More than a claim takes: the claims that bring none that may go are not the end of the work."""
-    service = LaneService(head=BUSY)
-    put_in_lane(database, ob, "head", *(f"behind {number}" for number in range(7)))
-    put_in_lane(database, ob, "free", lane="none", ordering_key=None)
+    service = OrderedService(head=BUSY)
+    put_in_group(database, ob, "head", *(f"behind {number}" for number in range(7)))
+    put_in_group(database, ob, "free", group="none", ordering_key=None)
 
     run_once(database, ob, adapters={"crm": service}, concurrency=2)
 
@@ -168,9 +168,9 @@ def test_many_that_are_due_but_not_the_head_keep_no_other_entry_from_being_sent(
 
 def test_a_daemon_sends_the_next_in_the_round_trip_that_settles_the_head(database: Database, ob: outbox.Outbox) -> None:
     """Its poll is an hour: nothing but the settling can bring the next one."""
-    service = LaneService()
+    service = OrderedService()
     names = [f"order:{number}" for number in range(20)]
-    ids = put_in_lane(database, ob, *names)
+    ids = put_in_group(database, ob, *names)
 
     async def main() -> None:
         working = dispatcher(database, ob, adapters={"crm": service}, poll=HOUR)
@@ -189,13 +189,13 @@ def test_a_daemon_sends_the_next_in_the_round_trip_that_settles_the_head(databas
 # --- what leaves no hole
 
 
-def test_a_savepoint_that_is_rolled_back_takes_its_entries_out_of_the_lane(
+def test_a_savepoint_that_is_rolled_back_takes_its_entries_out_of_the_group(
     database: Database, ob: outbox.Outbox
 ) -> None:
-    service = LaneService()
+    service = OrderedService()
 
     def enqueue(session: Session, name: str) -> None:
-        payload = {"lane": "ada", "name": name}
+        payload = {"group": "ada", "name": name}
         ob.enqueue(session, "crm.upsert", payload, parent=name, ordering_key="ada")
         flush_all(session)
 
@@ -208,7 +208,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_entries_out_of_the_lane(
     with database.session() as session:
         enqueue(session, "never")
         session.rollback()
-    put_in_lane(database, ob, "third")
+    put_in_group(database, ob, "third")
 
     send_all(database, ob, service)
 
@@ -218,81 +218,83 @@ def test_a_savepoint_that_is_rolled_back_takes_its_entries_out_of_the_lane(
 def test_a_duplicate_that_is_ignored_is_not_the_head_of_what_comes_with_it(
     database: Database, ob: outbox.Outbox
 ) -> None:
-    service = LaneService()
-    put_in_lane(database, ob, "first")
+    service = OrderedService()
+    put_in_group(database, ob, "first")
     send_all(database, ob, service)
 
     with database.begin() as session:
         for name in ("first", "second", "third"):
-            payload = {"lane": "ada", "name": name}
+            payload = {"group": "ada", "name": name}
             ob.enqueue(session, "crm.upsert", payload, parent=name, ordering_key="ada", if_exists="ignore")
     send_all(database, ob, service)
 
     assert service.came == {"ada": ["first", "second", "third"]}
 
 
-# --- halted
+# --- blocked
 
 
 @pytest.mark.parametrize(("answer", "ends"), [(REFUSED, "failed"), (CONFLICT, "uncertain")])
-def test_a_lane_halts_behind_a_bad_end_until_a_person_lets_it_go_on(
+def test_a_group_blocks_behind_a_bad_end_until_a_person_lets_it_go_on(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, answer: Outcome, ends: str
 ) -> None:
-    service = LaneService(bad=answer)
-    ids = put_in_lane(database, ob, "bad", "second", "third")
+    service = OrderedService(bad=answer)
+    ids = put_in_group(database, ob, "bad", "second", "third")
 
     send_all(database, ob, service)
-    put_in_lane(database, ob, "fourth")
+    put_in_group(database, ob, "fourth")
     send_all(database, ob, service)
 
     assert states_of(database, ids) == [ends, "blocked", "blocked"]
-    assert halted(database) == {"ada": ids[0]}
+    assert blocked(database) == {"ada": ids[0]}
     assert f"ordering group 'ada' blocked by entry {ids[0]}: " in caplog.text
     release(database)
     send_all(database, ob, service)
 
     assert service.came == {"ada": ["bad", "second", "third", "fourth"]}
-    assert (halted(database), state(database, ids[0])) == ({}, ends)
+    assert (blocked(database), state(database, ids[0])) == ({}, ends)
 
 
 @pytest.mark.parametrize(("answer", "ends"), [(REFUSED, "failed"), (CONFLICT, "uncertain")])
-def test_a_lane_goes_on_behind_a_bad_end_where_the_adapter_says_so(
+def test_a_group_goes_on_behind_a_bad_end_where_the_adapter_says_so(
     database: Database, ob: outbox.Outbox, answer: Outcome, ends: str
 ) -> None:
-    service = LaneService(bad=answer)
+    service = OrderedService(bad=answer)
     service.failure_blocks_group = False
-    ids = put_in_lane(database, ob, "bad", "second", "third")
+    ids = put_in_group(database, ob, "bad", "second", "third")
 
     send_all(database, ob, service)
 
     assert service.came == {"ada": ["bad", "second", "third"]}
     assert states_of(database, ids) == [ends, "delivered", "delivered"]
-    assert halted(database) == {}
+    assert blocked(database) == {}
 
 
-def uncertain_head(database: Database, ob: outbox.Outbox, service: LaneService) -> list[UUID]:
-    """A lane that has halted behind an uncertain head, with two that wait."""
+def uncertain_head(database: Database, ob: outbox.Outbox, service: OrderedService) -> list[UUID]:
+    """A group that has blocked behind an uncertain head, with two that wait."""
     service.answers["bad"] = CONFLICT
-    ids = put_in_lane(database, ob, "bad", "second", "third")
+    ids = put_in_group(database, ob, "bad", "second", "third")
     send_all(database, ob, service)
     service.answers.clear()
     assert states_of(database, ids) == ["uncertain", "blocked", "blocked"]
     return ids
 
 
-def test_what_turns_out_to_have_happened_lifts_the_halt(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService()
+def test_what_turns_out_to_have_happened_lifts_the_block(database: Database, ob: outbox.Outbox) -> None:
+    service = OrderedService()
     ids = uncertain_head(database, ob, service)
 
     decide(database, decisions.resolve, ids[0], "happened")
     send_all(database, ob, service)
 
     assert states_of(database, ids) == ["delivered"] * 3
-    assert halted(database) == {}
+    assert blocked(database) == {}
 
 
-def test_what_did_not_happen_leaves_the_lane_halted_until_it_is_released(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService()
+def test_what_did_not_happen_leaves_the_group_blocked_until_it_is_released(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    service = OrderedService()
     ids = uncertain_head(database, ob, service)
 
     decide(database, decisions.resolve, ids[0], "did_not_happen")
@@ -304,8 +306,8 @@ def test_what_did_not_happen_leaves_the_lane_halted_until_it_is_released(databas
     assert states_of(database, ids) == ["failed", "delivered", "delivered"]
 
 
-def test_a_persons_word_on_what_was_passed_by_halts_nothing_anew(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService(second=BUSY)
+def test_a_persons_word_on_what_was_passed_by_blocks_nothing_anew(database: Database, ob: outbox.Outbox) -> None:
+    service = OrderedService(second=BUSY)
     ids = uncertain_head(database, ob, service)
     service.answers["second"] = BUSY
     release(database)
@@ -315,13 +317,13 @@ def test_a_persons_word_on_what_was_passed_by_halts_nothing_anew(database: Datab
     send_all(database, ob, service)
 
     assert states_of(database, ids) == ["failed", "retry", "blocked"]
-    assert halted(database) == {}
+    assert blocked(database) == {}
 
 
-def test_what_is_sent_again_goes_before_those_that_its_lane_was_halted_for(
+def test_what_is_sent_again_goes_before_those_that_its_group_was_blocked_for(
     database: Database, ob: outbox.Outbox
 ) -> None:
-    service = LaneService()
+    service = OrderedService()
     ids = uncertain_head(database, ob, service)
 
     decide(database, decisions.resolve, ids[0], "send_again")
@@ -331,11 +333,13 @@ def test_what_is_sent_again_goes_before_those_that_its_lane_was_halted_for(
     send_all(database, ob, service)
 
     assert service.came == {"ada": ["bad", "bad", "second", "third"]}
-    assert halted(database) == {}
+    assert blocked(database) == {}
 
 
-def test_what_is_sent_again_behind_a_released_lane_is_its_head_once_more(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService()
+def test_what_is_sent_again_behind_a_released_group_is_its_head_once_more(
+    database: Database, ob: outbox.Outbox
+) -> None:
+    service = OrderedService()
     ids = uncertain_head(database, ob, service)
     service.answers["second"] = BUSY
     release(database)
@@ -353,7 +357,7 @@ def test_what_is_sent_again_behind_a_released_lane_is_its_head_once_more(databas
 
 def test_what_a_look_finds_absent_waits_out_those_that_were_let_by(database: Database, ob: outbox.Outbox) -> None:
     service = keyless("request", finds=[CannotTell("down"), Absent()])
-    ids = put_in_lane(database, ob, "bad", "second")
+    ids = put_in_group(database, ob, "bad", "second")
     run_once(database, ob, adapters={"crm": service})
     look(database, ob, service)
     release(database)
@@ -372,19 +376,19 @@ def test_what_a_look_finds_absent_waits_out_those_that_were_let_by(database: Dat
     assert states_of(database, ids)[0] == "delivered"
 
 
-def test_late_proof_of_success_lifts_the_halt(database: Database, ob: outbox.Outbox) -> None:
+def test_late_proof_of_success_lifts_the_block(database: Database, ob: outbox.Outbox) -> None:
     store = DatabaseStore(database.engine, ob.configuration)
-    ids = put_in_lane(database, ob, "slow", "second")
+    ids = put_in_group(database, ob, "slow", "second")
     (late,) = claim(store)
     age(database, HOUR)
     (taken_over,) = claim(store)
     parked = MarkUncertain("its sender vanished", taken_over.attempts, True, taken_over.in_doubt_since)
     asyncio.run(store.exchange([(taken_over, parked)], None))
-    assert halted(database) == {"ada": ids[0]}
+    assert blocked(database) == {"ada": ids[0]}
 
     asyncio.run(store.exchange([(late, Settle("delivered", 1))], None))
 
-    assert halted(database) == {}
+    assert blocked(database) == {}
     assert [entry.id for entry in claim(store)] == [ids[1]]
 
 
@@ -392,8 +396,8 @@ def test_late_proof_of_success_lifts_the_halt(database: Database, ob: outbox.Out
 
 
 def test_cancelling_the_head_lets_the_next_one_go(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService(first=BUSY)
-    ids = put_in_lane(database, ob, "first", "second", "third")
+    service = OrderedService(first=BUSY)
+    ids = put_in_group(database, ob, "first", "second", "third")
     send_all(database, ob, service)
     assert states_of(database, ids) == ["retry", "blocked", "blocked"]
 
@@ -405,8 +409,8 @@ def test_cancelling_the_head_lets_the_next_one_go(database: Database, ob: outbox
 
 
 def test_a_cancelled_one_behind_the_head_is_left_out(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService(first=BUSY)
-    ids = put_in_lane(database, ob, "first", "second", "third")
+    service = OrderedService(first=BUSY)
+    ids = put_in_group(database, ob, "first", "second", "third")
     send_all(database, ob, service)
 
     with database.begin() as session:
@@ -414,7 +418,7 @@ def test_a_cancelled_one_behind_the_head_is_left_out(database: Database, ob: out
     decide(database, decisions.cancel, ids[2])
     service.answers.clear()
     age(database, HOUR)
-    put_in_lane(database, ob, "fourth")
+    put_in_group(database, ob, "fourth")
     send_all(database, ob, service)
 
     assert service.came == {"ada": ["first", "first", "fourth"]}
@@ -422,10 +426,10 @@ def test_a_cancelled_one_behind_the_head_is_left_out(database: Database, ob: out
 
 
 def test_cancelling_the_first_of_a_flush_lets_the_others_of_it_go(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService()
+    service = OrderedService()
     with database.begin() as session:
         entries = [
-            ob.enqueue(session, "crm.upsert", {"lane": "ada", "name": name}, parent=name, ordering_key="ada")
+            ob.enqueue(session, "crm.upsert", {"group": "ada", "name": name}, parent=name, ordering_key="ada")
             for name in ("first", "second", "third")
         ]
 
@@ -440,8 +444,8 @@ def test_cancelling_the_first_of_a_flush_lets_the_others_of_it_go(database: Data
 
 
 def test_a_blocked_entry_that_somebody_makes_due_is_blocked_again(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService(first=BUSY)
-    ids = put_in_lane(database, ob, "first", "second")
+    service = OrderedService(first=BUSY)
+    ids = put_in_group(database, ob, "first", "second")
     send_all(database, ob, service)
 
     change(database, ids[1], due_at=outbox.sql.dialect.clock())
@@ -452,8 +456,8 @@ def test_a_blocked_entry_that_somebody_makes_due_is_blocked_again(database: Data
 
 
 def test_retry_refuses_what_waits_behind_the_head(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService(first=BUSY)
-    ids = put_in_lane(database, ob, "first", "second")
+    service = OrderedService(first=BUSY)
+    ids = put_in_group(database, ob, "first", "second")
     send_all(database, ob, service)
 
     with pytest.raises(
@@ -462,9 +466,9 @@ def test_retry_refuses_what_waits_behind_the_head(database: Database, ob: outbox
         decide(database, decisions.retry, ids[1])
 
 
-def test_a_held_head_keeps_its_lane_waiting(database: Database, ob: outbox.Outbox) -> None:
-    service = LaneService()
-    ids = put_in_lane(database, ob, "first", "second")
+def test_a_held_head_keeps_its_group_waiting(database: Database, ob: outbox.Outbox) -> None:
+    service = OrderedService()
+    ids = put_in_group(database, ob, "first", "second")
     change(database, ids[0], hold="restored from a backup", due_at=NEVER)
 
     send_all(database, ob, service)
@@ -493,14 +497,14 @@ def statements(database: Database, work: Any) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("lanes", "count"), [([None] * 6, 1), (["a", "b", "a", "c"], 2), ([None, "a", None, "b"], 3)])
+@pytest.mark.parametrize(("groups", "count"), [([None] * 6, 1), (["a", "b", "a", "c"], 2), ([None, "a", None, "b"], 3)])
 def test_a_flush_takes_so_many_statements(
-    postgresql: Database, ob: outbox.Outbox, lanes: list[str | None], count: int
+    postgresql: Database, ob: outbox.Outbox, groups: list[str | None], count: int
 ) -> None:
     def flush() -> None:
         with postgresql.begin() as session:
-            for number, lane in enumerate(lanes):
-                ob.enqueue(session, "crm.upsert", {}, parent=f"order:{number}", ordering_key=lane)
+            for number, group in enumerate(groups):
+                ob.enqueue(session, "crm.upsert", {}, parent=f"order:{number}", ordering_key=group)
 
     flush_once = statements(postgresql, flush)
 

@@ -1,11 +1,11 @@
-"""A lane's length costs nothing: what is asked of it reads its head. Nor does it cost a statement that so many leave theirs."""
+"""A group's length costs nothing: what is asked of it reads its head. Nor does it cost a statement that so many leave theirs."""
 
 from typing import Any
 
 import sqlalchemy as sa
 from support.database import TABLES, Database, statements_of
 from support.entries import HOUR, age, claim, claim_one, claim_request, quota, settle
-from support.ordering import LaneService, halted, put_in_lane, send_all
+from support.ordering import OrderedService, blocked, put_in_group, send_all
 from test_claim_plans import nodes, run
 
 import outbox
@@ -21,7 +21,7 @@ FILL = """
         INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id,
             destination, payload, options, headers, schema_version, due_at, created_at, ordering_key)
         SELECT gen_random_uuid(), 'test', '', 'app', 'order:' || n, 'crm.upsert', '', 'k1', sha256(n::text::bytea),
-            gen_random_uuid(), 'crm', '{}', '{}', '{}', 1, now(), now(), 'lane ' || n % 5
+            gen_random_uuid(), 'crm', '{}', '{}', '{}', 1, now(), now(), 'group ' || n % 5
         FROM generate_series(1, 20000) AS n
         RETURNING id, destination, ordering_key
     )
@@ -30,10 +30,10 @@ FILL = """
 """
 
 
-def test_the_head_of_a_long_lane_and_who_comes_after_it_are_found_by_the_index(
+def test_the_head_of_a_long_group_and_who_comes_after_it_are_found_by_the_index(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
-    put_in_lane(postgresql, ob, "head", lane="lane 0")
+    put_in_group(postgresql, ob, "head", group="group 0")
     postgresql.execute(sa.text(FILL))
     run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
     head = claim_one(DatabaseStore(postgresql.new_engine(), ob.configuration))
@@ -50,7 +50,7 @@ def test_the_head_of_a_long_lane_and_who_comes_after_it_are_found_by_the_index(
     with engine.begin() as connection:
         sa.event.listen(engine, "before_cursor_execute", explain)
         assert sort_out(connection, TABLES, [head]).may_go == [head]
-        advance(connection, TABLES, [Place("lane 0", 1)])
+        advance(connection, TABLES, [Place("group 0", 1)])
 
     assert len(plans) == 2
     for plan in plans:
@@ -58,19 +58,19 @@ def test_the_head_of_a_long_lane_and_who_comes_after_it_are_found_by_the_index(
         assert set(types) - {"ModifyTable"} <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}, (
             types
         )  # the last by id
-        assert "outbox_queue_lane" in [node.get("Index Name") for node in nodes(plan)]
+        assert "outbox_queue_group" in [node.get("Index Name") for node in nodes(plan)]
         assert [node["Plan Rows"] for node in nodes(plan) if node["Node Type"] == "Limit"] == [1]
 
 
-def test_the_dead_rows_before_a_head_are_walked_over_once_a_lane(postgresql: Database, ob: outbox.Outbox) -> None:
-    """Vacuum may not remove what was drained while a report holds the horizon; fifty entries of a lane meet it once."""
-    put_in_lane(postgresql, ob, *(f"entry {number}" for number in range(50)), lane="lane 0")
+def test_the_dead_rows_before_a_head_are_walked_over_once_a_group(postgresql: Database, ob: outbox.Outbox) -> None:
+    """Vacuum may not remove what was drained while a report holds the horizon; fifty entries of a group meet it once."""
+    put_in_group(postgresql, ob, *(f"entry {number}" for number in range(50)), group="group 0")
     postgresql.execute(sa.update(TABLES.queue).values(due_at=sa.func.now()))
     engine = postgresql.new_engine()
     looks: list[int] = []
 
     def explain(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        if not statement.startswith("SELECT lane"):
+        if not statement.startswith("SELECT ordering_group"):
             return
         query = f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}"
         (plan,) = connection.connection.dbapi_connection.execute(query, parameters).fetchone()[0]
@@ -85,17 +85,17 @@ def test_the_dead_rows_before_a_head_are_walked_over_once_a_lane(postgresql: Dat
     assert looks == [1]
 
 
-def test_late_proof_lifts_the_halts_of_its_own_entries_in_one_statement(database: Database, ob: outbox.Outbox) -> None:
+def test_late_proof_lifts_the_blocks_of_its_own_entries_in_one_statement(database: Database, ob: outbox.Outbox) -> None:
     names = ("ada", "bob", "eve")
-    ids = [put_in_lane(database, ob, f"{name} 1", f"{name} 2", lane=name)[0] for name in names]
+    ids = [put_in_group(database, ob, f"{name} 1", f"{name} 2", group=name)[0] for name in names]
     store = DatabaseStore(database.engine, ob.configuration)
     vanished = {entry.id: entry for entry in claim(store) if entry.id in ids}
     age(database, HOUR)
-    send_all(database, ob, LaneService(**dict.fromkeys([f"{name} 1" for name in names], Unknown("", final=True))))
-    assert set(halted(database)) == set(names)
+    send_all(database, ob, OrderedService(**dict.fromkeys([f"{name} 1" for name in names], Unknown("", final=True))))
+    assert set(blocked(database)) == set(names)
 
     with statements_of(database.engine) as sent:
         settle(store, *((vanished[id], Settle("delivered", 1)) for id in ids[:2]))
 
-    assert halted(database) == {"eve": ids[2]}
-    assert len([statement for statement in sent if "DELETE FROM outbox_halted" in statement]) == 1
+    assert blocked(database) == {"eve": ids[2]}
+    assert len([statement for statement in sent if "DELETE FROM outbox_blocked_group" in statement]) == 1

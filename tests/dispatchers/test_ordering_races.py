@@ -1,4 +1,4 @@
-"""No order of two transactions loses the order of a lane, or leaves it standing still."""
+"""No order of two transactions loses the order of a group, or leaves it standing still."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support.cli_runner import halt
+from support.cli_runner import block
 from support.concurrency import PATIENCE, is_conflict
 from support.database import TABLES, Database
 from support.entries import (
@@ -28,7 +28,7 @@ from support.entries import (
     until_true,
     wait_for,
 )
-from support.ordering import LaneService, halted, put_in_lane, send_all, states_of
+from support.ordering import OrderedService, blocked, put_in_group, send_all, states_of
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -87,15 +87,15 @@ FAILED = Settle("failed", 1, reason="declined")
 
 
 def test_who_enqueues_second_waits_for_the_firsts_commit(postgresql: Database, ob: outbox.Outbox) -> None:
-    service = LaneService()
+    service = OrderedService()
     first = postgresql.session()
-    ob.enqueue(first, "crm.upsert", {"lane": "ada", "name": "first"}, parent="first", ordering_key="ada")
+    ob.enqueue(first, "crm.upsert", {"group": "ada", "name": "first"}, parent="first", ordering_key="ada")
     flush_all(first)
 
     with in_the_background() as pool:
-        second = pool.submit(put_in_lane, postgresql, ob, "second")
+        second = pool.submit(put_in_group, postgresql, ob, "second")
         waits_for_a_lock(postgresql, second)
-        put_in_lane(postgresql, ob, "another's", lane="bob")
+        put_in_group(postgresql, ob, "another's", group="bob")
         first.commit()
         first.close()
         second.result(PATIENCE)
@@ -104,31 +104,31 @@ def test_who_enqueues_second_waits_for_the_firsts_commit(postgresql: Database, o
     assert service.came == {"ada": ["first", "second"], "bob": ["another's"]}
 
 
-def test_a_savepoint_that_is_rolled_back_gives_its_lanes_back(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_a_savepoint_that_is_rolled_back_gives_its_groups_back(postgresql: Database, ob: outbox.Outbox) -> None:
     with postgresql.begin() as session:
         savepoint = session.begin_nested()
-        ob.enqueue(session, "crm.upsert", {"lane": "ada", "name": "undone"}, parent="undone", ordering_key="ada")
+        ob.enqueue(session, "crm.upsert", {"group": "ada", "name": "undone"}, parent="undone", ordering_key="ada")
         flush_all(session)
         savepoint.rollback()
 
         with in_the_background() as pool:
-            pool.submit(put_in_lane, postgresql, ob, "free").result(PATIENCE)
+            pool.submit(put_in_group, postgresql, ob, "free").result(PATIENCE)
 
 
-def test_flushes_of_several_lanes_take_them_in_one_order(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_flushes_of_several_groups_take_them_in_one_order(postgresql: Database, ob: outbox.Outbox) -> None:
     """Each in the opposite order of the other, again and again: without an order of their own some would deadlock."""
-    lanes = [f"lane {number}" for number in range(6)]
+    groups = [f"group {number}" for number in range(6)]
     barrier = threading.Barrier(2)
 
     def enqueue(name: str, ordered: list[str]) -> None:
         barrier.wait(PATIENCE)
         for turn in range(15):
             with postgresql.begin() as session:
-                for lane in ordered:
-                    ob.enqueue(session, "crm.upsert", {}, parent=f"{name} {turn} {lane}", ordering_key=lane)
+                for group in ordered:
+                    ob.enqueue(session, "crm.upsert", {}, parent=f"{name} {turn} {group}", ordering_key=group)
 
     with in_the_background() as pool:
-        works = [pool.submit(enqueue, "north", lanes), pool.submit(enqueue, "south", lanes[::-1])]
+        works = [pool.submit(enqueue, "north", groups), pool.submit(enqueue, "south", groups[::-1])]
         for work in works:
             work.result(PATIENCE)
 
@@ -167,9 +167,9 @@ def test_two_flushes_in_opposite_order_are_told_how_to_avoid_the_deadlock(
 def test_a_follower_that_is_being_blocked_is_seen_by_who_settles_the_head(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
-    put_in_lane(postgresql, ob, "head")
+    put_in_group(postgresql, ob, "head")
     head = claim_one(store)
-    (follower,) = put_in_lane(postgresql, ob, "follower")
+    (follower,) = put_in_group(postgresql, ob, "follower")
 
     with in_the_background() as pool:
         with postgresql.engine.begin() as blocking:
@@ -184,10 +184,10 @@ def test_a_follower_that_is_being_blocked_is_seen_by_who_settles_the_head(
 def test_a_follower_is_not_blocked_behind_a_head_that_is_just_being_settled(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
-    service = LaneService()
-    put_in_lane(postgresql, ob, "head")
+    service = OrderedService()
+    put_in_group(postgresql, ob, "head")
     head = claim_one(store)
-    _, follower = put_in_lane(postgresql, ob, "next", "follower")
+    _, follower = put_in_group(postgresql, ob, "next", "follower")
 
     with postgresql.engine.begin() as settling:
         settle_in(settling, head, DONE)
@@ -202,8 +202,8 @@ def test_a_follower_is_not_blocked_behind_a_head_that_is_just_being_settled(
 def test_a_follower_is_not_blocked_behind_a_head_that_an_app_may_be_cancelling(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
-    service = LaneService()
-    head, _, follower = put_in_lane(postgresql, ob, "head", "next", "follower")
+    service = OrderedService()
+    head, _, follower = put_in_group(postgresql, ob, "head", "next", "follower")
 
     with postgresql.begin() as session:
         assert ob.cancel(session, head)
@@ -219,7 +219,7 @@ def test_a_cancel_waits_for_who_blocks_behind_it_and_lets_that_go(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     """The function's second statement must see what came to be while its first one waited."""
-    head, follower = put_in_lane(postgresql, ob, "head", "follower")
+    head, follower = put_in_group(postgresql, ob, "head", "follower")
     change(postgresql, head, due_at=clock_plus(HOUR))
 
     def cancel() -> bool:
@@ -240,13 +240,13 @@ def test_a_cancel_waits_for_who_blocks_behind_it_and_lets_that_go(
 def test_a_cancel_whose_snapshot_does_not_show_who_waits_behind_it_is_refused_by_the_database(
     postgresql: Database, ob: outbox.Outbox, level: str
 ) -> None:
-    (head,) = put_in_lane(postgresql, ob, "head")
+    (head,) = put_in_group(postgresql, ob, "head")
     change(postgresql, head, due_at=clock_plus(HOUR))
     engine = postgresql.new_engine(isolation_level=level)
 
     with Session(engine) as session:
         session.execute(sa.text("SELECT count(*) FROM outbox_queue"))
-        (follower,) = put_in_lane(postgresql, ob, "follower")
+        (follower,) = put_in_group(postgresql, ob, "follower")
         with postgresql.engine.begin() as blocking:
             assert claim_and_sort(blocking) == ([], [follower])
         with pytest.raises(sa.exc.DBAPIError) as refused:
@@ -255,7 +255,7 @@ def test_a_cancel_whose_snapshot_does_not_show_who_waits_behind_it_is_refused_by
 
     with Session(engine) as session, session.begin():
         assert ob.cancel(session, head)
-    service = LaneService()
+    service = OrderedService()
     send_all(postgresql, ob, service)
     assert service.came == {"ada": ["follower"]}
 
@@ -265,14 +265,14 @@ def test_a_head_whose_next_may_be_cancelled_is_settled_later_alone(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore, commits: bool
 ) -> None:
     """What else is to be settled with it is settled, and what is due is claimed."""
-    service = LaneService()
-    put_in_lane(postgresql, ob, "head")
-    put_in_lane(postgresql, ob, "another's", lane="bob")
+    service = OrderedService()
+    put_in_group(postgresql, ob, "head")
+    put_in_group(postgresql, ob, "another's", group="bob")
     head, other = claim(store)
-    second, _ = put_in_lane(postgresql, ob, "second", "third")
+    second, _ = put_in_group(postgresql, ob, "second", "third")
     with postgresql.new_engine().begin() as blocking:
         claim_and_sort(blocking)
-    put_in_lane(postgresql, ob, "yet another's", lane="eve")
+    put_in_group(postgresql, ob, "yet another's", group="eve")
 
     with in_the_background() as pool, postgresql.session() as session:
         assert ob.cancel(session, second)
@@ -297,9 +297,9 @@ def test_an_app_that_is_cancelling_costs_nobody_but_its_own_group(
     postgresql: Database, ob: outbox.Outbox, commits: bool
 ) -> None:
     """However long it keeps its transaction open: the others are sent, and the head's outcome is not lost with its lease."""
-    service, others = LaneService(), MemoryAdapter(timeout=timedelta(seconds=1))
+    service, others = OrderedService(), MemoryAdapter(timeout=timedelta(seconds=1))
     service.timeout, service.window = timedelta(seconds=1), None  # if its lease were lost, it would be uncertain
-    head, second, _ = put_in_lane(postgresql, ob, "head", "second", "third")
+    head, second, _ = put_in_group(postgresql, ob, "head", "second", "third")
 
     async def main() -> None:
         working = dispatcher(
@@ -332,10 +332,10 @@ def test_a_settling_that_waits_for_a_cancel_delays_no_app_that_enqueues(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     """And an app's long transaction that has enqueued delays no settling."""
-    put_in_lane(postgresql, ob, "head")
+    put_in_group(postgresql, ob, "head")
     head = claim_one(store)
     with postgresql.begin() as session:
-        ob.enqueue(session, "crm.upsert", {"lane": "ada", "name": "next"}, parent="next", ordering_key="ada")
+        ob.enqueue(session, "crm.upsert", {"group": "ada", "name": "next"}, parent="next", ordering_key="ada")
         flush_all(session)
         with in_the_background() as pool:
             pool.submit(settle_alone, postgresql, head, DONE).result(PATIENCE)
@@ -343,16 +343,16 @@ def test_a_settling_that_waits_for_a_cancel_delays_no_app_that_enqueues(
     assert claim_one(store).ordering_key == "ada"
 
 
-# --- the halt, and the release
+# --- the block, and the release
 
 
-def test_a_follower_that_is_being_blocked_is_seen_by_who_releases_the_lane(
+def test_a_follower_that_is_being_blocked_is_seen_by_who_releases_the_group(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
-    put_in_lane(postgresql, ob, "head")
+    put_in_group(postgresql, ob, "head")
     settle_alone(postgresql, claim_one(store), FAILED)
-    (follower,) = put_in_lane(postgresql, ob, "follower")
-    assert list(halted(postgresql)) == ["ada"]
+    (follower,) = put_in_group(postgresql, ob, "follower")
+    assert list(blocked(postgresql)) == ["ada"]
 
     def release() -> None:
         with postgresql.new_engine().begin() as connection:
@@ -368,8 +368,8 @@ def test_a_follower_that_is_being_blocked_is_seen_by_who_releases_the_lane(
     assert claim_one(store).id == follower
 
 
-def test_two_who_claim_the_same_lane_at_once_do_not_both_send(postgresql: Database, ob: outbox.Outbox) -> None:
-    head, follower = put_in_lane(postgresql, ob, "head", "follower")
+def test_two_who_claim_the_same_group_at_once_do_not_both_send(postgresql: Database, ob: outbox.Outbox) -> None:
+    head, follower = put_in_group(postgresql, ob, "head", "follower")
 
     with postgresql.engine.begin() as first, postgresql.new_engine().begin() as second:
         locking = sa.select(TABLES.queue.c.id).where(TABLES.queue.c.id == follower).with_for_update()
@@ -380,18 +380,18 @@ def test_two_who_claim_the_same_lane_at_once_do_not_both_send(postgresql: Databa
     assert states_of(postgresql, [head, follower]) == ["sending", "pending"]
 
 
-def test_a_halt_of_a_lane_that_is_halted_already_is_the_later_ones(
+def test_a_block_of_a_group_that_is_blocked_already_is_the_later_ones(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
-    put_in_lane(postgresql, ob, "first")
+    put_in_group(postgresql, ob, "first")
     first = claim_one(store)
     settle_alone(postgresql, first, FAILED)
     with postgresql.engine.begin() as connection:
         decisions.release_group(connection, TABLES, "ada", actor="bob")
-    (second,) = put_in_lane(postgresql, ob, "second")
+    (second,) = put_in_group(postgresql, ob, "second")
     entry = claim_one(store)
-    halt(postgresql, first.id, "ada")
+    block(postgresql, first.id, "ada")
 
     settle_alone(postgresql, entry, FAILED)
 
-    assert halted(postgresql) == {"ada": second}
+    assert blocked(postgresql) == {"ada": second}

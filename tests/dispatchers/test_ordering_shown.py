@@ -1,17 +1,17 @@
-"""What `outbox status`, `list` and `show` tell of lanes, and what their release does."""
+"""What `outbox status`, `list` and `show` tell of groups, and what their release does."""
 
 from support.cli_runner import document, succeeded
 from support.database import Database
 from support.entries import queue_row
-from support.ordering import BUSY, LaneService, put_in_lane, send_all, states_of
+from support.ordering import BUSY, OrderedService, put_in_group, send_all, states_of
 
 import outbox
 from dispatchers import Rejected
 
 
 def test_list_show_and_status_tell_behind_whom_an_entry_waits(database: Database, ob: outbox.Outbox) -> None:
-    head, second, third = put_in_lane(database, ob, "head", "second", "third")
-    send_all(database, ob, LaneService(head=BUSY))
+    head, second, third = put_in_group(database, ob, "head", "second", "third")
+    send_all(database, ob, OrderedService(head=BUSY))
 
     listed = document("list", database=database)["entries"]
     shown = document("show", str(second), database=database)
@@ -36,9 +36,9 @@ def test_list_show_and_status_tell_behind_whom_an_entry_waits(database: Database
     )
 
 
-def test_they_tell_of_the_entry_that_a_lane_has_halted_behind(database: Database, ob: outbox.Outbox) -> None:
-    head, second = put_in_lane(database, ob, "head", "second")
-    service = LaneService(head=Rejected("declined"))
+def test_they_tell_of_the_entry_that_a_group_has_blocked_behind(database: Database, ob: outbox.Outbox) -> None:
+    head, second = put_in_group(database, ob, "head", "second")
+    service = OrderedService(head=Rejected("declined"))
     send_all(database, ob, service)
 
     assert document("show", str(second), database=database)["blocked_by"] == str(head)

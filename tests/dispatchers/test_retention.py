@@ -53,16 +53,18 @@ def test_an_unsettled_entry_is_never_deleted(database: Database, ob: outbox.Outb
     assert kept(database) == {"entry": 1, "queue": 1, "event": 1}
 
 
-def test_an_entry_that_halts_its_lane_is_kept_until_the_lane_is_released(database: Database, ob: outbox.Outbox) -> None:
+def test_an_entry_that_blocks_its_group_is_kept_until_the_group_is_released(
+    database: Database, ob: outbox.Outbox
+) -> None:
     ids = put(database, ob, count=2, ordering_key="acct_1")
     settle_all(database, "failed")
-    halted = {"ordering_key": "acct_1", "entry_id": ids[0], "reason": "declined", "since": NEVER}
-    database.execute(sa.insert(TABLES.halted).values(halted))
+    blocked = {"ordering_key": "acct_1", "entry_id": ids[0], "reason": "declined", "since": NEVER}
+    database.execute(sa.insert(TABLES.blocked_group).values(blocked))
     elapse(database, KEEP + DAY)
 
     assert clean(database) == {"entries": 1}
     assert [entry.id for entry in database.entries] == ids[:1]
-    database.execute(sa.delete(TABLES.halted))
+    database.execute(sa.delete(TABLES.blocked_group))
 
     assert clean(database) == {"entries": 1}
 

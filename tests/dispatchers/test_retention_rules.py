@@ -33,7 +33,7 @@ class AnEntry:
     record: UUID | None
     settled: timedelta | None  # how long ago; None: it is unsettled
     state: str
-    halts: bool
+    blocks: bool
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def after_a_run(world: World) -> World:
 
     def is_kept(entry: AnEntry) -> bool:
         is_young = entry.settled is None or entry.settled < KEEP
-        return is_young or entry.halts or entry.parent in records or entry.record in records
+        return is_young or entry.blocks or entry.parent in records or entry.record in records
 
     return World(
         records,
@@ -89,7 +89,7 @@ records = st.builds(ARecord, st.sampled_from(["succeeded", "failed", "succeeded"
 settled = st.tuples(ages.filter(lambda age: age > timedelta(0)), st.sampled_from(["delivered", "failed", "cancelled"]))
 unsettled = st.tuples(st.none(), st.sampled_from(["pending", "sending", "retry", "uncertain"]))
 entries = st.builds(
-    lambda parent, record, end, halts: AnEntry(parent, record, *end, halts and end[0] is not None),
+    lambda parent, record, end, blocks: AnEntry(parent, record, *end, blocks and end[0] is not None),
     keys,
     st.one_of(st.none(), keys),
     st.one_of(settled, settled, settled, unsettled),
@@ -107,7 +107,7 @@ def create(database: Database, world: World) -> datetime:
     """Write a world instead of what was there; returns its "now"."""
     now = datetime.now(UTC)
     with database.engine.begin() as connection:
-        for table in (*FOUND, TABLES.queue, TABLES.halted, TABLES.event):
+        for table in (*FOUND, TABLES.queue, TABLES.blocked_group, TABLES.event):
             connection.execute(sa.delete(table))
         for key, record in world.records.items():
             connection.execute(sa.insert(TABLES.record).values(record_row(key, record, now)))
@@ -135,7 +135,7 @@ def entry_rows(id: UUID, entry: AnEntry, now: datetime) -> list[tuple[sa.Table, 
     asked = {"parent": "k", "operation": "crm.upsert", "discriminator": str(id), "kid": "k1", "tag": bytes(32)}
     stored = {"destination": "crm", "payload": b"{}", "options": "{}", "headers": "{}", "schema_version": 1}
     named = {name: NAMES[name] for name in ("env", "scope", "source")}
-    keyed = {"id": id, "parent_id": entry.parent, "record_id": entry.record, "ordering_key": f"lane {id}"}
+    keyed = {"id": id, "parent_id": entry.parent, "record_id": entry.record, "ordering_key": f"group {id}"}
     rows = [(TABLES.entry, {**named, **asked, **stored, **keyed, "due_at": now, "created_at": now})]
     rows.append((TABLES.event, {"entry_id": id, "at": now, "kind": "attempt"}))
     counts = {"id": id, "state": entry.state, "deliveries": 1, "attempts": 1, "key_epoch": 0}
@@ -145,8 +145,10 @@ def entry_rows(id: UUID, entry: AnEntry, now: datetime) -> list[tuple[sa.Table, 
         rows.append((TABLES.queue, {**counts, **waits, **lease}))
     else:
         rows.append((TABLES.settlement, {**counts, "settled_at": now - entry.settled}))
-    if entry.halts:
-        rows.append((TABLES.halted, {"ordering_key": f"lane {id}", "entry_id": id, "reason": "declined", "since": now}))
+    if entry.blocks:
+        rows.append(
+            (TABLES.blocked_group, {"ordering_key": f"group {id}", "entry_id": id, "reason": "declined", "since": now})
+        )
     return rows
 
 

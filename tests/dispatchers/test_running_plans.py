@@ -15,7 +15,7 @@ from dispatchers.maintenance.jobs import report_lag
 from dispatchers.store.database import DatabaseStore
 
 ROWS = 30_000
-SMALL = {"outbox_meta", "outbox_kid", "outbox_destination", "outbox_halted"}
+SMALL = {"outbox_meta", "outbox_kid", "outbox_destination", "outbox_blocked_group"}
 
 
 async def ask_everything(store: DatabaseStore, ob: outbox.Outbox) -> None:

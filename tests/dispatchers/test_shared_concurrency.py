@@ -327,7 +327,7 @@ def test_a_dispatcher_that_waits_takes_what_another_frees_without_asking_all_the
 
     asyncio.run(main())
 
-    assert asked[0] <= 2 * 3  # two lanes, which ask, and ask again
+    assert asked[0] <= 2 * 3  # two claim loops, which ask, and ask again
 
 
 def test_what_settles_with_a_callback_leaves_its_slot_before_a_dispatcher_ends(

@@ -68,9 +68,9 @@ def _give_another_its_key(connection: sa.Connection, id: UUID) -> None:
     connection.execute(entry.update().where(entry.c.id != id).values(tag=tag))
 
 
-def _halt(connection: sa.Connection, id: UUID) -> None:
+def _block(connection: sa.Connection, id: UUID) -> None:
     connection.execute(
-        TABLES.halted.insert().values(ordering_key="lane", entry_id=uuid4(), reason="-", since=sa.func.now())
+        TABLES.blocked_group.insert().values(ordering_key="group", entry_id=uuid4(), reason="-", since=sa.func.now())
     )
 
 
@@ -83,7 +83,7 @@ def _halt(connection: sa.Connection, id: UUID) -> None:
         ("own key", _give_another_its_key, "has the key of entry "),
         ("counted", _sent(attempts=2, deliveries=1), "was sent 2 times in 1 deliveries"),
         ("same key", _set(TABLES.queue, key_epoch=1), "has key epoch 1, but no decisions to send it again explain that"),
-        ("blocked", _halt, "blocks ordering group lane, but does not exist"),
+        ("blocked", _block, "blocks ordering group group, but does not exist"),
         ("derived", _set(TABLES.entry, scope="another"), "its id is not that of its fields, "),
         ("derived", _set(TABLES.entry, parent_id=uuid4()), "its parent's id is not that of its parent"),
         ("derived", _set(TABLES.entry, tag=b"x" * 32), "its key is not the one that derives from its fields"),

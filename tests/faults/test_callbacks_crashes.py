@@ -83,7 +83,7 @@ def test_a_chain_whose_process_is_killed_around_the_callback_has_each_effect_onc
     with daemon(tmp_path, database.url, MOMENT=moment) as process:
         assert process.wait() == -signal.SIGKILL, process.output
     assert len(database.orders) == committed
-    # the other lane may have claimed the receipt already
+    # the other claim loop may have claimed the receipt already
     assert states(database) in (
         [{"delivered": 1, "pending": 1}, {"delivered": 1, "sending": 1}] if committed else [{"sending": 1}]
     )

@@ -1,4 +1,4 @@
-"""Processes that are killed while they send lanes: what came to the far side came in commit order."""
+"""Processes that are killed while they send groups: what came to the far side came in commit order."""
 
 import random
 import threading
@@ -24,7 +24,7 @@ class Ledger(Adapter):
     async def send(self, delivery):
         payload = delivery.payload
         with (here / "ledger.txt").open("a") as ledger:
-            ledger.write(f"{payload['lane']} {payload['number']}\\n")
+            ledger.write(f"{payload['group']} {payload['number']}\\n")
         await asyncio.sleep(0.002)
         return Delivered()
 
@@ -35,13 +35,13 @@ def make():
     )
 """
 
-CLAIM_LOOPS, WRITERS, EACH = 20, 5, 5  # 20 lanes of 25 entries
+GROUPS, WRITERS, EACH = 20, 5, 5  # 20 groups of 25 entries
 
 
 def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
-    """Writers at once, each with one entry of each lane at a time. Each is rolled back once before it is committed.
+    """Writers at once, each with one entry of each group at a time. Each is rolled back once before it is committed.
 
-    The order's id is drawn while the lane is locked: it tells the commit order, whatever the outbox thinks of it.
+    The order's id is drawn while the group is locked: it tells the commit order, whatever the outbox thinks of it.
     """
     barrier = threading.Barrier(WRITERS)
 
@@ -49,15 +49,15 @@ def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
         rng = random.Random(writer)
         barrier.wait(PATIENCE)
         for turn in range(EACH):
-            for lane in rng.sample(range(CLAIM_LOOPS), CLAIM_LOOPS):
+            for group in rng.sample(range(GROUPS), GROUPS):
                 with database.session() as session:
                     for commits in (False, True):
                         number = 100 * writer + turn
-                        payload = {"lane": lane, "number": number}
-                        parent = f"{lane} {number}"
-                        ob.enqueue(session, "crm.upsert", payload, parent=parent, ordering_key=f"lane {lane}")
+                        payload = {"group": group, "number": number}
+                        parent = f"{group} {number}"
+                        ob.enqueue(session, "crm.upsert", payload, parent=parent, ordering_key=f"group {group}")
                         flush_all(session)
-                        session.add(Order(customer=str(lane), amount=number))
+                        session.add(Order(customer=str(group), amount=number))
                         session.flush()
                         session.commit() if commits else session.rollback()
 
@@ -65,12 +65,12 @@ def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
         list(pool.map(write, range(WRITERS)))
 
 
-def test_after_kills_every_lane_has_come_in_commit_order(
+def test_after_kills_every_group_has_come_in_commit_order(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     rng = random.Random(7)
     write_factory(tmp_path, FACTORY)
-    total = CLAIM_LOOPS * WRITERS * EACH
+    total = GROUPS * WRITERS * EACH
 
     def delivered() -> int:
         return states(postgresql)["delivered"]
@@ -92,24 +92,24 @@ def test_after_kills_every_lane_has_come_in_commit_order(
             enqueuing.result(90)
         wait_for(lambda: delivered() == total, "every entry to be delivered", 90, workers)
 
-    came = lanes_of(tmp_path / "ledger.txt")
+    came = groups_of(tmp_path / "ledger.txt")
     assert came == orders_of(postgresql)
     assert postgresql.queue == []
 
 
-def lanes_of(ledger: Path) -> dict[str, list[str]]:
-    """What came to the far side, lane by lane. After a kill an entry may come again, but before any other of its lane."""
+def groups_of(ledger: Path) -> dict[str, list[str]]:
+    """What came to the far side, group by group. After a kill an entry may come again, but before any other of its group."""
     came: dict[str, list[str]] = defaultdict(list)
     for line in ledger.read_text().splitlines():
-        lane, number = line.split()
-        if came[lane][-1:] != [number]:
-            came[lane].append(number)
+        group, number = line.split()
+        if came[group][-1:] != [number]:
+            came[group].append(number)
     return came
 
 
 def orders_of(database: Database) -> dict[str, list[str]]:
-    """What was committed, lane by lane."""
-    lanes: dict[str, list[str]] = defaultdict(list)
+    """What was committed, group by group."""
+    groups: dict[str, list[str]] = defaultdict(list)
     for order in database.orders:
-        lanes[order.customer].append(str(order.amount))
-    return lanes
+        groups[order.customer].append(str(order.amount))
+    return groups

@@ -32,7 +32,7 @@ NAMES = {
     "destination",
     "entry",
     "event",
-    "halted",
+    "blocked_group",
     "kid",
     "meta",
     "queue",

@@ -116,9 +116,9 @@ def set_row(database: Database, table: sa.Table, **values: Any) -> None:
     database.execute(sa.insert(table).values(values))
 
 
-def halt(database: Database, id: UUID, ordering_key: str) -> None:
-    """As a dispatcher halts a lane behind an entry that failed."""
+def block(database: Database, id: UUID, ordering_key: str) -> None:
+    """As a dispatcher blocks a group behind an entry that failed."""
     from outbox.sql.dialect import clock_plus
 
     since = clock_plus(-timedelta(hours=1))
-    set_row(database, TABLES.halted, ordering_key=ordering_key, entry_id=id, reason="it failed", since=since)
+    set_row(database, TABLES.blocked_group, ordering_key=ordering_key, entry_id=id, reason="it failed", since=since)

@@ -1,4 +1,4 @@
-"""What the tests of lanes share: entries of ordering keys, a service that writes down who came when, one step at a time."""
+"""What the tests of groups share: entries of ordering keys, a service that writes down who came when, one step at a time."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -19,12 +19,12 @@ from support.database import TABLES, Database
 from support.entries import run_once, state
 
 
-def put_in_lane(database: Database, ob: outbox.Outbox, *names: str, lane: str = "ada", **settings: Any) -> list[UUID]:
-    """Entries of one lane, each in a transaction of its own, told apart by their names."""
+def put_in_group(database: Database, ob: outbox.Outbox, *names: str, group: str = "ada", **settings: Any) -> list[UUID]:
+    """Entries of one group, each in a transaction of its own, told apart by their names."""
     ids = []
     for name in names:
         with database.begin() as session:
-            given = {"parent": name, "ordering_key": lane, "payload": {"lane": lane, "name": name}, **settings}
+            given = {"parent": name, "ordering_key": group, "payload": {"group": group, "name": name}, **settings}
             ids.append(ob.enqueue(session, "crm.upsert", **given).id)
     return ids
 
@@ -32,8 +32,8 @@ def put_in_lane(database: Database, ob: outbox.Outbox, *names: str, lane: str = 
 BUSY = Deferred("busy", after=timedelta(minutes=10))  # longer than a test takes, on the slowest machine
 
 
-class LaneService(MemoryAdapter):
-    """Writes down the names in each lane, in the order in which they came; answers by name, else well."""
+class OrderedService(MemoryAdapter):
+    """Writes down the names in each group, in the order in which they came; answers by name, else well."""
 
     def __init__(self, **answers: Any) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class LaneService(MemoryAdapter):
         self.under_way: Counter[str] = Counter()
 
     async def send(self, delivery: Delivery) -> Outcome:
-        lane, name = delivery.payload["lane"], delivery.payload["name"]
-        self.under_way[lane] += 1
-        assert self.under_way[lane] == 1, f"two of the lane {lane!r} at once"
-        self.came[lane].append(name)
+        group, name = delivery.payload["group"], delivery.payload["name"]
+        self.under_way[group] += 1
+        assert self.under_way[group] == 1, f"two of the group {group!r} at once"
+        self.came[group].append(name)
         await asyncio.sleep(0)
-        self.under_way[lane] -= 1
+        self.under_way[group] -= 1
         answer: Outcome = self.answers.get(name, Delivered())
         return answer
 
@@ -66,12 +66,12 @@ def _is_due_in_a_moment(database: Database) -> bool:
 
 
 def states_of(database: Database, ids: Sequence[UUID]) -> list[str]:
-    """The state of each; `blocked` for what waits behind the head of its lane."""
+    """The state of each; `blocked` for what waits behind the head of its group."""
     with database.engine.connect() as connection:
         blocked = set(connection.execute(sa.select(TABLES.queue.c.id).where(is_blocked(TABLES.queue))).scalars())
     return ["blocked" if id in blocked else state(database, id) for id in ids]
 
 
-def halted(database: Database) -> dict[str, UUID]:
-    """Behind which entry each halted lane halts."""
-    return {row.ordering_key: row.entry_id for row in database.rows(TABLES.halted)}
+def blocked(database: Database) -> dict[str, UUID]:
+    """Behind which entry each blocked group blocks."""
+    return {row.ordering_key: row.entry_id for row in database.rows(TABLES.blocked_group)}

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from simulation import reference_history
 from simulation import reference_operators as reference_people
 from simulation.reference import ReferenceStore
-from simulation.reference_rows import Entry, Halt, Refused, Row
+from simulation.reference_rows import Block, Entry, Refused, Row
 from support.database import TABLES, Database
 from support.entries import age, change, queue_row, quota
 
@@ -139,7 +139,7 @@ class Agreement(RuleBasedStateMachine):
             TABLES.queue,
             TABLES.settlement,
             TABLES.event,
-            TABLES.halted,
+            TABLES.blocked_group,
             TABLES.destination,
             TABLES.meta,
         ):
@@ -156,16 +156,16 @@ class Agreement(RuleBasedStateMachine):
 
     @rule(
         operation=st.sampled_from(OPERATIONS),
-        lanes=st.lists(st.sampled_from([None, "a", "b"]), min_size=1, max_size=3),
+        groups=st.lists(st.sampled_from([None, "a", "b"]), min_size=1, max_size=3),
         rolled_back=st.booleans(),
     )
-    def enqueue(self, operation: str, lanes: list[str | None], rolled_back: bool = False) -> None:
-        """As many as there are lanes, in one flush."""
+    def enqueue(self, operation: str, groups: list[str | None], rolled_back: bool = False) -> None:
+        """As many as there are groups, in one flush."""
         first = len(self.ids)
         with self.database.session() as session:
             entries = [
-                self.ob.enqueue(session, operation, {}, parent=f"order:{first + number}", ordering_key=lane)
-                for number, lane in enumerate(lanes)
+                self.ob.enqueue(session, operation, {}, parent=f"order:{first + number}", ordering_key=group)
+                for number, group in enumerate(groups)
             ]
             flush_all(session)
             session.rollback() if rolled_back else session.commit()
@@ -176,8 +176,8 @@ class Agreement(RuleBasedStateMachine):
         now = self._tick()
         self.reference.enqueue(
             *(
-                Entry(id=entry.id, operation=operation, tag=b"", created_at=now, ordering_key=lane)
-                for entry, lane in zip(entries, lanes, strict=True)
+                Entry(id=entry.id, operation=operation, tag=b"", created_at=now, ordering_key=group)
+                for entry, group in zip(entries, groups, strict=True)
             )
         )
 
@@ -312,15 +312,15 @@ class Agreement(RuleBasedStateMachine):
             connection.execute(TABLES.queue.insert().values(id=id, destination=destination, due_at=clock(), **row))
         self.reference.queue[id] = Row(due_at=self._tick())
 
-    @rule(lane=st.sampled_from(["a", "b"]))
-    def release(self, lane: str) -> None:
+    @rule(group=st.sampled_from(["a", "b"]))
+    def release(self, group: str) -> None:
         try:
             with self.database.engine.begin() as connection:
-                decisions.release_group(connection, TABLES, lane, actor="ada", reason="looked")
+                decisions.release_group(connection, TABLES, group, actor="ada", reason="looked")
             released = True
         except EntryNotFound:
             released = False
-        assert released == _is_allowed(lambda: reference_people.release_group(self.reference, lane, "looked"))
+        assert released == _is_allowed(lambda: reference_people.release_group(self.reference, group, "looked"))
 
     @rule(destination=st.sampled_from(["crm", "mail"]))
     def pause(self, destination: str) -> None:
@@ -369,8 +369,8 @@ class Agreement(RuleBasedStateMachine):
             del told["position"]  # of which only the order counts
             self._same({name: getattr(queue[id], name) for name in told}, told)
         assert _in_order(queue) == _in_order(self.reference.queue)
-        halts = {row.ordering_key: Halt(row.entry_id, row.reason) for row in self.database.rows(TABLES.halted)}
-        assert halts == self.reference.halted
+        blocks = {row.ordering_key: Block(row.entry_id, row.reason) for row in self.database.rows(TABLES.blocked_group)}
+        assert blocks == self.reference.blocked_group
         flow_states = {row.name: row for row in self.database.rows(TABLES.destination)}
         assert flow_states.keys() == self.reference.flow.keys()
         for destination, flow in self.reference.flow.items():
@@ -446,7 +446,7 @@ def _histories(events: Sequence[Any]) -> list[tuple[UUID, str, str | None]]:
 
 
 def _in_order(queue: Mapping[UUID, Any]) -> list[tuple[str, UUID]]:
-    """The lanes, from their heads on."""
+    """The groups, from their heads on."""
     places = [(row.ordering_key, row.position, id) for id, row in queue.items() if row.ordering_key is not None]
     return [(ordering_key, id) for ordering_key, _, id in sorted(places)]
 
@@ -512,13 +512,13 @@ def test_a_database_treats_looks_as_the_reference_store_does(database: Database,
 
 
 @pytest.mark.parametrize("verdict", ["happened", "did_not_happen", "send_again", "cancel", "retry"])
-def test_a_database_treats_lanes_as_the_reference_store_does(
+def test_a_database_treats_groups_as_the_reference_store_does(
     database: Database, ob: outbox.Outbox, verdict: str
 ) -> None:
-    """One lane for each way in which its head may end, of three entries; then a person says something of that one."""
+    """One group for each way in which its head may end, of three entries; then a person says something of that one."""
     agreement = Agreement(database, ob)
-    for lane in KINDS:
-        agreement.enqueue("crm.upsert", [lane, lane, lane])
+    for group in KINDS:
+        agreement.enqueue("crm.upsert", [group, group, group])
     heads = agreement.ids[::3]
 
     def go_on(kinds: Mapping[str | None, str]) -> None:
@@ -529,7 +529,7 @@ def test_a_database_treats_lanes_as_the_reference_store_does(
             agreement.settle_one(kinds.get(claims[1].ordering_key, "delivered"), claims)
             agreement.they_agree()
 
-    go_on({lane: lane for lane in KINDS})
+    go_on({group: group for group in KINDS})
     go_on({})
     for head in heads:
         agreement.decide_one(head, verdict)
@@ -537,8 +537,8 @@ def test_a_database_treats_lanes_as_the_reference_store_does(
     for _ in range(2):
         go_on({})
         agreement.time_passes(2)
-    for lane in KINDS:
-        agreement.release(lane)
+    for group in KINDS:
+        agreement.release(group)
         agreement.they_agree()
     for _ in range(3):
         go_on({})

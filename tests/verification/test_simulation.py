@@ -109,7 +109,7 @@ def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
         "looked for: Found\n",
         "looked for: Absent\n",
         "looked for: CannotTell\n",
-        "halts its lane\n",
+        "blocks its group\n",
         "is released\n",
         "is being cancelled\n",
         " postponed\n",
@@ -148,4 +148,4 @@ def test_an_idle_dispatcher_asks_the_database_no_more_often_than_it_polls() -> N
     world.run_until(lambda: False, latest=100.0)
     world.close()
 
-    assert 100 < asked < 500  # two lanes, each after half a second to a second
+    assert 100 < asked < 500  # two claim loops, each after half a second to a second

@@ -21,7 +21,7 @@ from support.entries import (
     settlement_row,
 )
 from support.lookups import decide_on, keyless, look, sent_and_looked_for
-from support.ordering import LaneService, put_in_lane, send_all
+from support.ordering import OrderedService, put_in_group, send_all
 from support.verify import Harm, broken_rules, setting, taking
 
 import outbox
@@ -204,24 +204,24 @@ def called_back_at_last(outcome: Outcome, kind: str = "on_settled") -> History:
     return history
 
 
-def halting_its_lane(database: Database, ob: outbox.Outbox) -> UUID:
+def blocking_its_group(database: Database, ob: outbox.Outbox) -> UUID:
     """Two are blocked behind it."""
-    ids = put_in_lane(database, ob, "one", "two", "three", "four")
-    send_all(database, ob, LaneService(two=Rejected("declined")))
+    ids = put_in_group(database, ob, "one", "two", "three", "four")
+    send_all(database, ob, OrderedService(two=Rejected("declined")))
     return ids[1]
 
 
-def heading_its_lane(database: Database, ob: outbox.Outbox) -> UUID:
+def heading_its_group(database: Database, ob: outbox.Outbox) -> UUID:
     """One is blocked behind it, or will be as soon as anybody looks."""
-    first, _ = put_in_lane(database, ob, "one", "two")
-    run_once(database, ob, adapters={"crm": LaneService(one=Deferred("busy", after=HOUR))})
+    first, _ = put_in_group(database, ob, "one", "two")
+    run_once(database, ob, adapters={"crm": OrderedService(one=Deferred("busy", after=HOUR))})
     return first
 
 
-def of_a_lane_that_was_released(database: Database, ob: outbox.Outbox) -> UUID:
-    id = halting_its_lane(database, ob)
+def of_a_group_that_was_released(database: Database, ob: outbox.Outbox) -> UUID:
+    id = blocking_its_group(database, ob)
     succeeded("release", "--ordering-key", "ada", "--reason", "declined", "--actor", "ada", database=database)
-    send_all(database, ob, LaneService())
+    send_all(database, ob, OrderedService())
     return id
 
 
@@ -264,7 +264,7 @@ def for_all(statement: sa.Executable) -> Harm:
     return lambda connection, id: connection.execute(statement)
 
 
-def delivered_and_halting(connection: sa.Connection, id: UUID) -> None:
+def delivered_and_blocking(connection: sa.Connection, id: UUID) -> None:
     setting(ENDED, state="delivered", reason=None, attempts=1)(connection, id)
 
 
@@ -348,18 +348,18 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
     (called_back_at_last(Rejected("declined")), []),
     (called_back_at_last(Unknown("no answer", final=True), "on_uncertain"), []),
     (found_and_called_back_at_last, []),
-    (halting_its_lane, [
-        (delivered_and_halting, "blocked", "blocks ordering group ada, but is delivered"),
-        (for_all(TABLES.halted.update().values(ordering_key="bob")), "blocked", "blocks ordering group bob, but"),
+    (blocking_its_group, [
+        (delivered_and_blocking, "blocked", "blocks ordering group ada, but is delivered"),
+        (for_all(TABLES.blocked_group.update().values(ordering_key="bob")), "blocked", "blocks ordering group bob, but"),
     ]),
-    (heading_its_lane, [
+    (heading_its_group, [
         (setting(QUEUE, ordering_key="bob"), "as enqueued", "was enqueued in ordering group ada, but waits in"),
         (setting(QUEUE, ordering_key=None, position=None), "as enqueued", "was enqueued in ordering group ada, but"),
         (setting(QUEUE, position=None), "own place", "has an ordering key but no position"),
         (for_all(QUEUE.update().values(position=7)), "own place", "has the same position in its ordering group as entry "),
         (for_all(QUEUE.update().values(due_at=NEVER)), "its turn", "is blocked, but no entry precedes it in its ordering group"),
     ]),
-    (of_a_lane_that_was_released, []),
+    (of_a_group_that_was_released, []),
     (of_a_request, [
         (for_all(TABLES.record.delete()), "request", "waits, but the record of its request is missing: "),
     ]),

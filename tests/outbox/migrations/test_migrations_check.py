@@ -82,9 +82,9 @@ def test_check_says_when_a_newer_release_took_away_what_this_one_needs(blank):
     migrations.upgrade(blank.url)
     set_revision(blank, "9999")
     with blank.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE outbox_halted")
+        connection.exec_driver_sql("DROP TABLE outbox_blocked_group")
 
-    with pytest.raises(SchemaError, match="lacks table outbox_halted: revision 9999 belongs to a newer release"):
+    with pytest.raises(SchemaError, match="lacks table outbox_blocked_group: revision 9999 belongs to a newer release"):
         migrations.check(blank.url)
 
 

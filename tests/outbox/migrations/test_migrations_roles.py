@@ -196,7 +196,7 @@ FORGED: dict[str, dict[str, str]] = {
     "with an outcome": {"more": ", outcome", "values": ", '{}'"},
     "for another callback": {"more": ", callback", "values": ", 'settled'"},
     "sent as another form": {"more": ", sent_as", "values": ", 'uuid'"},
-    "in a lane of its own": {"more": ", ordering_key, position", "values": ", 'ada', 1"},
+    "in a group of its own": {"more": ", ordering_key, position", "values": ", 'ada', 1"},
 }
 
 

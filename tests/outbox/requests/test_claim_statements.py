@@ -60,7 +60,7 @@ def test_a_claim_whose_handler_and_listeners_enqueue_is_answered_once(
 
 
 @pytest.mark.parametrize(
-    ("operations", "entry"), [((), {}), ((CHARGE,), {"ordering_key": "ada"})], ids=["no entry", "in a lane"]
+    ("operations", "entry"), [((), {}), ((CHARGE,), {"ordering_key": "ada"})], ids=["no entry", "in a group"]
 )
 def test_a_record_without_a_statement_to_go_with_is_written_by_its_own(
     postgresql: Database, ob: outbox.Outbox, operations: tuple[str, ...], entry: dict[str, str]

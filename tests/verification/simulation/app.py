@@ -24,24 +24,24 @@ WINDOW = timedelta(seconds=20)
 KEYRING = outbox.Keyring({"k1": bytes(range(32))}, current="k1")
 OUTBOX = outbox.Outbox(KEYRING, env=ENV)
 OPERATIONS = [*["pay.charge"] * 4, "crm.upsert", "mail.send", "mail.send", "sms.send", "fax.send"]
-OPERATIONS_IN_LANES = [*["pay.charge"] * 6, *["mail.send"] * 8, *["sms.send"] * 6, *["crm.upsert"] * 3, "fax.send"]
-CLAIM_LOOPS = [*["lane a"] * 5, "lane b"]
+OPERATIONS_IN_GROUPS = [*["pay.charge"] * 6, *["mail.send"] * 8, *["sms.send"] * 6, *["crm.upsert"] * 3, "fax.send"]
+GROUPS = [*["group a"] * 5, "group b"]
 
 
 class App:
     """The app, of a few entries. poison: those whose payload kills the process that sends it. to_come: not enqueued yet.
 
-    lanes: how likely an entry has an ordering key; in most runs none has.
+    groups: how likely an entry has an ordering key; in most runs none has.
     """
 
-    def __init__(self, world: World, promises: Promises, database: Database, people: People, lanes: float) -> None:
+    def __init__(self, world: World, promises: Promises, database: Database, people: People, groups: float) -> None:
         self.world = world
         self.rng = world.rng
         self.poison: set[UUID] = set()
         self.callbacks_fail = self.rng.choice([0.0, 0.2, 0.5])
-        self.lanes = lanes
-        self.receipts_have_lanes = self.rng.random() < 0.3
-        self.to_come = self.rng.choice([4, 5, 6, 7] if self.lanes else [1, 2, 2, 3, 4])
+        self.groups = groups
+        self.receipts_have_groups = self.rng.random() < 0.3
+        self.to_come = self.rng.choice([4, 5, 6, 7] if self.groups else [1, 2, 2, 3, 4])
         self._promises = promises
         self._database = database
         self._people = people
@@ -50,13 +50,13 @@ class App:
     def begin(self) -> None:
         left = self.to_come
         while left:
-            in_one_flush = 2 if self.lanes and left > 1 and self.rng.random() < 0.2 else 1
+            in_one_flush = 2 if self.groups and left > 1 and self.rng.random() < 0.2 else 1
             left -= in_one_flush
             self.world.at(self.rng.random() * 5, self._enqueue, [left + number for number in range(in_one_flush)])
 
     def _enqueue(self, numbers: list[int]) -> None:
         self.to_come -= len(numbers)
-        operations = OPERATIONS_IN_LANES if self.lanes else OPERATIONS
+        operations = OPERATIONS_IN_GROUPS if self.groups else OPERATIONS
         entries = [self._entry(self.rng.choice(operations), f"order:{number}") for number in numbers]
         self._database.enqueue(*entries)
         for entry in entries:
@@ -66,7 +66,7 @@ class App:
                 self._promises.never.add(entry.id)
             if self.rng.random() < 0.25:
                 self.world.at(self.rng.random() * self.rng.choice([5, 20]), self._cancel, entry.id)
-            if self.lanes and self.rng.random() < 0.5:
+            if self.groups and self.rng.random() < 0.5:
                 self.world.at(self.rng.random() * 10, self._cancel_slowly, entry.id)
 
     def _entry(self, operation: str, parent: str) -> Entry:
@@ -78,7 +78,7 @@ class App:
                 parent=parent,
                 schema_version=SCHEMA_VERSION + (self.rng.random() < 0.03),
                 created_at=self._database.now(),
-                ordering_key=self.rng.choice(CLAIM_LOOPS) if self.rng.random() < self.lanes else None,
+                ordering_key=self.rng.choice(GROUPS) if self.rng.random() < self.groups else None,
             )
         )
 
@@ -145,8 +145,8 @@ class App:
         return effects
 
     def _receipt(self, caused_by: UUID, parent: str) -> Entry:
-        """In some runs in the lane of what caused it, if that has one."""
-        lane = self._promises.entries[caused_by].ordering_key if self.receipts_have_lanes else None
+        """In some runs in the group of what caused it, if that has one."""
+        group = self._promises.entries[caused_by].ordering_key if self.receipts_have_groups else None
         return self._written(
             Entry(
                 id=UUID(int=(caused_by.int + 1) % 2**128),
@@ -154,6 +154,6 @@ class App:
                 tag=b"",
                 parent=parent,
                 created_at=self._database.now(),
-                ordering_key=lane,
+                ordering_key=group,
             )
         )

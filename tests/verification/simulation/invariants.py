@@ -25,7 +25,7 @@ from dispatchers.transitions import (
 )
 from outbox.times import NEVER
 from simulation.flow_control_invariants import FlowControlInvariants
-from simulation.ordering_invariants import LanePromises
+from simulation.ordering_invariants import OrderingInvariants
 from simulation.reference_rows import Row
 from simulation.restore_invariants import RestorePromises
 from simulation.trace import LEASE, MARGIN, QUIESCENCE, TIMEOUT, Declared, Send, Story, Truth
@@ -42,7 +42,7 @@ class Promises(Truth):
             tuple[int, UUID, timedelta], ClaimedEntry
         ] = {}  # by process, entry, and its age at the claim
         self.never: set[UUID] = set()  # nobody serves these
-        self.lanes = LanePromises(self)
+        self.groups = OrderingInvariants(self)
         self.flow = FlowControlInvariants(self)
         self.restore = RestorePromises(self)
 
@@ -63,7 +63,7 @@ class Promises(Truth):
             story.deliveries += 1
             self.holding[id(process), entry.id, entry.leased_at - entry.created_at] = entry
             self._check_row(entry.id)
-            self.lanes.claimed(entry)
+            self.groups.claimed(entry)
 
     def settled(self, entry: ClaimedEntry, change: Any, took_effect: bool) -> None:
         word = type(change).__name__ + (f" {change.state}" if isinstance(change, Settle) else "")
@@ -86,7 +86,7 @@ class Promises(Truth):
             self.on_uncertain()
         self._check_end(entry, change)
         self._check_row(entry.id)
-        self.lanes.settled(entry, change)
+        self.groups.settled(entry, change)
         self.flow.settled(entry, change)
 
     def settling_without_callback(self, entry: ClaimedEntry, change: Any) -> None:
@@ -184,7 +184,7 @@ class Promises(Truth):
         self.require(delivery.id not in self.never, delivery.id, "sent though it is not to be read here")
         self._check_lease(send)
         self._check_repetition(send, story)
-        self.lanes.sending(send)
+        self.groups.sending(send)
         self.flow.sending(send)
         story.sends.append(send)
         return send
@@ -246,7 +246,7 @@ class Promises(Truth):
         self.require(not is_false, entry_id, f"{ended.state if ended else ''}, and it happened later")
         if story.effects[epoch] > 1 and self._promises_one_effect(story, send):
             self.require(False, entry_id, "it happened twice under one key")
-        self.lanes.executed(send)
+        self.groups.executed(send)
 
     def looked(self, delivery: Delivery, found: Finding) -> None:
         self.note(f"{delivery.id.hex[:6]} looked for: {type(found).__name__}")
@@ -276,7 +276,7 @@ class Promises(Truth):
         return all(
             (row.state == "uncertain" and row.due_at == NEVER and not self.store.is_decided(id))
             or id in self.never
-            or self.lanes.stands_still(id, self.never)
+            or self.groups.stands_still(id, self.never)
             for id, row in self.store.queue.items()
         )
 

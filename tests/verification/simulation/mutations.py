@@ -18,7 +18,7 @@ from simulation.database import AppSession, Database, RemoteStore, Transaction
 from simulation.mutants import Patch, around, without
 from simulation.mutations_flow_control import FLOW_CONTROL_MUTANTS
 from simulation.mutations_lookup import LOOKUP_GUARDS
-from simulation.mutations_ordering import LANE_GUARDS
+from simulation.mutations_ordering import ORDERING_MUTANTS
 from simulation.mutations_restore import RESTORE_GUARDS
 from simulation.reference import ReferenceStore, _form
 from simulation.reference_rows import Row
@@ -160,7 +160,7 @@ GUARDS: dict[str, Patch] = {
     "what may have been sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_doubt),
     "what is being sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_a_lease),
     **LOOKUP_GUARDS,
-    **LANE_GUARDS,
+    **ORDERING_MUTANTS,
     **FLOW_CONTROL_MUTANTS,
     **RESTORE_GUARDS,
 }

@@ -1,4 +1,4 @@
-"""What people do: they look at what is uncertain or halted, and say something of it, or nothing."""
+"""What people do: they look at what is uncertain or blocked, and say something of it, or nothing."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +26,7 @@ class People:
         self._words_left = self.rng.choice([0, 1, 2, 4])
         self._releases_left = self.rng.choice([0, 4, 4])
         promises.on_uncertain = self._hear_of_doubt
-        promises.lanes.on_halt = self._hear_of_halt
+        promises.groups.on_block = self._hear_of_block
 
     def begin(self, destinations: list[str]) -> None:
         """In some runs one destination is paused for a while."""
@@ -62,17 +62,17 @@ class People:
             verdict: Verdict = "happened" if self.promises.story(id).effects.total() > 0 else "did_not_happen"
             _unless_refused(lambda: reference_people.resolve(store, id, verdict, "looked at it"))
 
-    # --- lanes
+    # --- groups
 
-    def _hear_of_halt(self, ordering_key: str) -> None:
+    def _hear_of_block(self, ordering_key: str) -> None:
         if self._releases_left:
             self._releases_left -= 1
             self.world.at(self.rng.choice(HESITATE[:3]), self._release, ordering_key)
 
     def _release(self, ordering_key: str) -> None:
-        if self.world.faulty and ordering_key in self.database.store.halted:
+        if self.world.faulty and ordering_key in self.database.store.blocked_group:
             reference_people.release_group(self.database.store, ordering_key, "told the customer")
-            self.promises.lanes.released(ordering_key)
+            self.promises.groups.released(ordering_key)
 
     # --- a restore
 

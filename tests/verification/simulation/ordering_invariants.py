@@ -1,4 +1,4 @@
-"""What lanes promise: one at a time, in the order of the commits, and nobody behind one that ended badly."""
+"""What groups promise: one at a time, in the order of the commits, and nobody behind one that ended badly."""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -9,17 +9,17 @@ from simulation.reference_rows import Entry
 from simulation.trace import Send, Truth
 
 
-class LanePromises:
-    """Knows of each lane behind whom it is halted. The order of the commits is that of the entries.
+class OrderingInvariants:
+    """Knows of each group behind whom it is blocked. The order of the commits is that of the entries.
 
     An entry that was uncertain once may come later than those behind it: somebody let them go on.
     """
 
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
-        self._halted: dict[str, UUID] = {}
+        self._blocked: dict[str, UUID] = {}
         self._was_uncertain: set[UUID] = set()
-        self.on_halt: Callable[[str], object] = lambda ordering_key: None
+        self.on_block: Callable[[str], object] = lambda ordering_key: None
 
     # --- the database
 
@@ -30,9 +30,9 @@ class LanePromises:
         queue = self._truth.store.queue
         for other in self._before(entry.id):
             is_waited_for = other.id in queue and queue[other.id].state != "uncertain"
-            self._truth.require(not is_waited_for, entry.id, "claimed before another one of its lane has ended")
-            is_halting = self._halted.get(entry.ordering_key) == other.id
-            self._truth.require(not is_halting, entry.id, "claimed though its lane is halted")
+            self._truth.require(not is_waited_for, entry.id, "claimed before another one of its group has ended")
+            is_blocking = self._blocked.get(entry.ordering_key) == other.id
+            self._truth.require(not is_blocking, entry.id, "claimed though its group is blocked")
 
     def settled(self, entry: ClaimedEntry, change: Any) -> None:
         if entry.ordering_key is None:
@@ -41,11 +41,11 @@ class LanePromises:
         if isinstance(end, MarkUncertain):
             self._was_uncertain.add(entry.id)
         if self._is_bad_news(entry, end):
-            self._halted[entry.ordering_key] = entry.id
-            self._truth.note(f"{entry.id.hex[:6]} halts its lane")
-            self.on_halt(entry.ordering_key)
-        elif isinstance(end, Settle) and end.state == "delivered" and self._halted.get(entry.ordering_key) == entry.id:
-            del self._halted[entry.ordering_key]
+            self._blocked[entry.ordering_key] = entry.id
+            self._truth.note(f"{entry.id.hex[:6]} blocks its group")
+            self.on_block(entry.ordering_key)
+        elif isinstance(end, Settle) and end.state == "delivered" and self._blocked.get(entry.ordering_key) == entry.id:
+            del self._blocked[entry.ordering_key]
 
     def _is_bad_news(self, entry: ClaimedEntry, end: Any) -> bool:
         """A person's word is none, and an end that waited for its callback was when it was written down."""
@@ -56,7 +56,7 @@ class LanePromises:
 
     def released(self, ordering_key: str) -> None:
         self._truth.note(f"{ordering_key} is released")
-        self._halted.pop(ordering_key, None)
+        self._blocked.pop(ordering_key, None)
 
     # --- the truth
 
@@ -70,7 +70,7 @@ class LanePromises:
             token, until = story.lease or (None, 0.0)
             is_under_way = any(each.claimed.lease_token == token for each in story.sends)
             alone = until < self._truth.world.now or not is_under_way
-            self._truth.require(alone, send.claimed.id, "sent while another one of its lane is under way")
+            self._truth.require(alone, send.claimed.id, "sent while another one of its group is under way")
 
     def executed(self, send: Send) -> None:
         """In order, as far as what happens for the first time and was never given up."""
@@ -79,22 +79,22 @@ class LanePromises:
             return
         for other in self._behind(id):
             has_happened = self._truth.story(other.id).effects.total() > 0
-            self._truth.require(not has_happened, id, "it happened after one that comes later in its lane")
+            self._truth.require(not has_happened, id, "it happened after one that comes later in its group")
 
     # --- the end
 
     def stands_still(self, id: UUID, never: Collection[UUID]) -> bool:
         """Whether it waits behind one that waits for a person, or for somebody who serves it.
 
-        Where the one that halted the lane has ended, those before it wait too that are to be sent again.
+        Where the one that blocked the group has ended, those before it wait too that are to be sent again.
         """
         entry, queue = self._truth.entries[id], self._truth.store.queue
-        halting = self._halted.get(entry.ordering_key or "")
+        blocking = self._blocked.get(entry.ordering_key or "")
         before = [other.id for other in self._before(id)]
-        is_halted = halting is not None and (halting in before or halting not in queue)
-        return is_halted or any(other in never and other in queue for other in before)
+        is_blocked = blocking is not None and (blocking in before or blocking not in queue)
+        return is_blocked or any(other in never and other in queue for other in before)
 
-    # --- lanes
+    # --- groups
 
     def _others(self, id: UUID) -> Iterator[Entry]:
         entries = self._truth.entries

@@ -39,27 +39,27 @@ OPEN_TO_PROOF = ("sending", "retry", "uncertain")  # not `pending`: a person has
 
 
 class Taken(NamedTuple):
-    """What a claim brought. passed_over: how many were due, but are not the heads of their lanes, or had ended before."""
+    """What a claim brought. passed_over: how many were due, but are not the heads of their groups, or had ended before."""
 
     claimed: list[ClaimedEntry]
     passed_over: int = 0
 
 
 class ReferenceStore(Tables):
-    """What is done with the tables; the rules of lanes are in `reference_lanes`, what people decide in `reference_people`."""
+    """What is done with the tables; the rules of groups are in `reference_ordering`, what people decide in `reference_people`."""
 
     # --- the app
 
     def enqueue(self, *entries: Entry) -> None:
-        """Those of one flush: of each lane the first one is due, the others are blocked behind it."""
-        lanes: set[str] = set()
+        """Those of one flush: of each group the first one is due, the others are blocked behind it."""
+        groups: set[str] = set()
         for entry in entries:
             if entry.id not in self.entries:
                 self.entries[entry.id] = entry
                 self.queue[entry.id] = Row(due_at=entry.created_at)
                 if entry.ordering_key is not None:
-                    self._place(self.queue[entry.id], entry.ordering_key, is_first=entry.ordering_key not in lanes)
-                    lanes.add(entry.ordering_key)
+                    self._place(self.queue[entry.id], entry.ordering_key, is_first=entry.ordering_key not in groups)
+                    groups.add(entry.ordering_key)
 
     def _place(self, row: Row, ordering_key: str, *, is_first: bool) -> None:
         self.last_position += 1
@@ -87,7 +87,7 @@ class ReferenceStore(Tables):
     # --- the dispatcher: claim
 
     def claim(self, request: ClaimRequest) -> Taken:
-        """Lease the oldest due entries of each wanted destination, as far as they are the heads of their lanes."""
+        """Lease the oldest due entries of each wanted destination, as far as they are the heads of their groups."""
         taken = self._take(request)
         claimed = [entry for entry in taken if not self._remove_ended(entry)]
         must_wait = sort_out(self, claimed)
@@ -205,7 +205,7 @@ class ReferenceStore(Tables):
     # --- the dispatcher: settle
 
     def must_be_postponed(self, entry: ClaimedEntry, change: Transition, seen: Collection[UUID] | None = None) -> bool:
-        """Whether it would leave its lane, and somebody else has locked the next one there, who is to come then."""
+        """Whether it would leave its group, and somebody else has locked the next one there, who is to come then."""
         return self.may_settle(entry, change) and next_is_locked(self, entry, change, seen)
 
     def settle(

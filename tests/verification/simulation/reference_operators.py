@@ -58,7 +58,7 @@ def _is_unserved_for_long(store: ReferenceStore, id: UUID, row: Row) -> bool:
 
 
 def retry(store: ReferenceStore, id: UUID) -> None:
-    """Make a waiting entry due now; not while "send again" waits for earlier senders, nor behind another of its lane."""
+    """Make a waiting entry due now; not while "send again" waits for earlier senders, nor behind another of its group."""
     row = store.queue.get(id)
     if row is None or row.state not in WAITING or (row.state == "pending" and row.maybe_sent) or row.is_blocked:
         raise Refused
@@ -67,12 +67,12 @@ def retry(store: ReferenceStore, id: UUID) -> None:
 
 
 def release_group(store: ReferenceStore, ordering_key: str, reason: str) -> None:
-    """Let a lane go on that is halted."""
-    halt = store.halted.pop(ordering_key, None)
-    if halt is None:
+    """Let a group go on that is blocked."""
+    block = store.blocked_group.pop(ordering_key, None)
+    if block is None:
         raise Refused
     advance(store, ordering_key, 0)
-    store.events.append(Event(halt.entry_id, "decision", reason))
+    store.events.append(Event(block.entry_id, "decision", reason))
 
 
 # --- destinations

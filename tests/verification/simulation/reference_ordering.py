@@ -1,4 +1,4 @@
-"""Lanes in the reference store: who may leave, and what an end does to those behind."""
+"""Groups in the reference store: who may leave, and what an end does to those behind."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -17,7 +17,7 @@ from dispatchers.transitions import (
     known_of,
 )
 from outbox.times import NEVER
-from simulation.reference_rows import WAITING, Halt, Row, Tables
+from simulation.reference_rows import WAITING, Block, Row, Tables
 
 
 def sort_out(tables: Tables, claimed: Sequence[ClaimedEntry]) -> list[Ending]:
@@ -33,9 +33,9 @@ def sort_out(tables: Tables, claimed: Sequence[ClaimedEntry]) -> list[Ending]:
 def _wait(tables: Tables, entry: ClaimedEntry) -> Release | None:
     """Why it may not go yet, and until when. Whoever takes the head out makes the next one due; a head that is just being
     taken out does not know of this one."""
-    halt = tables.halted.get(entry.ordering_key or "")
-    if halt is not None and _is_behind(tables, entry, halt):
-        return Release(f"it waits behind {halt.entry_id}", None)
+    block = tables.blocked_group.get(entry.ordering_key or "")
+    if block is not None and _is_behind(tables, entry, block):
+        return Release(f"it waits behind {block.entry_id}", None)
     head = _head(tables, entry.ordering_key)
     if head == entry.id:
         return None
@@ -45,18 +45,18 @@ def _wait(tables: Tables, entry: ClaimedEntry) -> Release | None:
     return Release(f"it waits behind {head}", None)
 
 
-def _is_behind(tables: Tables, entry: ClaimedEntry, halt: Halt) -> bool:
-    """The one that halted the lane, and those before it, may be sent again when a person says so."""
-    halting = tables.queue.get(halt.entry_id)
-    return halting is None or _position(tables.queue[entry.id]) > _position(halting)
+def _is_behind(tables: Tables, entry: ClaimedEntry, block: Block) -> bool:
+    """The one that blocked the group, and those before it, may be sent again when a person says so."""
+    blocking = tables.queue.get(block.entry_id)
+    return blocking is None or _position(tables.queue[entry.id]) > _position(blocking)
 
 
 def _head(tables: Tables, ordering_key: str | None) -> UUID:
     """The first that is not uncertain."""
-    return next(id for id, row in _lane(tables, ordering_key) if row.state != "uncertain")
+    return next(id for id, row in _group(tables, ordering_key) if row.state != "uncertain")
 
 
-def _lane(tables: Tables, ordering_key: str | None) -> list[tuple[UUID, Row]]:
+def _group(tables: Tables, ordering_key: str | None) -> list[tuple[UUID, Row]]:
     rows = [(id, row) for id, row in tables.queue.items() if row.ordering_key == ordering_key]
     return sorted(rows, key=lambda item: _position(item[1]))
 
@@ -65,18 +65,18 @@ def _position(row: Row) -> int:
     return row.position or 0
 
 
-# --- what an end does to its lane
+# --- what an end does to its group
 
 
 def next_is_locked(tables: Tables, entry: ClaimedEntry, change: Transition, seen: Collection[UUID] | None) -> bool:
-    """Whether it would leave its lane now, and another transaction has locked the row of the next one."""
-    if entry.ordering_key is None or entry.position is None or _halts(change) or not _leaves(entry, change):
+    """Whether it would leave its group now, and another transaction has locked the row of the next one."""
+    if entry.ordering_key is None or entry.position is None or _blocks(change) or not _leaves(entry, change):
         return False
     return _following(tables, entry.ordering_key, entry.position, seen) in tables.locked
 
 
 def leave(tables: Tables, settled: Sequence[Ending], cutoff: datetime, seen: Collection[UUID] | None) -> None:
-    """After the settling: halt the lanes of what ended badly, let the next of the others come.
+    """After the settling: block the groups of what ended badly, let the next of the others come.
 
     seen: what the transaction can see of the queue; None for all of it.
     """
@@ -84,18 +84,18 @@ def leave(tables: Tables, settled: Sequence[Ending], cutoff: datetime, seen: Col
     for entry, change in settled:
         if entry.ordering_key is None or entry.position is None:
             continue
-        if _halts(change):
-            tables.halted[entry.ordering_key] = Halt(entry.id, change.reason or "it failed")
+        if _blocks(change):
+            tables.blocked_group[entry.ordering_key] = Block(entry.id, change.reason or "it failed")
         elif _leaves(entry, change):
-            halt = tables.halted.get(entry.ordering_key)
-            if isinstance(change, Settle) and change.state == "delivered" and halt and halt.entry_id == entry.id:
-                del tables.halted[entry.ordering_key]
+            block = tables.blocked_group.get(entry.ordering_key)
+            if isinstance(change, Settle) and change.state == "delivered" and block and block.entry_id == entry.id:
+                del tables.blocked_group[entry.ordering_key]
             left.append((entry.ordering_key, entry.position))
     for ordering_key, position in sorted(left):
         advance(tables, ordering_key, position, cutoff, seen)
 
 
-def _halts(change: Transition) -> bool:
+def _blocks(change: Transition) -> bool:
     """One that failed, or that became uncertain, also if its callback is yet to run."""
     end = change.end if isinstance(change, RetryCallback) and isinstance(change.end, MarkUncertain) else change
     is_bad = isinstance(end, MarkUncertain) or (isinstance(end, Settle) and end.state == "failed")
@@ -123,7 +123,7 @@ def _following(
     tables: Tables, ordering_key: str | None, position: int, seen: Collection[UUID] | None = None
 ) -> UUID | None:
     """The next one that waits behind this place."""
-    behind = (id for id, row in _lane(tables, ordering_key) if _position(row) > position and row.state in WAITING)
+    behind = (id for id, row in _group(tables, ordering_key) if _position(row) > position and row.state in WAITING)
     return next((id for id in behind if seen is None or id in seen), None)
 
 

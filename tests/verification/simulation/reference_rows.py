@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """Where an entry stands that has not ended: a row of the queue. position: in its lane, in the order of the commits."""
+    """Where an entry stands that has not ended: a row of the queue. position: in its group, in the order of the commits."""
 
     state: str = "pending"
     due_at: datetime
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def is_blocked(self) -> bool:
-        """It waits behind the head of its lane: nothing else that waits is never due."""
+        """It waits behind the head of its group: nothing else that waits is never due."""
         return self.position is not None and self.state in WAITING and self.due_at == NEVER
 
 
@@ -77,8 +77,8 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
-    """Behind which entry a lane is halted, and why."""
+class Block:
+    """Behind which entry a group is blocked, and why."""
 
     entry_id: UUID
     reason: str
@@ -117,7 +117,7 @@ class Tables:
     locked: set[UUID] = field(default_factory=set)
     flow: dict[str, FlowState] = field(default_factory=dict)  # by destination
     callbacks: set[str] = field(default_factory=set)  # on record
-    halted: dict[str, Halt] = field(default_factory=dict)  # by ordering key
+    blocked_group: dict[str, Block] = field(default_factory=dict)  # by ordering key
     last_position: int = 0
     meta: Meta = Meta()
     timeline: str = "1"

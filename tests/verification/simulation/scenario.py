@@ -38,12 +38,12 @@ class Scene:
         self.rng = self.world.rng
         self.promises = Promises(self.world, START)
         self.database = Database(self.world, self.promises)
-        lanes = self.rng.choice([0.0, 0.0, 0.7, 1.0])
-        self.services = self._services(shows=self.rng.random() < (0.7 if lanes else 0.4))
+        groups = self.rng.choice([0.0, 0.0, 0.7, 1.0])
+        self.services = self._services(shows=self.rng.random() < (0.7 if groups else 0.4))
         self.people = People(self.world, self.promises, self.database)
-        self.app = App(self.world, self.promises, self.database, self.people, lanes)
+        self.app = App(self.world, self.promises, self.database, self.people, groups)
         self.defects: list[str] = []
-        self.is_to_be_set_back = not lanes and self.rng.random() < 0.4
+        self.is_to_be_set_back = not groups and self.rng.random() < 0.4
         self.is_mixed = not self.is_to_be_set_back and self.rng.random() < 0.15
         self.is_of_two_deploys = self.rng.random() < 0.3  # in the second process a callback is missing, or all are
         self.limits = self.promises.flow.limits = self._limits()
@@ -103,11 +103,11 @@ class Scene:
 
     def _services(self, *, shows: bool) -> list[Service]:
         attempts_max, age_max = self.rng.choice([12, 6, 3]), timedelta(seconds=self.rng.choice([90, 60, 20]))
-        halts = self.rng.random() < 0.4
+        blocks = self.rng.random() < 0.4
 
         def service(name: str, window: Any, at_least_once: bool = False) -> Service:
             can_look_up = shows and name in ("pay", "mail")
-            declared = Declared(name, window, at_least_once, attempts_max, age_max, can_look_up, halts)
+            declared = Declared(name, window, at_least_once, attempts_max, age_max, can_look_up, blocks)
             self.promises.declared[name] = declared
             return Service(self.world, self.promises, declared, self.rng.uniform(0.99, 1.01))
 
@@ -215,7 +215,7 @@ class Scene:
     # --- faults
 
     def _misfortunes(self) -> None:
-        chaos = self.rng.choice([0.3, 0.6] if self.app.lanes else [0.0, 0.1, 0.3, 0.6])
+        chaos = self.rng.choice([0.3, 0.6] if self.app.groups else [0.0, 0.1, 0.3, 0.6])
         for service in self.services:
             service.chaos = chaos
         self.database.chaos = self.rng.choice([0.0, 0.01, 0.05])
