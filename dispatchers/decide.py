@@ -22,21 +22,17 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
+from dispatchers.stored_outcome import KEY_CONFLICT, SEND_AGAIN, Known, LookupState
 from dispatchers.transitions import (
-    KEY_CONFLICT,
-    SEND_AGAIN,
     AwaitLookup,
     ClaimedEntry,
     End,
-    Known,
-    LookupState,
     MarkUncertain,
     Retry,
     RetryCallback,
     SendAgain,
     Settle,
     Transition,
-    vanished,
 )
 
 CANCEL_UNSERVED_AFTER = timedelta(minutes=1)
@@ -64,9 +60,15 @@ def _refused(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float) 
             return _park(entry, entry.attempts, "it may have been sent, and the service may have forgotten its key")
     if entry.attempts >= memory.attempts_max:
         return _end(entry, entry.attempts, f"no answer in {entry.attempts} attempts")
-    if vanished(entry) >= VANISHED_MAX:
+    if crashed_senders(entry) >= VANISHED_MAX:
         return _wait_apart(entry, memory, now, jitter)
     return None
+
+
+def crashed_senders(entry: ClaimedEntry) -> int:
+    """How many senders in turn crashed with it: claims without a result since it was enqueued or last set to wait."""
+    stored = entry.outcome.deliveries
+    return 0 if stored is None else max(entry.deliveries - stored - 1, 0)
 
 
 def _wait_apart(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float) -> Transition:

@@ -9,10 +9,10 @@ from typing import assert_never
 
 from dispatchers.decide import CENTURY, backoff, last_safe_send
 from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
+from dispatchers.stored_outcome import LookupState
 from dispatchers.transitions import (
     AwaitLookup,
     ClaimedEntry,
-    LookupState,
     MarkUncertain,
     Release,
     SendAgain,
@@ -68,7 +68,7 @@ def judge(
     """
     match finding:
         case Found(result=result):
-            return Settle("delivered", _attempts(entry, looks), result=result, reason=FOUND, looked=True)
+            return Settle("delivered", _attempts(entry, looks), result=result, reason=FOUND, looked_up=True)
         case Absent() if entry.leased_at < looks.quiet_at:
             told = "not at the service yet, but an earlier send may still be in flight"
             return _seek(entry, looks, looks.made, looks.quiet_at - entry.leased_at, told)
@@ -85,7 +85,7 @@ def _after_absence(entry: ClaimedEntry, looks: LookupState, memory: Memory, now:
     attempts, proved = _attempts(entry, looks), entry.key_epoch == 0
     limit = _limit(entry, attempts, memory, now)
     if limit is not None and proved:
-        return Settle("failed", attempts, reason=f"not at the service, and {limit}", looked=True)
+        return Settle("failed", attempts, reason=f"not at the service, and {limit}", looked_up=True)
     if limit is not None:
         return _no_look(entry, looks, f"it is not at the service under its present key, and {limit}")
     epoch = entry.key_epoch + (not _same_key_is_good(entry, looks, memory, now))
@@ -141,7 +141,7 @@ def _uncertain(entry: ClaimedEntry, looks: LookupState, delay: timedelta | None,
 
 def _seek(entry: ClaimedEntry, looks: LookupState, made: int, delay: timedelta | None, told: str) -> AwaitLookup:
     renewed = looks._replace(made=made, deliveries=entry.deliveries)
-    return AwaitLookup(renewed, delay, f"{looks.why}; {told}", _attempts(entry, looks), *_doubt(entry), looked=True)
+    return AwaitLookup(renewed, delay, f"{looks.why}; {told}", _attempts(entry, looks), *_doubt(entry), looked_up=True)
 
 
 def _doubt(entry: ClaimedEntry) -> tuple[bool, datetime | None]:

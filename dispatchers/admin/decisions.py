@@ -4,7 +4,6 @@ A decision changes one row under its condition, in the caller's transaction, and
 it out, callbacks included. The commands `outbox retry|cancel|resolve|release|pause|resume` call these functions.
 """
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
@@ -16,7 +15,7 @@ from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.store import callback_registry
 from dispatchers.store import flow_control as store_flow_control
 from dispatchers.store.database_identity import is_held
-from dispatchers.transitions import SEND_AGAIN, UNSERVED, Known, is_unserved, known_of, lookup_of, outcome_on_record
+from dispatchers.stored_outcome import SEND_AGAIN, UNSERVED, Known, read_outcome, write_outcome
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.keys import check_field
 from outbox.payload import encode_json
@@ -44,7 +43,7 @@ def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str,
     """
     check_word(actor, reason)
     row = _row(connection, tables, entry_id)
-    known = known_of(row.outcome)
+    known = read_outcome(row.outcome).known
     if known is not None and known.attempts is None:
         raise _refused(row, f"an operator has decided that it is {known.state}; a running dispatcher carries that out")
     if row.state == "uncertain":
@@ -69,7 +68,7 @@ def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str
     """
     check_word(actor, reason)
     row = _row(connection, tables, entry_id)
-    known = known_of(row.outcome)
+    known = read_outcome(row.outcome).known
     if known is not None and known.attempts is not None:
         raise _refused(row, f"its outcome is recorded as {known.state}, and only its callback is due")
     _require(row, {"pending", "retry"}, "only a waiting entry can be cancelled")
@@ -134,7 +133,8 @@ def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: st
     row = _row(connection, tables, entry_id)
     if row.hold is None:
         raise _refused(row, "it is not suspended")
-    undecided = row.state == "uncertain" and known_of(row.outcome) is None and lookup_of(row.outcome) is None
+    outcome = read_outcome(row.outcome)
+    undecided = row.state == "uncertain" and outcome.known is None and outcome.lookup is None
     _write(connection, tables, row, hold=None, due_at=NEVER if undecided else clock())
     _record(connection, tables, entry_id, actor, reason or f"released from: {row.hold}")
 
@@ -257,8 +257,7 @@ def _refused(row: Row[Any], why: str) -> DecisionRefused:
 
 def _know(connection: Connection, tables: Tables, row: Row[Any], known: Known) -> None:
     """Put on record what becomes of the entry; whichever dispatcher claims it next carries that out."""
-    on_record = json.loads(row.outcome) if row.outcome else {}
-    outcome = outcome_on_record(known.reason or "", stored=on_record.get("stored", False), known=known)
+    outcome = write_outcome(known.reason or "", stored=read_outcome(row.outcome).stored, known=known)
     _write(connection, tables, row, outcome=outcome, due_at=clock())
 
 
@@ -280,7 +279,7 @@ def _is_unserved_for_long(connection: Connection, tables: Tables, row: Row[Any],
     since = row.waiting_since or row.due_at
     if row.first_leased_at is not None or row.attempts or since > due_before:
         return False
-    if is_unserved(row.outcome):
+    if read_outcome(row.outcome).is_unserved:
         return True
     operation = select(entry.c.operation).where(entry.c.id == row.id).scalar_subquery()
     others = (
@@ -295,7 +294,7 @@ def _is_unserved_for_long(connection: Connection, tables: Tables, row: Row[Any],
         )
         .limit(1)
     )
-    return is_unserved(connection.execute(others).scalar_one_or_none())
+    return read_outcome(connection.execute(others).scalar_one_or_none()).is_unserved
 
 
 def _has_callback(connection: Connection, tables: Tables, entry_id: UUID) -> bool:

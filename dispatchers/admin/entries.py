@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func,
 
 from dispatchers.decide import CENTURY
 from dispatchers.store.queries import destination_names
-from dispatchers.transitions import known_of
+from dispatchers.stored_outcome import read_outcome
 from outbox.errors import EntryNotFound
 from outbox.keys import ParentKey, Tag, encode_native, parent_id
 from outbox.sql.dialect import clock
@@ -271,7 +271,7 @@ def _head(tables: Tables) -> Any:
 def _summary(row: Row[Any]) -> dict[str, Any]:
     values = dict(row._mapping)
     outcome, tag, due_at = values.pop("outcome"), values.pop("tag"), values.pop("due_at")
-    known = known_of(outcome)
+    known = read_outcome(outcome).known
     waits_for_callback = known is not None and due_at - values["created_at"] > CENTURY / 2  # of another process
     return values | {
         "child_key": None if tag is None else encode_native(Tag(bytes(tag))),

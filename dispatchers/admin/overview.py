@@ -3,7 +3,6 @@
 Every function takes a Connection and reads with it, in whatever transaction it is in.
 """
 
-import json
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, case, func, or_, select
 
-from dispatchers.transitions import UNSERVED
+from dispatchers.stored_outcome import UNSERVED, read_outcome
 from outbox.sql.dialect import clock
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.ordering import is_blocked
@@ -153,7 +152,9 @@ def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Uns
         return None
     marked = _marked(connection, tables, now)
     kinds = _kinds(connection, tables, marked)
-    reasons = {(marked[id].destination, *kind): json.loads(marked[id].outcome)["reason"] for id, kind in kinds.items()}
+    reasons = {
+        (marked[id].destination, *kind): read_outcome(marked[id].outcome).reason or "" for id, kind in kinds.items()
+    }
     waiting: Counter[tuple[Any, ...]] = Counter()
     full = set()
     for destination in {destination for destination, *_ in reasons}:

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, Select, exists, func, select
 
 from dispatchers.admin.verify_rules import QUESTIONS, Question
-from dispatchers.transitions import Known, known_of
+from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from outbox.errors import InvalidValue
 from outbox.keys import Keyring, ParentKey, derive_tag, entry_id, key_fields, parent_id
 from outbox.sql.schema import Tables
@@ -107,8 +107,8 @@ def _undecided(connection: Connection, tables: Tables) -> Iterator[Finding]:
     queue = tables.queue.c
     for row in _pages(connection, select(queue.id, queue.outcome).where(queue.outcome.is_not(None)), queue.id):
         try:
-            known = known_of(row.outcome)
-        except (ValueError, TypeError, AttributeError, KeyError):
+            known = read_outcome(row.outcome).known
+        except MalformedOutcome:
             yield row.id, "what is on record of it cannot be read"
             continue
         if known is not None and not _is_on_record(connection, tables, row.id, known):

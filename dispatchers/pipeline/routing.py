@@ -1,7 +1,6 @@
 """Which adapter serves which operation, and what each declares: checked once, before anything is sent."""
 
 import inspect
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
@@ -50,7 +49,7 @@ class Route:
         key_format, _, pinned = entry.sent_as.partition(" ")
         if key_format != str(self.adapter.key_format):
             return False
-        return self.adapter.sends_alike(pinned, json.loads(entry.options))
+        return self.adapter.sends_alike(pinned, entry.options)
 
 
 class Routes:

@@ -1,14 +1,12 @@
 """The sends and looks under way: each held to its lease and its deadline, each with an outcome whatever its adapter does."""
 
 import asyncio
-import json
 import logging
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from types import MappingProxyType
 from typing import Any
 
 from dispatchers.decide import admit, decide
@@ -18,7 +16,8 @@ from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
 from dispatchers.sanitize import storable, storable_finding
 from dispatchers.store.protocol import Store
-from dispatchers.transitions import ClaimedEntry, LookupState, Release, Transition, lookup_of
+from dispatchers.stored_outcome import LookupState
+from dispatchers.transitions import ClaimedEntry, Release, Transition
 from outbox.keys import Keyring, Tag, derive_tag
 
 log = logging.getLogger("outbox.dispatcher")
@@ -172,7 +171,7 @@ class Sender:
             # First: it may ask the database, and between the checks and the call nothing may take any time.
             tag = Tag(entry.tag) if entry.key_epoch == 0 else await self._tag_of_epoch(worker, entry)
             delivery = None if tag is None else _delivery(entry, route, tag, worker.deadline)
-            looks = lookup_of(entry.outcome)
+            looks = entry.outcome.lookup
             # What was never claimed before has nothing that could speak against it, if the database remembers all.
             if (entry.deliveries > 1 or entry.maybe_sent) and looks is None:
                 now = self._database_now(entry, started)
@@ -280,8 +279,8 @@ def _delivery(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) -> D
             entry.payload,
             route.encode_key(tag),
             entry.attempts + 1,
-            _parsed(entry.options),
-            _parsed(entry.headers),
+            entry.options,
+            entry.headers,
             deadline,
             entry.due_at,
             entry.leased_at - entry.created_at,
@@ -289,11 +288,3 @@ def _delivery(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) -> D
     except Exception:
         log.exception("entry %s (%s) cannot be made into a delivery", entry.id, entry.operation)
         return None
-
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-def _parsed(text: str) -> Mapping[str, Any]:
-    """A stored JSON object; most are empty."""
-    return _NOTHING if text == "{}" else json.loads(text)

@@ -11,17 +11,13 @@ from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route, Routes
 from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.unserved_log import UnservedLog
+from dispatchers.stored_outcome import SEND_AGAIN, Known, LookupState
 from dispatchers.transitions import (
-    SEND_AGAIN,
     ClaimedEntry,
-    Known,
-    LookupState,
     MarkUncertain,
     Release,
     Settle,
     Transition,
-    known_of,
-    lookup_of,
 )
 from outbox.sql.schema import SCHEMA_VERSION
 
@@ -72,9 +68,9 @@ class Triage:
                 self._leave_to_others(entry, "a newer release wrote it")
             elif entry.env != env and not _has_ended(entry):
                 self._leave_foreign(entry, env)
-            elif entry.outcome is not None and (known := known_of(entry.outcome)) is not None:
+            elif (known := entry.outcome.known) is not None:
                 self._conclude(entry, known, route)
-            elif entry.outcome is not None and (looks := lookup_of(entry.outcome)) is not None:
+            elif (looks := entry.outcome.lookup) is not None:
                 if self._may_look(entry, looks, route):
                     yield entry, route, started
             elif entry.in_doubt_since is not None and not route.sends_alike(entry):
@@ -94,7 +90,7 @@ class Triage:
 
         Claims do not pass over one that is cancelled: it is claimed again after a while, and not at once.
         """
-        known = known_of(entry.outcome)
+        known = entry.outcome.known
         if known is not None and has_no_taker(known, entry.leased_at):
             self._turn_back(entry, Settle("cancelled", entry.attempts, reason=known.reason, decided=True))
         else:
@@ -141,5 +137,5 @@ class Triage:
 
 def _has_ended(entry: ClaimedEntry) -> bool:
     """Whether what becomes of it is on record, and that is no sending."""
-    known = known_of(entry.outcome)
+    known = entry.outcome.known
     return known is not None and known.state != SEND_AGAIN

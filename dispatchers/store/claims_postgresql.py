@@ -13,10 +13,12 @@ from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
 from dispatchers.store.callback_registry import summary_sql
 from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.claimed_row import claimed_entry
 from dispatchers.store.fair_share import CLAIMABLE_OF, SERVED, read_fronts, read_scopes
 from dispatchers.store.guards import GUARDS, Guards
 from dispatchers.store.queue_update import Unsettled, queue_update
-from dispatchers.transitions import CANCELLED_PATTERN, ClaimedEntry, Ending, Settle
+from dispatchers.stored_outcome import CANCELLED_PATTERN
+from dispatchers.transitions import ClaimedEntry, Ending, Settle
 from outbox.sql.bulk_values import Batch, Shape, batch_query
 from outbox.sql.fast_execute import execute
 from outbox.sql.functions import holding
@@ -104,7 +106,7 @@ def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: s
         | ({} if request.only is None else {"only": list(request.only)})
         | given,
     )
-    return [ClaimedEntry._make((*row, request.token)) for row in found.rows]
+    return [claimed_entry(row, request.token) for row in found.rows]
 
 
 def _unserved_parameters(request: ClaimRequest) -> dict[str, Any]:
@@ -279,11 +281,11 @@ def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) ->
             ), false)
             LIMIT :most
         ))
-        RETURNING q.id, q.destination, e.env, e.operation, e.payload, e.options, e.headers, e.tag, e.kid, e.schema_version,
+        RETURNING q.id, q.destination, e.env, e.operation, e.payload, e.tag, e.kid, e.schema_version,
             e.due_at, e.created_at,
             q.first_leased_at, q.due_at AS queued_at, q.deliveries, q.attempts, q.maybe_sent, q.in_doubt_since, q.key_epoch,
-            q.sent_as, q.leased_at, q.outcome, {completion}, q.ordering_key, q.position,
-            (SELECT s.state FROM {settlement} AS s WHERE s.id = q.id) AS ended
+            q.sent_as, q.leased_at, {completion}, q.ordering_key, q.position,
+            (SELECT s.state FROM {settlement} AS s WHERE s.id = q.id) AS ended, q.outcome, e.options, e.headers
         """.format(
             completion=_COMPLETION.format(**_quoted(tables)) if completions else "NULL, NULL",
             form=_form(forms),

@@ -15,10 +15,12 @@ from dispatchers.flow_control.fair_share import NO_CURSOR, FairCursor
 from dispatchers.flow_control.quota import Quota
 from dispatchers.store import callback_registry
 from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.claimed_row import claimed_entry
 from dispatchers.store.fair_share import claimable_at, read_backlog
 from dispatchers.store.flow_control import is_throttled
 from dispatchers.store.queue_update import QueueUpdate, queue_update
-from dispatchers.transitions import CANCELLED_PATTERN, ClaimedEntry, Ending, Settle, Transition
+from dispatchers.stored_outcome import CANCELLED_PATTERN
+from dispatchers.transitions import ClaimedEntry, Ending, Settle, Transition
 from outbox.sql.dialect import clock
 from outbox.sql.schema import SCHEMA_VERSION, Tables
 from outbox.times import NEVER
@@ -131,7 +133,8 @@ def _lease(
     }
     leased = {name: value for name, value in lease.items() if name in ClaimedEntry._fields}
     more = {"queued_at": row[queue.c.due_at], "completion": row[tables.record.c.completion], "ended": row["ended"]}
-    return ClaimedEntry(**written | kept | leased | more)
+    values = written | kept | leased | more
+    return claimed_entry([values[name] for name in ClaimedEntry._fields[:-1]], request.token)
 
 
 def _form(forms: Mapping[str, str], operation: str) -> str | None:
@@ -189,7 +192,7 @@ def _end(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Se
         )
     )
     if change.note is not None:
-        _note(connection, tables, entry, change.reason, looked=change.looked)
+        _note(connection, tables, entry, change.reason, looked=change.looked_up)
     return True
 
 

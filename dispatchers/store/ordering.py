@@ -23,7 +23,6 @@ from dispatchers.transitions import (
     RetryCallback,
     Settle,
     Transition,
-    known_of,
 )
 from outbox.sql.dialect import clock
 from outbox.sql.ordering import Place, advance_unlocked, unblocked
@@ -44,8 +43,8 @@ class Sorted(NamedTuple):
 
 
 def sort_out(connection: Connection, tables: Tables, claimed: list[ClaimedEntry]) -> Sorted:
-    """Tell the heads of their groups from the others. What becomes of an entry already known of has no turn to wait for."""
-    ordered = [entry for entry in claimed if entry.position is not None and known_of(entry.outcome) is None]
+    """Separate the heads of their groups from the others. An entry whose outcome is already decided waits for no other."""
+    ordered = [entry for entry in claimed if entry.position is not None and entry.outcome.known is None]
     if not ordered:
         return Sorted(claimed, [])
     groups = {row.ordering_key: row for row in connection.execute(_heads(tables, [entry.id for entry in ordered]))}

@@ -1,6 +1,5 @@
 """Reads beside the claims: destinations and their oldest entries, accepted requests, uncertain entries."""
 
-import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -8,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import CTE, ColumnElement, Connection, ScalarSelect, func, or_, select, tuple_, update
 
-from dispatchers.transitions import KEY_CONFLICT, LookupState, known_of, lookup_of, outcome_on_record
+from dispatchers.stored_outcome import KEY_CONFLICT, LookupState, MalformedOutcome, read_outcome, write_outcome
 from outbox.requests.accepted import is_waiting
 from outbox.sql.dialect import clock, read_by_index
 from outbox.sql.schema import Tables, is_open
@@ -130,13 +129,16 @@ def seek(
     rows = connection.execute(never_looked_for).all()
     now = connection.execute(select(clock())).scalar_one()
     for row in rows:
-        record = json.loads(row.outcome) if row.outcome else {}
-        why = record.get("reason", "uncertain")
-        is_left_alone = lookup_of(row.outcome) or known_of(row.outcome) or why.startswith(KEY_CONFLICT)
+        try:
+            outcome = read_outcome(row.outcome)
+        except MalformedOutcome:  # `outbox verify` reports it
+            continue
+        why = outcome.reason or "uncertain"
+        is_left_alone = outcome.lookup or outcome.known or why.startswith(KEY_CONFLICT)
         if not is_left_alone and wanted(row.operation, row.sent_as):
-            looks = LookupState(why, 1, now + fencing_delay, row.deliveries, record.get("stored", False))
+            lookup = LookupState(why, 1, now + fencing_delay, row.deliveries, outcome.stored)
             unchanged = (queue.c.state == "uncertain") & (queue.c.due_at == NEVER) & (queue.c.outcome == row.outcome)
-            values = {"outcome": outcome_on_record(why, looks=looks), "due_at": now + fencing_delay}
+            values = {"outcome": write_outcome(why, lookup=lookup), "due_at": now + fencing_delay}
             connection.execute(update(queue).where(queue.c.id == row.id, unchanged).values(values))
     return rows[-1].id if len(rows) == ROWS_MAX else end
 

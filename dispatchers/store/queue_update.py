@@ -3,22 +3,17 @@
 from datetime import datetime, timedelta
 from typing import NamedTuple, TypeAlias, assert_never
 
+from dispatchers.stored_outcome import Known, write_outcome
 from dispatchers.transitions import (
     AwaitLookup,
     ClaimedEntry,
     End,
-    Known,
     MarkUncertain,
     Release,
     Retry,
     RetryCallback,
     SendAgain,
     Settle,
-    known_of,
-    left_pinned,
-    left_unserved,
-    lookup_of,
-    outcome_on_record,
 )
 
 Unsettled: TypeAlias = Retry | MarkUncertain | AwaitLookup | SendAgain | RetryCallback | Release
@@ -52,8 +47,8 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
     match change:
         case Release(delay=delay):  # given back as it was: nothing is counted, doubt stays what the claim found
             state = _state_before(entry)
-            leaves = left_pinned if change.served else left_unserved
-            outcome = leaves(entry.outcome, change.reason) if change.shown else None
+            write = entry.outcome.with_reason if change.served else entry.outcome.with_unserved_reason
+            outcome = write(change.reason) if change.shown else None
             anew = state == "pending"
             return _as_it_was(entry)._replace(state=state, delay=delay, uncounted=1, anew=anew, outcome=outcome)
         case Retry(delay=delay, reason=reason):
@@ -64,7 +59,7 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
                 maybe_sent=change.maybe_sent,
                 in_doubt_since=change.in_doubt_since,
                 reason=reason,
-                outcome=outcome_on_record(reason, deliveries=entry.deliveries),
+                outcome=write_outcome(reason, deliveries=entry.deliveries),
             )
         case MarkUncertain(reason=reason):
             return _as_it_was(entry)._replace(
@@ -74,19 +69,19 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
                 maybe_sent=change.maybe_sent,
                 in_doubt_since=change.in_doubt_since,
                 reason=reason,
-                outcome=outcome_on_record(reason, stored=change.stored, looks=change.looks),
-                looked=change.looks is not None,
+                outcome=write_outcome(reason, stored=change.stored, lookup=change.lookup),
+                looked=change.lookup is not None,
             )
-        case AwaitLookup(looks=looks, reason=reason):
+        case AwaitLookup(lookup=lookup, reason=reason):
             return _as_it_was(entry)._replace(
-                state="uncertain" if looks.made else "retry",
+                state="uncertain" if lookup.made else "retry",
                 delay=change.delay,
                 attempts=change.attempts,
                 maybe_sent=change.maybe_sent,
                 in_doubt_since=change.in_doubt_since,
                 reason=reason,
-                outcome=outcome_on_record(reason, looks=looks),
-                looked=change.looked,
+                outcome=write_outcome(reason, lookup=lookup),
+                looked=change.looked_up,
             )
         case SendAgain(reason=reason):
             return _as_it_was(entry)._replace(
@@ -97,7 +92,7 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
                 in_doubt_since=change.in_doubt_since,
                 key_epoch=change.key_epoch,
                 reason=reason if change.absent else None,  # a person's word is in its history already
-                outcome=outcome_on_record(reason),
+                outcome=write_outcome(reason),
                 looked=change.absent,
                 anew=not change.absent,
             )
@@ -118,7 +113,7 @@ def _callback_retry(entry: ClaimedEntry, change: RetryCallback) -> QueueUpdate:
         maybe_sent=True,  # whatever it was: nobody may cancel it any more
         in_doubt_since=end.in_doubt_since if isinstance(end, MarkUncertain) else entry.in_doubt_since,
         reason=change.reason if change.failed else None,
-        outcome=outcome_on_record(change.reason, stored=known.stored, known=known),
+        outcome=write_outcome(change.reason, stored=known.stored, known=known),
         proof=known.state == "delivered",
         callback=change.callback,
     )
@@ -140,14 +135,13 @@ def _as_it_was(entry: ClaimedEntry) -> QueueUpdate:
 
 def _state_before(entry: ClaimedEntry) -> str:
     """What the entry was before it was claimed, as far as it matters."""
-    known = known_of(entry.outcome)
+    known, lookup = entry.outcome.known, entry.outcome.lookup
     is_resolved = known is not None and known.attempts is None and known.state != "cancelled"  # by a person's word
     has_callback_due = known is not None and known.state == "uncertain"
     if entry.maybe_sent and (is_resolved or has_callback_due):
         return "uncertain"
-    looks = lookup_of(entry.outcome)
-    if looks is not None:
-        return "uncertain" if looks.made else "retry"
+    if lookup is not None:
+        return "uncertain" if lookup.made else "retry"
     return "pending" if entry.deliveries == 1 else "retry"
 
 

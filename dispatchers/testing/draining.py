@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Connection, Interval, Table, and_, literal, o
 
 from dispatchers.dispatcher import Dispatcher
 from dispatchers.store.database import DatabaseStore
-from dispatchers.transitions import lookup_of
+from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError
 from outbox.sql.dialect import clock
 from outbox.sql.schema import Tables
@@ -72,7 +72,7 @@ def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime 
         .where(or_(destination.paused.is_(None), ~destination.paused))
     )
     for state, outcome, *moments in connection.execute(found):
-        if state != "uncertain" or lookup_of(outcome) is None:  # else it is only looked for again
+        if state != "uncertain" or read_outcome(outcome).lookup is None:  # else it is only looked for again
             yield tuple(moments)
 
 
@@ -82,9 +82,9 @@ def _set_back(connection: Connection, tables: Tables, span: timedelta) -> None:
     _shift(connection, queue, span, "lease_until", "leased_at", "first_leased_at", "in_doubt_since", "waiting_since")
     _shift(connection, destination, span, "cooldown_until", "breaker_until", "rate_at")
     for id, outcome in connection.execute(select(queue.c.id, queue.c.outcome)).all():
-        if (looks := lookup_of(outcome)) is not None:
+        if (lookup := read_outcome(outcome).lookup) is not None:
             record = json.loads(outcome)
-            record["looks"]["quiet_at"] = (looks.quiet_at - span).isoformat()
+            record["looks"]["quiet_at"] = (lookup.quiet_at - span).isoformat()
             connection.execute(update(queue).where(queue.c.id == id).values(outcome=json.dumps(record)))
     _shift(connection, queue, span, "due_at")
 

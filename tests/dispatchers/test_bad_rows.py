@@ -32,6 +32,15 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, Retry, Settle, Transition
 from outbox.times import NEVER
 
+NO_OUTCOMES = [
+    "no JSON",
+    "[]",
+    '{"known": 7}',
+    '{"known": {"state": "sold"}}',
+    '{"known": {"state": "cancelled", "decided_at": "2026-01-31"}}',
+    '{"looks": {"why": "a crash", "made": "two", "deliveries": 1, "quiet_at": "2026-01-31T12:00:00+00:00"}}',
+    '{"looks": {"why": "a crash", "made": 2, "deliveries": 1, "quiet_at": "soon"}}',
+]
 INSTANTS = ["-infinity", "infinity", "4000-01-01 BC", "0001-01-01 00:00:00+15", "20000-01-01"]
 MALFORMED = [
     *(f"UPDATE outbox_queue SET deliveries = {n}" for n in (2**31 - 1,)),
@@ -40,6 +49,9 @@ MALFORMED = [
     *(f"UPDATE outbox_entry SET due_at = '{instant}'" for instant in INSTANTS),
     *(f"UPDATE outbox_entry SET created_at = '{instant}'" for instant in INSTANTS),
     *(f"UPDATE outbox_queue SET first_leased_at = '{instant}'" for instant in INSTANTS),
+    *(f"UPDATE outbox_queue SET outcome = '{text}'" for text in NO_OUTCOMES),
+    "UPDATE outbox_entry SET options = '[]'",
+    "UPDATE outbox_entry SET headers = '{'",
     *(f"UPDATE outbox_queue SET maybe_sent = true, in_doubt_since = '{instant}'" for instant in INSTANTS),
 ]
 
@@ -125,6 +137,22 @@ def test_a_row_that_is_set_aside_is_claimed_again_once_it_is_mended(
     ]
     execute(postgresql, f"UPDATE outbox_queue SET deliveries = 0, hold = NULL, due_at = now() WHERE id = '{bad}'")
     assert [entry.id for entry in claim(store)] == [bad]
+
+
+@pytest.mark.parametrize("text", NO_OUTCOMES)
+def test_an_entry_whose_stored_outcome_cannot_be_read_is_set_aside(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    bad, other = put(database, ob, count=2)
+    database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id == bad).values(outcome=text))
+    service = MemoryAdapter()
+
+    run_once(database, ob, adapters={"crm": service})
+
+    assert [delivery.id for delivery in service.deliveries] == [other]
+    assert queue_row(database, bad).hold == "its row cannot be claimed (MalformedOutcome)"
+    assert len(warned(caplog, bad)) == 1
+    assert text not in caplog.text
 
 
 # --- outcomes that the database refuses

@@ -32,7 +32,8 @@ from dispatchers.callbacks import Calls, Settlement
 from dispatchers.store.callback_registry import forget
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import CallbacksChanged
-from dispatchers.transitions import Settle, known_of
+from dispatchers.stored_outcome import read_outcome
+from dispatchers.transitions import Settle
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -187,7 +188,7 @@ def test_a_persons_cancel_waits_for_who_has_the_callback(newer: Shop) -> None:
     adapter = MemoryAdapter()
 
     run_once(newer.database, newer.ob, adapters={"crm": adapter})
-    assert known_of(queue_row(newer.database, id).outcome).state == "cancelled"  # type: ignore[union-attr]
+    assert read_outcome(queue_row(newer.database, id).outcome).known.state == "cancelled"  # type: ignore[union-attr]
     newer.run_once(adapters={"crm": adapter})
 
     assert (newer.states, adapter.deliveries, state(newer.database, id)) == (["cancelled"], [], "cancelled")

@@ -37,7 +37,8 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import cancel
 from dispatchers.callbacks import CallbackFailed, Calls, Settlement
 from dispatchers.store.database import DatabaseStore
-from dispatchers.transitions import MarkUncertain, RetryCallback, Settle, known_of
+from dispatchers.stored_outcome import read_outcome
+from dispatchers.transitions import MarkUncertain, RetryCallback, Settle
 from outbox.sql.dialect import is_passing
 
 CARD = "4242424242424242"
@@ -71,7 +72,7 @@ def kept(database: Database, id: UUID) -> Any:
     """What the queue's row knows of the entry."""
     row = queue_row(database, id)
     assert (row.lease_token, row.lease_until) == (None, None)
-    return known_of(row.outcome)
+    return read_outcome(row.outcome).known
 
 
 # --- kept, retried, reported
@@ -516,7 +517,7 @@ def test_a_drain_ends_at_its_grace_though_a_callback_does_not_and_those_behind_i
         rows = {row.id: row for row in postgresql.queue}
         behind = [row for id, row in rows.items() if id not in stuck]
         assert {rows[id].state for id in stuck} == {"sending"}
-        assert [known_of(row.outcome).state for row in behind] == ["delivered"] * 6  # type: ignore[union-attr]
+        assert [read_outcome(row.outcome).known.state for row in behind] == ["delivered"] * 6  # type: ignore[union-attr]
         reason = "delivered; the process stopped before its callback ran"
         assert {json.loads(row.outcome)["reason"] for row in behind} == {reason}
         assert postgresql.orders == []

@@ -21,7 +21,7 @@ import outbox
 from dispatchers import Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.callbacks import Settlement
-from dispatchers.transitions import known_of
+from dispatchers.stored_outcome import read_outcome
 
 SHORT = timedelta(seconds=0.3)
 
@@ -82,7 +82,7 @@ def test_a_sync_callback_that_is_overdue_is_given_up_and_its_transaction_ended(
     shop.on_settled(work)
     shop.run_once(adapters={"crm": adapter}, callback_timeout=SHORT)
 
-    known = known_of(queue_row(postgresql, id).outcome)
+    known = read_outcome(queue_row(postgresql, id).outcome).known
     assert known is not None
     assert known.state == "delivered"
     latest = time.monotonic() + 20

@@ -22,7 +22,8 @@ from dispatchers.callbacks import Callbacks, Calls, Settlement
 from dispatchers.pipeline.callback_pace import UNLIMITED, CallbackPace
 from dispatchers.pipeline.settlement import SettlementWorker
 from dispatchers.store.database import DatabaseStore
-from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle, Transition, known_of
+from dispatchers.stored_outcome import read_outcome
+from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle, Transition
 
 
 @given(
@@ -133,7 +134,7 @@ def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql:
     again = claim(store, quota(permits=3))
     assert {entry.id for entry in again} == {entry.id for entry in claimed[1:]}
     for entry in again:
-        known = known_of(entry.outcome)
+        known = read_outcome(entry.outcome).known
         assert known is not None
         assert (known.state, known.result) == ("delivered", {"id": "c_1"})
     assert postgresql.rows(TABLES.event) == []

@@ -35,7 +35,8 @@ from dispatchers.store import claims_postgresql, claims_sqlite
 from dispatchers.store import gauges as store_gauges
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
-from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Retry, Settle, Transition, outcome_on_record
+from dispatchers.stored_outcome import write_outcome
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Retry, Settle, Transition
 from outbox.sql.dialect import is_passing
 from outbox.times import EPOCH, NEVER
 
@@ -336,7 +337,7 @@ def test_an_entry_that_waits_keeps_its_doubt_and_is_due_after_the_delay(bench: B
     assert (row.maybe_sent, row.in_doubt_since) == (True, entry.leased_at)
     assert (row.lease_token, row.lease_until, row.leased_at) == (None, None, None)
     assert MINUTE <= row.due_at - entry.leased_at < 2 * MINUTE
-    assert row.outcome == outcome_on_record("slow", deliveries=1)
+    assert row.outcome == write_outcome("slow", deliveries=1)
     (event,) = bench.database.rows(TABLES.event)
     assert (event.entry_id, event.kind, event.delivery, event.actor, event.reason) == (id, "attempt", 1, None, "slow")
 

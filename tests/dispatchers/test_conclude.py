@@ -24,7 +24,8 @@ from test_decide import (
 
 from dispatchers.decide import BACKOFF_FIRST, conclude, keep
 from dispatchers.delivery import Delivered, KeyConflict, Memory, Rejected, Unknown
-from dispatchers.transitions import ClaimedEntry, Known, MarkUncertain, RetryCallback, SendAgain, Settle
+from dispatchers.stored_outcome import Known
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, RetryCallback, SendAgain, Settle
 
 QUIESCENCE = timedelta(seconds=65)
 

@@ -20,7 +20,8 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle, Transition, outcome_on_record
+from dispatchers.stored_outcome import NOTHING_STORED, StoredOutcome, read_outcome, write_outcome
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle, Transition
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -56,6 +57,7 @@ def fresh(**fields: Any) -> ClaimedEntry:
         "maybe_sent": False,
         "in_doubt_since": None,
         "leased_at": LEASED_AT,
+        "outcome": NOTHING_STORED,
     }
     return blank._replace(**{**given, **fields})
 
@@ -354,12 +356,12 @@ def test_an_entry_that_two_senders_in_turn_vanished_with_waits_for_a_time_of_its
 @pytest.mark.parametrize(
     ("deliveries", "outcome"),
     [
-        (9, outcome_on_record("busy", deliveries=8)),
-        (9, outcome_on_record("busy", deliveries=7)),
-        (9, outcome_on_record("written by an earlier release")),
+        (9, read_outcome(write_outcome("busy", deliveries=8))),
+        (9, read_outcome(write_outcome("busy", deliveries=7))),
+        (9, read_outcome(write_outcome("written by an earlier release"))),
     ],
 )
-def test_whoever_was_told_to_wait_since_has_not_vanished(deliveries: int, outcome: str) -> None:
+def test_a_sender_that_set_the_entry_to_wait_since_has_not_crashed(deliveries: int, outcome: StoredOutcome) -> None:
     assert admit(in_doubt(deliveries=deliveries, outcome=outcome), KEYS, NOW) is None
 
 

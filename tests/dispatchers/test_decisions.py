@@ -32,7 +32,8 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import decisions
 from dispatchers.delivery import Window
 from dispatchers.store.database import DatabaseStore
-from dispatchers.transitions import MarkUncertain, known_of
+from dispatchers.stored_outcome import read_outcome
+from dispatchers.transitions import MarkUncertain
 from outbox.keys import derive_tag, encode_native, key_fields
 from outbox.sql.dialect import clock
 from outbox.times import NEVER
@@ -535,7 +536,7 @@ def test_of_two_who_decide_at_once_the_second_sees_what_the_first_did(postgresql
     first.close()
     second.join()
 
-    assert known_of(queue_row(postgresql, id).outcome).state == "delivered"  # type: ignore[union-attr]
+    assert read_outcome(queue_row(postgresql, id).outcome).known.state == "delivered"  # type: ignore[union-attr]
     assert [reason for kind, _, reason in history(postgresql, id) if kind == "decision"] == [
         "did_not_happen: not in the list",
         "happened: looked at it",

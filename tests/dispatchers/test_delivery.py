@@ -27,6 +27,7 @@ from dispatchers.delivery import (
     Unknown,
 )
 from dispatchers.sanitize import OUTCOMES
+from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle
 from outbox.keys import Tag
 
@@ -99,7 +100,9 @@ def test_the_body_is_what_was_enqueued_to_the_byte() -> None:
     "value",
     [
         delivery(b'{"iban": "DE02"}')._replace(options={"account": "DE02"}, headers={"trace": "DE02"}),
-        claimed()._replace(payload=b'{"iban": "DE02"}', options='{"account": "DE02"}', outcome='{"known": "DE02"}'),
+        claimed()._replace(
+            payload=b'{"iban": "DE02"}', options={"account": "DE02"}, outcome=read_outcome('{"reason": "DE02"}')
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )

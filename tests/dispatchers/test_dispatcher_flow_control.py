@@ -42,6 +42,7 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import Gauge
 from dispatchers.store.protocol import Exchange
 from dispatchers.store.queries import Wanted
+from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import ClaimedEntry, End, Ending, MarkUncertain, Release, Retry, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, derive_tag, key_fields
 
@@ -347,8 +348,8 @@ def fake_entry(number: int, **fields: Any) -> ClaimedEntry:
         "env": "test",
         "operation": "crm.upsert",
         "payload": b"{}",
-        "options": "{}",
-        "headers": "{}",
+        "options": {},
+        "headers": {},
         "tag": derive_tag(ring, "k1", key_fields("test", ParentKey(f"order:{number}"), "crm.upsert", "")),
         "kid": "k1",
         "schema_version": 1,
@@ -363,7 +364,7 @@ def fake_entry(number: int, **fields: Any) -> ClaimedEntry:
         "key_epoch": 0,
         "sent_as": None,
         "leased_at": long_ago,
-        "outcome": None,
+        "outcome": NOTHING_STORED,
         "record_id": None,
         "completion": None,
         "ordering_key": None,

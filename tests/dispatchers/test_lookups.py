@@ -26,7 +26,7 @@ import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found, KeyConflict, Operations, Rejected, Unknown
 from dispatchers.admin import decisions
 from dispatchers.store.database import DatabaseStore
-from dispatchers.transitions import lookup_of
+from dispatchers.stored_outcome import read_outcome
 from outbox.times import NEVER
 
 
@@ -333,7 +333,7 @@ def test_some_are_not_looked_for(database: Database, ob: outbox.Outbox, spared: 
         run_once(database, ob, adapters=serving)
         age(database, QUIET)
 
-    assert lookup_of(queue_row(database, id).outcome) is None
+    assert read_outcome(queue_row(database, id).outcome).lookup is None
     assert (state(database, id), watching.looks) == ("uncertain", [])
 
 

@@ -36,7 +36,8 @@ from dispatchers.admin import decisions
 from dispatchers.store import claims_postgresql
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.ordering import leave, sort_out
-from dispatchers.transitions import ClaimedEntry, Settle, known_of
+from dispatchers.stored_outcome import read_outcome
+from dispatchers.transitions import ClaimedEntry, Settle
 from outbox.session import flush_all
 from outbox.sql.dialect import clock_plus
 from outbox.times import NEVER
@@ -289,7 +290,9 @@ def test_a_head_whose_next_may_be_cancelled_is_settled_later_alone(
 
 
 async def until_written_down(database: Database, id: UUID) -> None:
-    await until_true(lambda: (row := queue_row(database, id)) is not None and known_of(row.outcome) is not None)
+    await until_true(
+        lambda: (row := queue_row(database, id)) is not None and read_outcome(row.outcome).known is not None
+    )
 
 
 @pytest.mark.parametrize("commits", [True, False])

@@ -12,19 +12,8 @@ from support.entries import HOUR, claim_one, put_one, queue_row, quota, settle
 import outbox
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.queue_update import Unsettled, queue_update
-from dispatchers.transitions import (
-    ClaimedEntry,
-    End,
-    Known,
-    MarkUncertain,
-    Release,
-    Retry,
-    RetryCallback,
-    SendAgain,
-    Settle,
-    known_of,
-    outcome_on_record,
-)
+from dispatchers.stored_outcome import NOTHING_STORED, Known, read_outcome, write_outcome
+from dispatchers.transitions import ClaimedEntry, End, MarkUncertain, Release, Retry, RetryCallback, SendAgain, Settle
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 LATER = NOW + HOUR
@@ -40,6 +29,7 @@ def claimed(**fields: Any) -> ClaimedEntry:
         "in_doubt_since": NOW,
         "key_epoch": 1,
         "lease_token": UUID(int=1),
+        "outcome": NOTHING_STORED,
     }
     return blank._replace(**given | fields)
 
@@ -119,16 +109,23 @@ def test_the_doubt_of_a_first_attempt_is_kept_with_its_callback_due() -> None:
 RELEASED_WITHIN: list[tuple[dict[str, Any], str]] = [
     ({"deliveries": 1, "maybe_sent": False, "in_doubt_since": None}, "pending"),
     ({}, "retry"),
-    ({"outcome": outcome_on_record("busy")}, "retry"),
-    ({"outcome": outcome_on_record("looked", known=Known(state="delivered"))}, "uncertain"),
-    ({"outcome": outcome_on_record("looked", known=Known(state="send_again"))}, "uncertain"),
-    ({"outcome": outcome_on_record("but", known=Known(state="delivered", attempts=1))}, "retry"),
-    ({"outcome": outcome_on_record("but", known=Known(state="uncertain", attempts=1))}, "uncertain"),
+    ({"outcome": read_outcome(write_outcome("busy"))}, "retry"),
+    ({"outcome": read_outcome(write_outcome("looked", known=Known(state="delivered")))}, "uncertain"),
+    ({"outcome": read_outcome(write_outcome("looked", known=Known(state="send_again")))}, "uncertain"),
+    ({"outcome": read_outcome(write_outcome("but", known=Known(state="delivered", attempts=1)))}, "retry"),
+    ({"outcome": read_outcome(write_outcome("but", known=Known(state="uncertain", attempts=1)))}, "uncertain"),
     (
-        {"outcome": outcome_on_record("no", known=Known(state="cancelled")), "maybe_sent": False, "deliveries": 1},
+        {
+            "outcome": read_outcome(write_outcome("no", known=Known(state="cancelled"))),
+            "maybe_sent": False,
+            "deliveries": 1,
+        },
         "pending",
     ),
-    ({"outcome": outcome_on_record("no", known=Known(state="cancelled"))}, "retry"),  # its first claimer vanished
+    (
+        {"outcome": read_outcome(write_outcome("no", known=Known(state="cancelled")))},
+        "retry",
+    ),  # its first claimer vanished
 ]
 
 
@@ -156,17 +153,17 @@ def test_what_is_handed_back_is_as_it_was_and_not_counted(fields: dict[str, Any]
 def test_what_is_put_on_record_is_read_back_as_it_was(known: Known | None) -> None:
     stored = known.stored if known else False
 
-    assert known_of(outcome_on_record("why", stored=stored, known=known)) == known
+    assert read_outcome(write_outcome("why", stored=stored, known=known)).known == known
 
 
 def test_what_a_newer_release_puts_on_record_beside_that_is_passed_over() -> None:
     known = {"state": "delivered", "attempts": 2, "seen_by": "a newer release"}
 
-    assert known_of(json.dumps({"reason": "but", "known": known})) == Known(state="delivered", attempts=2)
+    assert read_outcome(json.dumps({"reason": "but", "known": known})).known == Known(state="delivered", attempts=2)
 
 
 def test_no_record_knows_nothing() -> None:
-    assert known_of(None) is None
+    assert read_outcome(None).known is None
 
 
 def test_the_databases_write_the_same_row(database: Database, ob: outbox.Outbox) -> None:

@@ -14,7 +14,7 @@ from dispatchers import Delivered, Delivery, Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.pipeline.scheduler import LATE_SECONDS, UNSERVED_SECONDS, Scheduler
 from dispatchers.pipeline.triage import CANCELLED_DELAY
-from dispatchers.transitions import Known, outcome_on_record
+from dispatchers.stored_outcome import Known, write_outcome
 from outbox.sql.schema import SCHEMA_VERSION
 
 
@@ -93,7 +93,7 @@ def test_another_process_sends_what_this_one_passed_over(database: Database, ob:
 
 
 def decide_to_cancel(database: Database, id: Any, at: datetime) -> None:
-    known = outcome_on_record("a slip", known=Known(state="cancelled", reason="a slip", decided_at=at))
+    known = write_outcome("a slip", known=Known(state="cancelled", reason="a slip", decided_at=at))
     database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id == id).values(outcome=known))
 
 

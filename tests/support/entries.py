@@ -28,7 +28,8 @@ from dispatchers.flow_control.quota import Quota
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
-from dispatchers.transitions import ClaimedEntry, Ending, Transition, known_of, lookup_of
+from dispatchers.stored_outcome import read_outcome
+from dispatchers.transitions import ClaimedEntry, Ending, Transition
 from outbox.times import EPOCH, MICROSECOND, NEVER
 from support.database import IMPORT_PATH, TABLES, Database
 
@@ -103,12 +104,12 @@ def age(database: Database, by: timedelta) -> None:
     _shift(database, queue, by, "due_at", where=queue.c.due_at < NEVER)
     _shift(database, entry, by, "due_at", "created_at")
     for row in database.queue:
-        looks = lookup_of(row.outcome)
+        looks = read_outcome(row.outcome).lookup
         if looks is not None:
             record = json.loads(row.outcome)
             record["looks"]["quiet_at"] = (looks.quiet_at - by).isoformat()
             change(database, row.id, outcome=json.dumps(record))
-        known = known_of(row.outcome)
+        known = read_outcome(row.outcome).known
         if known is not None and known.decided_at is not None:
             record = json.loads(row.outcome)
             record["known"]["decided_at"] = (known.decided_at - by).isoformat()

@@ -21,7 +21,8 @@ from dispatchers.delivery import (
 )
 from dispatchers.pipeline import sender
 from dispatchers.store import queue_update
-from dispatchers.transitions import ClaimedEntry, Known, Retry, RetryCallback, SendAgain, Settle, Transition
+from dispatchers.stored_outcome import Known
+from dispatchers.transitions import ClaimedEntry, Retry, RetryCallback, SendAgain, Settle, Transition
 
 admit, decide, last_safe_send, backoff = rules.admit, rules.decide, rules.last_safe_send, rules.backoff
 NO_DOUBT = {"maybe_sent": False, "in_doubt_since": None}

@@ -33,7 +33,7 @@ from dispatchers.store import database_identity as store_identity
 from dispatchers.store import queries
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
-from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition, known_of, lookup_of
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition
 from outbox.errors import DecisionRefused, EntryNotFound
 from outbox.session import flush_all
 from outbox.sql.dialect import clock
@@ -99,7 +99,7 @@ def unhurried(change: Transition) -> Transition:
 
 def transition(kind: str, entry: ClaimedEntry) -> Transition:
     """What the dispatcher makes of an answer, or of a callback that failed, or of what is on record."""
-    known, looks, memory = known_of(entry.outcome), lookup_of(entry.outcome), MEMORIES[entry.destination]
+    known, looks, memory = entry.outcome.known, entry.outcome.lookup, MEMORIES[entry.destination]
     answer, now = ANSWERS.get(kind.removeprefix("keep ").removeprefix("go on after ")), entry.leased_at
     if answer is None:
         return Release("not here", HOUR / 2, shown=True)

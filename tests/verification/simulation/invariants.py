@@ -13,16 +13,7 @@ from uuid import UUID
 
 from dispatchers.delivery import Delivery, Finding
 from dispatchers.store import queue_update
-from dispatchers.transitions import (
-    ClaimedEntry,
-    MarkUncertain,
-    Retry,
-    RetryCallback,
-    SendAgain,
-    Settle,
-    known_of,
-    lookup_of,
-)
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, RetryCallback, SendAgain, Settle
 from outbox.times import NEVER
 from simulation.flow_control_invariants import FlowControlInvariants
 from simulation.ordering_invariants import OrderingInvariants
@@ -77,7 +68,7 @@ class Promises(Truth):
         if isinstance(change, SendAgain) and not change.absent:
             story.sends_before = len(story.sends)
         if getattr(change, "absent", False) or (
-            isinstance(change, Settle) and change.looked and change.state == "failed"
+            isinstance(change, Settle) and change.looked_up and change.state == "failed"
         ):
             self._disprove(entry, story)
         if isinstance(change, Retry):
@@ -138,7 +129,7 @@ class Promises(Truth):
         if not isinstance(end, Settle):
             return
         story, effects = self.story(entry.id), self.story(entry.id).effects.total()
-        is_decided = known_of(entry.outcome) is not None  # by an operator who cancelled it
+        is_decided = entry.outcome.known is not None  # by an operator who cancelled it
         self.require(is_decided or entry.id not in self.never, entry.id, "it ended, and nobody serves it")
         if end.state == "delivered":
             self.require(effects > 0, entry.id, "delivered, and nothing happened")
@@ -178,8 +169,8 @@ class Promises(Truth):
         story = self.story(delivery.id)
         send = Send(claimed, process, self._now(), service, form)
         self.note(f"{delivery.id.hex[:6]} sent by {process.name} to {service.name}")
-        self.require(known_of(claimed.outcome) is None, delivery.id, "sent though its fate is on record")
-        self.require(lookup_of(claimed.outcome) is None, delivery.id, "sent though it is to be looked for")
+        self.require(claimed.outcome.known is None, delivery.id, "sent though its fate is on record")
+        self.require(claimed.outcome.lookup is None, delivery.id, "sent though it is to be looked for")
         self.require(delivery.key == keys[claimed.key_epoch], delivery.id, "sent under another key")
         self.require(delivery.id not in self.never, delivery.id, "sent though it is not to be read here")
         self._check_lease(send)

@@ -83,6 +83,16 @@ def started_late(original: Any, self: sender.Sender, claims: Any) -> None:
     original(self, [(entry, route, self._clock()) for entry, route, _ in claims])
 
 
+def sorted_without(name: str) -> Any:
+    """The claims are sorted as if nothing of this kind had been stored for them."""
+
+    def sort(original: Any, working: Triage, claimed: Any, started: float) -> Any:
+        blank = [entry._replace(outcome=replace(entry.outcome, **{name: None})) for entry in claimed]
+        return original(working, blank, started)
+
+    return sort
+
+
 def failed_for_want_of_an_adapter(working: Triage, entry: ClaimedEntry) -> None:
     working._turn_back(entry, Settle("failed", entry.attempts, reason="nobody serves it"))
 
@@ -144,7 +154,8 @@ GUARDS: dict[str, Patch] = {
     "every claim bears the same token": around(ClaimLoops, "_request", same_token),
     "the lease is not checked before the call": without(sender.Sender, "_ask_in_time", without_a_deadline),
     "the lease is measured from the claim's answer": around(sender.Sender, "start", started_late),
-    "what is on record is not heeded": without(triage, "known_of", lambda outcome: None),
+    "what is on record is not heeded": around(Triage, "sort", sorted_without("known")),
+    "what is to be looked for is sent": around(Triage, "sort", sorted_without("lookup")),
     "an entry of a newer release is sent": without(triage, "SCHEMA_VERSION", 10**6),
     "what nobody serves is failed": without(Triage, "_leave_unserved", failed_for_want_of_an_adapter),
     "the fence is gone": without(ReferenceStore, "_holds_lease", lambda store, row, entry: True),

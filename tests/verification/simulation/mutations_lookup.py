@@ -4,21 +4,15 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
 from verification.mutations_decide import moving, rule
 
 from dispatchers import decide, decide_lookup
 from dispatchers.delivery import Absent, Found, Memory
-from dispatchers.pipeline import sender, triage
+from dispatchers.pipeline import sender
 from dispatchers.transitions import AwaitLookup, ClaimedEntry, SendAgain, Transition
 from simulation.mutants import Patch, around, without
 
 look_first = decide._look_first
-
-
-def without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (triage, sender):
-        monkeypatch.setattr(module, "lookup_of", lambda outcome: None)
 
 
 def absent_for_want_of_a_hit(original: Any, entry: ClaimedEntry, looks: Any, finding: Any, *rest: Any) -> Transition:
@@ -41,11 +35,10 @@ def looking_at_once(entry: ClaimedEntry, change: Transition, memory: Memory, now
     sought = look_first(entry, change, memory, now)
     if not isinstance(sought, AwaitLookup):
         return sought
-    return replace(sought, delay=timedelta(0), looks=sought.looks._replace(quiet_at=now))
+    return replace(sought, delay=timedelta(0), lookup=sought.lookup._replace(quiet_at=now))
 
 
 LOOKUP_GUARDS: dict[str, Patch] = {
-    "what is to be looked for is sent": without_a_look,
     "a look that cannot tell counts as absence": around(sender, "judge", absent_for_want_of_a_hit),
     "what is found counts as absence": around(sender, "judge", absent_despite_a_hit),
     "absence under the present key counts for all keys": around(sender, "judge", absent_under_every_key),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from uuid import UUID
 
-from dispatchers.transitions import ClaimedEntry, MarkUncertain, RetryCallback, Settle, known_of, lookup_of
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, RetryCallback, Settle
 from simulation.reference_rows import Entry
 from simulation.trace import Send, Truth
 
@@ -25,7 +25,7 @@ class OrderingInvariants:
 
     def claimed(self, entry: ClaimedEntry) -> None:
         """Whoever gets it may send it: now it must be its turn."""
-        if entry.ordering_key is None or known_of(entry.outcome) is not None or lookup_of(entry.outcome) is not None:
+        if entry.ordering_key is None or entry.outcome.known is not None or entry.outcome.lookup is not None:
             return
         queue = self._truth.store.queue
         for other in self._before(entry.id):
@@ -49,7 +49,7 @@ class OrderingInvariants:
 
     def _is_bad_news(self, entry: ClaimedEntry, end: Any) -> bool:
         """A person's word is none, and an end that waited for its callback was when it was written down."""
-        known = known_of(entry.outcome)
+        known = entry.outcome.known
         is_told_already = known is not None and (known.attempts is None or known.state == "uncertain")
         is_bad = isinstance(end, MarkUncertain) or (isinstance(end, Settle) and end.state == "failed")
         return is_bad and not is_told_already and self._truth.declared[entry.destination].failure_blocks_group

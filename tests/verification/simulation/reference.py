@@ -4,7 +4,6 @@ One method is one transaction; it happens at once and wholly. `test_reference_st
 to it, step by step; the simulation runs dispatchers against it.
 """
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -16,19 +15,11 @@ from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import FlowState, FlowStates, FlowUpdate, Limits
 from dispatchers.store import queue_update
 from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.claimed_row import read_object
 from dispatchers.store.ordering import MOMENT
 from dispatchers.store.queries import Wanted
-from dispatchers.transitions import (
-    ClaimedEntry,
-    Ending,
-    LookupState,
-    Release,
-    Settle,
-    Transition,
-    known_of,
-    lookup_of,
-    outcome_on_record,
-)
+from dispatchers.stored_outcome import LookupState, read_outcome, write_outcome
+from dispatchers.transitions import ClaimedEntry, Ending, Release, Settle, Transition
 from outbox.sql.schema import SCHEMA_VERSION
 from outbox.times import NEVER
 from simulation.reference_history import is_held
@@ -141,7 +132,7 @@ class ReferenceStore(Tables):
             passed_over = request.unserved is not None and (
                 entry.operation in request.unserved or entry.schema_version > SCHEMA_VERSION
             )
-            known = known_of(self.queue[id].outcome)
+            known = read_outcome(self.queue[id].outcome).known
             is_cancelled = known is not None and known.state == "cancelled" and known.decided_at is not None
             if is_cancelled or not passed_over:
                 yield id
@@ -177,8 +168,8 @@ class ReferenceStore(Tables):
             env=entry.env,
             operation=entry.operation,
             payload=entry.payload,
-            options=entry.options,
-            headers=entry.headers,
+            options=read_object(entry.options),
+            headers=read_object(entry.headers),
             tag=entry.tag,
             kid=entry.kid,
             schema_version=entry.schema_version,
@@ -193,7 +184,7 @@ class ReferenceStore(Tables):
             key_epoch=row.key_epoch,
             sent_as=row.sent_as,
             leased_at=row.leased_at,
-            outcome=row.outcome,
+            outcome=read_outcome(row.outcome),
             record_id=None,
             completion=None,
             ordering_key=row.ordering_key,
@@ -268,7 +259,7 @@ class ReferenceStore(Tables):
             key_epoch=row.key_epoch,
         )
         if change.note is not None:
-            self._note(id, change.reason, looked=change.looked)
+            self._note(id, change.reason, looked=change.looked_up)
 
     def _move(self, id: UUID, row: Row, values: queue_update.QueueUpdate) -> None:
         row.state = values.state
@@ -296,14 +287,15 @@ class ReferenceStore(Tables):
         """Have those uncertain entries looked for that nobody has looked for yet, once no sender can be at work any more."""
         for id, row in self.queue.items():
             if id not in self.locked and self._is_given_up(row) and wanted(self.entries[id].operation, row.sent_as):
-                record = json.loads(row.outcome or "{}")
-                why, quiet_at = record["reason"], self.clock() + fencing_delay
-                looks = LookupState(why, 1, quiet_at, row.deliveries, record.get("stored", False))
-                row.outcome, row.due_at = outcome_on_record(why, looks=looks), quiet_at
+                outcome = read_outcome(row.outcome)
+                why, quiet_at = outcome.reason or "", self.clock() + fencing_delay
+                lookup = LookupState(why, 1, quiet_at, row.deliveries, outcome.stored)
+                row.outcome, row.due_at = write_outcome(why, lookup=lookup), quiet_at
 
     def _is_given_up(self, row: Row) -> bool:
         is_left = row.state == "uncertain" and row.due_at == NEVER
-        return is_left and lookup_of(row.outcome) is None and known_of(row.outcome) is None
+        outcome = read_outcome(row.outcome)
+        return is_left and outcome.lookup is None and outcome.known is None
 
     # --- the dispatcher: pressure
 
@@ -353,7 +345,7 @@ class ReferenceStore(Tables):
 
     def is_decided(self, id: UUID) -> bool:
         """Whether it is on record what becomes of the entry; it is never sent then."""
-        return known_of(self.queue[id].outcome) is not None
+        return read_outcome(self.queue[id].outcome).known is not None
 
 
 def _form(request: ClaimRequest, operation: str) -> str | None:

@@ -8,7 +8,8 @@ from uuid import UUID
 from dispatchers.admin.decisions import Verdict
 from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.flow_control.state import FlowState, closed_until
-from dispatchers.transitions import SEND_AGAIN, Known, Settle, is_unserved, known_of, outcome_on_record
+from dispatchers.stored_outcome import SEND_AGAIN, Known, read_outcome, write_outcome
+from dispatchers.transitions import Settle
 from simulation.reference import ReferenceStore
 from simulation.reference_ordering import advance
 from simulation.reference_rows import WAITING, Event, Refused, Row
@@ -35,7 +36,7 @@ def cancel(store: ReferenceStore, id: UUID, reason: str) -> None:
             advance(store, row.ordering_key, row.position)
         store.events.append(Event(id, "decision", reason))
         return
-    known = known_of(row.outcome)
+    known = read_outcome(row.outcome).known
     decided_at = now if known is None or known.decided_at is None else known.decided_at
     _know(store, id, row, Known(state="cancelled", reason=reason, decided_at=decided_at), reason)
 
@@ -54,7 +55,7 @@ def _is_unserved_for_long(store: ReferenceStore, id: UUID, row: Row) -> bool:
         and other.waiting_since is not None
         and other.waiting_since <= due_before
     ]
-    return is_unserved(row.outcome) or any(is_unserved(other.outcome) for other in alike)
+    return read_outcome(row.outcome).is_unserved or any(read_outcome(other.outcome).is_unserved for other in alike)
 
 
 def retry(store: ReferenceStore, id: UUID) -> None:
@@ -95,6 +96,6 @@ def resume(store: ReferenceStore, destination: str) -> None:
 
 def _know(store: ReferenceStore, id: UUID, row: Row, known: Known, told: str) -> None:
     stored = json.loads(row.outcome or "{}").get("stored", False)
-    row.outcome = outcome_on_record(known.reason or "", stored=stored, known=known)
+    row.outcome = write_outcome(known.reason or "", stored=stored, known=known)
     row.due_at = store.clock()
     store.events.append(Event(id, "decision", told))

@@ -6,16 +6,7 @@ from uuid import UUID
 
 from dispatchers.store import queue_update
 from dispatchers.store.ordering import MOMENT
-from dispatchers.transitions import (
-    ClaimedEntry,
-    Ending,
-    MarkUncertain,
-    Release,
-    RetryCallback,
-    Settle,
-    Transition,
-    known_of,
-)
+from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, Release, RetryCallback, Settle, Transition
 from outbox.times import NEVER
 from simulation.reference_rows import WAITING, Block, Row, Tables
 
@@ -25,7 +16,7 @@ def sort_out(tables: Tables, claimed: Sequence[ClaimedEntry]) -> list[Ending]:
     return [
         (entry, wait)
         for entry in claimed
-        if entry.position is not None and known_of(entry.outcome) is None
+        if entry.position is not None and entry.outcome.known is None
         if (wait := _wait(tables, entry)) is not None
     ]
 
