@@ -37,7 +37,7 @@ class DefaultOutbox(Outbox):
         payload_bytes_max: of one entry's JSON. audit: how long a record stays readable.
         observe: told of every claim, an `outbox.ObservedClaim`, when its transaction has ended; it must not block.
         status_url: where an accepted request can be watched, with `{id}` in it: the Location of `claim.accept`.
-        fair: destinations whose permits dispatchers share out over the scopes that wait there; see docs/pressure.md.
+        fair: destinations whose permits dispatchers share out over the scopes that wait there; see docs/flow-control.md.
         Raises `ConfigurationError` for a second call that differs: half of the app would use other keys.
         """
         new = Configuration(

@@ -220,7 +220,7 @@ def section_of(name: str) -> str:
     (decides,) = [commands for title, commands in COMMANDS.items() if title == "Decide"]
     title = "Decisions" if name in decides and name not in sections else name.split()[0]
     assert f"`{name}" in PAGE
-    return "".join((sections["What holds for all of them"], sections[title]))
+    return "".join((sections["Common options"], sections[title]))
 
 
 @every_command

@@ -189,11 +189,11 @@ def test_a_setting_that_is_missing_wrong_or_too_much_is_noticed() -> None:
     assert disagreeing == ["changed", "gone", "missing"]
 
 
-# --- docs/http.md, docs/states.md, docs/glossary.md
+# --- docs/http-adapter.md, docs/states.md, docs/how-it-works.md
 
 
 def test_the_statuses_of_the_page_mean_what_the_code_says() -> None:
-    markdown = (ROOT / "docs" / "http.md").read_text()
+    markdown = (ROOT / "docs" / "http-adapter.md").read_text()
     rows = rows_of(markdown, "status", "by itself")
     printed = {
         int(status): row["by itself"]
@@ -218,8 +218,8 @@ def test_the_diagram_has_every_state() -> None:
     assert drawn - {"[*]"} == set(get_args(State))
 
 
-def test_the_glossary_has_every_state() -> None:
-    rows = rows_of((ROOT / "docs" / "glossary.md").read_text(), "state", "meaning")
+def test_the_page_of_states_has_every_state() -> None:
+    rows = rows_of((ROOT / "docs" / "states.md").read_text(), "state", "meaning")
 
     assert [row["state"] for row in rows] == list(dict.fromkeys(row["state"] for row in rows))
     assert {row["state"] for row in rows} == set(get_args(State))
@@ -232,35 +232,35 @@ def test_words_that_cannot_be_kept_stand_only_where_they_are_refused() -> None:
         if re.search("exactly-once delivery|guaranteed delivery|zero data loss", page.read_text(), re.I)
     ]
 
-    assert [page.name for page in pages] == ["glossary.md"]
+    assert [page.name for page in pages] == ["how-it-works.md"]
 
 
-# --- docs/proof.md
+# --- docs/verification.md
 
 
 def test_the_figures_of_what_was_shown_are_those_of_the_tests() -> None:
-    proof = (ROOT / "docs" / "proof.md").read_text()
-    figures = {row["what"]: int(row["figure"]) for table in tables_of(proof) for row in table if "figure" in row}
+    page = (ROOT / "docs" / "verification.md").read_text()
+    figures = {row["what"]: int(row["figure"]) for table in tables_of(page) for row in table if "figure" in row}
 
     assert figures == {
         "seeds in CI": SEEDS_IN_CI,
-        "guards that are removed, each by itself": len(GUARDS),
-        "seeds within which each of these bugs is found": SEEDS_TO_FIND,
+        "mutants: one rule removed in each": len(GUARDS),
+        "seeds within which each mutant is found": SEEDS_TO_FIND,
         "settings of the model": len(runs()),
         "of these in CI": sum(run.quick for run in runs()),
-        "of those in CI, with a guard removed": sum(run.quick and run.expected == "fails" for run in runs()),
+        "of those in CI, mutants": sum(run.quick and run.expected == "fails" for run in runs()),
         "rounds at each point in CI": ROUNDS_IN_CI,
     }
-    assert [row["point"] for row in rows_of(proof, "point")] == list(POINTS)
+    assert [row["point"] for row in rows_of(page, "point")] == list(POINTS)
 
 
-# --- docs/hostile.md
+# --- docs/fault-injection.md
 
 
 def test_every_row_of_what_can_go_wrong_names_tests_that_there_are() -> None:
     code = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "dispatchers" / "testing").glob("*.py")]
     there = {name for path in code for name in re.findall(r"def (test_\w+)", path.read_text())}
-    rows = [row for table in tables_of((ROOT / "docs" / "hostile.md").read_text()) for row in table]
+    rows = [row for table in tables_of((ROOT / "docs" / "fault-injection.md").read_text()) for row in table]
 
     unknown = {row["what happens"]: set(re.findall(r"\w+", row["shown by"])) - there for row in rows}
 

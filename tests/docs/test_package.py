@@ -49,7 +49,7 @@ def test_the_table_of_extras_names_every_extra() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
 
-    rows = rows_of((ROOT / "docs" / "getting-started.md").read_text(), "extra", "for")
+    rows = rows_of((ROOT / "docs" / "install.md").read_text(), "extra", "for")
 
     named = [name.strip("` ") for row in rows for name in row["extra"].split(",")]
     assert sorted(named) == sorted(extras)

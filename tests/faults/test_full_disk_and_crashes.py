@@ -1,6 +1,6 @@
 """A hostile ground: full disks, few connections, commits that come late, clocks that are wrong.
 
-Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/hostile.md.
+Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/fault-injection.md.
 """
 
 import asyncio

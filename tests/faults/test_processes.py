@@ -1,6 +1,6 @@
 """Dispatchers as processes on a hostile ground: they are stopped, and their database swallows everything, or crashes.
 
-Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/hostile.md.
+Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/fault-injection.md.
 """
 
 import os

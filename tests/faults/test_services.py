@@ -1,7 +1,7 @@
 """Far sides that misbehave, met by a whole dispatcher over real sockets: what the entry becomes, and what has arrived there.
 
 What each answer means to an adapter: tests/adapters/test_http_wire.py and test_stripe_adapter.py.
-The whole list: docs/hostile.md.
+The whole list: docs/fault-injection.md.
 """
 
 from collections.abc import Iterator
