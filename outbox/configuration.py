@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from uuid import UUID
 
 from sqlalchemy import MetaData
@@ -13,7 +13,7 @@ from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, check_field
 from outbox.observer import GuardedObserver, Observer
 from outbox.sql.identifiers import check_table_names
-from outbox.sql.schema import Tables, define_tables
+from outbox.sql.schema import STATEMENTS_MAX, Tables, define_tables
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 OPTIONS = frozenset({"account", "api_version"})
@@ -63,8 +63,8 @@ class Configuration:
 
     @cached_property
     def tables(self) -> Tables:
-        """The outbox's tables, in a MetaData of their own."""
-        return define_tables(MetaData(), schema=self.schema, prefix=self.prefix)
+        """The outbox's tables, in a MetaData of their own. Outboxes with the same schema and prefix share them."""
+        return _tables_of(self.schema, self.prefix)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Configuration):
@@ -86,6 +86,12 @@ class Configuration:
             self.status_url,
             self.fair,
         )
+
+
+@lru_cache(maxsize=STATEMENTS_MAX)
+def _tables_of(schema: str | None, prefix: str) -> Tables:
+    """Defined once: statements are kept built for each set of tables, by us and by SQLAlchemy."""
+    return define_tables(MetaData(), schema=schema, prefix=prefix)
 
 
 def _checked_status_url(template: str | None) -> str | None:

@@ -244,3 +244,13 @@ def loaded_by(statement):
         check=True,
     )
     return done.stdout.split()
+
+
+def test_outboxes_of_one_schema_and_prefix_share_their_tables():
+    one, other, elsewhere = (
+        outbox.Outbox(outbox.Keyring({"k1": SECRET}), env=env, prefix=prefix).configuration
+        for env, prefix in (("prod", "outbox_"), ("staging", "outbox_"), ("prod", "shop_"))
+    )
+
+    assert one.tables is other.tables
+    assert elsewhere.tables.entry.name == "shop_entry"

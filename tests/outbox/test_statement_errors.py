@@ -205,7 +205,7 @@ def test_our_statements_are_known_under_every_name(
 ) -> None:
     """By every table, as SQLAlchemy writes it, and as our own SQL does."""
     monkeypatch.setattr(statement_errors, "_ours", {})
-    tables = outbox.Outbox(outbox.Keyring.public(), env="test", schema=schema, prefix=prefix).configuration.tables
+    tables = outbox.define_tables(sa.MetaData(), schema=schema, prefix=prefix)
     statements: list[Any] = [sa.text(f"SELECT {function_name('claim_key', schema, prefix)}(:id, 1)")]
     for table in tables.metadata.sorted_tables:
         column, aliased = next(iter(table.columns)), table.alias("q")
