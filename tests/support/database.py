@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from support.compiled_statements import SHARED
 
 import outbox
 from outbox.claim_block import IdempotentBlock
@@ -95,14 +96,14 @@ class Database:
         return self.async_engine(None if self.roles is None else self.roles["dispatcher"], **settings)
 
     def _create_engine(self, url: sa.URL | None = None, **settings: Any) -> sa.Engine:
-        engine = sa.create_engine(url or self.url, **settings)
+        engine = sa.create_engine(url or self.url, **settings or {"execution_options": SHARED})
         self._engines.append(engine)
         return engine
 
     def async_engine(self, role: str | None = None, **settings: Any) -> AsyncEngine:
         """An engine without a pool: nothing of it outlives the event loop."""
         url = self.async_url if role is None else self.async_url.set(username=role)
-        engine = create_async_engine(url, poolclass=sa.NullPool, **settings)
+        engine = create_async_engine(url, poolclass=sa.NullPool, **settings or {"execution_options": SHARED})
         if self.name == "sqlite":
             outbox.prepare_sqlite(engine)
         return engine
