@@ -1,7 +1,7 @@
 """The protocol's model, checked: `python3 dev.py model [NAME ...]`.
 
 Each line of runs.tsv is one setting of outbox.pml: with every guard in place its invariants hold, with one guard removed they
-must fail, or the guard would be for nothing. Without names the quick ones are run, with `--all` every one. Needs Spin
+must fail, or the guard would be for nothing. Without names all but the long ones are run, with `--all` every one. Needs Spin
 (Debian: spin) and a C compiler.
 """
 
@@ -30,12 +30,15 @@ COMPILED = {  # how Spin's verifier is built, and run, for each mode
 
 @dataclass(frozen=True)
 class Run:
-    """One setting. mode: breadth first (a shortest counterexample), depth first, or liveness under fairness."""
+    """One setting. mode: breadth first (a shortest counterexample), depth first, or liveness under fairness.
+
+    takes: a second or a few, which every test run can afford; about a minute on a busy machine; or more, up to an hour.
+    """
 
     name: str
     mode: str
     expected: str
-    quick: bool
+    takes: str
     flags: list[str]
     about: str
 
@@ -52,8 +55,8 @@ class Verdict:
 def runs() -> list[Run]:
     lines = (line for line in (HERE / "runs.tsv").read_text().splitlines() if not line.startswith("#"))
     return [
-        Run(name, mode, expected, speed == "quick", flags.split(), about)
-        for name, mode, expected, speed, flags, about in csv.reader(lines, delimiter="\t")
+        Run(name, mode, expected, takes, flags.split(), about)
+        for name, mode, expected, takes, flags, about in csv.reader(lines, delimiter="\t")
     ]
 
 
@@ -67,7 +70,7 @@ def check(run: Run) -> Verdict:
     with tempfile.TemporaryDirectory() as made:
         shutil.copy(MODEL, made)
         _tool(made, "spin", "-a", *run.flags, MODEL.name)
-        speed = "-O0" if run.quick else "-O2"  # optimising takes longer than a quick run
+        speed = {"second": "-O0", "minute": "-O1", "hour": "-O2"}[run.takes]  # optimising takes longer than a quick run
         _tool(made, "cc", "-w", speed, "-DMEMLIM=9000", *compile_flags, "-o", "pan", "pan.c")
         told = _tool(made, "./pan", *run_flags, "-w24")
     errors = re.search(r"errors: (\d+)", told)
@@ -89,14 +92,16 @@ def _tool(directory: str, *command: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="dev.py model", description=__doc__)
-    parser.add_argument("names", nargs="*", help="which runs; the quick ones by default")
+    parser.add_argument("names", nargs="*", help="which runs; by default all but the long ones")
     parser.add_argument("--all", action="store_true", help="every run: about an hour, and 9 GB of memory")
     arguments = parser.parse_args()
     if missing_tools():
         print(f"the model needs {' and '.join(missing_tools())}: apt-get install spin gcc", file=sys.stderr)
         return 2
     chosen = [
-        run for run in runs() if run.name in arguments.names or (not arguments.names and (run.quick or arguments.all))
+        run
+        for run in runs()
+        if run.name in arguments.names or (not arguments.names and (run.takes != "hour" or arguments.all))
     ]
     surprises = 0
     for run in chosen:
