@@ -29,7 +29,9 @@ from support.installs import Environments
 from support.migrations import blank_database
 
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "examples").glob("*/README.md"))]
-NOT_RUN: list[tuple[str, str]] = [("http-api.md", "it needs PostgreSQL")] * 2 + [("verification.md", "it kills the process")]
+NOT_RUN: list[tuple[str, str]] = [("http-api.md", "it needs PostgreSQL")] * 2 + [
+    ("verification.md", "it kills the process")
+]
 """Page and reason of every Python snippet that is left out."""
 
 POSTGRESQL = "postgresql+psycopg://shop@localhost/shop"

@@ -11,11 +11,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
-from support.compiled_statements import SHARED
 
 import outbox
 from outbox.claim_block import IdempotentBlock
 from outbox.times import MICROSECOND
+from support.compiled_statements import SHARED
 
 TESTS = Path(__file__).parents[1]
 IMPORT_PATH = os.pathsep.join(map(str, [TESTS, TESTS / "verification", TESTS.parent]))
