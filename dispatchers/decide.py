@@ -1,20 +1,22 @@
-"""What becomes of an entry. Pure: every rule about what happened stands here, and nothing else does.
+"""The policy: what a process does with an entry that it has claimed, and the state transition after the answer. Pure.
 
-`admit` is asked after a claim, before anything is sent; `decide` after the adapter's answer; `conclude` instead of both where
-it is known already, by a person's word or from an earlier claim. Doubt is sticky: once an
-attempt may have been executed, only proof ends it (success, or a conclusive rejection); until then the entry may be sent
-again under the same key while the service surely remembers that key, and is uncertain after that; where the service can be
-looked at, not before a look, of which `looking` decides.
+`plan` is asked after the claim: send the entry, look it up at the service, or end its lease in another way. `decide` is asked
+after the answer to a send, `decide_lookup` after the answer to a status lookup.
+
+Doubt is sticky. Once an attempt may have been executed, only proof ends the doubt: success, or a conclusive rejection. Until then
+the entry may be sent again under the same key while the service surely remembers that key. After that it is uncertain; where the
+service offers a status lookup, one is made first. The rules of lookups are in `decide_lookup.py`.
 """
 
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
+from dispatchers.decide_lookup import admit_lookup, judge
 from dispatchers.delivery import (
-    FOREVER,
     Deferred,
     Delivered,
+    Finding,
     InProgress,
     KeyConflict,
     Memory,
@@ -23,71 +25,159 @@ from dispatchers.delivery import (
     Unknown,
 )
 from dispatchers.stored_outcome import KEY_CONFLICT, SEND_AGAIN, Known, LookupState
+from dispatchers.time_limits import CENTURY, backoff, last_safe_send, remembered
 from dispatchers.transitions import (
     AwaitLookup,
     ClaimedEntry,
     End,
+    Lookup,
     MarkUncertain,
+    Plan,
+    Release,
     Retry,
     RetryCallback,
+    Send,
     SendAgain,
     Settle,
     Transition,
 )
 
 CANCEL_UNSERVED_AFTER = timedelta(minutes=1)
-BACKOFF_FIRST = timedelta(seconds=1)
-BACKOFF_MAX = timedelta(minutes=10)
-CENTURY = timedelta(days=36_525)  # as good as for ever, and no calendar overflows
-VANISHED_MAX = (
-    2  # senders in turn that vanished with an entry, until it is no longer sent at once beside the same others
-)
-DOUBLINGS_MAX = 20  # beyond BACKOFF_MAX already; keeps the power small
+CANCELLED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that an operator cancelled and others serve
+PINNED_DELAY = timedelta(
+    seconds=2
+)  # until an entry is claimed again that was sent in another form: few, during a deploy
+FOREIGN_DELAY = timedelta(days=1)  # until an entry of another env is claimed, and reported, again
+CRASHES_MAX = 2  # senders in turn that crashed with an entry, until it is no longer sent beside the same other entries
+TOO_LATE = "it may have been sent, and the service may have forgotten its key"
+FIRST_SEND = Send()
+
+
+# --- after the claim
+
+
+def plan(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float, *, env: str, alike: bool) -> Plan:
+    """What a process does with an entry that it has claimed and serves.
+
+    memory: what its adapter declares. now: the database's. jitter: as for `decide`; unused at an entry's first claim.
+    env: this deployment's name. alike: whether the adapter would send it now in the form in which it may have been sent before.
+    """
+    stored = entry.outcome
+    if entry.env != env and (stored.known is None or stored.known.state == SEND_AGAIN):
+        return Release(_foreign(entry, env), FOREIGN_DELAY, shown=True)
+    if stored.known is not None:
+        return _in_group(conclude(entry, stored.known, memory), memory)
+    if stored.lookup is not None:
+        refused = admit_lookup(entry, stored.lookup, memory, now)
+        return Lookup(stored.lookup) if refused is None else _in_group(refused, memory)
+    if entry.in_doubt_since is not None and not alike:
+        return _in_group(_wait_for_form(entry, memory, now), memory)
+    if entry.deliveries == 1 and not entry.maybe_sent:
+        return FIRST_SEND  # no rule can refuse what was never claimed before, if the database remembers everything
+    refused = admit(entry, memory, now, jitter)
+    if refused is not None:
+        return _in_group(refused, memory)
+    return Send(before=last_safe_send(entry.in_doubt_since, memory))
+
+
+def leave(entry: ClaimedEntry, reason: str) -> Settle | Release:
+    """The transition of an entry that this process cannot serve: other processes may.
+
+    Only an operator's cancellation that no other process has carried out for long is carried out here. Claims do not pass over a
+    cancelled entry, so it is due again a moment later, not at once.
+    """
+    known = entry.outcome.known
+    if known is not None and is_left_alone(known, entry.leased_at):
+        return Settle("cancelled", entry.attempts, reason=known.reason, decided=True)
+    return Release(reason, timedelta(0) if known is None else CANCELLED_DELAY, shown=True)
+
+
+def is_left_alone(known: Known, now: datetime) -> bool:
+    """Whether an operator's cancellation has waited so long that no process which serves the entry can be running.
+
+    Such a process would have settled it, with its callbacks; now any process may.
+    """
+    return (
+        known.state == "cancelled" and known.decided_at is not None and now - known.decided_at >= CANCEL_UNSERVED_AFTER
+    )
+
+
+def too_late(entry: ClaimedEntry, memory: Memory, now: datetime) -> Transition:
+    """The transition of an entry whose time to be sent, `Send.before`, passed between its claim and its send."""
+    return _in_group(_look_up_first(entry, _uncertain(entry, entry.attempts, TOO_LATE), memory, now), memory)
 
 
 def admit(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float = 1.0) -> Transition | None:
-    """Whether `entry` may be sent now: None for yes, else what becomes of it instead. jitter: as for `decide`."""
+    """None if `entry` may be sent now, else the transition instead. jitter: as for `decide`."""
     change = _refused(entry, memory, now, jitter)
-    return change and _look_first(entry, change, memory, now)
+    return change and _look_up_first(entry, change, memory, now)
+
+
+def _foreign(entry: ClaimedEntry, env: str) -> str:
+    """Why it is neither sent nor looked up: the deployment that it names may send it too."""
+    return (
+        f"it is of env {entry.env!r}, and this database is of env {env!r}, so no dispatcher here sends it: an app with"
+        f" another OUTBOX_ENV enqueued it here; `outbox cancel {entry.id}` ends it"
+    )
+
+
+def _wait_for_form(entry: ClaimedEntry, memory: Memory, now: datetime) -> Transition:
+    """It may have been sent in another form. It waits for a process that sends this form, but not beyond the window."""
+    past = admit(entry, replace(memory, can_look_up=False), now)  # a lookup in this form would not find it either
+    if isinstance(past, MarkUncertain):
+        return past
+    reason = f"it was sent as {entry.sent_as!r}; the adapter would now send it as {memory.form!r}"
+    return Release(reason, PINNED_DELAY, shown=True, served=True)
 
 
 def _refused(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float) -> Transition | None:
     if entry.in_doubt_since is not None:
         if _is_for_one_attempt(memory):
-            return _park(entry, entry.attempts, "its sender crashed, and the service keeps no keys")
+            return _uncertain(entry, entry.attempts, "its sender crashed, and the service keeps no keys")
         last = last_safe_send(entry.in_doubt_since, memory)
         if last is not None and now >= last:
-            return _park(entry, entry.attempts, "it may have been sent, and the service may have forgotten its key")
+            return _uncertain(entry, entry.attempts, TOO_LATE)
     if entry.attempts >= memory.attempts_max:
         return _end(entry, entry.attempts, f"no answer in {entry.attempts} attempts")
-    if crashed_senders(entry) >= VANISHED_MAX:
+    if _crashes(entry) >= CRASHES_MAX:
         return _wait_apart(entry, memory, now, jitter)
     return None
 
 
-def crashed_senders(entry: ClaimedEntry) -> int:
+def _crashes(entry: ClaimedEntry) -> int:
     """How many senders in turn crashed with it: claims without a result since it was enqueued or last set to wait."""
     stored = entry.outcome.deliveries
     return 0 if stored is None else max(entry.deliveries - stored - 1, 0)
 
 
 def _wait_apart(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float) -> Transition:
-    """It may be what ends its senders, or only have been under way beside that: each waits for a time of its own.
+    """It may have crashed its senders, or only have been claimed beside the entry that did: each waits for a different time.
 
-    No age ends it here: a pause may have stopped that a moment ago, of which nobody here knows yet.
+    Its age does not end it here: a pause that this process does not know of yet may have stopped the age.
     """
-    told = f"{VANISHED_MAX} consecutive senders crashed while sending it"
+    reason = f"{CRASHES_MAX} consecutive senders crashed while sending it"
     ageless = replace(memory, age_max=CENTURY)
-    return _wait(entry, ageless, now, jitter, told, None, entry.attempts, entry.maybe_sent, entry.in_doubt_since)
+    return _wait(entry, ageless, now, jitter, reason, None, entry.attempts, entry.maybe_sent, entry.in_doubt_since)
+
+
+# --- after the answer
 
 
 def decide(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
-    """What becomes of `entry` after `outcome`.
+    """The transition of `entry` after `outcome`, the answer to a send.
 
     now: the database's. jitter: 0 to 1, the share of the backoff that is really waited ("full jitter").
     Source: docs/states.md.
     """
-    return _look_first(entry, _decided(entry, outcome, memory, now, jitter), memory, now)
+    change = _decided(entry, outcome, memory, now, jitter)
+    return _in_group(_look_up_first(entry, change, memory, now), memory)
+
+
+def decide_lookup(
+    entry: ClaimedEntry, state: LookupState, finding: Finding, memory: Memory, now: datetime, jitter: float
+) -> Transition:
+    """The transition of `entry` after `finding`, the answer to a status lookup that began after the claim."""
+    return _in_group(judge(entry, state, finding, memory, now, jitter), memory)
 
 
 def _decided(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
@@ -100,12 +190,12 @@ def _decided(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetim
             proves = conclusive and entry.key_epoch == 0 and remembered(entry.in_doubt_since, memory, now)
             if proves or not entry.maybe_sent:
                 return Settle("failed", attempts, result=result, reason=reason)
-            told = f"{reason}; but an earlier attempt may have been executed"
-            return replace(_park(entry, attempts, told), stored=conclusive)
+            reason = f"{reason}; but an earlier attempt may have been executed"
+            return replace(_uncertain(entry, attempts, reason), stored=conclusive)
         case KeyConflict(reason=reason):
             return _doubt(entry, attempts, f"{KEY_CONFLICT}: {reason}", stored=True)
         case Deferred(reason=reason, after=after):
-            # Certainly not executed: no attempt, and no news about earlier ones.
+            # Certainly not executed: no attempt, and nothing new about earlier ones.
             return _wait(
                 entry, memory, now, jitter, reason, after, entry.attempts, entry.maybe_sent, entry.in_doubt_since
             )
@@ -122,16 +212,16 @@ def _decided(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetim
             assert_never(outcome)
 
 
-def conclude(entry: ClaimedEntry, known: Known, memory: Memory, fencing_delay: timedelta) -> Transition:
-    """What becomes of an entry whose fate is on record; it is not sent.
+# --- where the outcome is stored already
 
-    quiescence: how long a sender may still be at work that lost its lease; nothing is sent again before.
-    """
+
+def conclude(entry: ClaimedEntry, known: Known, memory: Memory) -> Transition:
+    """The transition of an entry whose outcome was decided before the claim; it is not sent under this lease."""
     attempts = entry.attempts if known.attempts is None else known.attempts
     match known.state:
         case "send_again":
-            return _requeue(entry, known, memory, fencing_delay)
-        case "uncertain":  # its group blocked when that was written down
+            return _send_again(entry, known, memory)
+        case "uncertain":  # its group was blocked when that was stored
             return MarkUncertain(
                 known.reason or "",
                 attempts,
@@ -141,98 +231,85 @@ def conclude(entry: ClaimedEntry, known: Known, memory: Memory, fencing_delay: t
                 failure_blocks_group=False,
             )
         case "delivered" | "failed" | "cancelled":
-            by_person = known.attempts is None
-            end = Settle(known.state, attempts, known.result, known.reason, decided=by_person)
-            # By a person's word no group blocks that goes on already; one that has blocked stays so, until it is released.
-            return without_block(end) if by_person else end
+            by_operator = known.attempts is None
+            end = Settle(known.state, attempts, known.result, known.reason, decided=by_operator)
+            # An operator's decision blocks no group that has resumed; a blocked one stays blocked until it is released.
+            return without_block(end) if by_operator else end
         case _:
             assert_never(known.state)
 
 
-def has_no_taker(known: Known, now: datetime) -> bool:
-    """Whether an operator's cancellation has waited so long that no process which serves the entry can be at work.
+def _send_again(entry: ClaimedEntry, known: Known, memory: Memory) -> SendAgain:
+    """Under the same key while the service surely remembers it, else under one that it has never seen."""
+    reason = known.reason or SEND_AGAIN
+    sent_at = entry.leased_at + memory.fencing_delay
+    last = last_safe_send(entry.in_doubt_since, memory)
+    if memory.window is not None and not known.stored and (last is None or sent_at < last):
+        return SendAgain(entry.key_epoch, entry.in_doubt_since, memory.fencing_delay, reason)
+    return SendAgain(entry.key_epoch + 1, None, memory.fencing_delay, reason)
 
-    Such a process would have settled it, with its callbacks; now any process may.
-    """
-    return (
-        known.state == "cancelled" and known.decided_at is not None and now - known.decided_at >= CANCEL_UNSERVED_AFTER
-    )
+
+# --- where the callback or the next entry of the group is in the way
+
+
+def keep(entry: ClaimedEntry, end: End, problem: str, jitter: float) -> RetryCallback:
+    """The outcome is known, but the callback that must commit with it failed: try the callback again later."""
+    return RetryCallback(end, backoff(entry.deliveries, jitter), f"{_state(end)}, but {problem}")
+
+
+def release(end: End, why: str) -> RetryCallback:
+    """The outcome is known, but its callback did not run under this lease: it may run under the next one, at once."""
+    return RetryCallback(end, timedelta(0), f"{_state(end)}; {why}", failed=False)
+
+
+def hand_over(end: End, callback: str) -> RetryCallback:
+    """The outcome is known, and this process does not have its callback: a process that has it takes the entry over."""
+    why = f": {end.reason}" if end.reason else ""
+    return RetryCallback(end, CENTURY, f"{_state(end)}{why}; {callback} runs in a process that has it", False, callback)
+
+
+def store_first(change: Transition, delay: timedelta) -> Transition:
+    """The outcome is known and must not be lost with the lease: store it, and settle the entry after the next claim."""
+    if not isinstance(change, Settle | MarkUncertain):
+        return change
+    reason = f"{_state(change)}, but another transaction has locked the next one of its ordering group"
+    return RetryCallback(change, delay, reason)
+
+
+def _state(end: End) -> str:
+    return end.state if isinstance(end, Settle) else "uncertain"
+
+
+# --- ordering groups
+
+
+def _in_group(change: Transition, memory: Memory) -> Transition:
+    """The transition, without a block where the adapter lets its ordering groups continue after a failure."""
+    return change if memory.failure_blocks_group else without_block(change)
 
 
 def without_block(change: Transition) -> Transition:
-    """The same, but the group of the entry goes on behind it."""
+    """The transition, without a block of the entry's ordering group."""
     if isinstance(change, Settle) and change.state == "failed":
         return change._replace(failure_blocks_group=False)
     return replace(change, failure_blocks_group=False) if isinstance(change, MarkUncertain) else change
 
 
-def keep(entry: ClaimedEntry, end: End, problem: str, jitter: float) -> RetryCallback:
-    """What became of it is known, but the callback that must commit with it failed: try that again later."""
-    return RetryCallback(end, backoff(entry.deliveries, jitter), f"{_word(end)}, but {problem}")
+# --- doubt and limits
 
 
-def release(end: End, why: str) -> RetryCallback:
-    """Its outcome is known, but its callback had no turn under this lease: it may have one under the next, at once."""
-    return RetryCallback(end, timedelta(0), f"{_word(end)}; {why}", failed=False)
-
-
-def hand_over(end: End, callback: str) -> RetryCallback:
-    """Its outcome is known, and this process does not have its callback: those that have it look for such entries."""
-    why = f": {end.reason}" if end.reason else ""
-    return RetryCallback(end, CENTURY, f"{_word(end)}{why}; {callback} runs in a process that has it", False, callback)
-
-
-def _word(end: End) -> str:
-    return end.state if isinstance(end, Settle) else "uncertain"
-
-
-def _requeue(entry: ClaimedEntry, known: Known, memory: Memory, fencing_delay: timedelta) -> SendAgain:
-    """The same key while that is worth something, else one that the service has never seen."""
-    reason = known.reason or SEND_AGAIN
-    sent_at = entry.leased_at + fencing_delay
-    last = last_safe_send(entry.in_doubt_since, memory)
-    if memory.window is not None and not known.stored and (last is None or sent_at < last):
-        return SendAgain(entry.key_epoch, entry.in_doubt_since, fencing_delay, reason)
-    return SendAgain(entry.key_epoch + 1, None, fencing_delay, reason)
-
-
-def remembered(in_doubt_since: datetime | None, memory: Memory, now: datetime) -> bool:
-    """Whether the service surely still knows a key that it may first have seen at `in_doubt_since`."""
-    if memory.window is None:
-        return False
-    last = last_safe_send(in_doubt_since, memory)
-    return last is None or now < last + memory.timeout
-
-
-def last_safe_send(in_doubt_since: datetime | None, memory: Memory) -> datetime | None:
-    """From when on an entry in doubt is never sent again, or None if there is no such time.
-
-    A send may take `timeout` to reach the service, and clocks drift: both come off the window.
-    """
-    if in_doubt_since is None or memory.window is None or memory.window is FOREVER:
-        return None
-    return in_doubt_since + min(memory.window, CENTURY) - memory.timeout - memory.margin
-
-
-def backoff(tries: int, jitter: float, first: timedelta = BACKOFF_FIRST, most: timedelta = BACKOFF_MAX) -> timedelta:
-    """Exponential with full jitter, capped. Source: AWS Architecture Blog, "Exponential Backoff And Jitter"."""
-    doublings = min(max(tries - 1, 0), DOUBLINGS_MAX)
-    ceiling: timedelta = min(first * 2**doublings, most)
-    return ceiling * jitter
-
-
-def _look_first(entry: ClaimedEntry, change: Transition, memory: Memory, now: datetime) -> Transition:
-    """A look before it is given up, where there can be one; by then no sender can be at work any more."""
+def _look_up_first(entry: ClaimedEntry, change: Transition, memory: Memory, now: datetime) -> Transition:
+    """A status lookup before the entry becomes uncertain, where one is possible; by then no sender can be at work."""
     if not (isinstance(change, MarkUncertain) and memory.can_look_up) or change.reason.startswith(KEY_CONFLICT):
         return change
-    looks = LookupState(change.reason, 0, now + memory.fencing_delay, entry.deliveries, change.stored)
+    state = LookupState(change.reason, 0, now + memory.fencing_delay, entry.deliveries, change.stored)
     return AwaitLookup(
-        looks, memory.fencing_delay, change.reason, change.attempts, change.maybe_sent, change.in_doubt_since
+        state, memory.fencing_delay, change.reason, change.attempts, change.maybe_sent, change.in_doubt_since
     )
 
 
 def _is_for_one_attempt(memory: Memory) -> bool:
-    """Whether nothing in doubt is sent again as it is: no key would keep it from happening twice."""
+    """Whether an entry in doubt is never sent again as it is: no key would keep it from happening twice."""
     return memory.window is None and (memory.can_look_up or not memory.at_least_once)
 
 
@@ -247,7 +324,7 @@ def _wait(
     maybe_sent: bool,
     in_doubt_since: datetime | None,
 ) -> Transition:
-    """Send again later, unless a limit is reached; what the service asked for is honoured as far as the limits go."""
+    """Send it again later, unless a limit is reached. `after`, which the service asked for, counts within the limits."""
     doubtful = entry._replace(maybe_sent=maybe_sent, in_doubt_since=in_doubt_since)
     if attempts >= memory.attempts_max:
         return _end(doubtful, attempts, f"{reason}; {attempts} attempts were allowed")
@@ -261,16 +338,17 @@ def _wait(
         if before_the_last > timedelta(0):
             delay = min(delay, before_the_last)
         elif now + delay >= last:
-            return _park(doubtful, attempts, f"{reason}; the service may forget its key before another attempt")
+            reason = f"{reason}; the service may forget its key before another attempt"
+            return _uncertain(doubtful, attempts, reason)
     return Retry(delay, reason, attempts, maybe_sent, in_doubt_since)
 
 
 def _end(entry: ClaimedEntry, attempts: int, reason: str) -> Transition:
     """A limit is reached: failed if it certainly did not happen, else uncertain."""
-    return _park(entry, attempts, reason) if entry.maybe_sent else Settle("failed", attempts, reason=reason)
+    return _uncertain(entry, attempts, reason) if entry.maybe_sent else Settle("failed", attempts, reason=reason)
 
 
-def _park(entry: ClaimedEntry, attempts: int, reason: str) -> MarkUncertain:
+def _uncertain(entry: ClaimedEntry, attempts: int, reason: str) -> MarkUncertain:
     return MarkUncertain(reason, attempts, entry.maybe_sent, entry.in_doubt_since)
 
 
@@ -280,5 +358,5 @@ def _doubt(entry: ClaimedEntry, attempts: int, reason: str, *, stored: bool = Fa
 
 
 def _doubt_began(entry: ClaimedEntry) -> datetime:
-    """The FIRST attempt under this key whose fate is unknown: its lease's start, which came before its send."""
+    """The FIRST attempt under this key whose result is unknown: its lease's start, which came before its send."""
     return entry.in_doubt_since or entry.leased_at

@@ -291,6 +291,7 @@ class Memory:
     """The adapter's declarations that `decide` needs, as plain values.
 
     fencing_delay: how long a send that lost its lease may still be in flight. can_look_up: whether there is a `find`.
+    form: the key format and what else a send is pinned to.
     """
 
     window: Window
@@ -302,3 +303,4 @@ class Memory:
     margin: timedelta = field(default=timedelta(seconds=5))
     fencing_delay: timedelta = timedelta(seconds=65)
     can_look_up: bool = False
+    form: str = ""

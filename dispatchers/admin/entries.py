@@ -13,9 +13,9 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, null, or_, select, true
 
-from dispatchers.decide import CENTURY
 from dispatchers.store.queries import destination_names
 from dispatchers.stored_outcome import read_outcome
+from dispatchers.time_limits import CENTURY
 from outbox.errors import EntryNotFound
 from outbox.keys import ParentKey, Tag, encode_native, parent_id
 from outbox.sql.dialect import clock

@@ -85,14 +85,14 @@ class ClaimLoops:
             pace=pace,
         )
         self._collector = OutcomeCollector(
-            settings, store, routes, callbacks, self._scheduler, self._flow, pace, outages, clock=clock, rng=rng
+            settings, store, callbacks, self._scheduler, self._flow, pace, outages, clock=clock, rng=rng
         )
         self._triage = Triage(
             routes,
             self._scheduler,
             env=env,
-            fencing_delay=settings.fencing_delay,
             clock=clock,
+            rng=rng,
             flow=self._flow,
             done=self._collector.done,
         )

@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from dispatchers.decide import CENTURY
 from dispatchers.delivery import Deferred, Delivered, Memory, Outcome, Unknown
 from dispatchers.flow_control.permits import NONE_LEFT, still_taken
 from dispatchers.flow_control.quota import Quota
@@ -26,6 +25,7 @@ from dispatchers.flow_control.state import (
     opens_at,
     service_of,
 )
+from dispatchers.time_limits import without_pause
 from dispatchers.transitions import ClaimedEntry
 from outbox.times import NEVER
 
@@ -196,14 +196,12 @@ class FlowMonitor:
         return min((until - now for until in self.shut_until.values() if until > now), default=math.inf)
 
     def memory(self, entry: ClaimedEntry, memory: Memory) -> Memory:
-        """What `decide` is to know: an entry of a destination that was paused does not age before its resumption."""
-        seen = (
-            self._seen.get(name, UNTHROTTLED).resumed_at for name in (entry.destination, service_of(entry.destination))
-        )
-        resumed_at = max((at for at in seen if at is not None), default=None)
-        if resumed_at is None or resumed_at <= entry.first_leased_at:
+        """What the policy must know of the service: an entry does not age while its destination is paused."""
+        if not self._seen:
             return memory
-        return replace(memory, age_max=min(memory.age_max, CENTURY) + (resumed_at - entry.first_leased_at))
+        names = (entry.destination, service_of(entry.destination))
+        resumed = [at for name in names if (at := self._seen.get(name, UNTHROTTLED).resumed_at) is not None]
+        return without_pause(memory, entry.first_leased_at, max(resumed, default=None))
 
 
 def _throttle(state: FlowState, now: datetime) -> tuple[str, str] | None:

@@ -5,11 +5,12 @@ from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from uuid import UUID
 
-from dispatchers.transitions import ClaimedEntry, Ending, Lease, MarkUncertain, RetryCallback, Settle, Transition
+from dispatchers.decide import store_first
+from dispatchers.transitions import ClaimedEntry, Ending, Lease, Transition
 
 AGAIN_FIRST_SECONDS = 0.02  # until a postponed one is tried again: who has its row locked is a claim, most often
 AGAIN_SECONDS = 0.25  # or an app's transaction, which may be long
-KEEP_SECONDS = 5.0  # until an outcome that was written down is to be settled again
+KEEP = timedelta(seconds=5)  # until an outcome that was written down is to be settled again
 
 
 class OutcomeBuffer:
@@ -74,17 +75,8 @@ class OutcomeBuffer:
             return []
         taken, self._postponed = self._postponed, []
         return [
-            (entry, _written_down(change))
+            (entry, store_first(change, KEEP))
             if is_final or now - self._since[entry.lease] > self._timeout_seconds
             else (entry, change)
             for entry, change in taken
         ]
-
-
-def _written_down(change: Transition) -> Transition:
-    """It is known, and must not be lost with the lease: the next claim settles it."""
-    if not isinstance(change, Settle | MarkUncertain):
-        return change
-    state = change.state if isinstance(change, Settle) else "uncertain"
-    told = f"{state}, but another transaction has locked the next one of its ordering group"
-    return RetryCallback(change, timedelta(seconds=KEEP_SECONDS), told)

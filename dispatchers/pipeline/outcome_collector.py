@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
-from dispatchers.decide import hand_over, without_block
+from dispatchers.decide import hand_over
 from dispatchers.delivery import Outcome
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.outage_log import OutageLog
 from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
-from dispatchers.pipeline.routing import Routes
 from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.settlement import SettlementWorker
 from dispatchers.pipeline.unserved_log import UnservedLog
@@ -41,7 +40,6 @@ class OutcomeCollector:
         self,
         settings: Settings,
         store: Store,
-        routes: Routes,
         callbacks: Callbacks,
         scheduler: Scheduler,
         flow: FlowMonitor,
@@ -51,7 +49,6 @@ class OutcomeCollector:
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        self._routes = routes
         self._callbacks = callbacks
         self._scheduler = scheduler
         self._flow = flow
@@ -104,8 +101,6 @@ class OutcomeCollector:
 
     def _settle(self, entry: ClaimedEntry, change: Transition) -> None:
         """With the next batch, or alone if a callback or its request's completion commits with it."""
-        if entry.position is not None:
-            change = self._blocking(entry, change)
         if self._callbacks and isinstance(change, Settle | MarkUncertain):
             calls = self._callbacks.calls(entry, change)
             if any(calls):
@@ -117,11 +112,6 @@ class OutcomeCollector:
             if self._callbacks.may_call(entry):
                 self._pace.measure(0.0)
         self._settle_in_batch(entry, change)
-
-    def _blocking(self, entry: ClaimedEntry, change: Transition) -> Transition:
-        """The transition, without a block where the adapter lets its ordering groups continue."""
-        route = self._routes.find(entry.operation)
-        return change if route is None or route.memory.failure_blocks_group else without_block(change)
 
     def _settle_in_batch(self, entry: ClaimedEntry, change: Transition) -> None:
         self.outcomes.add(entry, change)

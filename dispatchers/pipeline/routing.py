@@ -25,6 +25,7 @@ class Route:
         self.name = name
         self.adapter = adapter
         find = finder_of(adapter)
+        self.form = f"{adapter.key_format} {adapter.pinned}".rstrip()
         self.memory = Memory(
             window=adapter.window,
             timeout=adapter.timeout,
@@ -35,8 +36,8 @@ class Route:
             margin=margin,
             fencing_delay=lease + margin,  # by then a sender that lost its lease has noticed
             can_look_up=find is not None,
+            form=self.form,
         )
-        self.form = f"{adapter.key_format} {adapter.pinned}".rstrip()
         self.timeout_seconds = adapter.timeout.total_seconds()
         self.send = as_async(adapter.send)
         self.find = as_async(find or _cannot_look)
@@ -49,7 +50,13 @@ class Route:
         key_format, _, pinned = entry.sent_as.partition(" ")
         if key_format != str(self.adapter.key_format):
             return False
-        return self.adapter.sends_alike(pinned, entry.options)
+        try:
+            return self.adapter.sends_alike(pinned, entry.options)
+        except Exception:  # after the claim: the other entries of the claim must not suffer
+            log.exception(
+                "the adapter of %r failed to compare two forms of entry %s; the entry waits", self.name, entry.id
+            )
+            return False
 
 
 class Routes:

@@ -1,4 +1,4 @@
-"""The sends and looks under way: each held to its lease and its deadline, each with an outcome whatever its adapter does."""
+"""The sends and status lookups in flight: each within its lease and its deadline, whatever its adapter does."""
 
 import asyncio
 import logging
@@ -7,20 +7,21 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
-from dispatchers.decide import admit, decide
-from dispatchers.decide_lookup import judge
+from dispatchers.decide import decide, decide_lookup, too_late
 from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Unknown
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
 from dispatchers.sanitize import storable, storable_finding
 from dispatchers.store.protocol import Store
-from dispatchers.stored_outcome import LookupState
-from dispatchers.transitions import ClaimedEntry, Release, Transition
+from dispatchers.transitions import ClaimedEntry, Lookup, Release, Send, Transition
 from outbox.keys import Keyring, Tag, derive_tag
 
 log = logging.getLogger("outbox.dispatcher")
+
+Work: TypeAlias = tuple[ClaimedEntry, Route, Send | Lookup, float]
+"""A claimed entry, the route of its adapter, what to do, and our clock before the claim."""
 
 IDLE = math.inf
 WATCH_SECONDS = 0.05  # how late a send may be cancelled
@@ -69,7 +70,7 @@ class Sender:
         self._rng = rng
         self._flow = flow
         self._done = done
-        self._ready: deque[tuple[ClaimedEntry, Route, float]] = deque()
+        self._ready: deque[Work] = deque()
         self._working: dict[Worker, None] = {}  # no set: a seed's run repeats only if theirs is an order
         self._idle: list[Worker] = []
         self._called = False
@@ -81,8 +82,8 @@ class Sender:
     def __len__(self) -> int:
         return self._under_way
 
-    def start(self, claims: Iterable[tuple[ClaimedEntry, Route, float]]) -> None:
-        """Send these entries, each with its route and our clock before its claim."""
+    def start(self, claims: Iterable[Work]) -> None:
+        """Send these entries, or look them up."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # workers die with their event loop, and each `asyncio.run` brings another
             self._loop, self._idle, self._watch, self._called = loop, [], None, False
@@ -103,7 +104,7 @@ class Sender:
     async def abandon(self) -> None:
         """Cancel what is under way. It is in doubt, and found so when its lease ends."""
         while self._ready:
-            entry, _, _ = self._ready.popleft()
+            entry, *_ = self._ready.popleft()
             self._end(entry, None, Release("the process stopped before it was sent"))
         self._called = False
         tasks = [worker.task for worker in self._working if worker.task is not None]
@@ -139,10 +140,10 @@ class Sender:
             while True:
                 self._called = False
                 while self._ready:
-                    entry, route, started = self._ready.popleft()
+                    entry, route, step, started = self._ready.popleft()
                     self._set_to_work(loop)
                     worker.deadline = loop.time() + route.timeout_seconds
-                    await self._attempt(worker, entry, route, started)
+                    await self._attempt(worker, entry, route, step, started)
                     if worker.overdue and worker.task is not None:
                         worker.overdue = False
                         worker.task.uncancel()
@@ -165,19 +166,19 @@ class Sender:
 
     # --- one attempt
 
-    async def _attempt(self, worker: Worker, entry: ClaimedEntry, route: Route, started: float) -> None:
+    async def _attempt(
+        self, worker: Worker, entry: ClaimedEntry, route: Route, step: Send | Lookup, started: float
+    ) -> None:
         change: Transition | None = None
         try:
-            # First: it may ask the database, and between the checks and the call nothing may take any time.
+            # First: it may ask the database, and no time may pass between the checks and the call.
             tag = Tag(entry.tag) if entry.key_epoch == 0 else await self._tag_of_epoch(worker, entry)
             delivery = None if tag is None else _delivery(entry, route, tag, worker.deadline)
-            looks = entry.outcome.lookup
-            # What was never claimed before has nothing that could speak against it, if the database remembers all.
-            if (entry.deliveries > 1 or entry.maybe_sent) and looks is None:
-                now = self._database_now(entry, started)
-                change = admit(entry, route.memory, now, self._rng.random())
-            if change is None:
-                change = await self._ask_in_time(worker, entry, route, delivery, started, looks)
+            before = step.before if isinstance(step, Send) else None
+            if before is not None and (now := self._database_now(entry, started)) >= before:
+                change = too_late(entry, route.memory, now)
+            else:
+                change = await self._ask_in_time(worker, entry, route, step, delivery, started)
         except Exception:  # a defect of ours: its lease ends, and it counts as unknown
             log.exception(
                 "entry %s (%s): internal error; the lease will expire and the entry be retried",
@@ -211,19 +212,19 @@ class Sender:
         worker: Worker,
         entry: ClaimedEntry,
         route: Route,
+        step: Send | Lookup,
         delivery: Delivery | None,
         started: float,
-        looks: LookupState | None,
     ) -> Transition:
-        """Send it or look for it, unless the lease could end before the answer: then another process may hold it already."""
+        """Send it or look it up, unless the lease could end before the answer: then another process may have it already."""
         if self._clock() - started > self._usable_seconds - route.timeout_seconds:
             return Release("its lease was too short when its turn came")
-        if looks is not None:
+        if isinstance(step, Lookup):
             finding = await self._finding(worker, entry, route, delivery, started)
             memory, now = self._flow.memory(entry, route.memory), self._database_now(entry, started)
-            return judge(entry, looks, finding, memory, now, self._rng.random())
+            return decide_lookup(entry, step.state, finding, memory, now, self._rng.random())
         outcome = await self._outcome(worker, entry, route, delivery)
-        if isinstance(outcome, Delivered):  # for which neither the time nor chance counts
+        if isinstance(outcome, Delivered):  # neither the time nor the jitter counts
             return decide(entry, outcome, route.memory, entry.leased_at, 0.0)
         memory = self._flow.memory(entry, route.memory)
         return decide(entry, outcome, memory, self._database_now(entry, started), self._rng.random())

@@ -18,8 +18,7 @@ from typing import Any, Literal, NamedTuple
 import outbox.session
 from dispatchers.admin import decisions
 from dispatchers.maintenance import jobs as maintenance_jobs
-from dispatchers.pipeline import sender
-from dispatchers.pipeline.triage import Triage
+from dispatchers.pipeline import sender, triage
 from dispatchers.store import callback_transactions, claims_postgresql, claims_sqlite
 from dispatchers.store import database as store_database
 from outbox.errors import InvalidValue
@@ -62,7 +61,9 @@ POINTS: Mapping[str, Seam] = {
     ),
     # a person's decision, and the dispatcher that carries it out
     "decision.before_commit": Seam((decisions,), "_record", "after"),
-    "decision.before_it_is_carried_out": Seam((Triage,), "_conclude", "before"),
+    "decision.before_it_is_carried_out": Seam(
+        (triage,), "plan", "before", lambda arguments, _: arguments[0].outcome.known is not None
+    ),
     # retention
     "maintenance.before_commit": Seam((maintenance_jobs,), "_work", "after"),
 }

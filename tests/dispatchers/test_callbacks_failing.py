@@ -32,7 +32,7 @@ from support.entries import (
 )
 
 import outbox
-from dispatchers import KeyConflict, Operations, Outcome, Rejected, Unknown, decide
+from dispatchers import KeyConflict, Operations, Outcome, Rejected, Unknown, time_limits
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import cancel
 from dispatchers.callbacks import CallbackFailed, Calls, Settlement
@@ -102,8 +102,8 @@ def test_the_outcome_is_kept_nothing_is_sent_again_and_only_the_callback_is_repe
 
 
 def test_the_callback_is_tried_again_with_backoff(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    longest = (decide.BACKOFF_MAX, decide.BACKOFF_MAX)  # three runs take longer than a second somewhere
-    monkeypatch.setattr(decide.backoff, "__defaults__", longest)
+    longest = (time_limits.BACKOFF_MAX, time_limits.BACKOFF_MAX)  # three runs take longer than a second somewhere
+    monkeypatch.setattr(time_limits.backoff, "__defaults__", longest)
     put_one(shop.database, shop.ob)
     shop.on_settled(failing(shop, ValueError("a bug"), times=9))
 

@@ -22,16 +22,17 @@ from test_decide import (
     in_doubt,
 )
 
-from dispatchers.decide import BACKOFF_FIRST, conclude, keep
+from dispatchers.decide import conclude, keep
 from dispatchers.delivery import Delivered, KeyConflict, Memory, Rejected, Unknown
 from dispatchers.stored_outcome import Known
+from dispatchers.time_limits import BACKOFF_FIRST
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, RetryCallback, SendAgain, Settle
 
 QUIESCENCE = timedelta(seconds=65)
 
 
 def concluded(entry: ClaimedEntry, memory: Memory = KEYS, **known: Any) -> Any:
-    return conclude(entry, Known(**known), memory, QUIESCENCE)
+    return conclude(entry, Known(**known), memory)
 
 
 # --- ends

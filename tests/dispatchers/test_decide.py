@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatchers.decide import BACKOFF_FIRST, BACKOFF_MAX, admit, backoff, decide, last_safe_send, remembered
+from dispatchers.decide import admit, decide
 from dispatchers.delivery import (
     FOREVER,
     Deferred,
@@ -21,6 +21,7 @@ from dispatchers.delivery import (
     Unknown,
 )
 from dispatchers.stored_outcome import NOTHING_STORED, StoredOutcome, read_outcome, write_outcome
+from dispatchers.time_limits import BACKOFF_FIRST, BACKOFF_MAX, backoff, last_safe_send, remembered
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle, Transition
 
 SECOND = timedelta(seconds=1)

@@ -26,7 +26,7 @@ from support.lookups import QUIET, decide_on, keyless, look, looked_for
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found
 from dispatchers.admin import decisions
-from dispatchers.decide_lookup import VANISHED_MAX
+from dispatchers.decide_lookup import CRASHES_MAX
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.errors import DecisionRefused
@@ -161,7 +161,7 @@ def test_looks_that_kill_their_process_come_to_an_end(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     id, adapter = looked_for(database, ob, finds=[])
-    for _ in range(VANISHED_MAX):
+    for _ in range(CRASHES_MAX):
         claim_one(store)
         age(database, QUIET)
 

@@ -12,7 +12,7 @@ from support.entries import age, dispatcher, put_one, run_once, settlement_row, 
 import outbox
 from dispatchers import Adapter, Delivered, Delivery, Dispatcher, Limits, Operations, Settlement
 from dispatchers.adapters import MemoryAdapter, StripeAdapter
-from dispatchers.pipeline.triage import CANCELLED_DELAY
+from dispatchers.decide import CANCELLED_DELAY
 from outbox.errors import ConfigurationError
 
 MINUTES = timedelta(minutes=2)

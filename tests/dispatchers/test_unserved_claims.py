@@ -12,8 +12,8 @@ from support.entries import age, dispatcher, put, put_one, queue_row, run_once, 
 import outbox
 from dispatchers import Delivered, Delivery, Operations
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.decide import CANCELLED_DELAY
 from dispatchers.pipeline.scheduler import LATE_SECONDS, UNSERVED_SECONDS, Scheduler
-from dispatchers.pipeline.triage import CANCELLED_DELAY
 from dispatchers.stored_outcome import Known, write_outcome
 from outbox.sql.schema import SCHEMA_VERSION
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dispatchers import decide as rules
+from dispatchers import time_limits
 from dispatchers.delivery import (
     FOREVER,
     Deferred,
@@ -19,12 +20,12 @@ from dispatchers.delivery import (
     Rejected,
     Unknown,
 )
-from dispatchers.pipeline import sender
+from dispatchers.pipeline import sender, triage
 from dispatchers.store import queue_update
 from dispatchers.stored_outcome import Known
 from dispatchers.transitions import ClaimedEntry, Retry, RetryCallback, SendAgain, Settle, Transition
 
-admit, decide, last_safe_send, backoff = rules.admit, rules.decide, rules.last_safe_send, rules.backoff
+admit, decide, plan = rules.admit, rules.decide, rules.plan
 NO_DOUBT = {"maybe_sent": False, "in_doubt_since": None}
 
 
@@ -33,7 +34,7 @@ def rule(**changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, replacement in changed.items():
-            for module in (rules, sender):
+            for module in (rules, time_limits, sender, triage):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, replacement)
 
@@ -94,10 +95,8 @@ def moving(of: type[Transition], **changed: Any) -> Callable[[pytest.MonkeyPatch
     return lambda monkeypatch: monkeypatch.setattr(queue_update, "queue_update", mutant)
 
 
-def sending_again_without_doubt(
-    entry: ClaimedEntry, known: Known, memory: Memory, fencing_delay: timedelta
-) -> SendAgain:
-    return SendAgain(entry.key_epoch, None, fencing_delay, "sent again")
+def sending_again_without_doubt(entry: ClaimedEntry, known: Known, memory: Memory) -> SendAgain:
+    return SendAgain(entry.key_epoch, None, memory.fencing_delay, "sent again")
 
 
 PLANTED_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -108,8 +107,8 @@ PLANTED_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         )
     ),
     "the window is heeded before waiting but not before sending": rule(
-        admit=lambda entry, memory, now, jitter=1.0: admit(
-            entry, replace(memory, window=memory.window and FOREVER), now, jitter
+        plan=lambda entry, memory, *rest, **settings: plan(
+            entry, replace(memory, window=memory.window and FOREVER), *rest, **settings
         )
     ),
     "the window counts from the last attempt in doubt": rule(_doubt_began=lambda entry: entry.leased_at),
@@ -139,7 +138,7 @@ PLANTED_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a retry-after is honoured beyond the age": rule(decide=waiting_as_asked),
     "a conclusive rejection speaks for earlier keys": deciding(Rejected, entry={"key_epoch": 0}),
     "send again clears doubt": moving(SendAgain, maybe_sent=False),
-    "send again forgets when the key was first sent": rule(_requeue=sending_again_without_doubt),
+    "send again forgets when the key was first sent": rule(_send_again=sending_again_without_doubt),
     "uncertain with a callback due forgets since when": moving(RetryCallback, in_doubt_since=None),
     "what is known is not put on record when a callback fails": moving(RetryCallback, outcome=None),
 }

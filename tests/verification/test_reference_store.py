@@ -104,10 +104,10 @@ def transition(kind: str, entry: ClaimedEntry) -> Transition:
     if answer is None:
         return Release("not here", HOUR / 2, shown=True)
     if known is not None:
-        change = conclude(entry, known, memory, LEASE)
+        change = conclude(entry, known, replace(memory, fencing_delay=LEASE))
     elif looks is not None:
         seen = judge(entry, looks, finding(answer), memory, now, 0.0)
-        change = unhurried(admit_lookup(entry, looks, memory, now, "native") or seen)
+        change = unhurried(admit_lookup(entry, looks, replace(memory, form="native"), now) or seen)
     else:
         change = decide(entry, answer, memory, now, 0.0)
     if kind.startswith("go on after "):

@@ -72,7 +72,7 @@ def same_token(original: Any, working: ClaimLoops, *rest: Any) -> Any:
 
 
 async def without_a_deadline(
-    self: sender.Sender, worker: Any, entry: ClaimedEntry, route: Any, delivery: Any, started: float, looks: Any
+    self: sender.Sender, worker: Any, entry: ClaimedEntry, route: Any, step: Any, delivery: Any, started: float
 ) -> Transition:
     outcome = await self._outcome(worker, entry, route, delivery)
     return rules.decide(entry, outcome, route.memory, self._database_now(entry, started), self._rng.random())
@@ -80,7 +80,7 @@ async def without_a_deadline(
 
 def started_late(original: Any, self: sender.Sender, claims: Any) -> None:
     """The lease is taken to begin when the claim's answer comes, not before it is asked for."""
-    original(self, [(entry, route, self._clock()) for entry, route, _ in claims])
+    original(self, [(entry, route, step, self._clock()) for entry, route, step, _ in claims])
 
 
 def sorted_without(name: str) -> Any:
@@ -122,8 +122,9 @@ def unlocked(transaction: Transaction, database: Any, entry: ClaimedEntry, end: 
     database.settle(entry, end)
 
 
-def conclude_at_once(entry: ClaimedEntry, known: Any, memory: Any, fencing_delay: timedelta) -> Transition:
-    return rules.conclude(entry, known, memory, timedelta(0))
+def conclude_at_once(original: Any, entry: ClaimedEntry, known: Any, memory: Any) -> Transition:
+    change: Transition = original(entry, known, replace(memory, fencing_delay=timedelta(0)))
+    return change
 
 
 # --- cancelling
@@ -167,7 +168,7 @@ GUARDS: dict[str, Patch] = {
     "a callback that only another process has is skipped": without(Callbacks, "missing", lambda *_: None),
     "the record of callbacks is read at the start only": without(Database, "is_changed", lambda *_: False),
     "an entry settles before its callback": without(Transaction, "__init__", unlocked),
-    "send again does not wait for earlier senders": without(triage, "conclude", conclude_at_once),
+    "send again does not wait for earlier senders": around(rules, "conclude", conclude_at_once),
     "what may have been sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_doubt),
     "what is being sent is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_despite_a_lease),
     **LOOKUP_GUARDS,

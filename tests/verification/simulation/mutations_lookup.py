@@ -8,11 +8,10 @@ from verification.mutations_decide import moving, rule
 
 from dispatchers import decide, decide_lookup
 from dispatchers.delivery import Absent, Found, Memory
-from dispatchers.pipeline import sender
 from dispatchers.transitions import AwaitLookup, ClaimedEntry, SendAgain, Transition
 from simulation.mutants import Patch, around, without
 
-look_first = decide._look_first
+look_up_first = decide._look_up_first
 
 
 def absent_for_want_of_a_hit(original: Any, entry: ClaimedEntry, looks: Any, finding: Any, *rest: Any) -> Transition:
@@ -32,17 +31,17 @@ def absent_under_every_key(original: Any, entry: ClaimedEntry, *rest: Any) -> Tr
 
 def looking_at_once(entry: ClaimedEntry, change: Transition, memory: Memory, now: datetime) -> Transition:
     """No time is left for the senders that may still be at work."""
-    sought = look_first(entry, change, memory, now)
+    sought = look_up_first(entry, change, memory, now)
     if not isinstance(sought, AwaitLookup):
         return sought
     return replace(sought, delay=timedelta(0), lookup=sought.lookup._replace(quiet_at=now))
 
 
 LOOKUP_GUARDS: dict[str, Patch] = {
-    "a look that cannot tell counts as absence": around(sender, "judge", absent_for_want_of_a_hit),
-    "what is found counts as absence": around(sender, "judge", absent_despite_a_hit),
-    "absence under the present key counts for all keys": around(sender, "judge", absent_under_every_key),
-    "a look counts at once": rule(_look_first=looking_at_once),
+    "a look that cannot tell counts as absence": around(decide, "judge", absent_for_want_of_a_hit),
+    "what is found counts as absence": around(decide, "judge", absent_despite_a_hit),
+    "absence under the present key counts for all keys": around(decide, "judge", absent_under_every_key),
+    "a look counts at once": rule(_look_up_first=looking_at_once),
     "absence has no limit": without(decide_lookup, "_limit", lambda entry, attempts, memory, now: None),
     "that a look is due is not put on record": moving(AwaitLookup, outcome=None),
     "proof of absence is not put on record": moving(SendAgain, outcome=None),

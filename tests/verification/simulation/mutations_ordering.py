@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dispatchers import decide_lookup
-from dispatchers.pipeline.outcome_collector import OutcomeCollector
+from dispatchers import decide, decide_lookup
+from dispatchers.delivery import Memory
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition
 from simulation import reference
 from simulation import reference_operators as reference_people
@@ -36,7 +36,7 @@ def first_of_all(tables: Any, ordering_key: str) -> Any:
     return reference_ordering._group(tables, ordering_key)[0][0]
 
 
-def blocking_in_spite(self: OutcomeCollector, entry: ClaimedEntry, change: Transition) -> Transition:
+def blocking_in_spite(change: Transition, memory: Memory) -> Transition:
     return change
 
 
@@ -68,5 +68,5 @@ ORDERING_MUTANTS: dict[str, Patch] = {
     "what is absent does not wait for those that were let by": without(
         decide_lookup, "_may_be_overtaken", lambda *_: False
     ),
-    "an adapter's word that groups go on is not heeded": without(OutcomeCollector, "_blocking", blocking_in_spite),
+    "an adapter's word that groups go on is not heeded": without(decide, "_in_group", blocking_in_spite),
 }

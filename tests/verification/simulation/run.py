@@ -84,8 +84,8 @@ def _uncollected() -> Iterator[None]:
 def _shortened() -> Iterator[None]:
     """The dispatcher's own minutes are seconds here, as its lease is."""
     with (
-        patch.object(decide_lookup, "LOOK_FIRST", timedelta(seconds=2)),
-        patch.object(decide_lookup, "LOOK_MAX", timedelta(minutes=6)),
+        patch.object(decide_lookup, "LOOKUP_FIRST", timedelta(seconds=2)),
+        patch.object(decide_lookup, "LOOKUP_MAX", timedelta(minutes=6)),
         patch.object(database_identity, "MARK_EVERY", timedelta(seconds=4)),
     ):
         yield
