@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -33,6 +34,7 @@ from dispatchers.store import database_identity as store_identity
 from dispatchers.store import queries
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
+from dispatchers.stored_outcome import StoredOutcome, read_outcome
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, Settle, Transition
 from outbox.errors import DecisionRefused, EntryNotFound
 from outbox.session import flush_all
@@ -404,9 +406,9 @@ class Agreement(RuleBasedStateMachine):
                 assert found == value, name
 
 
-def _without_instant(outcome: str | None, now: datetime) -> Any:
-    """What is on record, with how many quarters of an hour its instants lie back: nothing here waits for less."""
-    record = json.loads(outcome or "{}")
+def _without_instant(outcome: str | StoredOutcome | None, now: datetime) -> Any:
+    """What is stored, with how many quarters of an hour its instants lie back: nothing here waits for less."""
+    record = deepcopy(outcome.members) if isinstance(outcome, StoredOutcome) else json.loads(outcome or "{}")
     if "looks" in record:
         record["looks"]["quiet_at"] = round((now - datetime.fromisoformat(record["looks"]["quiet_at"])) / (HOUR / 4))
     if "decided_at" in record.get("known", {}):
@@ -421,10 +423,10 @@ def _aged(claimed: ClaimedEntry, by: timedelta) -> ClaimedEntry:
     instants: dict[str, Any] = {
         name: value - by for name in INSTANTS if (value := getattr(claimed, name, None)) is not None
     }
-    record = json.loads(claimed.outcome or "{}")
+    record = deepcopy(claimed.outcome.members)
     if "looks" in record:
         record["looks"]["quiet_at"] = (datetime.fromisoformat(record["looks"]["quiet_at"]) - by).isoformat()
-        instants["outcome"] = json.dumps(record)
+        instants["outcome"] = read_outcome(json.dumps(record))
     return claimed._replace(**instants)
 
 

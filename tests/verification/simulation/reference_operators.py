@@ -1,6 +1,5 @@
 """What a person decides, in the reference store. Everything raises `Refused` where the state does not allow it."""
 
-import json
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -63,6 +62,9 @@ def retry(store: ReferenceStore, id: UUID) -> None:
     row = store.queue.get(id)
     if row is None or row.state not in WAITING or (row.state == "pending" and row.maybe_sent) or row.is_blocked:
         raise Refused
+    known = read_outcome(row.outcome).known
+    if known is not None and known.attempts is None:  # an operator has decided
+        raise Refused
     row.due_at = store.clock()
     store.events.append(Event(id, "decision", "made due now"))
 
@@ -95,7 +97,6 @@ def resume(store: ReferenceStore, destination: str) -> None:
 
 
 def _know(store: ReferenceStore, id: UUID, row: Row, known: Known, told: str) -> None:
-    stored = json.loads(row.outcome or "{}").get("stored", False)
-    row.outcome = write_outcome(known.reason or "", stored=stored, known=known)
+    row.outcome = write_outcome(known.reason or "", stored=read_outcome(row.outcome).stored, known=known)
     row.due_at = store.clock()
     store.events.append(Event(id, "decision", told))
