@@ -1,0 +1,117 @@
+"""One HTTP/1.1 connection: it carries one request at a time, and is used again only where that is surely harmless."""
+
+import asyncio
+import select
+import ssl
+from typing import Final
+
+import httpx
+
+from dispatchers.adapters.answer_reader import AnswerReader, Malformed
+
+READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR | select.POLLNVAL
+
+
+class Connection(asyncio.Protocol):
+    """loop: the one it was opened on; it is used on no other. idle_since: on that loop's clock, while nothing is asked."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.idle_since = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._reader: AnswerReader | None = None
+        self._answered: asyncio.Future[None] | None = None
+
+    async def ask(self, request: bytes, reader: AnswerReader) -> None:
+        """Send the request, and read until the answer has ended, or broken off after its head.
+
+        Raises: `httpx.RemoteProtocolError` or `httpx.ReadError` without the head of an answer.
+        """
+        if self._transport is None or self._reader is not None:
+            raise RuntimeError("this connection is not open, or it is in use")
+        self._reader = reader
+        self._answered = self.loop.create_future()
+        try:
+            self._transport.write(request)
+            await self._answered
+        finally:
+            self._reader = self._answered = None
+
+    def can_be_used_again(self, reader: AnswerReader) -> bool:
+        """Whether the answer that `reader` read leaves it fit for another request."""
+        transport = self._transport
+        return (
+            reader.reusable
+            and transport is not None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()  # the answer came before the request was taken
+        )
+
+    def is_quiet(self) -> bool:
+        """Whether it is open, and the server has neither closed it nor said anything that nobody asked for.
+
+        The event loop may not have come to tell of it yet, so the socket itself is asked.
+        """
+        if self._transport is None or self._transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), READABLE)
+        return not poll.poll(0)
+
+    def abort(self) -> None:
+        """Close it at once, whatever is under way."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def encrypt(self, tls: ssl.SSLContext, host: str) -> None:
+        """Have TLS over what carries it now. host: whose certificate is wanted."""
+        if self._transport is None:
+            raise ConnectionResetError("the connection was closed before TLS")
+        self._transport = await self.loop.start_tls(self._transport, self, tls, server_hostname=host)
+        if self._transport is None:
+            raise ConnectionResetError("the connection was closed during TLS")
+
+    # --- what the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._reader is None:  # nobody asked
+            self.abort()
+            return
+        try:
+            self._reader.feed(data)
+        except Malformed as error:
+            self._fail(httpx.RemoteProtocolError(str(error)))
+        else:
+            if self._reader.ended:
+                self._finish()
+
+    def eof_received(self) -> None:
+        """The server has said its last word: what is closed for it is closed for us."""
+        if self._reader is not None:
+            self._take_end(httpx.RemoteProtocolError)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._reader is not None:
+            self._take_end(httpx.RemoteProtocolError if exc is None else httpx.ReadError)
+
+    def _take_end(self, without_answer: type[httpx.TransportError]) -> None:
+        assert self._reader is not None
+        try:
+            self._reader.feed_end()
+        except Malformed as error:
+            self._fail(without_answer(str(error)))
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(error)

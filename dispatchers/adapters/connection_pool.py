@@ -1,0 +1,73 @@
+"""Connections that wait for their next request, and new ones: as many as there are requests in flight."""
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from dispatchers.adapters.connection import Connection
+from dispatchers.adapters.connector import Connector, Origin
+
+KEEP_SECONDS: Final = 1.5
+"""How long a connection waits for its next request: less than any server waits (gunicorn 2 s, Node.js and uvicorn 5 s, by
+their documentation), because a request that crosses the server's close is in doubt."""
+
+
+class ConnectionPool:
+    """Connections belong to an event loop, and die with it: `asyncio.run(run_once())` brings a new one each time.
+
+    It may be used from several threads, each with its own loop.
+    """
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+        self._idle: dict[asyncio.AbstractEventLoop, dict[Origin, list[Connection]]] = {}
+
+    async def take(self, origin: Origin) -> Connection:
+        """One that nobody else uses. Raises what `Connector.open` raises."""
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting(loop).get(origin)
+        while waiting:
+            connection = waiting.pop()  # the one that waited least: the others run out of time, and are closed
+            if connection.idle_since + KEEP_SECONDS > loop.time() and connection.is_quiet():
+                return connection
+            connection.abort()
+        return await self._connector.open(origin)
+
+    def keep(self, connection: Connection, origin: Origin) -> None:
+        """Keep it for the next request to its origin."""
+        loop = connection.loop
+        by_origin = self._waiting(loop)
+        connection.idle_since = loop.time()
+        if not any(by_origin.values()):
+            loop.call_later(KEEP_SECONDS, self._close_overdue, loop)
+        by_origin.setdefault(origin, []).append(connection)
+
+    async def aclose(self) -> None:
+        """Close those that wait. The pool may be used again afterwards."""
+        idle, self._idle = self._idle, {}
+        for loop, by_origin in idle.items():
+            for connection in (each for waiting in by_origin.values() for each in waiting):
+                with suppress(RuntimeError):  # a loop that is closed
+                    loop.call_soon_threadsafe(connection.abort)
+        await asyncio.sleep(0)
+
+    def _waiting(self, loop: asyncio.AbstractEventLoop) -> dict[Origin, list[Connection]]:
+        found = self._idle.get(loop)
+        if found is None:
+            self._idle = {each: waiting for each, waiting in self._idle.items() if not each.is_closed()}
+            found = self._idle[loop] = {}
+        return found
+
+    def _close_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close those that have waited too long, and come again while any waits."""
+        by_origin = self._idle.get(loop, {})
+        latest = loop.time() - KEEP_SECONDS
+        for origin, waiting in list(by_origin.items()):
+            for connection in waiting:
+                if connection.idle_since <= latest:
+                    connection.abort()
+            by_origin[origin] = [each for each in waiting if each.idle_since > latest]
+            if not by_origin[origin]:
+                del by_origin[origin]
+        if by_origin:
+            loop.call_later(KEEP_SECONDS, self._close_overdue, loop)
