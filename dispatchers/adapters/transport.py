@@ -112,7 +112,6 @@ class Transport:
         Raises: one of `NEVER_SENT` if nothing was sent; after any other exception it may have been. `httpx.ReadTimeout`
         when the time is up.
         """
-        request.headers["Accept-Encoding"] = "identity"  # a compressed answer can be a bomb
         if self._given is not None:
             return await self._send_over(self._given, request)
         if _is_httpx_replaced():
@@ -145,6 +144,7 @@ class Transport:
 
     async def _send_over(self, transport: httpx.AsyncBaseTransport, request: httpx.Request) -> Answer:
         """Over what is not ours, in the same time, and to an answer of the same size."""
+        request.headers["Accept-Encoding"] = "identity"  # a compressed answer can be a bomb
         request.extensions["timeout"] = self._timeouts
         response: httpx.Response | None = None
         body = bytearray()

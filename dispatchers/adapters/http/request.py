@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -20,6 +21,8 @@ HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6
 FRAMING: Final = ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade")
 OURS: Final = frozenset((*FRAMING, "expect", "accept-encoding", "content-type"))
 """What is made anew for each request, or would change how it travels."""
+URLS_REMEMBERED: Final = 256
+AGENT: Final = {"User-Agent": "sqlalchemy-outbox"}
 DECODINGS_MAX: Final = 5  # no honest path is percent-encoded so often
 OVERLONG: Final = re.compile(r"%(c0%(ae|af|dc)|c1%9c|e0%80%a[ef])", re.I)  # of `.`, `/` and a backslash: RFC 3629, 10
 CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
@@ -57,7 +60,7 @@ class Service:
 
     base_url: str = field(repr=False)
     origins: frozenset[Origin]
-    headers: httpx.Headers = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
     key_header: str | None
     taken: frozenset[str]
 
@@ -81,7 +84,7 @@ class Service:
         return cls(
             origins=frozenset(allowed),
             base_url=(base_url or "").rstrip("/"),
-            headers=httpx.Headers(headers),
+            headers=dict(headers),
             key_header=key_header,
             taken=taken | CREDENTIALS | frozenset(name.lower() for name in headers),
         )
@@ -94,22 +97,22 @@ class Service:
         fields = _fields(payload)
         method, url, own = _method(fields), self._url(fields.get("url", "")), self._own_headers(fields)
         content, content_type = _body(fields)
-        headers = httpx.Headers({"User-Agent": "sqlalchemy-outbox"})
-        headers.update({name: value for name, value in passed_on.items() if self._may_pass(name, value)})
-        headers.update(own)
-        headers.update(self.headers)
+        may_pass = {name: value for name, value in passed_on.items() if self._may_pass(name, value)}
+        headers = {
+            name.lower(): (name, value) for each in (AGENT, may_pass, own, self.headers) for name, value in each.items()
+        }
         if content_type is not None:
-            headers["Content-Type"] = content_type
+            headers["content-type"] = ("Content-Type", content_type)
         if self.key_header is not None:
-            headers[self.key_header] = key
-        return httpx.Request(method, url, headers=headers, content=content)
+            headers[self.key_header.lower()] = (self.key_header, key)
+        return httpx.Request(method, url, headers=list(headers.values()), content=content)
 
     def reading(self, url: str) -> httpx.Request:
         """A GET of what lies below base_url, or at one of the origins, with our credentials and no key.
 
         Raises `Malformed`.
         """
-        headers = httpx.Headers({"User-Agent": "sqlalchemy-outbox"})
+        headers = httpx.Headers(AGENT)
         headers.update(self.headers)
         return httpx.Request("GET", self._url(url, "the url of a look"), headers=headers)
 
@@ -138,15 +141,21 @@ class Service:
             raise Malformed(f"{named} must be text, percent-encoded, without a fragment")
         if self.base_url and text[:1] not in {"", "/", "?"}:
             raise Malformed(f"{named} must be a path below the adapter's base_url, such as '/contacts/7'")
-        if leads_upwards(text.partition("?")[0]):
-            raise Malformed(f"{named} must not contain '.' or '..' between its slashes, in whatever encoding")
-        try:
-            url = httpx.URL(self.base_url + text)
-        except httpx.InvalidURL:
-            raise Malformed(f"{named} is not a URL") from None
-        if url.userinfo or Origin.of(url) not in self.origins:
-            raise Malformed(f"{named} must lead to {' or '.join(sorted(map(str, self.origins)))}")
-        return url
+        return _parsed(self.base_url, text, self.origins, named)
+
+
+@lru_cache(maxsize=URLS_REMEMBERED)
+def _parsed(base_url: str, text: str, origins: frozenset[Origin], named: str) -> httpx.URL:
+    """Remembered, because to parse a URL takes longer than to send it."""
+    if leads_upwards(text.partition("?")[0]):
+        raise Malformed(f"{named} must not contain '.' or '..' between its slashes, in whatever encoding")
+    try:
+        url = httpx.URL(base_url + text)
+    except httpx.InvalidURL:
+        raise Malformed(f"{named} is not a URL") from None
+    if url.userinfo or Origin.of(url) not in origins:
+        raise Malformed(f"{named} must lead to {' or '.join(sorted(map(str, origins)))}")
+    return url
 
 
 def check_header(where: str, name: object, value: object, taken: frozenset[str], error: type[Exception]) -> None:
