@@ -4,6 +4,7 @@
     python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS; without ARGS also the tests that touch
                                    SQLAlchemy on the oldest release of it that is supported
     python3 dev.py bench --quick   a quick benchmark; with --requests, what a claim adds to a request
+    python3 dev.py bench PART      one benchmark alone: sends
     python3 dev.py model [NAMES]   the protocol's model, checked by Spin; with --all every setting of it, in about an hour
     python3 dev.py simulate [ARGS] the sending side under faults: --seeds 1000000 --from 0 --jobs 2
     python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200
@@ -69,6 +70,8 @@ OLDEST_TESTS = (
     *("claims", "direct_statements", "dispatcher", "callbacks", "migrations"),
 )
 
+BENCHMARKS = {"--quick": "benchmarks.quick", "sends": "benchmarks.sends"}
+
 PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 1, 6)  # many tests wait for a process, a server or a clock
 ALONE_MAX = 3
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
@@ -91,15 +94,16 @@ def main(arguments: Sequence[str]) -> int:
         command in ("check", "docs", "env") and rest
     ):
         return usage_error()
-    if command == "bench" and "--quick" not in rest:
-        return usage_error("bench: only --quick exists so far")
+    if command == "bench" and not BENCHMARKS.keys() & set(rest):
+        return usage_error(f"bench: name one of {', '.join(BENCHMARKS)}")
     os.chdir(ROOT)
     environment = DEMO if command == "demo" and not is_ready(WHOLE) else WHOLE
     make_environment(environment)
     if command == "demo":
         become_python("-m", "examples.demo", *rest, environment=environment)
     if command == "bench":
-        become_python("-m", "benchmarks.quick", *(argument for argument in rest if argument != "--quick"))
+        part = next(each for each in rest if each in BENCHMARKS)
+        become_python("-m", BENCHMARKS[part], *(each for each in rest if each != part))
     if command == "model":
         become_python("tests/verification/promela/check.py", *rest)
     if command in ("simulate", "kills"):

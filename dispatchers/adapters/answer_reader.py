@@ -7,6 +7,8 @@ Source: RFC 9112.
 import re
 from typing import Final
 
+import httpx
+
 HEAD_BYTES_MAX: Final = 100 * 1024  # of a head, of what stands between two chunks, of the trailers
 HEAD_END: Final = re.compile(rb"\n\r?\n")
 LINE_END: Final = re.compile(rb"\r?\n")
@@ -61,6 +63,10 @@ class AnswerReader:
     def has_left_overs(self) -> bool:
         """Whether more came than the answer."""
         return bool(self._buffer)
+
+    def headers_for_httpx(self) -> httpx.Headers:
+        is_ascii = all(name.isascii() and value.isascii() for name, value in self.headers)
+        return httpx.Headers(self.headers, encoding="ascii" if is_ascii else None)  # it takes long to find that out
 
     def feed(self, data: bytes) -> None:
         """Take what came. Raises `Malformed` for a head that is none; a body that is none ends, and is not whole."""

@@ -22,19 +22,22 @@ class Connection(asyncio.Protocol):
         self._reader: AnswerReader | None = None
         self._answered: asyncio.Future[None] | None = None
 
-    async def ask(self, request: bytes, reader: AnswerReader) -> None:
+    async def ask(self, request: bytes, reader: AnswerReader, deadline: float) -> None:
         """Send the request, and read until the answer has ended, or broken off after its head.
 
-        Raises: `httpx.RemoteProtocolError` or `httpx.ReadError` without the head of an answer.
+        deadline: on the loop's clock.
+        Raises: `httpx.RemoteProtocolError` or `httpx.ReadError` without the head of an answer; `TimeoutError` in any case.
         """
         if self._transport is None or self._reader is not None:
             raise RuntimeError("this connection is not open, or it is in use")
         self._reader = reader
         self._answered = self.loop.create_future()
+        running_out = self.loop.call_at(deadline, self._fail, TimeoutError())
         try:
             self._transport.write(request)
             await self._answered
         finally:
+            running_out.cancel()
             self._reader = self._answered = None
 
     def can_be_used_again(self, reader: AnswerReader) -> bool:

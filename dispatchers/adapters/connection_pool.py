@@ -1,11 +1,11 @@
-"""Connections that wait for their next request, and new ones: as many as there are requests in flight."""
+"""Connections that wait for their next request."""
 
 import asyncio
 from contextlib import suppress
 from typing import Final
 
 from dispatchers.adapters.connection import Connection
-from dispatchers.adapters.connector import Connector, Origin
+from dispatchers.adapters.request_writer import Origin
 
 KEEP_SECONDS: Final = 1.5
 """How long a connection waits for its next request: less than any server waits (gunicorn 2 s, Node.js and uvicorn 5 s, by
@@ -18,12 +18,11 @@ class ConnectionPool:
     It may be used from several threads, each with its own loop.
     """
 
-    def __init__(self, connector: Connector) -> None:
-        self._connector = connector
+    def __init__(self) -> None:
         self._idle: dict[asyncio.AbstractEventLoop, dict[Origin, list[Connection]]] = {}
 
-    async def take(self, origin: Origin) -> Connection:
-        """One that nobody else uses. Raises what `Connector.open` raises."""
+    def take(self, origin: Origin) -> Connection | None:
+        """One that nobody else uses; None if none waits."""
         loop = asyncio.get_running_loop()
         waiting = self._waiting(loop).get(origin)
         while waiting:
@@ -31,7 +30,7 @@ class ConnectionPool:
             if connection.idle_since + KEEP_SECONDS > loop.time() and connection.is_quiet():
                 return connection
             connection.abort()
-        return await self._connector.open(origin)
+        return None
 
     def keep(self, connection: Connection, origin: Origin) -> None:
         """Keep it for the next request to its origin."""

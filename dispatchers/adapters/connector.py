@@ -4,35 +4,15 @@ import asyncio
 import ipaddress
 import ssl
 from base64 import b64encode
-from typing import Final, NamedTuple
+from typing import Final
 
 import httpx
 
 from dispatchers.adapters.answer_reader import AnswerReader
 from dispatchers.adapters.connection import Connection
+from dispatchers.adapters.request_writer import Origin, Target
 
 HAPPY_EYEBALLS_SECONDS: Final = 0.25  # until the next address of a host is tried beside the first: RFC 8305, 5
-PORTS: Final = {"http": 80, "https": 443}
-
-
-class Origin(NamedTuple):
-    """Where a connection leads. host: in ASCII, without the brackets of an IPv6 address."""
-
-    scheme: str
-    host: str
-    port: int
-
-    @classmethod
-    def of(cls, url: httpx.URL) -> "Origin":
-        """Raises `httpx.UnsupportedProtocol`."""
-        if url.scheme not in PORTS or not url.raw_host:
-            raise httpx.UnsupportedProtocol("the URL must begin with http:// or https://, and name a host")
-        return cls(url.scheme, url.raw_host.decode("ascii"), url.port or PORTS[url.scheme])
-
-    @property
-    def authority(self) -> bytes:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}".encode("ascii")
 
 
 class Connector:
@@ -46,19 +26,19 @@ class Connector:
         self._seconds = seconds
         self._tls = tls
         self._proxy: Origin | None = None
-        self._proxy_headers = b""
+        self._proxy_headers = ""
         if proxy is not None:
             url = httpx.URL(proxy)
-            self._proxy = Origin.of(url)
+            self._proxy = Target.of(url).origin
             if url.userinfo:
-                credentials = b64encode(f"{url.username}:{url.password}".encode())
-                self._proxy_headers = b"Proxy-Authorization: Basic " + credentials + b"\r\n"
+                credentials = b64encode(f"{url.username}:{url.password}".encode()).decode()
+                self._proxy_headers = f"Proxy-Authorization: Basic {credentials}\r\n"
 
-    def target(self, url: httpx.URL, origin: Origin) -> tuple[bytes, bytes]:
+    def named(self, target: Target) -> tuple[str, str]:
         """How a request names its target, and its headers for the proxy: one of plain HTTP goes through no tunnel."""
-        if self._proxy is None or origin.scheme == "https":
-            return url.raw_path, b""
-        return b"http://" + url.netloc + url.raw_path, self._proxy_headers
+        if self._proxy is None or target.origin.scheme == "https":
+            return target.path, ""
+        return f"http://{target.host}{target.path}", self._proxy_headers
 
     async def open(self, origin: Origin) -> Connection:
         """Raises: `httpx.ConnectError`, `httpx.ConnectTimeout` or `httpx.ProxyError`, whatever it was."""
@@ -98,11 +78,10 @@ class Connector:
 
     async def _tunnel(self, connection: Connection, origin: Origin) -> None:
         authority = origin.authority
-        request = b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (authority, authority, self._proxy_headers)
+        request = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{self._proxy_headers}\r\n".encode("ascii")
         answer = AnswerReader(0, head_only=True)
         try:
-            async with asyncio.timeout(self._seconds):
-                await connection.ask(request, answer)
+            await connection.ask(request, answer, connection.loop.time() + self._seconds)
         except httpx.TransportError as error:
             raise httpx.ProxyError("the proxy closed the connection, or answered in no HTTP/1.1") from error
         if answer.status is None or not 200 <= answer.status < 300 or answer.has_left_overs:

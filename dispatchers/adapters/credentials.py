@@ -17,6 +17,7 @@ HIDDEN: Final = "(hidden: it quotes the adapter's credentials)"
 CHARS_MIN: Final = 8  # what is shorter stands in answers by chance
 SEGMENT_CHARS_MIN: Final = 16  # of a URL's path, if it does not mix letters and digits: "notifications" is no secret
 READINGS_MAX: Final = 20  # of one text: encoded in two ways, three times over
+ENCODED: Final = re.compile(r"[\\%&]")  # what a text in any encoding has: see `_decoded`
 PUBLIC_HEADERS: Final = frozenset({"accept", "accept-charset", "accept-language", "user-agent"})
 
 
@@ -46,6 +47,8 @@ class Credentials:
         """
         try:
             text = json.dumps(value)
+            if not ENCODED.search(text) and not any(needle in text for needle in self._needles):
+                return value
             stored = json.loads(text)
         except (TypeError, ValueError, RecursionError):
             return value

@@ -14,6 +14,8 @@ def retry_after(headers: Mapping[str, str]) -> timedelta | None:
     Source: RFC 9110, 10.2.3.
     """
     text = headers.get("retry-after", "").strip()
+    if not text:
+        return None
     if re.fullmatch("[0-9]{1,9}", text):
         return timedelta(seconds=int(text))
     try:

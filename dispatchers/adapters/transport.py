@@ -20,8 +20,8 @@ import httpx
 from dispatchers.adapters.answer_reader import AnswerReader
 from dispatchers.adapters.connection import Connection
 from dispatchers.adapters.connection_pool import ConnectionPool
-from dispatchers.adapters.connector import Connector, Origin
-from dispatchers.adapters.request_writer import bytes_of
+from dispatchers.adapters.connector import Connector
+from dispatchers.adapters.request_writer import Origin, Outgoing
 from outbox.errors import ConfigurationError
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -97,50 +97,53 @@ class Transport:
         self._seconds = seconds - min(0.1, seconds / 20)
         self._timeouts = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS_MAX, seconds / 3)).as_dict()
         self._answer_bytes_max = answer_bytes_max
-        connector = Connector(
+        self._connector = Connector(
             seconds=min(CONNECT_SECONDS_MAX, seconds / 3),
             tls=tls or httpx.create_ssl_context(trust_env=False),
             proxy=proxy,
         )
-        self._connector = connector
-        self._pool = ConnectionPool(connector)
+        self._pool = ConnectionPool()
         self._given = transport
 
-    async def send(self, request: httpx.Request) -> Answer:
+    async def send(self, request: httpx.Request | Outgoing) -> Answer:
         """What the service answers, whatever its status. Once that is known, nothing that befalls the body raises.
 
         Raises: one of `NEVER_SENT` if nothing was sent; after any other exception it may have been. `httpx.ReadTimeout`
         when the time is up.
         """
-        if self._given is not None:
-            return await self._send_over(self._given, request)
-        if _is_httpx_replaced():
-            return await self._send_over(httpx.AsyncHTTPTransport(), request)
-        origin = Origin.of(request.url)
-        content = await bytes_of(request, *self._connector.target(request.url, origin))
+        if self._given is not None or _is_httpx_replaced():
+            over = self._given or httpx.AsyncHTTPTransport()
+            return await self._send_over(over, request if isinstance(request, httpx.Request) else request.for_httpx())
+        if isinstance(request, httpx.Request):
+            request = await Outgoing.of(request)
+        content = request.written(*self._connector.named(request.target))
+        origin = request.target.origin
+        deadline = asyncio.get_running_loop().time() + self._seconds
         answer = AnswerReader(self._answer_bytes_max)
-        connection: Connection | None = None
+        connection = self._pool.take(origin) or await self._open(origin, deadline)
         try:
-            async with asyncio.timeout(self._seconds):
-                connection = await self._pool.take(origin)
-                await connection.ask(content, answer)
+            await connection.ask(content, answer, deadline)
         except TimeoutError:
-            if connection is None:
-                raise httpx.ConnectTimeout("not connected in time", request=request) from None
             if answer.status is None:
-                raise httpx.ReadTimeout("no answer in time", request=request) from None
+                raise httpx.ReadTimeout("no answer in time") from None
         finally:
-            if connection is not None:
-                if connection.can_be_used_again(answer):
-                    self._pool.keep(connection, origin)
-                else:
-                    connection.abort()
+            if connection.can_be_used_again(answer):
+                self._pool.keep(connection, origin)
+            else:
+                connection.abort()
         assert answer.status is not None
-        return Answer(answer.status, httpx.Headers(answer.headers), bytes(answer.body), answer.whole)
+        return Answer(answer.status, answer.headers_for_httpx(), bytes(answer.body), answer.whole)
 
     async def aclose(self) -> None:
         """Close the connections. It may be used again afterwards."""
         await self._pool.aclose()
+
+    async def _open(self, origin: Origin, deadline: float) -> Connection:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._connector.open(origin)
+        except TimeoutError:
+            raise httpx.ConnectTimeout("not connected in time") from None
 
     async def _send_over(self, transport: httpx.AsyncBaseTransport, request: httpx.Request) -> Answer:
         """Over what is not ours, in the same time, and to an answer of the same size."""

@@ -36,7 +36,9 @@ BASE_URL = "https://hooks.test/services/T0000AB1/abcdefghijklmnopqrst"
 
 ENCODERS: dict[str, Callable[[str], str]] = {
     "PHP": lambda text: json.dumps(text).replace("/", "\\/"),
-    "Gson": lambda text: "".join(f"\\u{ord(char):04x}" if char in "=&+<>'" else char for char in text),
+    "Gson": lambda text: "".join(
+        f"\\u{ord(char):04x}" if char in "=&+<>'" else json.dumps(char)[1:-1] for char in text
+    ),
     "JSON": json.dumps,
     "percent": lambda text: quote(text, safe=""),
     "form": quote_plus,

@@ -45,6 +45,7 @@ from dispatchers.adapters.http.outcomes import (
     remembered,
 )
 from dispatchers.adapters.http.request import Malformed, Service
+from dispatchers.adapters.request_writer import Outgoing
 from dispatchers.adapters.transport import Answer, Transport
 from dispatchers.delivery import NATIVE, Adapter, CannotTell, Delivery, KeyFormat, Outcome, Rejected, Window
 from dispatchers.threads import on_own_thread
@@ -172,7 +173,7 @@ class HttpAdapter(Adapter):
     async def _get(self, url: str) -> Answer:
         return await self._transport.send(self._service.reading(url))
 
-    def _request(self, delivery: Delivery) -> httpx.Request:
+    def _request(self, delivery: Delivery) -> Outgoing:
         if delivery.options:
             raise Malformed("an HTTP entry takes no options: put everything that the request needs into its payload")
         try:

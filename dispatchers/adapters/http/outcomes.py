@@ -1,6 +1,7 @@
 """What an HTTP answer means, or its absence: one row for each status, one for each exception of httpx."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeAlias, assert_never, get_args
 
@@ -69,6 +70,13 @@ EXCEPTIONS: Final[Mapping[type[Exception], Literal["deferred", "unknown"]]] = {
 FOREIGN: Final = tuple(EXCEPTIONS)
 
 
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+JSON: Final = json.JSONDecoder(parse_constant=_no_number)  # `json.loads` with an argument makes one at each call
+
+
 def outcome_of_error(error: Exception) -> Outcome:
     """What a send without an answer means: an exception without a row of its own has that of its nearest ancestor."""
     reason = type(error).__name__
@@ -118,14 +126,10 @@ def remembered(answer: Answer) -> dict[str, Any]:
         return told
     try:
         if answer.whole and len(answer.body) <= REMEMBERED_BYTES_MAX:
-            return told | {"body": json.loads(answer.body, parse_constant=_no_number)}
+            return told | {"body": JSON.decode(answer.body.removeprefix(BOM_UTF8).decode())}
     except (ValueError, RecursionError):
         pass
     return told | {"unparsed": True}
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _reason(answer: Answer) -> str:

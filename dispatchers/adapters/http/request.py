@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import httpx
 
+from dispatchers.adapters.request_writer import Outgoing, Target
 from dispatchers.adapters.transport import HEADER_VALUE
 from outbox.errors import ConfigurationError
 
@@ -21,7 +22,7 @@ HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6
 FRAMING: Final = ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade")
 OURS: Final = frozenset((*FRAMING, "expect", "accept-encoding", "content-type"))
 """What is made anew for each request, or would change how it travels."""
-URLS_REMEMBERED: Final = 256
+TARGETS_REMEMBERED: Final = 256
 AGENT: Final = {"User-Agent": "sqlalchemy-outbox"}
 DECODINGS_MAX: Final = 5  # no honest path is percent-encoded so often
 OVERLONG: Final = re.compile(r"%(c0%(ae|af|dc)|c1%9c|e0%80%a[ef])", re.I)  # of `.`, `/` and a backslash: RFC 3629, 10
@@ -89,13 +90,13 @@ class Service:
             taken=taken | CREDENTIALS | frozenset(name.lower() for name in headers),
         )
 
-    def request(self, payload: Any, *, key: str, passed_on: Mapping[str, str]) -> httpx.Request:
+    def request(self, payload: Any, *, key: str, passed_on: Mapping[str, str]) -> Outgoing:
         """What goes out. passed_on: the entry's headers, which yield to all others.
 
         Raises `Malformed`.
         """
         fields = _fields(payload)
-        method, url, own = _method(fields), self._url(fields.get("url", "")), self._own_headers(fields)
+        method, target, own = _method(fields), self._target(fields.get("url", "")), self._own_headers(fields)
         content, content_type = _body(fields)
         may_pass = {name: value for name, value in passed_on.items() if self._may_pass(name, value)}
         headers = {
@@ -105,16 +106,15 @@ class Service:
             headers["content-type"] = ("Content-Type", content_type)
         if self.key_header is not None:
             headers[self.key_header.lower()] = (self.key_header, key)
-        return httpx.Request(method, url, headers=list(headers.values()), content=content)
+        return Outgoing(method, target, list(headers.values()), content)
 
-    def reading(self, url: str) -> httpx.Request:
+    def reading(self, url: str) -> Outgoing:
         """A GET of what lies below base_url, or at one of the origins, with our credentials and no key.
 
         Raises `Malformed`.
         """
-        headers = httpx.Headers(AGENT)
-        headers.update(self.headers)
-        return httpx.Request("GET", self._url(url, "the url of a look"), headers=headers)
+        headers = {name.lower(): (name, value) for each in (AGENT, self.headers) for name, value in each.items()}
+        return Outgoing("GET", self._target(url, "the url of a look"), list(headers.values()))
 
     @property
     def place(self) -> str:
@@ -136,16 +136,16 @@ class Service:
             check_header("payload field 'headers'", name, value, self.taken, Malformed)
         return headers
 
-    def _url(self, text: object, named: str = "payload field 'url'") -> httpx.URL:
+    def _target(self, text: object, named: str = "payload field 'url'") -> Target:
         if not isinstance(text, str) or not URL_TEXT.fullmatch(text):
             raise Malformed(f"{named} must be text, percent-encoded, without a fragment")
         if self.base_url and text[:1] not in {"", "/", "?"}:
             raise Malformed(f"{named} must be a path below the adapter's base_url, such as '/contacts/7'")
-        return _parsed(self.base_url, text, self.origins, named)
+        return _target(self.base_url, text, self.origins, named)
 
 
-@lru_cache(maxsize=URLS_REMEMBERED)
-def _parsed(base_url: str, text: str, origins: frozenset[Origin], named: str) -> httpx.URL:
+@lru_cache(maxsize=TARGETS_REMEMBERED)
+def _target(base_url: str, text: str, origins: frozenset[Origin], named: str) -> Target:
     """Remembered, because to parse a URL takes longer than to send it."""
     if leads_upwards(text.partition("?")[0]):
         raise Malformed(f"{named} must not contain '.' or '..' between its slashes, in whatever encoding")
@@ -155,7 +155,7 @@ def _parsed(base_url: str, text: str, origins: frozenset[Origin], named: str) ->
         raise Malformed(f"{named} is not a URL") from None
     if url.userinfo or Origin.of(url) not in origins:
         raise Malformed(f"{named} must lead to {' or '.join(sorted(map(str, origins)))}")
-    return url
+    return Target.of(url)
 
 
 def check_header(where: str, name: object, value: object, taken: frozenset[str], error: type[Exception]) -> None:
@@ -258,8 +258,8 @@ BODIES: Final[Mapping[str, tuple[Callable[[Any], bytes], str, str]]] = {
 }
 
 
-def _body(fields: Mapping[str, Any]) -> tuple[bytes | None, str | None]:
-    """The body's bytes and their content type, or two Nones."""
+def _body(fields: Mapping[str, Any]) -> tuple[bytes, str | None]:
+    """The body's bytes and their content type, which is None for no body."""
     given = [name for name in BODIES if name in fields]
     if len(given) > 1:
         raise Malformed(f"payload fields {' and '.join(map(repr, given))} exclude each other: a request has one body")
@@ -269,7 +269,7 @@ def _body(fields: Mapping[str, Any]) -> tuple[bytes | None, str | None]:
     ):
         raise Malformed("payload field 'content_type' must be printable ASCII, and comes with a body")
     if not given:
-        return None, None
+        return b"", None
     encode, usual_type, wanted = BODIES[given[0]]
     try:
         return encode(fields[given[0]]), content_type or usual_type

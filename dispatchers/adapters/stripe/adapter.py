@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from importlib import import_module
 from itertools import takewhile
 from typing import Any, Final
@@ -27,6 +28,7 @@ import httpx
 import stripe
 
 from dispatchers.adapters.credentials import Credentials
+from dispatchers.adapters.request_writer import Outgoing, Target
 from dispatchers.adapters.stripe.lookup import MARK, METADATA_KEYS_MAX, Unlistable, Wanted, look
 from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, warn_of_api_version
 from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
@@ -44,6 +46,7 @@ from dispatchers.delivery import (
 from outbox.errors import ConfigurationError
 
 WINDOW: Final = timedelta(hours=24)  # docs.stripe.com/api/idempotent_requests: "at least 24 hours old"
+TARGETS_REMEMBERED: Final = 256
 OPTIONS: Final = frozenset({"account", "api_version"})
 
 
@@ -306,7 +309,8 @@ class _Client(stripe.HTTPClient):
         exchange = _current.get()
         if (method == "get") != exchange.reads:
             raise _Refused(Rejected("this operation only reads: an outbox is for effects"))
-        request = httpx.Request(method.upper(), url, headers=_without_telemetry(headers), content=post_data)
+        content = (post_data or "").encode() if isinstance(post_data, str | None) else post_data
+        request = Outgoing(method.upper(), _target(url), _without_telemetry(headers), content)
         exchange.started = True
         try:
             answer = await self._transport.send(request)
@@ -327,6 +331,11 @@ class _Client(stripe.HTTPClient):
         """Nothing: connections are closed where their event loop runs."""
 
 
-def _without_telemetry(headers: Mapping[str, str]) -> dict[str, str]:
+@lru_cache(maxsize=TARGETS_REMEMBERED)
+def _target(url: str) -> Target:
+    return Target.of(httpx.URL(url))
+
+
+def _without_telemetry(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     """Without how long the last request took, which is nobody's business."""
-    return {name: value for name, value in headers.items() if name.lower() != "x-stripe-client-telemetry"}
+    return [each for each in headers.items() if each[0].lower() != "x-stripe-client-telemetry"]

@@ -1,0 +1,174 @@
+"""What `bench sends` compares: bare clients, the adapters that the library has, and the whole dispatcher."""
+
+import asyncio
+import itertools
+import json
+import ssl
+from datetime import timedelta
+from typing import Protocol
+from uuid import uuid4
+
+import aiohttp
+import stripe
+from sqlalchemy import Engine
+
+import outbox
+from benchmarks.draining import filling
+from dispatchers import Adapter, Delivered, Delivery, Dispatcher
+from dispatchers.adapters import HttpAdapter, StripeAdapter
+
+CONTACT = {"email": "ada@example.com", "name": "Ada", "note": "a customer since the first day"}
+INTENT = {"amount": 2000, "currency": "eur", "description": "one line of an order"}
+HEADERS = {"Authorization": "Bearer crm_token_1", "Content-Type": "application/json"}
+SECRET = "sk_test_benchmark"
+
+numbers = itertools.count()
+
+
+class Sender(Protocol):
+    """One way to send. name: as it is printed."""
+
+    name: str
+
+    async def prepare(self, sends: int) -> None:
+        """What is not measured, before so many sends."""
+
+    async def send_all(self, sends: int, in_flight: int) -> None: ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+class Loop(Sender):
+    """As many tasks as requests may be in flight; each sends one after another."""
+
+    async def send_all(self, sends: int, in_flight: int) -> None:
+        left = iter(range(sends))
+
+        async def send_some() -> None:
+            for _ in left:
+                await self.send()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(sends, in_flight)):
+                group.create_task(send_some())
+
+    async def send(self) -> None:
+        raise NotImplementedError
+
+
+class BareAiohttp(Loop):
+    name = "bare aiohttp"
+
+    def __init__(self, url: str, tls: ssl.SSLContext) -> None:
+        self._url = f"{url}/v2/contacts"
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=tls))
+
+    async def send(self) -> None:
+        headers = {**HEADERS, "Idempotency-Key": f"key_{next(numbers)}"}
+        async with self._session.post(self._url, data=json.dumps(CONTACT).encode(), headers=headers) as answer:
+            await answer.read()
+            if answer.status != 200:
+                raise SystemExit(f"bare aiohttp: HTTP {answer.status}")
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+class BareStripe(Loop):
+    name = "bare stripe SDK over aiohttp"
+
+    def __init__(self, url: str, tls: ssl.SSLContext) -> None:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=tls))
+        self._client = stripe.StripeClient(
+            SECRET,
+            base_addresses={"api": url},
+            max_network_retries=0,
+            http_client=stripe.AIOHTTPClient(session=self._session),  # type: ignore[no-untyped-call]
+        )
+
+    async def send(self) -> None:
+        params: stripe.params.PaymentIntentCreateParams = {"amount": 2000, "currency": "eur", "description": "a line"}
+        await self._client.v1.payment_intents.create_async(params, {"idempotency_key": f"key_{next(numbers)}"})
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+class Alone(Loop):
+    """An adapter without a dispatcher."""
+
+    def __init__(self, name: str, adapter: HttpAdapter | StripeAdapter, operation: str, payload: object) -> None:
+        self.name = name
+        self._adapter = adapter
+        self._operation = operation
+        self._body = json.dumps(payload).encode()
+
+    async def send(self) -> None:
+        key = f"key_{next(numbers)}"
+        delivery = Delivery(
+            uuid4(), self._operation, self._body, key, 1, {}, {}, asyncio.get_running_loop().time() + 30
+        )
+        outcome = await self._adapter.send(delivery)
+        if not isinstance(outcome, Delivered):
+            raise SystemExit(f"{self.name}: {outcome}")
+
+    async def close(self) -> None:
+        await self._adapter.aclose()
+
+
+class Dispatched(Sender):
+    """An adapter under a dispatcher: claimed from PostgreSQL, sent, settled there."""
+
+    def __init__(self, name: str, adapter: Adapter, engine: Engine, operation: str, payload: object) -> None:
+        self.name = name
+        self._adapter = adapter
+        self._engine = engine
+        self._operation = operation
+        self._payload = payload
+        self._outbox = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")
+
+    async def prepare(self, sends: int) -> None:
+        await asyncio.to_thread(self._fill, sends)
+
+    def _fill(self, sends: int) -> None:
+        with filling(self._engine) as session:
+            for _ in range(sends):
+                self._outbox.enqueue(session, self._operation, self._payload, parent=f"n:{next(numbers)}")
+
+    async def send_all(self, sends: int, in_flight: int) -> None:
+        destination = self._operation.partition(".")[0]
+        dispatcher = Dispatcher(
+            self._engine, outbox=self._outbox, adapters={destination: self._adapter}, concurrency=in_flight
+        )
+        settled = await dispatcher.run_once()
+        if settled != sends:
+            raise SystemExit(f"{self.name}: the dispatcher settled {settled} of {sends}")
+
+
+def http_adapter(url: str, tls: ssl.SSLContext) -> HttpAdapter:
+    return HttpAdapter(
+        base_url=f"{url}/v2",
+        headers={"Authorization": HEADERS["Authorization"]},
+        window=timedelta(days=7),
+        tls=tls,
+    )
+
+
+def http_alone(url: str, tls: ssl.SSLContext) -> Alone:
+    return Alone("HttpAdapter", http_adapter(url, tls), "crm.contacts.create", {"url": "/contacts", "json": CONTACT})
+
+
+def http_dispatched(url: str, tls: ssl.SSLContext, engine: Engine) -> Dispatched:
+    payload = {"url": "/contacts", "json": CONTACT}
+    return Dispatched("HttpAdapter in a dispatcher", http_adapter(url, tls), engine, "crm.contacts.create", payload)
+
+
+def stripe_alone(url: str) -> Alone:
+    adapter = StripeAdapter(api_key=SECRET, base_url=url)
+    return Alone("StripeAdapter", adapter, "stripe.payment_intents.create", INTENT)
+
+
+def stripe_dispatched(url: str, engine: Engine) -> Dispatched:
+    adapter = StripeAdapter(api_key=SECRET, base_url=url)
+    return Dispatched("StripeAdapter in a dispatcher", adapter, engine, "stripe.payment_intents.create", INTENT)
