@@ -14,6 +14,7 @@ from support.entries import (
     HOUR,
     age,
     claim_one,
+    claims_again,
     dispatcher,
     pumping,
     put,
@@ -348,7 +349,7 @@ def test_a_slow_callback_stalls_no_entry_without_one(postgresql: Database, ob: o
     async def main() -> None:
         pump = asyncio.create_task(pumping(working, lambda: states(postgresql)["delivered"] == 110))
         try:
-            await until_true(lambda: states(postgresql)["delivered"] == 100, seconds=10)
+            await until_true(lambda: states(postgresql)["delivered"] == 100)
         finally:
             gate.opened.set()
             await pump
@@ -362,13 +363,13 @@ def test_callbacks_that_wait_hold_the_slots_of_their_destination(postgresql: Dat
     put(postgresql, ob, count=30)
     shop, gate = Shop(postgresql, ob, is_async=False), Gate()
     shop.on_settled(gate)
-    adapter = MemoryAdapter()
-    working = shop.dispatcher(adapters={"crm": adapter}, concurrency=6)
+    adapter, mail = MemoryAdapter(), MemoryAdapter()
+    working = shop.dispatcher(adapters={"crm": adapter, "mail": mail}, concurrency=6)
 
     async def main() -> None:
-        pump = asyncio.create_task(pumping(working, lambda: states(postgresql)["delivered"] == 30))
+        pump = asyncio.create_task(pumping(working, lambda: states(postgresql)["delivered"] == 32))
         await until_true(lambda: gate.entered == 4)
-        await asyncio.sleep(0.2)  # time enough to send more than may wait
+        await claims_again(postgresql, ob, mail)
         sent = len(adapter.deliveries)
         gate.opened.set()
         await pump
@@ -423,7 +424,6 @@ def test_what_was_cut_off_with_its_event_loop_settles_in_the_next(postgresql: Da
     async def cut_off() -> None:
         call = asyncio.create_task(working.run_once())
         await until_true(lambda: not hanging)
-        await asyncio.sleep(0.05)
         call.cancel()
 
     asyncio.run(cut_off())

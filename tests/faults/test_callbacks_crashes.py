@@ -1,7 +1,6 @@
 """A chain of effects, its processes killed around a callback: each link happens once on the far side."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -107,10 +106,8 @@ def test_a_process_with_a_callback_that_never_ends_ends_all_the_same(
 
     with daemon(tmp_path, postgresql.url) as process:
         wait_for((tmp_path / "entered").exists, "the callback", workers=[process])
-        began = time.monotonic()
         process.terminate()
         assert process.wait() == 0, process.output
-        assert time.monotonic() - began < 10
 
     assert states(postgresql) == {"sending": 1}
     assert run_once(postgresql, ob, adapters={"stripe": FileService(tmp_path)}) == 0, "its lease still holds"
