@@ -73,6 +73,7 @@ OLDEST_TESTS = (
 BENCHMARKS = {"--quick": "benchmarks.quick", "sends": "benchmarks.sends"}
 
 PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 1, 6)  # many tests wait for a process, a server or a clock
+BESIDE = ("-n", str(PYTEST_WORKERS), "--dist", "worksteal")  # tests of one file mostly stay together, with its fixtures
 ALONE_MAX = 3
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 CHECKS = (
@@ -270,7 +271,7 @@ def run_on_oldest() -> int:
             pip(WHOLE, "install", *options, "--target", str(OLDEST))
         mark.write_text(digest(OLDEST_LOCK))
     files = sorted(str(file) for pattern in OLDEST_TESTS for file in ROOT.glob(f"tests/**/test_{pattern}.py"))
-    failed = checked("oldest", "pytest", "-q", "-n", str(PYTEST_WORKERS), *files, PYTHONPATH=str(OLDEST))
+    failed = checked("oldest", "pytest", "-q", *BESIDE, *files, PYTHONPATH=str(OLDEST))
     if failed and len(last_failed()) <= ALONE_MAX:
         return checked("oldest, alone", "pytest", "-q", "--last-failed", *files, PYTHONPATH=str(OLDEST))
     return failed
@@ -279,7 +280,7 @@ def run_on_oldest() -> int:
 def run_pytest(arguments: Sequence[str], failed: int) -> int:
     """Last, and in the open: its closing line is the last thing printed."""
     given = any(argument.startswith(("-n", "--numprocesses", "--pdb")) for argument in arguments)
-    workers = [] if given else ["-n", str(PYTEST_WORKERS)]
+    workers = [] if given else BESIDE
     status = run("pytest", *workers, *arguments).returncode
     if status == 1 and not arguments:
         status = run_alone(last_failed())

@@ -91,8 +91,7 @@ class Copies:
 
     def give_back(self, database: Database) -> None:
         """Keep it for another test, unless this one changed its schema or left somebody connected."""
-        database.dispose()
-        with suppress(sa.exc.OperationalError), _autocommit(database.owners_url) as connection:
+        with suppress(sa.exc.OperationalError), database.last_connection() as connection:
             if connection.execute(_SHAPE).one() == self._shape and _is_left_alone(connection):
                 if used := connection.execute(_USED, {"tables": OURS}).scalars().all():
                     connection.exec_driver_sql(f"TRUNCATE {', '.join(used)} RESTART IDENTITY")
@@ -101,6 +100,7 @@ class Copies:
                     "DELETE FROM pg_statistic"
                 )  # an emptied table keeps what ANALYZE found in it
                 self._idle.append(database.owners_url)
+        database.dispose()
 
     def drop(self) -> None:
         for name in self._made:
