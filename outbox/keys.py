@@ -24,6 +24,8 @@ Tag = NewType("Tag", bytes)
 
 ChildKey = NewType("ChildKey", str)
 
+PARENT_BYTES = 4  # of its parent's id in an entry's: 90 bits remain for its own hash (docs/keys.md)
+_OWN_BITS = 128 - 8 * PARENT_BYTES
 BLOCK_BYTES = 64  # what SHA-256 reads at once: FIPS 180-4, section 1
 SECRET_BYTES_MIN = 32  # docs/keys.md, rule 4: the size of the HMAC's own output
 OPERATION = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
@@ -288,8 +290,18 @@ def secret_check(keyring: Keyring, kid: str) -> str:
 
 
 def entry_id(fields: KeyFields) -> UUID:
-    """The id by which entries are told apart. No secret is in it: it never changes, and a rotation keeps it."""
-    return _uuid8(_ENTRY_ID, fields.encoded)
+    """The id that identifies one effect. No secret is in it: it never changes, and a rotation keeps it.
+
+    It begins with its parent's first bytes, so that an index holds the entries of one parent side by side.
+    """
+    own = _digest(_ENTRY_ID, fields.encoded)[PARENT_BYTES:16]
+    return _as_uuid(fields.parent_id.bytes[:PARENT_BYTES] + own, 8)
+
+
+def ids_under(parent_id: UUID) -> tuple[UUID, UUID]:
+    """The least and the greatest id of an entry under this parent. Entries of a few other parents may be between them."""
+    least = parent_id.int >> _OWN_BITS << _OWN_BITS
+    return UUID(int=least), UUID(int=least | (1 << _OWN_BITS) - 1)
 
 
 def parent_id(env: str, parent: ParentKey) -> UUID:

@@ -16,6 +16,7 @@ from outbox.sql.connections import require_connection
 from outbox.sql.dialect import clock, require_transaction
 from outbox.sql.functions import function_name
 from outbox.sql.ordering import Place, advance
+from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
 
 State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed", "cancelled"]
@@ -48,7 +49,7 @@ def read_status(configuration: Configuration, session: Session, parent: str | Pa
     """Every entry under `parent`, oldest first, including what this session has enqueued."""
     flush_all(session)
     tables = configuration.tables
-    under = tables.entry.c.parent_id == parent_id(configuration.env, ParentKey.of(parent))
+    under = is_under(tables.entry, parent_id(configuration.env, ParentKey.of(parent)))
     connection = session.connection()
     require_connection(connection, configuration.schema)
     return _read(connection, tables, under)
@@ -57,7 +58,7 @@ def read_status(configuration: Configuration, session: Session, parent: str | Pa
 def entries_of_request(connection: Connection, tables: Tables, record_id: UUID) -> list[EntryStatus]:
     """Every entry that the request of this record caused, oldest first: under its own key and under other parents."""
     entry = tables.entry
-    own = _read(connection, tables, entry.c.parent_id == record_id)
+    own = _read(connection, tables, is_under(entry, record_id))
     elsewhere = _read(connection, tables, entry.c.record_id == record_id, entry.c.record_id != entry.c.parent_id)
     return sorted([*own, *elsewhere], key=lambda status: (status.created_at, status.id))
 

@@ -78,7 +78,6 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         storable("entry_instants", "due_at", "created_at"),
         schema=schema,
     )
-    index("entry_parent", "entry", ["parent_id"])
     index("entry_record", "entry", ["record_id"], where="record_id <> parent_id")
 
     queue = op.create_table(

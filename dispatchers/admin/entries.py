@@ -21,6 +21,7 @@ from outbox.keys import ParentKey, Tag, encode_native, parent_id
 from outbox.sql.dialect import clock
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.ordering import is_blocked
+from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
 from outbox.status import waiting_reason
 from outbox.times import NEVER
@@ -98,7 +99,7 @@ class ParentWanted:
         entry = tables.entry
         key, env, scope, source = self.key, self.env, self.scope, self.source
         if key is not None and env is not None and scope is not None and source is not None:
-            return [entry.c.parent_id == parent_id(env, ParentKey(key, scope=scope, source=source))]
+            return [is_under(entry, parent_id(env, ParentKey(key, scope=scope, source=source)))]
         given = {"parent": key, "env": env, "scope": scope, "source": source}
         return [entry.c[name] == value for name, value in given.items() if value is not None]
 

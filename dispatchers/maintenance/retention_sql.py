@@ -16,6 +16,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Table,
+    and_,
     any_,
     delete,
     func,
@@ -28,6 +29,7 @@ from sqlalchemy import (
 
 from dispatchers.maintenance.retention import Children, Retention
 from outbox.sql.dialect import clock
+from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
 
 
@@ -208,22 +210,21 @@ def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: 
 
 
 def _children(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, Children]:
-    entry, queue, settlement = tables.entry, tables.queue, tables.settlement
+    """What the entries of each of the records `ids` say: those under its own key, and those that it caused under others."""
+    entry, queue, settlement, record = tables.entry, tables.queue, tables.settlement, tables.record
     unsettled = func.count(_row_of(queue, entry.c.id))
     last_settled_at = func.max(_row_of(settlement, entry.c.id, settlement.c.settled_at))
-
-    def of(record: Column[Any], *conditions: ColumnElement[bool]) -> Any:
-        return (
-            select(record, unsettled, last_settled_at)
-            .where(_among(connection, record, ids), *conditions)
-            .group_by(record)
-        )
-
-    elsewhere = of(entry.c.record_id, entry.c.record_id != entry.c.parent_id)
-    children = dict.fromkeys(ids, Children())
-    for query in (of(entry.c.parent_id), elsewhere):
-        for id, *told in connection.execute(query):
-            children[id] += Children(*told)
+    own = is_under(entry, record.c.id)
+    elsewhere = and_(entry.c.record_id == record.c.id, entry.c.record_id != entry.c.parent_id)
+    # Subqueries, not a join: of a range of ids the planner knows so little that it would read the whole table.
+    told = [
+        select(column).where(entries).correlate(record).scalar_subquery()
+        for entries in (own, elsewhere)
+        for column in (unsettled, last_settled_at)
+    ]
+    children: dict[UUID, Children] = {}
+    for id, *both in connection.execute(select(record.c.id, *told).where(_among(connection, record.c.id, ids))):
+        children[id] = Children(*both[:2]) + Children(*both[2:])
     return children
 
 

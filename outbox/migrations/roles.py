@@ -10,6 +10,7 @@ from sqlalchemy import MetaData, Table
 
 from outbox.sql.functions import database_functions
 from outbox.sql.identifiers import quoted
+from outbox.sql.parent_index import is_under_sql
 from outbox.sql.schema import define_tables
 from outbox.times import NEVER
 
@@ -221,7 +222,7 @@ def _guard_records(schema: str | None, prefix: str, *, app: str, keepers: Sequen
     """
     record, entry = quoted(f"{prefix}record", schema), quoted(f"{prefix}entry", schema)
     is_keeper = " OR ".join(f"pg_has_role(current_user, {_literal(role)}, 'USAGE')" for role in dict.fromkeys(keepers))
-    caused = f"EXISTS (SELECT FROM {entry} AS e WHERE e.parent_id = {record}.id)"
+    caused = f"EXISTS (SELECT FROM {entry} AS e WHERE {is_under_sql('e', f'{record}.id')})"
     elsewhere = f"EXISTS (SELECT FROM {entry} AS e WHERE e.record_id = {record}.id AND e.record_id <> e.parent_id)"
     has_expired = f"answered_at IS NOT NULL AND replay_until <= clock_timestamp() AND NOT {caused} AND NOT {elsewhere}"
     policies = {

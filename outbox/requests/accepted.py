@@ -5,13 +5,14 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, literal, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, exists, or_, select, update
 
 from outbox.configuration import Configuration
 from outbox.errors import ClaimError, ConfigurationError
 from outbox.requests.records import RecordKey
 from outbox.requests.responses import Response
 from outbox.sql.dialect import clock
+from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
 
 POLL_FIRST = timedelta(seconds=1)
@@ -48,7 +49,7 @@ def is_waiting(tables: Tables, record_id: Any) -> ColumnElement[bool]:
     """Whether an entry of the record has not ended. An uncertain one has not."""
     entry, queue = tables.entry, tables.queue
     unsettled = exists().where(queue.c.id == entry.c.id)
-    own = exists().where(entry.c.parent_id == record_id, unsettled)
+    own = exists().where(is_under(entry, record_id), unsettled)
     elsewhere = exists().where(entry.c.record_id == record_id, entry.c.record_id != entry.c.parent_id, unsettled)
     return or_(own, elsewhere)
 
@@ -56,7 +57,7 @@ def is_waiting(tables: Tables, record_id: Any) -> ColumnElement[bool]:
 def require_open_entries(connection: Connection, key: RecordKey) -> None:
     """Raise unless the request that is to be accepted has something to wait for."""
     tables = key.configuration.tables
-    if not connection.execute(select(is_waiting(tables, _id(tables, key.id)))).scalar_one():
+    if not connection.execute(select(is_waiting(tables, key.id))).scalar_one():
         raise ClaimError(
             f"claim.accept() of key {key.parent.key!r} has nothing to wait for: enqueue an entry in the block, or answer with"
             " claim.respond()"
@@ -78,7 +79,7 @@ def lock_complete(connection: Connection, tables: Tables, record_id: UUID) -> Ro
         .returning(record)
     )
     row = connection.execute(locked).one_or_none()
-    if row is None or connection.execute(select(is_waiting(tables, _id(tables, record_id)))).scalar_one():
+    if row is None or connection.execute(select(is_waiting(tables, record_id))).scalar_one():
         return None
     return row
 
@@ -101,7 +102,3 @@ def answer_accepted(connection: Connection, tables: Tables, row: Row[Any], respo
             keep_until=row.keep_until + waited,
         )
     )
-
-
-def _id(tables: Tables, id: UUID) -> Any:
-    return literal(id, tables.record.c.id.type)

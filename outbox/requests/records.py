@@ -56,6 +56,7 @@ from outbox.sql.dialect import (
 from outbox.sql.fast_execute import execute
 from outbox.sql.functions import function_name
 from outbox.sql.identifiers import quoted
+from outbox.sql.parent_index import is_under
 from outbox.sql.schema import STATEMENTS_MAX, Tables
 
 LockWait: TypeAlias = Callable[[Connection, UUID, timedelta], bool]
@@ -356,7 +357,7 @@ def _free_expired(connection: Connection, key: RecordKey) -> None:
     """
     record, entry = key.configuration.tables.record, key.configuration.tables.entry
     elsewhere = and_(entry.c.record_id == key.id, entry.c.record_id != entry.c.parent_id)
-    caused = exists().where(entry.c.parent_id == key.id) | exists().where(elsewhere)
+    caused = exists().where(is_under(entry, key.id)) | exists().where(elsewhere)
     if connection.execute(delete(record).where(record.c.id == key.id, ~caused)).rowcount:
         return
     found = _look(connection, key)  # maintenance may have deleted it just now

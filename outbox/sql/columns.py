@@ -65,8 +65,6 @@ def entry(prefix: str) -> list[Any]:
         Column("due_at", Instant, nullable=False),
         Column("created_at", Instant, nullable=False),
         _storable(f"{prefix}entry_instants", "due_at", "created_at"),
-        # serves `status` and the claim of a recycled key: every entry under one parent
-        Index(f"{prefix}entry_parent", "parent_id"),
         # serves the completion of an accepted request: its entries under other parents; the others are found by parent_id
         Index(
             f"{prefix}entry_record",

@@ -78,10 +78,9 @@ def filled(database: Database, *statements: str) -> None:
 
 
 def test_a_page_of_what_waits_reads_pages_of_an_index_only(postgresql: Database) -> None:
-    filled(postgresql, FILL, QUEUED)
     seventh = parent_id("test", ParentKey("order:7"))
-    entry = TABLES.entry
-    postgresql.execute(sa.update(entry).where(entry.c.parent == "order:7").values(parent_id=seventh))
+    of_seventh = f"parent_id = '{seventh}', id = CAST('{seventh.hex[:8]}' || substr(CAST(id AS text), 9) AS uuid)"
+    filled(postgresql, FILL, f"UPDATE outbox_entry SET {of_seventh} WHERE parent = 'order:7'", QUEUED)
 
     with postgresql.engine.connect() as connection:
         far = list_entries(connection, TABLES, Filter(), entries_max=1000).next
@@ -158,7 +157,7 @@ def test_places_of_a_list_survive_being_written_as_text() -> None:
     from dispatchers.cli.output import instant
 
     at = datetime.fromisoformat("2026-01-31T12:00:00.123456+00:00")
-    id = UUID("a3a344f6-889c-8a14-b547-b020040e96b6")
+    id = UUID("a4633227-889c-8a14-b547-b020040e96b6")
 
     assert Cursor().convert(f"{instant(at)},{id}", None, None) == (at, id)
     assert json.dumps(instant(at)) == '"2026-01-31T12:00:00.123456Z"'
