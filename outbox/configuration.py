@@ -1,9 +1,10 @@
-"""What an outbox is set up with: the key ring, the environment's name, the tables' schema and prefix."""
+"""The settings of an outbox: the key ring, the deployment's name, the schema and prefix of the tables, and others."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from functools import cached_property, lru_cache
+from typing import Any, Required, TypedDict, Unpack
 from uuid import UUID
 
 from sqlalchemy import MetaData
@@ -20,45 +21,61 @@ OPTIONS = frozenset({"account", "api_version"})
 AUDIT_WINDOW = timedelta(days=30)
 
 
-class Configuration:
-    """The settings of one outbox; `outbox.Outbox` is what an app makes of them."""
+class Settings(TypedDict, total=False):
+    """The settings of an outbox, besides its key ring; each but `env` has a default."""
 
-    def __init__(
-        self,
-        keyring: Keyring,
-        *,
-        env: str,
-        schema: str | None = None,
-        prefix: str = "outbox_",
-        options: Collection[str] = (),
-        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
-        audit: timedelta = AUDIT_WINDOW,
-        observe: Observer | None = None,
-        status_url: str | None = None,
-        fair: Collection[str] = (),
-    ) -> None:
+    env: Required[str]
+    """The deployment's name, 1 to 64 bytes. It is part of every key, so staging and production must differ."""
+
+    schema: str | None
+    """The schema of the tables; None, the default, for the connection's own."""
+
+    prefix: str
+    """The prefix of the tables' names; `outbox_` by default."""
+
+    options: Collection[str]
+    """More names for `enqueue(options=...)`, besides `account` and `api_version`."""
+
+    payload_bytes_max: int
+    """The largest payload of an entry and the largest stored response, in bytes; 256 KiB by default."""
+
+    audit: timedelta
+    """How long a request's record is kept; 30 days by default."""
+
+    observe: Observer | None
+    """A function that is called with every claim, an `outbox.ObservedClaim`, after its transaction; it must not block."""
+
+    status_url: str | None
+    """The URL of an accepted request's status, with `{id}` in it: the Location of `claim.accept`."""
+
+    fair: Collection[str]
+    """The destinations whose sends the dispatchers divide between the scopes that wait there."""
+
+
+class Configuration:
+    """The checked settings of one outbox. Raises `ConfigurationError` and `InvalidValue` for settings that cannot work."""
+
+    def __init__(self, keyring: Keyring, **settings: Unpack[Settings]) -> None:
+        _check_names(settings)
         if not isinstance(keyring, Keyring):
             raise ConfigurationError(f"keyring must be an outbox.Keyring, not {type(keyring).__name__}")
-        check_field("env", env)
-        check_table_names(schema, prefix)
-        check_span("audit", audit, least=NOTHING)
-        if isinstance(options, str):
-            raise InvalidValue("options", options, "must be a collection of names, not one str")
-        if not isinstance(payload_bytes_max, int) or payload_bytes_max < 1:
-            raise InvalidValue("payload_bytes_max", payload_bytes_max, "must be a number of bytes, 1 or more")
         self.keyring = keyring
-        self.env = env
-        self.schema = schema
-        self.prefix = prefix
-        self.options = OPTIONS | frozenset(options)
-        self.payload_bytes_max = payload_bytes_max
-        self.audit = audit
+        self.env = settings["env"]
+        self.schema = settings.get("schema")
+        self.prefix = settings.get("prefix", "outbox_")
+        self.audit = settings.get("audit", AUDIT_WINDOW)
+        check_field("env", self.env)
+        check_table_names(self.schema, self.prefix)
+        check_span("audit", self.audit, least=NOTHING)
+        self.options = _checked_options(settings.get("options", ()))
+        self.payload_bytes_max = _checked_bytes(settings.get("payload_bytes_max", PAYLOAD_BYTES_MAX))
+        observe = settings.get("observe")
         self.observer = None if observe is None else GuardedObserver(observe)
-        self.status_url = _checked_status_url(status_url)
-        self.fair = _checked_fair(fair)
+        self.status_url = _checked_status_url(settings.get("status_url"))
+        self.fair = _checked_fair(settings.get("fair", ()))
 
     def status_url_of(self, id: UUID) -> str | None:
-        """Where the request of this id can be watched, if the app said where."""
+        """The URL of the status of the request with this id, if the app has set one."""
         return None if self.status_url is None else self.status_url.replace("{id}", str(id))
 
     @cached_property
@@ -69,29 +86,41 @@ class Configuration:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Configuration):
             return NotImplemented
-        return self._settings() == other._settings()
+        return self._given() == other._given()
 
     __hash__ = object.__hash__
 
-    def _settings(self) -> tuple[object, ...]:
-        return (
-            self.keyring,
-            self.env,
-            self.schema,
-            self.prefix,
-            self.options,
-            self.payload_bytes_max,
-            self.audit,
-            self.observer,
-            self.status_url,
-            self.fair,
-        )
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "tables"}
 
 
 @lru_cache(maxsize=STATEMENTS_MAX)
 def _tables_of(schema: str | None, prefix: str) -> Tables:
-    """Defined once: statements are kept built for each set of tables, by us and by SQLAlchemy."""
+    """Defined once: this library and SQLAlchemy keep built statements for each set of tables."""
     return define_tables(MetaData(), schema=schema, prefix=prefix)
+
+
+def _check_names(settings: Mapping[str, object]) -> None:
+    """Raise `TypeError` as a call does, for a setting that does not exist and for one that is missing."""
+    unknown = sorted(settings.keys() - Settings.__annotations__.keys())
+    if unknown:
+        raise TypeError(
+            f"an outbox has no setting {unknown[0]!r}; its settings are {', '.join(Settings.__annotations__)}"
+        )
+    if "env" not in settings:
+        raise TypeError("an outbox needs env=..., the deployment's name")
+
+
+def _checked_options(options: Collection[str]) -> frozenset[str]:
+    if isinstance(options, str):
+        raise InvalidValue("options", options, "must be a collection of names, not one str")
+    return OPTIONS | frozenset(options)
+
+
+def _checked_bytes(payload_bytes_max: int) -> int:
+    if not isinstance(payload_bytes_max, int) or payload_bytes_max < 1:
+        raise InvalidValue("payload_bytes_max", payload_bytes_max, "must be a number of bytes, 1 or more")
+    return payload_bytes_max
 
 
 def _checked_status_url(template: str | None) -> str | None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 from uuid import UUID
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from outbox.claim_block import IdempotentBlock, check_in_flight, run, run_async
-from outbox.configuration import AUDIT_WINDOW, PAYLOAD_BYTES_MAX, Configuration, configuration_from_environment
+from outbox.configuration import Configuration, Settings, configuration_from_environment
 from outbox.durations import SECOND, check_span
 from outbox.enqueue import child_key, enqueue
 from outbox.entry_rows import Entry
@@ -19,7 +19,6 @@ from outbox.idempotency import Claim
 from outbox.inbox import INBOX_KEEP, InboxBlock, message_key
 from outbox.keys import Keyring, ParentKey, parent_id
 from outbox.leases import LeasedBlock
-from outbox.observer import Observer
 from outbox.requests.body_key import BodyKey, BodyRequest
 from outbox.requests.records import RecordKey
 from outbox.requests.responses import Response
@@ -35,36 +34,14 @@ DAY = timedelta(hours=24)
 class Outbox:
     """One outbox: its key ring, the deployment's name, and the schema and prefix of its tables.
 
-    Most apps need none of their own: `outbox.configure` sets up the default one. An object serves tests, and apps with
-    two databases. Raises `ConfigurationError` and `InvalidValue` for settings that cannot work.
+    Most apps use the default one, which `outbox.configure` sets up. Tests, and apps with two databases, make their own.
+
+    keyring: the secrets. settings: see `outbox.configuration.Settings`.
+    Raises `ConfigurationError` and `InvalidValue` for settings that cannot work.
     """
 
-    def __init__(
-        self,
-        keyring: Keyring,
-        *,
-        env: str,
-        schema: str | None = None,
-        prefix: str = "outbox_",
-        options: Collection[str] = (),
-        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
-        audit: timedelta = AUDIT_WINDOW,
-        observe: Observer | None = None,
-        status_url: str | None = None,
-        fair: Collection[str] = (),
-    ) -> None:
-        self._configuration: Configuration | None = Configuration(
-            keyring,
-            env=env,
-            schema=schema,
-            prefix=prefix,
-            options=options,
-            payload_bytes_max=payload_bytes_max,
-            audit=audit,
-            observe=observe,
-            status_url=status_url,
-            fair=fair,
-        )
+    def __init__(self, keyring: Keyring, **settings: Unpack[Settings]) -> None:
+        self._configuration: Configuration | None = Configuration(keyring, **settings)
 
     @property
     def configuration(self) -> Configuration:

@@ -21,7 +21,8 @@ from dispatchers.adapters import HttpAdapter, ImapSearch, SmtpAdapter, StripeAda
 from dispatchers.adapters.http.outcomes import MEANINGS, meaning_of, remembered
 from dispatchers.delivery import KeyFormat
 from dispatchers.testing.failpoints import POINTS
-from outbox import Keyring, Outbox, ParentKey, configure, keys
+from outbox import Keyring, Outbox, ParentKey, keys
+from outbox.configuration import Configuration, Settings
 from outbox.status import State
 
 # --- docs/keys.md
@@ -132,7 +133,6 @@ def test_the_declarations_of_the_page_and_their_defaults_are_those_of_the_code()
 # --- the tables of settings
 
 SETTINGS: dict[str, Callable[..., Any]] = {
-    "outbox.Outbox": Outbox,
     "outbox.Outbox.idempotent": Outbox.idempotent,
     "dispatchers.Dispatcher": Dispatcher,
     "dispatchers.Limits": Limits,
@@ -169,14 +169,22 @@ def disagreeing_settings(function: Callable[..., Any], rows: list[dict[str, str]
 def test_every_setting_of_the_pages_has_its_true_default() -> None:
     tables = [table for page in PAGES for table in settings_of(page.read_text())]
 
-    assert sorted(name for name, _ in tables) == sorted(SETTINGS)
-    assert {name: disagreeing_settings(SETTINGS[name], rows) for name, rows in tables} == {
+    assert sorted(name for name, _ in tables) == sorted([*SETTINGS, "outbox.Outbox"])
+    assert {name: disagreeing_settings(SETTINGS[name], rows) for name, rows in tables if name in SETTINGS} == {
         name: [] for name in SETTINGS
     }
 
 
-def test_configure_takes_what_the_page_says_of_an_outbox() -> None:
-    assert inspect.signature(configure) == inspect.signature(Outbox)
+def test_the_settings_of_an_outbox_have_the_printed_defaults() -> None:
+    ((_, rows),) = [table for page in PAGES for table in settings_of(page.read_text()) if table[0] == "outbox.Outbox"]
+    printed = {row["setting"]: row["default"] for row in rows}
+    required = {name: value for name, value in printed.items() if value == "required"}
+    defaults = {name: eval(value, {"timedelta": timedelta}) for name, value in printed.items() if name not in required}
+    ring = Keyring({"k1": bytes(32)})
+
+    assert list(required) == ["keyring", "env"]
+    assert {*printed} == {"keyring", *Settings.__annotations__}
+    assert Configuration(ring, env="test", **defaults) == Configuration(ring, env="test")
 
 
 def test_a_setting_that_is_missing_wrong_or_too_much_is_noticed() -> None:

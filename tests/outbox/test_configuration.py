@@ -47,6 +47,18 @@ def default(monkeypatch):
     return DefaultOutbox()
 
 
+@pytest.mark.parametrize("make", [outbox.Outbox, DefaultOutbox().configure], ids=["Outbox", "configure"])
+def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(make):
+    with pytest.raises(TypeError, match=r"no setting 'shcema'; its settings are env, schema, prefix, "):
+        make(outbox.Keyring({"k1": SECRET}), env="prod", shcema="shop")
+
+
+@pytest.mark.parametrize("make", [outbox.Outbox, DefaultOutbox().configure], ids=["Outbox", "configure"])
+def test_an_outbox_without_the_name_of_its_deployment_is_refused(make):
+    with pytest.raises(TypeError, match=r"needs env=\.\.\., the deployment's name"):
+        make(outbox.Keyring({"k1": SECRET}))
+
+
 def test_the_same_settings_may_be_given_twice(default):
     default.configure(**SETTINGS)
     before = default.configuration
