@@ -1,4 +1,4 @@
-"""The words that an operator or a user reads at run time: standard terms only, in help, log lines and error messages."""
+"""The words that an operator or a user reads: standard terms only, in help, log lines, error messages and the documents."""
 
 import ast
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from support.docs_pages import FENCE, PAGES, ROOT
 
 import dispatchers
 import outbox
@@ -111,6 +112,29 @@ def test_log_lines_and_errors_use_the_standard_terms(module: Path) -> None:
     found = {line: refused for line, text in sentences(module.read_text()) if (refused := refused_in(text))}
 
     assert found == {}
+
+
+# --- documents
+
+DOCUMENTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "examples").glob("*/README.md"))]
+OTHERS_TERMS = {"replication slot"}
+
+
+def prose_of(markdown: str) -> str:
+    """The text without code."""
+    prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", markdown))
+    return re.sub("|".join(OTHERS_TERMS), "", prose)
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_documents_use_the_standard_terms(page: Path) -> None:
+    lines = prose_of(page.read_text()).splitlines()
+
+    assert [refused for line in lines for refused in refused_in(line)] == []
+
+
+def test_a_forbidden_word_is_found_in_prose_and_not_in_code() -> None:
+    assert len(refused_in(prose_of("The lane `halted`.\n\n```text\nheld\n```\nIt goes on.\n"))) == 2
 
 
 def test_a_forbidden_word_is_found_in_each_kind_of_message() -> None:
