@@ -255,21 +255,21 @@ def checked(name: str, *command: str, **variables: str) -> int:
     started = time.monotonic()
     done = run(*command, output=subprocess.PIPE, **variables)
     verdict = "FAILED" if done.returncode else "ok"
-    told = f"{name:<14} {verdict:<6} {time.monotonic() - started:6.1f} s\n"
+    line = f"{name:<14} {verdict:<6} {time.monotonic() - started:6.1f} s\n"
     # At once, the line's end with it: others run beside it.
-    print(told + (f"{done.stdout}\n" if done.returncode else ""), end="", flush=True)
+    print(line + (f"{done.stdout}\n" if done.returncode else ""), end="", flush=True)
     return min(done.returncode, 1)
 
 
 def run_on_oldest() -> int:
     """The tests that touch SQLAlchemy, on the oldest release of it that pyproject.toml allows. Returns: 1 if they failed."""
-    mark = OLDEST / "ready"
-    if not mark.exists() or mark.read_text() != digest(OLDEST_LOCK):
+    ready = OLDEST / "ready"
+    if not ready.exists() or ready.read_text() != digest(OLDEST_LOCK):
         shutil.rmtree(OLDEST, ignore_errors=True)
         with step("installing the oldest SQLAlchemy"):
             options = ("--no-deps", "--require-hashes", "--requirement", str(OLDEST_LOCK))
             pip(WHOLE, "install", *options, "--target", str(OLDEST))
-        mark.write_text(digest(OLDEST_LOCK))
+        ready.write_text(digest(OLDEST_LOCK))
     files = sorted(str(file) for pattern in OLDEST_TESTS for file in ROOT.glob(f"tests/**/test_{pattern}.py"))
     failed = checked("oldest", "pytest", "-q", *BESIDE, *files, PYTHONPATH=str(OLDEST))
     if failed and len(last_failed()) <= ALONE_MAX:

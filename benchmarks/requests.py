@@ -28,7 +28,7 @@ REQUESTS = 64
 CLIENTS = (1, 16)
 CLAIM_GOAL = 1.35
 REPLAY_GOAL = 0.5
-PATIENCE_SECONDS = 30
+TIMEOUT_SECONDS = 30
 
 numbers = count()
 
@@ -100,7 +100,7 @@ def _cpu(engine: Engine, shop: Shop, clients: int, keys: list[str]) -> float:
 
 
 def _post(port: int, keys: list[str]) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
     for key in keys:
         headers = {"Content-Type": "application/json", "Authorization": AUTHORIZATION, "Idempotency-Key": f'"{key}"'}
         connection.request("POST", "/orders", BODY, headers)
@@ -135,7 +135,7 @@ def serving(kind: str, url: str, clients: int) -> Iterator[Shop]:
         yield Shop(name, process, port)
     finally:
         process.terminate()
-        process.wait(PATIENCE_SECONDS)
+        process.wait(TIMEOUT_SECONDS)
 
 
 def _free_port() -> int:
@@ -146,10 +146,10 @@ def _free_port() -> int:
 
 def _wait_until_up(port: int) -> None:
     """Its socket takes connections before anybody answers: so wait for an answer."""
-    latest = time.monotonic() + PATIENCE_SECONDS
+    latest = time.monotonic() + TIMEOUT_SECONDS
     while True:
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
             connection.request("GET", "/")
             connection.getresponse().read()
             return

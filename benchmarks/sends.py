@@ -63,7 +63,7 @@ class Figures:
 class Result:
     """What one contestant did beside the bare client, and whether that meets the goal."""
 
-    scene: str
+    scenario: str
     in_flight: int
     name: str
     per_second: float
@@ -137,7 +137,7 @@ class Benchmark:
         bare, adapter = senders.BareStripe(url, self.tls), senders.stripe_alone(url)
         return [bare, adapter, senders.stripe_dispatched(url, self.engine)]
 
-    async def _compare(self, scene: str, goal: Goal, in_flight: int, contestants: list[Sender]) -> list[Result]:
+    async def _compare(self, scenario: str, goal: Goal, in_flight: int, contestants: list[Sender]) -> list[Result]:
         sends = SENDS[in_flight]
         figures = [Figures(contestant.name) for contestant in contestants]
         for number in range(self.rounds + 1):
@@ -150,17 +150,17 @@ class Benchmark:
                     its.cpu.append((time.process_time() - cpu) / sends * 1e6)
         for contestant in contestants:
             await contestant.close()
-        results = [_result(scene, goal, in_flight, figures[0], its) for its in figures]
+        results = [_result(scenario, goal, in_flight, figures[0], its) for its in figures]
         for result in results:
             print(_row(result), flush=True)
         print()
         return results
 
 
-def _result(scene: str, goal: Goal, in_flight: int, bare: Figures, its: Figures) -> Result:
+def _result(scenario: str, goal: Goal, in_flight: int, bare: Figures, its: Figures) -> Result:
     median = statistics.median(its.rates)
     spread = (max(its.rates) - min(its.rates)) / median
-    result = Result(scene, in_flight, its.name, median, spread, statistics.median(its.cpu))
+    result = Result(scenario, in_flight, its.name, median, spread, statistics.median(its.cpu))
     if its is bare:
         return result
     rate = statistics.median(a / b for a, b in zip(its.rates, bare.rates, strict=True))
@@ -171,8 +171,8 @@ def _result(scene: str, goal: Goal, in_flight: int, bare: Figures, its: Figures)
 
 def _row(result: Result) -> str:
     its = f"{result.per_second:>9.0f}{result.spread:>8.0%}"
-    scene = "TLS" if "TLS" in result.scene else ""
-    row = f"{result.in_flight:>5} {scene:<3}{result.name:<32}{its}"
+    scenario = "TLS" if "TLS" in result.scenario else ""
+    row = f"{result.in_flight:>5} {scenario:<3}{result.name:<32}{its}"
     if result.rate_ratio is None or result.cpu_ratio is None:
         return f"{row}{'':>14}{result.cpu_us:>8.0f}"
     cpu_goal = "" if result.cpu_goal is None else f"<={result.cpu_goal}"

@@ -49,7 +49,7 @@ class Work(Protocol):
     grace: timedelta
 
     @property
-    def told(self) -> str: ...
+    def described(self) -> str: ...
 
     async def check(self) -> None: ...
 
@@ -115,7 +115,7 @@ async def _work(dispatcher: Work, schedule: AsyncIOScheduler, stopping: asyncio.
     if stopping.is_set():
         return
     schedule.start()
-    log.info("started: %s", dispatcher.told)
+    log.info("started: %s", dispatcher.described)
     try:
         await dispatcher.pump(stopping)
     finally:

@@ -8,7 +8,7 @@ own mark is older than one that is remembered. What may be done then stands in d
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-MARK_EVERY = timedelta(minutes=1)
+IDENTITY_EVERY = timedelta(minutes=1)
 """How old a mark may get. What was lost was committed after the last one that survived: this much earlier, at most, does
 doubt begin."""
 
@@ -39,52 +39,52 @@ class IdentityCheck:
     continued: the promotion after which this look let all of them continue, as the fleet declares that none loses a commit.
     """
 
-    mark: DatabaseIdentity | None
-    held: str | None = None
+    identity: DatabaseIdentity | None
+    suspended: str | None = None
     continued: str | None = None
 
 
-def suspicion(now: DatabaseIdentity, mark: DatabaseIdentity | None, known: DatabaseIdentity | None) -> str | None:
+def suspicion(now: DatabaseIdentity, identity: DatabaseIdentity | None, known: DatabaseIdentity | None) -> str | None:
     """Why the database cannot be trusted to remember what was sent; None if nothing speaks against it.
 
     now: what the server says. mark: what is written in the database. known: what the asking process remembers, or its file.
     All of one environment: a process of another one has refused itself before.
     """
-    if is_outdated(known, mark):
+    if is_outdated(known, identity):
         known = None
-    for earlier in (mark, known):
+    for earlier in (identity, known):
         if earlier is not None and (change := _change(earlier, now)) is not None:
             return change
-    if known is not None and (mark is None or not _follows(mark, known)):
-        told = "no identity" if mark is None else _shown(mark)
-        return f"the database has {told}, although {_shown(known)} had been committed: an older state was restored"
+    if known is not None and (identity is None or not _follows(identity, known)):
+        found = "no identity" if identity is None else _shown(identity)
+        return f"the database has {found}, although {_shown(known)} had been committed: an older state was restored"
     return None
 
 
-def is_promotion(now: DatabaseIdentity, mark: DatabaseIdentity | None, known: DatabaseIdentity | None) -> bool:
+def is_promotion(now: DatabaseIdentity, identity: DatabaseIdentity | None, known: DatabaseIdentity | None) -> bool:
     """Whether all that is suspicious is a later timeline: the same server's history, promoted, with every mark in it."""
-    if mark is None or mark.timeline is None or now.timeline is None:
+    if identity is None or identity.timeline is None or now.timeline is None:
         return False
-    followed = [replace(each, timeline=now.timeline) if each else None for each in (mark, known)]
-    return int(now.timeline, 16) > int(mark.timeline, 16) and suspicion(now, *followed) is None
+    followed = [replace(each, timeline=now.timeline) if each else None for each in (identity, known)]
+    return int(now.timeline, 16) > int(identity.timeline, 16) and suspicion(now, *followed) is None
 
 
-def is_outdated(known: DatabaseIdentity | None, mark: DatabaseIdentity | None) -> bool:
+def is_outdated(known: DatabaseIdentity | None, identity: DatabaseIdentity | None) -> bool:
     """Whether an operator has resumed since `known` was remembered, and so decided about what came between."""
-    return known is not None and mark is not None and _resumed(mark) > _resumed(known)
+    return known is not None and identity is not None and _resumed(identity) > _resumed(known)
 
 
-def bounds(now: DatabaseIdentity, mark: DatabaseIdentity, known: DatabaseIdentity | None) -> bool:
+def bounds(now: DatabaseIdentity, identity: DatabaseIdentity, known: DatabaseIdentity | None) -> bool:
     """Whether what was lost was committed after `mark`.
 
     Not if only `known` tells of a loss, and `mark` is the younger: somebody who knew nothing wrote it after that.
     """
-    return known is None or mark.checked_at <= known.checked_at or suspicion(now, mark, None) is not None
+    return known is None or identity.checked_at <= known.checked_at or suspicion(now, identity, None) is not None
 
 
-def is_due(now: DatabaseIdentity, mark: DatabaseIdentity) -> bool:
+def is_due(now: DatabaseIdentity, identity: DatabaseIdentity) -> bool:
     """Whether the mark is to be written anew. It never goes back, whatever the clock does."""
-    return now.checked_at - mark.checked_at >= MARK_EVERY
+    return now.checked_at - identity.checked_at >= IDENTITY_EVERY
 
 
 def _change(earlier: DatabaseIdentity, now: DatabaseIdentity) -> str | None:
@@ -111,14 +111,16 @@ def position(lsn: str) -> int:
     return (int(high, 16) << 32) + int(low, 16)
 
 
-def _resumed(mark: DatabaseIdentity) -> datetime:
-    return mark.resumed_at or datetime.min.replace(tzinfo=UTC)
+def _resumed(identity: DatabaseIdentity) -> datetime:
+    return identity.resumed_at or datetime.min.replace(tzinfo=UTC)
 
 
-def _follows(mark: DatabaseIdentity, known: DatabaseIdentity) -> bool:
+def _follows(identity: DatabaseIdentity, known: DatabaseIdentity) -> bool:
     """Whether `mark` is `known`, or may have been written after it."""
-    return mark.number > known.number or (mark.number == known.number and mark.checked_at == known.checked_at)
+    return identity.number > known.number or (
+        identity.number == known.number and identity.checked_at == known.checked_at
+    )
 
 
-def _shown(mark: DatabaseIdentity) -> str:
-    return f"identity {mark.number} of {mark.checked_at:%Y-%m-%d %H:%M:%S UTC}"
+def _shown(identity: DatabaseIdentity) -> str:
+    return f"identity {identity.number} of {identity.checked_at:%Y-%m-%d %H:%M:%S UTC}"

@@ -33,7 +33,7 @@ def admit_lookup(entry: ClaimedEntry, state: LookupState, memory: Memory, now: d
 
     Under another key form or account than `memory.form` a lookup would find nothing.
     """
-    if not memory.can_look_up and not state.made:
+    if not memory.can_look_up and not state.inconclusive:
         reason = f"{state.why}; this process has no status lookup for it"
         return MarkUncertain(reason, _attempts(entry, state), *_doubt(entry), state.stored)
     if _crashes(entry, state) >= CRASHES_MAX:
@@ -63,9 +63,9 @@ def judge(
     match finding:
         case Found(result=result):
             return Settle("delivered", _attempts(entry, state), result=result, reason=FOUND, looked_up=True)
-        case Absent() if entry.leased_at < state.quiet_at:
+        case Absent() if entry.leased_at < state.fenced_at:
             reason = "not at the service yet, but an earlier send may still be in flight"
-            return _await(entry, state, state.made, state.quiet_at - entry.leased_at, reason)
+            return _await(entry, state, state.inconclusive, state.fenced_at - entry.leased_at, reason)
         case Absent():
             return _after_absence(entry, state, memory, now)
         case CannotTell(reason=reason):
@@ -90,7 +90,7 @@ def _after_absence(entry: ClaimedEntry, state: LookupState, memory: Memory, now:
 
 def _may_be_overtaken(entry: ClaimedEntry, state: LookupState) -> bool:
     """Whether its group may have continued while it was uncertain: then another entry may be in flight, for a lease at most."""
-    return entry.position is not None and state.made > 0
+    return entry.position is not None and state.inconclusive > 0
 
 
 def _same_key_is_good(entry: ClaimedEntry, state: LookupState, memory: Memory, now: datetime) -> bool:
@@ -113,7 +113,7 @@ def _after_no_answer(
     if _is_too_old(state, memory, now):
         return _give_up(entry, state, reason)
     # At least half of the backoff: a service that could not answer just now cannot answer at once.
-    delay = backoff(state.made + 1, 0.5 + jitter / 2, LOOKUP_FIRST, LOOKUP_MAX)
+    delay = backoff(state.inconclusive + 1, 0.5 + jitter / 2, LOOKUP_FIRST, LOOKUP_MAX)
     return _uncertain(entry, state, delay, reason)
 
 
@@ -124,16 +124,18 @@ def _give_up(entry: ClaimedEntry, state: LookupState, reason: str) -> Transition
 
 def _uncertain(entry: ClaimedEntry, state: LookupState, delay: timedelta | None, reason: str) -> Transition:
     """If it is uncertain already, nothing ends, and no callback is called again."""
-    made = state.made + 1
-    if state.made:
-        return _await(entry, state, made, delay, reason)
-    renewed = state._replace(made=made, deliveries=entry.deliveries)
+    inconclusive = state.inconclusive + 1
+    if state.inconclusive:
+        return _await(entry, state, inconclusive, delay, reason)
+    renewed = state._replace(inconclusive=inconclusive, deliveries=entry.deliveries)
     attempts = _attempts(entry, state)
     return MarkUncertain(f"{state.why}; {reason}", attempts, *_doubt(entry), state.stored, renewed, delay)
 
 
-def _await(entry: ClaimedEntry, state: LookupState, made: int, delay: timedelta | None, reason: str) -> AwaitLookup:
-    renewed = state._replace(made=made, deliveries=entry.deliveries)
+def _await(
+    entry: ClaimedEntry, state: LookupState, inconclusive: int, delay: timedelta | None, reason: str
+) -> AwaitLookup:
+    renewed = state._replace(inconclusive=inconclusive, deliveries=entry.deliveries)
     attempts = _attempts(entry, state)
     return AwaitLookup(renewed, delay, f"{state.why}; {reason}", attempts, *_doubt(entry), looked_up=True)
 
@@ -143,7 +145,7 @@ def _doubt(entry: ClaimedEntry) -> tuple[bool, datetime | None]:
 
 
 def _is_too_old(state: LookupState, memory: Memory, now: datetime) -> bool:
-    return now - state.quiet_at >= min(memory.age_max, CENTURY)
+    return now - state.fenced_at >= min(memory.age_max, CENTURY)
 
 
 def _crashes(entry: ClaimedEntry, state: LookupState) -> int:

@@ -58,7 +58,7 @@ class Dispatcher:
     callback_timeout: after that a callback is given up and its transaction is rolled back; by default half of what the lease is
         longer than the margin.
     poll: how long an idle dispatcher waits. grace: how long a drain waits for what is in flight.
-    mark: a file, outside the database, in which the last known state of its history is remembered: see docs/restore.md.
+    identity_file: a file, outside the database, in which the last known state of its history is remembered: see docs/restore.md.
     promotions_lose_nothing: that this fleet's replication is synchronous. After the promotion of a standby, which would
         otherwise stop every dispatcher until an operator resumes, it continues by itself, on record: see docs/restore.md.
     store, clock, chance: what it works with, for tests and simulations.
@@ -84,7 +84,7 @@ class Dispatcher:
         poll: timedelta = timedelta(seconds=1),
         grace: timedelta = timedelta(seconds=30),
         keep: timedelta = KEEP,
-        mark: str | os.PathLike[str] | None = None,
+        identity_file: str | os.PathLike[str] | None = None,
         promotions_lose_nothing: bool = False,
         store: Store | None = None,
         clock: Callable[[], float] = steady_clock,
@@ -101,7 +101,7 @@ class Dispatcher:
             poll=poll,
             grace=grace,
             keep=keep,
-            mark=mark,
+            identity_file=identity_file,
             promotions_lose_nothing=promotions_lose_nothing,
         )
         self._set_up(settings, target, adapters or {}, include, keyring, outbox or default, store, clock, rng)
@@ -147,7 +147,7 @@ class Dispatcher:
             self.store,
             env=self._env,
             clock=clock,
-            file=None if settings.mark is None else IdentityFile(Path(settings.mark)),
+            file=None if settings.identity_file is None else IdentityFile(Path(settings.identity_file)),
         )
         self._loops = ClaimLoops(
             settings,
@@ -177,7 +177,7 @@ class Dispatcher:
         return self._callbacks.to_record
 
     @property
-    def told(self) -> str:
+    def described(self) -> str:
         """For which env it sends, from which database, and how much of it: for the log at its start."""
         prefixes, callbacks = len(self._routes.forms), len(self._callbacks.names)
         env, place = self._env(), self.store.place
@@ -211,7 +211,9 @@ class Dispatcher:
     async def reconcile(self) -> None:
         """Have some of the entries looked for that became uncertain when nobody could look; the timetable asks for more."""
         if self._routes.can_look_up:
-            self._sought = await self.store.seek(self._routes.may_look, self._settings.fencing_delay, self._sought)
+            self._sought = await self.store.request_lookups(
+                self._routes.may_look_up, self._settings.fencing_delay, self._sought
+            )
 
     def _require_async_for(self, callback: str | None) -> None:
         if callback is not None and not self.store.takes_async_callbacks:

@@ -26,7 +26,7 @@ class Settings:
     poll: timedelta
     grace: timedelta
     keep: timedelta
-    mark: str | os.PathLike[str] | None
+    identity_file: str | os.PathLike[str] | None
     promotions_lose_nothing: bool
 
     def __post_init__(self) -> None:

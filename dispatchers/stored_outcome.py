@@ -27,14 +27,14 @@ class MalformedOutcome(ValueError):
 class LookupState(NamedTuple):
     """The state of an entry that waits for a status lookup; nothing is sent while it is stored.
 
-    why: what made the lookup necessary. made: how many lookups were inconclusive; after the first the entry is uncertain.
-    quiet_at: from then on no earlier sender can be at work, by the database's clock; absence counts only from then on.
+    why: what made the lookup necessary. inconclusive: how many lookups gave no result; after the first the entry is uncertain.
+    fenced_at: from then on no earlier sender can be at work, by the database's clock; absence counts only from then on.
     deliveries: how often the entry had been claimed when this was stored. stored: as in `MarkUncertain`.
     """
 
     why: str
-    made: int
-    quiet_at: datetime
+    inconclusive: int
+    fenced_at: datetime
     deliveries: int
     stored: bool = False
 
@@ -111,7 +111,7 @@ def read_outcome(text: str | None) -> StoredOutcome:
         members = json.loads(text)
         stored = members.get("stored", False)
         known = _read_known(members["known"], stored) if members.get("known") else None
-        lookup = _read_lookup(members["looks"], stored) if known is None and members.get("looks") else None
+        lookup = _read_lookup(members["lookup"], stored) if known is None and members.get("lookup") else None
         return StoredOutcome(known, lookup, stored, members.get("deliveries"), members)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedOutcome(f"the stored outcome cannot be read ({type(error).__name__})") from None
@@ -127,8 +127,8 @@ def _read_known(members: Any, stored: bool) -> Known:
 
 
 def _read_lookup(members: Any, stored: bool) -> LookupState:
-    made, deliveries = members["made"] + 0, members["deliveries"] + 0  # numbers, or a TypeError
-    return LookupState(members["why"], made, _instant(members, "quiet_at"), deliveries, stored)
+    inconclusive, deliveries = members["inconclusive"] + 0, members["deliveries"] + 0  # numbers, or a TypeError
+    return LookupState(members["why"], inconclusive, _instant(members, "fenced_at"), deliveries, stored)
 
 
 def _instant(members: Any, name: str) -> datetime:
@@ -153,8 +153,8 @@ def write_outcome(
     if stored or (lookup is not None and lookup.stored):
         members["stored"] = True
     if lookup is not None:
-        values = {name: getattr(lookup, name) for name in ("why", "made", "deliveries")}
-        members["looks"] = values | {"quiet_at": lookup.quiet_at.isoformat()}
+        values = {name: getattr(lookup, name) for name in ("why", "inconclusive", "deliveries")}
+        members["lookup"] = values | {"fenced_at": lookup.fenced_at.isoformat()}
     if known is not None:
         members["known"] = {name: value for name in _KNOWN if (value := getattr(known, name)) is not None}
         if known.decided_at is not None:

@@ -93,10 +93,10 @@ class Settle(NamedTuple):
     decided: bool = False
 
     @property
-    def note(self) -> Literal["attempt", "look"] | None:
+    def note(self) -> Literal["attempt", "lookup"] | None:
         """The kind of the event that the entry's history gets; None for no event."""
         if self.looked_up:
-            return "look"
+            return "lookup"
         return "attempt" if self.state == "failed" and not self.decided else None
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from outbox.durations import NOTHING, check_span
 from outbox.errors import ClaimError, ClaimLost, ClaimOpen, InvalidValue, RequestRefused
 from outbox.idempotency import Claim
-from outbox.observer import ClaimWatch
+from outbox.observer import ClaimObservation
 from outbox.requests.body_key import BodyRequest, choose_key
 from outbox.requests.records import LockWait, RecordKey, claim_key, key_in_flight
 from outbox.requests.responses import Response
@@ -87,30 +87,32 @@ class IdempotentBlock:
             )
         if state.rollback_only is not None:
             raise state.rollback_only
-        watch = self._watch()
-        claim = self._claim = self._take_watched(session, watch) if watch else self._take_checked(session, None)
+        observation = self._observation()
+        claim = self._claim = (
+            self._take_observed(session, observation) if observation else self._take_checked(session, None)
+        )
         claim.open()
         state.claim = claim
         return claim
 
-    def _watch(self) -> ClaimWatch | None:
+    def _observation(self) -> ClaimObservation | None:
         observer = self._key.configuration.observer
-        return None if observer is None else ClaimWatch(observer, self._key.source)
+        return None if observer is None else ClaimObservation(observer, self._key.source)
 
-    def _take_watched(self, session: Session, watch: ClaimWatch) -> Claim:
-        state_of(session).at_end.append(lambda committed: watch.report())
+    def _take_observed(self, session: Session, observation: ClaimObservation) -> Claim:
+        state_of(session).at_end.append(lambda committed: observation.report())
         try:
-            claim = self._take_checked(session, watch)
+            claim = self._take_checked(session, observation)
         except RequestRefused as error:
-            watch.refused(error)
+            observation.refused(error)
             raise
-        watch.claimed("hit" if claim.replayed else "miss")
+        observation.claimed("hit" if claim.replayed else "miss")
         return claim
 
-    def _take_checked(self, session: Session, watch: ClaimWatch | None) -> Claim:
+    def _take_checked(self, session: Session, observation: ClaimObservation | None) -> Claim:
         """No savepoint is around the claim's own statements: where one fails, PostgreSQL answers a COMMIT with a ROLLBACK."""
         try:
-            return self._take(session, watch)
+            return self._take(session, observation)
         except DBAPIError as error:
             name = self._key.name
             failed = ClaimLost(
@@ -122,10 +124,10 @@ class IdempotentBlock:
                 raise key_in_flight(name) from error
             raise
 
-    def _take(self, session: Session, watch: ClaimWatch | None) -> Claim:
+    def _take(self, session: Session, observation: ClaimObservation | None) -> Claim:
         connection = self._begin(session)
-        key = choose_key(connection, self._key, self._in_flight, self._wait, watch, self.lock_wait)
-        response = claim_key(connection, key, self._in_flight, self._wait, watch, self.lock_wait)
+        key = choose_key(connection, self._key, self._in_flight, self._wait, observation, self.lock_wait)
+        response = claim_key(connection, key, self._in_flight, self._wait, observation, self.lock_wait)
         return Claim(session, connection, key, response, self.savepoint_of, owns_transaction=self.owns_transaction)
 
     def _begin(self, session: Session) -> Connection:

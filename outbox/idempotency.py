@@ -23,7 +23,7 @@ from outbox.errors import (
 )
 from outbox.keys import ParentKey, check_operation
 from outbox.requests.accepted import accepted_response, require_open_entries
-from outbox.requests.records import RecordKey, insert_record, record_companion, require_written
+from outbox.requests.records import RecordKey, insert_record, record_insert, require_written
 from outbox.requests.replay_guard import ReplayGuard
 from outbox.requests.responses import Response
 from outbox.requests.savepoints import Savepoint, nested_savepoint, request_savepoint
@@ -114,7 +114,7 @@ class Claim:
 
     def parent_for(self, configuration: Configuration) -> ClaimedParent | None:
         if self.replayed:
-            raise AlreadyAnswered(f"enqueue inside a replay: {self._story()}")
+            raise AlreadyAnswered(f"enqueue inside a replay: {self._misuse()}")
         if self._is_lost():
             raise self._lost()
         if self._rejected:
@@ -191,7 +191,7 @@ class Claim:
             require_open_entries(self._session.connection(), self._key)
             insert_record(self._session.connection(), self._key, self.response, self._completion)
             return
-        piggybacked = record_companion(self._session.connection(), self._key, self.response)
+        piggybacked = record_insert(self._session.connection(), self._key, self.response)
         self._release_with(savepoint, piggybacked)
         if piggybacked is None or piggybacked.written is None:  # no entries went to the database that it could go with
             insert_record(self._session.connection(), self._key, self.response)
@@ -227,7 +227,7 @@ class Claim:
             self._guard.stop()
 
     def _write_in_replay(self) -> AlreadyAnswered:
-        return AlreadyAnswered(f"a write inside a replay: {self._story()}")
+        return AlreadyAnswered(f"a write inside a replay: {self._misuse()}")
 
     def _doom(self) -> ClaimError:
         """Keep the transaction from committing, also if the caller survives the error that is to be raised."""
@@ -235,7 +235,7 @@ class Claim:
 
     def _require_unanswered(self, verb: str) -> None:
         if self.replayed:
-            raise AlreadyAnswered(f"{verb} inside a replay: {self._story()}")
+            raise AlreadyAnswered(f"{verb} inside a replay: {self._misuse()}")
         if self.response is not None:
             raise AlreadyAnswered(f"{verb} after an answer: the block of key {self.parent.key!r} has one already")
         self._require_savepoint()
@@ -276,7 +276,7 @@ class Claim:
             " cannot be committed any more: roll the session back after the block and run the request again"
         )
 
-    def _story(self) -> str:
+    def _misuse(self) -> str:
         return (
             f"the request with key {self.parent.key!r} was answered before. Check claim.replayed first and return"
             " claim.response, or use outbox.run_idempotent, which does"

@@ -17,7 +17,7 @@ from outbox.durations import check_span
 from outbox.errors import ClaimLost, ClaimOpen, InvalidValue, KeyExpired, KeyInFlight
 from outbox.idempotency import Claim
 from outbox.keys import ParentKey, check_field, parent_id
-from outbox.observer import ClaimWatch
+from outbox.observer import ClaimObservation
 from outbox.requests.records import RecordKey, claim_key
 from outbox.requests.responses import Response
 from outbox.session import AnySession
@@ -121,7 +121,7 @@ class _MessageClaim(Claim):
             " messages that were handled in this transaction, so that all of them are redelivered"
         )
 
-    def _story(self) -> str:
+    def _misuse(self) -> str:
         consumer = self.parent.source.removeprefix(SOURCE)
         return (
             f"consumer {consumer!r} has handled message {self.parent.key!r} before."
@@ -146,10 +146,10 @@ class _MessageBlock(IdempotentBlock):
                 error.retry_after,
             ) from error
 
-    def _take(self, session: Session, watch: ClaimWatch | None) -> Claim:
+    def _take(self, session: Session, observation: ClaimObservation | None) -> Claim:
         connection = self._begin(session)
         try:
-            response = claim_key(connection, self._message_key, self._in_flight, self._wait, watch)
+            response = claim_key(connection, self._message_key, self._in_flight, self._wait, observation)
         except KeyExpired:
             # What it caused is remembered still, so it was handled. Unlike a client's key, a message's id is not used anew.
             response = HANDLED

@@ -30,7 +30,7 @@ from outbox.configuration import Configuration
 from outbox.errors import AlreadyAnswered, ClaimError, KeyInFlight, LeaseLost, NotAnswered
 from outbox.idempotency import Claim
 from outbox.keys import ChildKey, ParentKey, derive_tag, encode_native, key_fields
-from outbox.observer import ClaimWatch, watched
+from outbox.observer import ClaimObservation, observed
 from outbox.requests import lease_records
 from outbox.requests.body_key import BodyRequest
 from outbox.requests.lease_records import Lease, Taken
@@ -71,7 +71,7 @@ class LeasedAttempt:
         It is the one that `enqueue` would derive inside a fence: an effect is either called or enqueued, or they need
         different discriminators. Pure.
         """
-        lease = self._held("child_key")
+        lease = self._current_lease("child_key")
         configuration = self._key.configuration
         fields = key_fields(configuration.env, self.parent, operation, discriminator)
         return encode_native(derive_tag(configuration.keyring, lease.kid, fields))
@@ -111,7 +111,7 @@ class LeasedAttempt:
         elif not self._is_stored:
             self.response = None
 
-    def _held(self, verb: str) -> Lease:
+    def _current_lease(self, verb: str) -> Lease:
         if self.response is not None:
             raise self._answered(f"{verb} after an answer")
         return self.lease
@@ -123,7 +123,7 @@ class LeasedAttempt:
         )
 
     def _response(self, status: int, body: Any, headers: Mapping[str, str] | None) -> Response:
-        self._held("respond")
+        self._current_lease("respond")
         return Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
 
 
@@ -136,11 +136,11 @@ class LeasedClaim(LeasedAttempt):
 
     def renew(self) -> None:
         """Renew the lease, in a short transaction. Raises `LeaseLost`."""
-        lease = self._held("renew")
+        lease = self._current_lease("renew")
         try:
             run(self._source, lambda connection: lease_records.renew(connection, lease))
         except LeaseLost:
-            self._held("renew")  # an answer of our own, given meanwhile, is no loss
+            self._current_lease("renew")  # an answer of our own, given meanwhile, is no loss
             raise
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
@@ -148,7 +148,7 @@ class LeasedClaim(LeasedAttempt):
 
         See `Claim.respond` for the body. With rows, or entries: `fence(session)`. Raises `LeaseLost`.
         """
-        lease, response = self._held("respond"), self._response(status, body, headers)
+        lease, response = self._current_lease("respond"), self._response(status, body, headers)
         run(self._source, lambda connection: lease_records.answer(connection, lease, response))
         self._keep(response)
         return response
@@ -163,16 +163,16 @@ class AsyncLeasedClaim(LeasedAttempt):
 
     async def renew(self) -> None:
         """See `LeasedClaim.renew`."""
-        lease = self._held("renew")
+        lease = self._current_lease("renew")
         try:
             await run_async(self._source, lambda connection: lease_records.renew(connection, lease))
         except LeaseLost:
-            self._held("renew")
+            self._current_lease("renew")
             raise
 
     async def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         """See `LeasedClaim.respond`."""
-        lease, response = self._held("respond"), self._response(status, body, headers)
+        lease, response = self._current_lease("respond"), self._response(status, body, headers)
         await run_async(self._source, lambda connection: lease_records.answer(connection, lease, response))
         self._keep(response)
         return response
@@ -216,17 +216,17 @@ class FencedBlock(IdempotentBlock):
         self._attempt = attempt
         self._lease = lease
 
-    def _watch(self) -> None:
+    def _observation(self) -> None:
         return None  # it is no claim of its own
 
-    def _take(self, session: Session, watch: ClaimWatch | None) -> Claim:
+    def _take(self, session: Session, observation: ClaimObservation | None) -> Claim:
         connection = self._begin(session)
         try:
-            lease_records.require_held(connection, self._lease, lock=True)
+            lease_records.require_lease(connection, self._lease, lock=True)
         except LeaseLost as error:
             state_of(session).doom(session, error)
             # An answer of our own is another error; one whose commit failed may be given again.
-            self._attempt._held("fence")
+            self._attempt._current_lease("fence")
             raise
         return Fence(session, connection, self._attempt, self._lease)
 
@@ -254,7 +254,7 @@ class LeasedBlock:
         self._renewal: ThreadRenewal | TaskRenewal | None = None
 
     def __enter__(self) -> LeasedClaim:
-        with self._watched() as watch:
+        with self._observed() as observation:
             give_up_at = None
             while True:
                 try:
@@ -265,9 +265,9 @@ class LeasedBlock:
                     give_up_at = give_up_at or time.monotonic() + self._wait.total_seconds()
                     if time.monotonic() >= give_up_at:
                         raise
-                    with watch.waiting():
+                    with observation.waiting():
                         time.sleep(POLL.total_seconds())
-            watch.claimed(taken.outcome)
+            observation.claimed(taken.outcome)
         claim = self._claim = LeasedClaim(taken, self._source)
         if taken.lease is not None and self._renew_for is not None:
             self._renewal = ThreadRenewal(claim.renew, taken.key.id, self._length, self._renew_for)
@@ -285,7 +285,7 @@ class LeasedBlock:
         self._require_answer(error)
 
     async def __aenter__(self) -> AsyncLeasedClaim:
-        with self._watched() as watch:
+        with self._observed() as observation:
             give_up_at = None
             while True:
                 try:
@@ -296,9 +296,9 @@ class LeasedBlock:
                     give_up_at = give_up_at or time.monotonic() + self._wait.total_seconds()
                     if time.monotonic() >= give_up_at:
                         raise
-                    with watch.waiting():
+                    with observation.waiting():
                         await asyncio.sleep(POLL.total_seconds())
-            watch.claimed(taken.outcome)
+            observation.claimed(taken.outcome)
         claim = self._claim = AsyncLeasedClaim(taken, self._source)
         if taken.lease is not None and self._renew_for is not None:
             self._renewal = TaskRenewal(claim.renew, taken.key.id, self._length, self._renew_for)
@@ -315,8 +315,8 @@ class LeasedBlock:
                 await run_async(self._source, lambda connection: lease_records.end(connection, lease))
         self._require_answer(error)
 
-    def _watched(self) -> AbstractContextManager[ClaimWatch]:
-        return watched(self._request.configuration.observer, self._request.source)
+    def _observed(self) -> AbstractContextManager[ClaimObservation]:
+        return observed(self._request.configuration.observer, self._request.source)
 
     def _take(self, connection: Connection) -> Taken:
         return lease_records.take(connection, self._request, self._length)

@@ -49,7 +49,7 @@ class GuardedObserver:
                 " awaited, wherever a transaction ends"
             )
 
-    def tell(self, claim: ObservedClaim) -> None:
+    def report(self, claim: ObservedClaim) -> None:
         try:
             self.observe(claim)
         except Exception:
@@ -58,7 +58,7 @@ class GuardedObserver:
                 log.exception("observe= raised; requests are not affected, and its further errors are not logged")
 
 
-class ClaimWatch:
+class ClaimObservation:
     """Follows one claim on a key. `report` is for later, when the claim's transaction, and its locks, have ended."""
 
     def __init__(self, observer: GuardedObserver | None, source: str) -> None:
@@ -92,17 +92,17 @@ class ClaimWatch:
 
     def report(self) -> None:
         if self._outcome is not None and self._observer is not None:
-            self._observer.tell(ObservedClaim(outcome=self._outcome, source=self._source, waited=self._waited))
+            self._observer.report(ObservedClaim(outcome=self._outcome, source=self._source, waited=self._waited))
 
 
 @contextmanager
-def watched(observer: GuardedObserver | None, source: str) -> Iterator[ClaimWatch]:
+def observed(observer: GuardedObserver | None, source: str) -> Iterator[ClaimObservation]:
     """Around a claim in a transaction of its own, which has ended when the block does."""
-    watch = ClaimWatch(observer, source)
+    observation = ClaimObservation(observer, source)
     try:
-        yield watch
+        yield observation
     except RequestRefused as error:
-        watch.refused(error)
+        observation.refused(error)
         raise
     finally:
-        watch.report()
+        observation.report()

@@ -118,7 +118,7 @@ class SessionState:
             while batches:
                 configuration, entries = batches[0]
                 present = insert_entries(
-                    connection, configuration, [each.entry for each in entries], self._companion_of(configuration)
+                    connection, configuration, [each.entry for each in entries], self._piggybacked_insert(configuration)
                 )
                 self.pending.written(batches.pop(0), depth)
                 if present:
@@ -144,7 +144,7 @@ class SessionState:
         if self.rollback_only is not None:
             raise self.rollback_only
 
-    def _companion_of(self, configuration: Configuration) -> PiggybackedInsert | None:
+    def _piggybacked_insert(self, configuration: Configuration) -> PiggybackedInsert | None:
         piggybacked = self.piggybacked
         if piggybacked is None or piggybacked.configuration is not configuration or piggybacked.written is not None:
             return None

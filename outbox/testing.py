@@ -65,9 +65,9 @@ class _Wanted:
 
     def __str__(self) -> str:
         conditions = {"payload": self.payload, "parent": self.parent, "discriminator": self.discriminator}
-        told = [f"{name} {value!r}" for name, value in conditions.items() if value is not None]
-        return " with ".join([repr(self.operation) if self.operation else "anything", *told[:1]]) + "".join(
-            f" and {condition}" for condition in told[1:]
+        text = [f"{name} {value!r}" for name, value in conditions.items() if value is not None]
+        return " with ".join([repr(self.operation) if self.operation else "anything", *text[:1]]) + "".join(
+            f" and {condition}" for condition in text[1:]
         )
 
 
@@ -194,26 +194,26 @@ class _Asked:
 
     def __del__(self) -> None:
         if not self._is_awaited:
-            told = f"{self._name} was not awaited: with an AsyncSession write `await {self._name}(...)`"
-            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            text = f"{self._name} was not awaited: with an AsyncSession write `await {self._name}(...)`"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
             if self._task is not None:
-                self._task.cancel(told)
+                self._task.cancel(text)
 
 
 def _require(found: list[Enqueued], wanted: _Wanted, count: int) -> list[Enqueued]:
     __tracebackhide__ = True
     fitting = [entry for entry in found if wanted.fits(entry)]
     if len(fitting) != count:
-        told = "".join(f"\n    {_line(entry)}" for entry in found) or " nothing"
+        text = "".join(f"\n    {_line(entry)}" for entry in found) or " nothing"
         raise AssertionError(
-            f"{len(fitting)} entries are {wanted}, not {count}; enqueued {'is' if found == [] else 'are'}:{told}"
+            f"{len(fitting)} entries are {wanted}, not {count}; enqueued {'is' if found == [] else 'are'}:{text}"
         )
     return fitting
 
 
 def _line(entry: Enqueued) -> str:
-    told = f"{entry.operation} {json.dumps(entry.payload)} of parent {entry.parent.key!r}"
-    return told + (f", discriminator {entry.discriminator!r}" if entry.discriminator else "")
+    text = f"{entry.operation} {json.dumps(entry.payload)} of parent {entry.parent.key!r}"
+    return text + (f", discriminator {entry.discriminator!r}" if entry.discriminator else "")
 
 
 def _read(session: Session, tables: Tables) -> list[Enqueued]:

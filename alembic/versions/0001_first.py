@@ -98,7 +98,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("sent_as", sa.String(255)),
         sa.Column("ordering_key", sa.String(255)),
         sa.Column("position", sa.BigInteger()),
-        sa.Column("hold", sa.Text()),
+        sa.Column("suspended_reason", sa.Text()),
         sa.Column("outcome", sa.Text()),
         sa.Column("waiting_since", at),
         sa.Column("fair", sa.String(255)),
@@ -192,7 +192,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("delivery", sa.Integer()),
         sa.Column("actor", sa.String(255)),
         sa.Column("reason", sa.Text()),
-        sa.CheckConstraint("kind IN ('attempt', 'decision', 'look')", name=f"{prefix}event_kind"),
+        sa.CheckConstraint("kind IN ('attempt', 'decision', 'lookup')", name=f"{prefix}event_kind"),
         schema=schema,
     )
     index("event_entry", "event", ["entry_id"])
@@ -296,7 +296,7 @@ CREATE FUNCTION {cancel}(entry_id uuid) RETURNS boolean LANGUAGE sql SECURITY DE
 BEGIN ATOMIC
     SELECT q.id FROM {queue} AS q WHERE {cancellable} FOR UPDATE;
     UPDATE {queue} AS q SET due_at = CASE
-        WHEN q.due_at = '{NEVER}' AND q.hold IS NULL THEN GREATEST(e.due_at, now()) ELSE q.due_at END
+        WHEN q.due_at = '{NEVER}' AND q.suspended_reason IS NULL THEN GREATEST(e.due_at, now()) ELSE q.due_at END
     FROM {entry} AS e WHERE e.id = q.id AND q.id = (
         SELECT n.id FROM {queue} AS n, {queue} AS q
         WHERE {cancellable} AND n.ordering_key = q.ordering_key AND n.position > q.position AND n.state IN ('pending', 'retry')

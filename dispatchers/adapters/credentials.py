@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, unquote_plus
 
 from dispatchers.sanitize import RESULT_BYTES_MAX
 
-Told = TypeVar("Told")
+Sanitized = TypeVar("Sanitized")
 
 HIDDEN: Final = "(hidden: it quotes the adapter's credentials)"
 CHARS_MIN: Final = 8  # what is shorter stands in answers by chance
@@ -31,14 +31,14 @@ class Credentials:
     def __repr__(self) -> str:
         return "Credentials()"
 
-    def removed_from(self, told: Told) -> Told:
+    def removed_from(self, outcome: Sanitized) -> Sanitized:
         """The same outcome or finding, without what its result and its reason quote, in whatever encoding."""
         changed = {}
         for name in ("result", "reason"):
-            value = getattr(told, name, None)
+            value = getattr(outcome, name, None)
             if value is not None and (kept := self.hidden(value)) is not value:
                 changed[name] = kept
-        return replace(told, **changed) if changed else told  # type: ignore[type-var]  # outcomes are dataclasses
+        return replace(outcome, **changed) if changed else outcome  # type: ignore[type-var]  # outcomes are dataclasses
 
     def hidden(self, value: Any) -> Any:
         """A JSON value with each text that quotes a credential replaced; `value` itself if none does, or if it cannot be stored.

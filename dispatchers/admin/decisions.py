@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 from dispatchers.decide import CANCEL_UNSERVED_AFTER
 from dispatchers.store import callback_registry
 from dispatchers.store import flow_control as store_flow_control
-from dispatchers.store.database_identity import is_held
+from dispatchers.store.database_identity import is_suspended
 from dispatchers.stored_outcome import SEND_AGAIN, UNSERVED, Known, read_outcome, write_outcome
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.keys import check_field
@@ -41,7 +41,7 @@ def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str,
     Raises `EntryNotFound`, `InvalidValue` for an actor or reason outside its limits, and `DecisionRefused` unless the entry is
     `pending` or `retry` and not held, or while it waits out an earlier sender after a "send again".
     """
-    check_word(actor, reason)
+    check_decision(actor, reason)
     row = _row(connection, tables, entry_id)
     known = read_outcome(row.outcome).known
     if known is not None and known.attempts is None:
@@ -66,7 +66,7 @@ def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str
     minute. Else a dispatcher settles it, with its callbacks; one that does not serve it, after a minute.
     Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if it is being sent, may have been sent, or has ended.
     """
-    check_word(actor, reason)
+    check_decision(actor, reason)
     row = _row(connection, tables, entry_id)
     known = read_outcome(row.outcome).known
     if known is not None and known.attempts is not None:
@@ -74,21 +74,21 @@ def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str
     _require(row, {"pending", "retry"}, "only a waiting entry can be cancelled")
     if row.maybe_sent:
         raise _refused(row, "it may have been sent, so it cannot be cancelled")
-    if is_held(connection, tables):
+    if is_suspended(connection, tables):
         raise _refused(
             row,
             "sending is suspended and the database may have lost the record of a send: run `outbox resume --after-restore` first",
         )
-    told = reason or "cancelled by an operator"
+    text = reason or "cancelled by an operator"
     now: datetime = connection.execute(select(clock())).scalar_one()
     is_nobodys = _is_foreign(connection, tables, row) or _is_unserved_for_long(connection, tables, row, now)
     at_once = is_nobodys and not _has_callback(connection, tables, entry_id)
     if at_once:
-        _settle_cancelled(connection, tables, row, told)
+        _settle_cancelled(connection, tables, row, text)
     else:
         decided_at = now if known is None or known.decided_at is None else known.decided_at
-        _know(connection, tables, row, Known(state="cancelled", reason=told, decided_at=decided_at))
-    _record(connection, tables, entry_id, actor, told)
+        _know(connection, tables, row, Known(state="cancelled", reason=text, decided_at=decided_at))
+    _record(connection, tables, entry_id, actor, text)
     return at_once
 
 
@@ -115,7 +115,7 @@ def resolve(
         raise InvalidValue("verdict", verdict, f"must be one of {sorted(_STATES)}")
     if not reason.strip():
         raise InvalidValue("reason", reason, "must say how you know; it is recorded")
-    check_word(actor, reason)
+    check_decision(actor, reason)
     if result is not None:
         encode_json("result", result, RESULT_BYTES_MAX)
     row = _row(connection, tables, entry_id)
@@ -129,14 +129,14 @@ def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: st
 
     Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if it is not held.
     """
-    check_word(actor, reason)
+    check_decision(actor, reason)
     row = _row(connection, tables, entry_id)
-    if row.hold is None:
+    if row.suspended_reason is None:
         raise _refused(row, "it is not suspended")
     outcome = read_outcome(row.outcome)
     undecided = row.state == "uncertain" and outcome.known is None and outcome.lookup is None
-    _write(connection, tables, row, hold=None, due_at=NEVER if undecided else clock())
-    _record(connection, tables, entry_id, actor, reason or f"released from: {row.hold}")
+    _write(connection, tables, row, suspended_reason=None, due_at=NEVER if undecided else clock())
+    _record(connection, tables, entry_id, actor, reason or f"released from: {row.suspended_reason}")
 
 
 def release_group(
@@ -146,7 +146,7 @@ def release_group(
 
     Raises `InvalidValue`, and `EntryNotFound` if no ordering group of this key is blocked.
     """
-    check_word(actor, reason)
+    check_decision(actor, reason)
     blocked = tables.blocked_group
     gone = delete(blocked).where(blocked.c.ordering_key == ordering_key).returning(blocked.c.entry_id, blocked.c.reason)
     row = connection.execute(gone).one_or_none()
@@ -165,7 +165,7 @@ def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reas
     Raises `InvalidValue`.
     """
     check_field("destination", name)
-    check_word(actor, reason)
+    check_decision(actor, reason)
     store_flow_control.make_rows(connection, tables, [name])
     _write_destination(connection, tables, name, actor, paused=True, paused_reason=reason)
     return _has_entries(connection, tables, name)
@@ -177,7 +177,7 @@ def resume(connection: Connection, tables: Tables, name: str, *, actor: str, rea
     Raises `InvalidValue`, and `DecisionRefused` if it is not paused or throttled.
     """
     check_field("destination", name)
-    check_word(actor, reason)
+    check_decision(actor, reason)
     destination = tables.destination
     pressed = destination.c.name == name, store_flow_control.is_throttled(tables, clock())
     if connection.execute(select(destination.c.name).where(*pressed).with_for_update()).one_or_none() is None:
@@ -212,7 +212,7 @@ def _has_entries(connection: Connection, tables: Tables, name: str) -> bool:
 # --- who says so, and why
 
 
-def check_word(actor: str, reason: str | None) -> None:
+def check_decision(actor: str, reason: str | None) -> None:
     """Raise `InvalidValue` for an actor or a reason that cannot stay on record."""
     if not actor.strip():
         raise InvalidValue("actor", actor, "must name the operator; it is recorded")
@@ -247,8 +247,8 @@ def _require(row: Row[Any], states: set[str], otherwise: str) -> None:
         raise _refused(row, "a send or a status lookup is in flight; try again when it has ended")
     if row.state not in states:
         raise _refused(row, otherwise)
-    if row.hold is not None:
-        raise _refused(row, f"it is suspended ({row.hold}): `release` it first")
+    if row.suspended_reason is not None:
+        raise _refused(row, f"it is suspended ({row.suspended_reason}): `release` it first")
 
 
 def _refused(row: Row[Any], why: str) -> DecisionRefused:

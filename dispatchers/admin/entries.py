@@ -65,7 +65,7 @@ class EntrySummary:
     attempts: int
     due_at: datetime | None
     lease_until: datetime | None
-    hold: str | None
+    suspended_reason: str | None
     blocked_by: UUID | None
     known: str | None
     reason: str | None
@@ -173,7 +173,7 @@ def _waiting(
     if set(wanted.states) < set(WAITING_STATES):
         found = found.where(queue.c.state.in_(wanted.states))
     if wanted.suspended:
-        found = found.where(queue.c.hold.is_not(None), at == NEVER)  # as all of them are: so the index leads to them
+        found = found.where(queue.c.suspended_reason.is_not(None), at == NEVER)  # NEVER: uses the index
     if since is not None:
         found = found.where(at >= since)
     if after is not None:
@@ -249,7 +249,7 @@ def _summary_columns(tables: Tables, withheld: frozenset[Any]) -> list[Any]:
         func.coalesce(settlement.c.attempts, queue.c.attempts).label("attempts"),
         queue.c.due_at,
         queue.c.lease_until,
-        queue.c.hold,
+        queue.c.suspended_reason,
         case((is_blocked(queue), func.coalesce(_blocked_by(tables), _head(tables)))).label("blocked_by"),
         _readable(queue.c.outcome, withheld),
         settlement.c.reason,

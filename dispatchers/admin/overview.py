@@ -162,7 +162,7 @@ def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Uns
         waiting.update((destination, *kind) for kind in _kinds(connection, tables, first).values())
         full |= {destination} if len(first) == UNSERVED_MAX else set()
     waiting |= Counter((marked[id].destination, *kind) for id, kind in kinds.items())  # at least those
-    told = [
+    operations = [
         Unserved(
             operation=kind[1],
             destination=kind[0],
@@ -172,7 +172,7 @@ def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Uns
         )
         for kind in reasons
     ]
-    return sorted(told, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
+    return sorted(operations, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
 
 
 def _may_read_outcomes(connection: Connection, tables: Tables) -> bool:
@@ -200,7 +200,7 @@ def _first_due(connection: Connection, tables: Tables, destination: str, now: da
 
 
 def _is_free(queue: Table) -> ColumnElement[bool]:
-    return queue.c.lease_token.is_(None) & queue.c.hold.is_(None)
+    return queue.c.lease_token.is_(None) & queue.c.suspended_reason.is_(None)
 
 
 def _kinds(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, tuple[Any, ...]]:
@@ -226,7 +226,7 @@ def _destinations(connection: Connection, tables: Tables, now: datetime) -> list
         queue.c.destination,
         queue.c.state,
         func.count().label("entries"),
-        func.count(queue.c.hold).label("held"),
+        func.count(queue.c.suspended_reason).label("suspended"),
         func.count(case((is_blocked(queue), 1))).label("blocked"),
         func.min(case((claimable & (queue.c.due_at < NEVER), since))).label("oldest_due"),
     ).group_by(queue.c.destination, queue.c.state)
@@ -242,7 +242,7 @@ def _destination(name: str, rows: Sequence[Any], control: Any, now: datetime) ->
     return DestinationOverview(
         name=name,
         states={row.state: row.entries for row in rows},
-        suspended=sum(row.held for row in rows),
+        suspended=sum(row.suspended for row in rows),
         blocked=sum(row.blocked for row in rows),
         oldest_due_seconds=(now - min(due)).total_seconds() if due else None,
         paused=control is not None and control.paused,

@@ -12,8 +12,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, and_, case, insert, literal, or_, select, update
 
-from dispatchers.admin.decisions import check_word
-from dispatchers.store.database_identity import hold, read_mark, read_server, server_tells, values_of
+from dispatchers.admin.decisions import check_decision
+from dispatchers.store.database_identity import can_read_server, read_identity, read_server, suspend, values_of
 from dispatchers.store.guards import guard
 from outbox.errors import InvalidValue
 from outbox.sql.deployment import recorded_environment, refuse_other_environment
@@ -52,58 +52,58 @@ class Resumed:
 
     since: datetime | None
     doubted: int
-    held_back: int
+    suspended: int
 
 
-def resume(engine: Engine, tables: Tables, word: OperatorDecision) -> Resumed:
+def resume(engine: Engine, tables: Tables, decision: OperatorDecision) -> Resumed:
     """Let the dispatchers go on. In short transactions, and to be called again where it was cut short: it goes on then.
 
     Also where nothing holds: a person may know of a restore that nothing shows. Raises, with nothing written, `InvalidValue`,
     and `ConfigurationError` if the database belongs to another env than the one that is named to be adopted from.
     """
-    check_word(word.actor, word.reason)
-    if not word.reason.strip():
-        raise InvalidValue("reason", word.reason, "must say what happened to the database; it is recorded")
+    check_decision(decision.actor, decision.reason)
+    if not decision.reason.strip():
+        raise InvalidValue("reason", decision.reason, "must say what happened to the database; it is recorded")
     if engine.dialect.name == "postgresql":
         engine = engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
-        _require_owner(connection, tables, word)
-        since = _since(connection, tables, word)
-        mark, _ = read_mark(connection, tables)
-        hold(connection, tables, mark, RESUMING)
-    doubted = held_back = 0
+        _require_owner(connection, tables, decision)
+        since = _since(connection, tables, decision)
+        identity, _ = read_identity(connection, tables)
+        suspend(connection, tables, identity, RESUMING)
+    doubted = suspended = 0
     for ids in _batches(engine, tables):
         with engine.begin() as connection:
-            foreign = _foreign(connection, tables, ids, word.env)
-            doubted += _doubt(connection, tables, foreign if word.nothing_lost else ids, since, word)
-            held_back += _hold_back(connection, tables, foreign)
-    _go_on(engine, tables, word)
-    return Resumed(since=None if word.nothing_lost else since, doubted=doubted, held_back=held_back)
+            foreign = _foreign(connection, tables, ids, decision.env)
+            doubted += _doubt(connection, tables, foreign if decision.nothing_lost else ids, since, decision)
+            suspended += _suspend(connection, tables, foreign)
+    _go_on(engine, tables, decision)
+    return Resumed(since=None if decision.nothing_lost else since, doubted=doubted, suspended=suspended)
 
 
-def _require_owner(connection: Connection, tables: Tables, word: OperatorDecision) -> None:
+def _require_owner(connection: Connection, tables: Tables, decision: OperatorDecision) -> None:
     recorded = recorded_environment(connection, tables)
-    owner = word.env if recorded is None else recorded
-    if word.adopt_from is None:
-        refuse_other_environment(connection, owner, word.env)
-    elif word.adopt_from != owner or owner == word.env:
+    owner = decision.env if recorded is None else recorded
+    if decision.adopt_from is None:
+        refuse_other_environment(connection, owner, decision.env)
+    elif decision.adopt_from != owner or owner == decision.env:
         raise InvalidValue(
             "adopt_from",
-            word.adopt_from,
+            decision.adopt_from,
             f"the database belongs to env {owner!r}: pass that env to adopt its database, and the new one with --env",
         )
 
 
-def _since(connection: Connection, tables: Tables, word: OperatorDecision) -> datetime:
+def _since(connection: Connection, tables: Tables, decision: OperatorDecision) -> datetime:
     now: datetime = connection.execute(select(clock())).scalar_one()
-    mark, _ = read_mark(connection, tables)
-    if word.since is None and mark is None and not word.nothing_lost:
+    identity, _ = read_identity(connection, tables)
+    if decision.since is None and identity is None and not decision.nothing_lost:
         raise InvalidValue(
             "since", None, "must say when the backup was taken: the database has no recorded identity to derive it from"
         )
-    if word.since is None:
-        return now if mark is None else mark.checked_at
-    since = now - word.since if isinstance(word.since, timedelta) else word.since
+    if decision.since is None:
+        return now if identity is None else identity.checked_at
+    since = now - decision.since if isinstance(decision.since, timedelta) else decision.since
     if since > now:
         raise InvalidValue("since", since.isoformat(), f"is in the future: the database's clock says {now.isoformat()}")
     return since
@@ -121,7 +121,9 @@ def _batches(engine: Engine, tables: Tables) -> Iterator[Sequence[UUID]]:
         after = ids[-1]
 
 
-def _doubt(connection: Connection, tables: Tables, ids: Sequence[UUID], since: datetime, word: OperatorDecision) -> int:
+def _doubt(
+    connection: Connection, tables: Tables, ids: Sequence[UUID], since: datetime, decision: OperatorDecision
+) -> int:
     """Count them as maybe sent since `since`, and take their leases from senders whose failures are no longer believed."""
     queue = tables.queue
     leased = queue.c.lease_token.is_not(None)
@@ -144,8 +146,8 @@ def _doubt(connection: Connection, tables: Tables, ids: Sequence[UUID], since: d
     }
     changed = update(queue).where(queue.c.id.in_(ids), or_(doubtless, leased)).values(values).returning(queue.c.id)
     doubted = connection.execute(changed).scalars().all()
-    told = f"may have been sent after {since:%Y-%m-%d %H:%M:%S UTC}: {word.reason}"
-    decided = select(queue.c.id, clock(), literal("decision"), literal(word.actor), literal(told))
+    text = f"may have been sent after {since:%Y-%m-%d %H:%M:%S UTC}: {decision.reason}"
+    decided = select(queue.c.id, clock(), literal("decision"), literal(decision.actor), literal(text))
     columns = ["entry_id", "at", "kind", "actor", "reason"]
     connection.execute(insert(tables.event).from_select(columns, decided.where(queue.c.id.in_(doubted))))
     return len(doubted)
@@ -156,24 +158,24 @@ def _foreign(connection: Connection, tables: Tables, ids: Sequence[UUID], env: s
     return connection.execute(select(entry.c.id).where(entry.c.id.in_(ids), entry.c.env != env)).scalars().all()
 
 
-def _hold_back(connection: Connection, tables: Tables, foreign: Sequence[UUID]) -> int:
+def _suspend(connection: Connection, tables: Tables, foreign: Sequence[UUID]) -> int:
     """Those of the deployment that this database was copied from: it is that one which sends them."""
     queue = tables.queue
-    unheld = queue.c.id.in_(foreign) & queue.c.hold.is_(None)
-    return connection.execute(update(queue).where(unheld).values(hold=FOREIGN, due_at=NEVER)).rowcount
+    unsuspended = queue.c.id.in_(foreign) & queue.c.suspended_reason.is_(None)
+    return connection.execute(update(queue).where(unsuspended).values(suspended_reason=FOREIGN, due_at=NEVER)).rowcount
 
 
-def _go_on(engine: Engine, tables: Tables, word: OperatorDecision) -> None:
+def _go_on(engine: Engine, tables: Tables, decision: OperatorDecision) -> None:
     """Write the mark anew, and who resumed and why: with this commit the dispatchers go on."""
     with engine.begin() as connection:
-        tells = server_tells(connection, tables)
+        reads_server = can_read_server(connection, tables)
     with engine.begin() as connection:
         guard(connection)
-        now = read_server(connection, tables, word.env, tells=tells)
+        now = read_server(connection, tables, decision.env, reads_server=reads_server)
         row = connection.execute(select(tables.meta)).one()
         resumed_at = now.checked_at
         if row.resumed_at is not None:
             resumed_at = max(resumed_at, row.resumed_at + MICROSECOND)  # whatever the clock did: later than before
-        mark = replace(now, resumed_at=resumed_at, number=(row.number or 0) + 1)
-        said = {"suspended_reason": None, "resumed_by": word.actor, "resumed_reason": word.reason}
-        connection.execute(update(tables.meta).values(values_of(mark) | said))
+        identity = replace(now, resumed_at=resumed_at, number=(row.number or 0) + 1)
+        on_record = {"suspended_reason": None, "resumed_by": decision.actor, "resumed_reason": decision.reason}
+        connection.execute(update(tables.meta).values(values_of(identity) | on_record))

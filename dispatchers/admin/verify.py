@@ -40,7 +40,7 @@ class Verdict:
     """What became of one rule. has_more: there are further violations than those told."""
 
     rule: str
-    promise: str
+    invariant: str
     violations: list[Violation]
     has_more: bool
 
@@ -65,20 +65,20 @@ def verify(connection: Connection, tables: Tables, keyring: Keyring | None = Non
     """
     keys = _Keys(keyring)
     rules: dict[str, tuple[str, Iterator[Finding]]] = {
-        name: (promise, _found(connection, tables, questions)) for name, (promise, questions) in QUESTIONS.items()
+        name: (invariant, _found(connection, tables, questions)) for name, (invariant, questions) in QUESTIONS.items()
     }
     rules |= {
         "decided": (DECIDED, _undecided(connection, tables)),
         "derived": (DERIVED, keys.check(connection, tables)),
     }
-    verdicts = [_verdict(name, promise, findings) for name, (promise, findings) in rules.items()]
+    verdicts = [_verdict(name, invariant, findings) for name, (invariant, findings) in rules.items()]
     entries: int = connection.execute(select(func.count()).select_from(tables.entry)).scalar_one()
     return Verification(entries=entries, without_secret=keys.without_secret, verdicts=verdicts)
 
 
-def _verdict(rule: str, promise: str, findings: Iterator[Finding]) -> Verdict:
-    told = [Violation(entry_id=id, text=text) for id, text in islice(findings, FOUND_MAX)]
-    return Verdict(rule=rule, promise=promise, violations=told, has_more=next(findings, None) is not None)
+def _verdict(rule: str, invariant: str, findings: Iterator[Finding]) -> Verdict:
+    violations = [Violation(entry_id=id, text=text) for id, text in islice(findings, FOUND_MAX)]
+    return Verdict(rule=rule, invariant=invariant, violations=violations, has_more=next(findings, None) is not None)
 
 
 def _found(connection: Connection, tables: Tables, questions: Iterable[Question]) -> Iterator[Finding]:
@@ -118,10 +118,10 @@ def _undecided(connection: Connection, tables: Tables) -> Iterator[Finding]:
 def _is_on_record(connection: Connection, tables: Tables, id: UUID, known: Known) -> bool:
     event = tables.event.c
     if known.attempts is None:
-        said = event.kind == "decision", event.reason == _AS_DECIDED.get(known.state, "") + (known.reason or "")
+        by_event = event.kind == "decision", event.reason == _AS_DECIDED.get(known.state, "") + (known.reason or "")
     else:
-        said = event.kind == "attempt", event.reason.startswith(f"{known.state}, but ")
-    return bool(connection.execute(select(exists().where(event.entry_id == id, *said))).scalar_one())
+        by_event = event.kind == "attempt", event.reason.startswith(f"{known.state}, but ")
+    return bool(connection.execute(select(exists().where(event.entry_id == id, *by_event))).scalar_one())
 
 
 # --- ids and keys: what only the library can derive

@@ -22,8 +22,8 @@ Question: TypeAlias = Callable[[Tables], Select[*tuple[Any, ...]]]
 
 def _lost(tables: Tables) -> Select[*tuple[Any, ...]]:
     entry = tables.entry
-    stands = or_(_has(tables.queue.c.id, entry.c.id), _has(tables.settlement.c.id, entry.c.id))
-    return select(entry.c.id, literal("neither waits nor has ended").label("text")).where(~stands)
+    is_kept = or_(_has(tables.queue.c.id, entry.c.id), _has(tables.settlement.c.id, entry.c.id))
+    return select(entry.c.id, literal("neither waits nor has ended").label("text")).where(~is_kept)
 
 
 def _twice(tables: Tables) -> Select[*tuple[Any, ...]]:
@@ -100,19 +100,19 @@ def _in_one_place(tables: Tables) -> Select[*tuple[Any, ...]]:
 def _never_due(tables: Tables) -> Select[*tuple[Any, ...]]:
     queue = tables.queue
     waits = queue.c.state.in_(("pending", "retry")), queue.c.due_at == NEVER
-    alone = queue.c.hold.is_(None), queue.c.position.is_(None)
+    alone = queue.c.suspended_reason.is_(None), queue.c.position.is_(None)
     return select(queue.c.id, literal("never comes due, although nothing suspends or blocks it").label("text")).where(
         *waits, *alone
     )
 
 
-def _behind_nobody(tables: Tables) -> Select[*tuple[Any, ...]]:
+def _waits_for_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
     queue, before = tables.queue, tables.queue.alias("before")
     first = (before.c.ordering_key == queue.c.ordering_key) & (before.c.position < queue.c.position)
-    stands = ~exists().where(first, before.c.state != "uncertain")
+    is_first = ~exists().where(first, before.c.state != "uncertain")
     blocked = _has(tables.blocked_group.c.ordering_key, queue.c.ordering_key)
     text = literal("is blocked, but no entry precedes it in its ordering group").label("text")
-    return select(queue.c.id, text).where(is_blocked(queue), stands, ~blocked)
+    return select(queue.c.id, text).where(is_blocked(queue), is_first, ~blocked)
 
 
 # --- the counts, the doubt, the key
@@ -156,43 +156,47 @@ def _forgotten_doubt(tables: Tables) -> Select[*tuple[Any, ...]]:
     )
 
 
-def _sent_anew(tables: Tables) -> Select[*tuple[Any, ...]]:
+def _sent_again(tables: Tables) -> Select[*tuple[Any, ...]]:
     queue, event = tables.queue, tables.event
-    said = exists().where(event.c.entry_id == queue.c.id, event.c.kind != "attempt")
+    by_event = exists().where(event.c.entry_id == queue.c.id, event.c.kind != "attempt")
     text = literal("may have been sent and is pending, but no decision to send it again is recorded").label("text")
-    return select(queue.c.id, text).where(queue.c.state == "pending", queue.c.maybe_sent, ~said)
+    return select(queue.c.id, text).where(queue.c.state == "pending", queue.c.maybe_sent, ~by_event)
 
 
 # --- the end is what the history tells
 
 
-def _untold(tables: Tables) -> Select[*tuple[Any, ...]]:
+def _unexplained_end(tables: Tables) -> Select[*tuple[Any, ...]]:
     settlement, event = tables.settlement, tables.event
     id, reason = settlement.c.id, settlement.c.reason
     mine = event.c.entry_id == id
     tried = exists().where(mine, event.c.kind == "attempt", event.c.reason == reason)
-    looked = exists().where(mine, event.c.kind == "look", event.c.reason == reason)
+    by_lookup = exists().where(mine, event.c.kind == "lookup", event.c.reason == reason)
     kept = exists().where(mine, event.c.kind == "attempt", event.c.reason.startswith("delivered, but "))
     decided = exists().where(mine, event.c.kind == "decision", event.c.reason == reason)
     verdict = _last_verdict(tables)
-    is_told = case(
+    is_explained = case(
         (
             settlement.c.state == "delivered",
-            or_(reason.is_(None), and_(reason == FOUND, or_(looked, kept)), verdict == "happened"),
+            or_(reason.is_(None), and_(reason == FOUND, or_(by_lookup, kept)), verdict == "happened"),
         ),
-        (settlement.c.state == "failed", or_(tried, and_(looked, reason != FOUND), verdict == "did_not_happen")),
+        (settlement.c.state == "failed", or_(tried, and_(by_lookup, reason != FOUND), verdict == "did_not_happen")),
         else_=or_(reason.is_(None), decided),
     )
     text = _joined("is ", settlement.c.state, ", but its history does not show that")
-    return select(id, text).where(not_(func.coalesce(is_told, False)))
+    return select(id, text).where(not_(func.coalesce(is_explained, False)))
 
 
 def _last_verdict(tables: Tables) -> Any:
     """What a person decided last for the very reason that the settlement has, as `decisions` puts it on record."""
     settlement, event = tables.settlement, tables.event
-    said = {verdict: literal(f"{verdict}: ") + settlement.c.reason for verdict in ("happened", "did_not_happen")}
-    verdict = case(*((event.c.reason == text, name) for name, text in said.items()))
-    decided = event.c.entry_id == settlement.c.id, event.c.kind == "decision", event.c.reason.in_(list(said.values()))
+    by_event = {verdict: literal(f"{verdict}: ") + settlement.c.reason for verdict in ("happened", "did_not_happen")}
+    verdict = case(*((event.c.reason == text, name) for name, text in by_event.items()))
+    decided = (
+        event.c.entry_id == settlement.c.id,
+        event.c.kind == "decision",
+        event.c.reason.in_(list(by_event.values())),
+    )
     return select(verdict).where(*decided).order_by(event.c.id.desc()).limit(1).scalar_subquery()
 
 
@@ -258,14 +262,14 @@ QUESTIONS: Mapping[str, tuple[str, list[Question]]] = {
         [_bound_elsewhere, _in_another_group, _for_another_scope],
     ),
     "own place": ("an entry with an ordering key has a unique position in its ordering group", [_without_a_place, _in_one_place]),
-    "its turn": ("an entry that is neither suspended nor blocked comes due", [_never_due, _behind_nobody]),
+    "its turn": ("an entry that is neither suspended nor blocked comes due", [_never_due, _waits_for_nothing]),
     "counted": ("an entry is not sent more often than it was claimed", [_miscounted, _uncounted]),
     "same key": ("an entry keeps its key, except after an operator's decision or a proof of absence", [_unexplained_epoch]),
     "doubt": (
         "an entry that may have been sent is in doubt until an operator or a proof ends that",
-        [_uncertain_of_nothing, _forgotten_doubt, _sent_anew],
+        [_uncertain_of_nothing, _forgotten_doubt, _sent_again],
     ),
-    "true end": ("the final state agrees with the history", [_untold, _delivered_unsent]),
+    "true end": ("the final state agrees with the history", [_unexplained_end, _delivered_unsent]),
     "cancelled": ("only an entry that was certainly never sent is cancelled", [_cancelled_in_doubt, _cancelled_with_a_result]),
     "in order": ("an entry ends after it was enqueued", [_before_its_time]),
     "blocked": (
@@ -293,7 +297,7 @@ def _alike(text: str, table: Table, *names: str) -> Select[*tuple[Any, ...]]:
 def _proved_absent(tables: Tables, id: Any) -> Any:
     """Whether a look has ended the doubt of the attempts before it, which count on."""
     event = tables.event
-    return exists().where(event.c.entry_id == id, event.c.kind == "look", event.c.reason.startswith(ABSENT))
+    return exists().where(event.c.entry_id == id, event.c.kind == "lookup", event.c.reason.startswith(ABSENT))
 
 
 def _joined(*parts: Any) -> Any:

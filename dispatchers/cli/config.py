@@ -94,14 +94,14 @@ def _ring(secret: str | None) -> dict[str, Any]:
     from outbox.errors import ConfigurationError
     from outbox.keys import Keyring
 
-    told: dict[str, Any] = {"value": None, "from": _set("OUTBOX_SECRET")}
+    fields: dict[str, Any] = {"value": None, "from": _set("OUTBOX_SECRET")}
     if not secret:
-        return told
+        return fields
     try:
         ring = Keyring.from_text(secret)
     except ConfigurationError:  # its text may contain the secret, if that was written in a kid's place
-        return told | {"value": MALFORMED}
-    return told | {"value": f"kids {', '.join(ring.kids)}; current {ring.current}"}
+        return fields | {"value": MALFORMED}
+    return fields | {"value": f"kids {', '.join(ring.kids)}; current {ring.current}"}
 
 
 def _revision(database: str | None, schema: str | None, prefix: str) -> dict[str, str | None]:
@@ -109,18 +109,18 @@ def _revision(database: str | None, schema: str | None, prefix: str) -> dict[str
     from dispatchers.cli.connections import existing
     from outbox import migrations
 
-    told: dict[str, str | None] = {"database": None, "needed": migrations.head(), "problem": None}
+    fields: dict[str, str | None] = {"database": None, "needed": migrations.head(), "problem": None}
     if database is None:
-        return told
+        return fields
     try:
-        told["database"] = migrations.current(existing(database), schema=schema, prefix=prefix)
+        fields["database"] = migrations.current(existing(database), schema=schema, prefix=prefix)
         migrations.check(existing(database), schema=schema, prefix=prefix)
     except Exception as error:
         failure = failure_of(error)
         if failure is None:
             raise
-        told["problem"] = failure.message
-    return told
+        fields["problem"] = failure.message
+    return fields
 
 
 def _versions() -> dict[str, str | None]:

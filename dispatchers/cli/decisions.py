@@ -58,7 +58,7 @@ def retry(id: str, actor: str, reason: str | None, database: str, schema: str | 
         entry_id = find(connection, tables, id)
         sends = decisions.retry(connection, tables, entry_id, actor=actor, reason=reason)
     follows = "a running dispatcher will send it" if sends else CALLS
-    _tell(entry_id, "retry", actor, f"entry {entry_id} is due now: {follows}")
+    _report(entry_id, "retry", actor, f"entry {entry_id} is due now: {follows}")
 
 
 @click.command()
@@ -72,7 +72,7 @@ def cancel(id: str, actor: str, reason: str | None, database: str, schema: str |
         entry_id = find(connection, tables, id)
         settled = decisions.cancel(connection, tables, entry_id, actor=actor, reason=reason)
     text = "is cancelled: no dispatcher serves it" if settled else f"will be cancelled: {SETTLES}"
-    _tell(entry_id, "cancel", actor, f"entry {entry_id} {text}", settled=settled)
+    _report(entry_id, "cancel", actor, f"entry {entry_id} {text}", settled=settled)
 
 
 @click.command()
@@ -112,7 +112,7 @@ def resolve(
         entry_id = find(connection, tables, id)
         decisions.resolve(connection, tables, entry_id, verdict, actor=actor, reason=reason, result=answered)  # type: ignore[arg-type]
     follows = SENDS if verdict == "send_again" else SETTLES
-    _tell(entry_id, "resolve", actor, f"entry {entry_id}: {VERDICTS[verdict]}; {follows}", verdict=verdict)
+    _report(entry_id, "resolve", actor, f"entry {entry_id}: {VERDICTS[verdict]}; {follows}", verdict=verdict)
 
 
 def _one_of(verdicts: dict[str, bool]) -> str:
@@ -184,5 +184,5 @@ def release(
     answer(released | {"decision": "release", "actor": actor}, f"{what} released")
 
 
-def _tell(entry_id: UUID, decision: str, actor: str, text: str, **more: Any) -> None:
+def _report(entry_id: UUID, decision: str, actor: str, text: str, **more: Any) -> None:
     answer({"id": entry_id, "decision": decision, "actor": actor} | more, text)

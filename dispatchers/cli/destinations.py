@@ -35,8 +35,8 @@ def pause(destination: str, actor: str, reason: str | None, database: str, schem
 
     with deciding(database, schema, prefix) as (connection, tables):
         waits = decisions.pause(connection, tables, destination, actor=actor, reason=reason)
-    told = "" if waits else "; it has no entries in the queue: check its name"
+    addition = "" if waits else "; it has no entries in the queue: check its name"
     answer(
         {"destination": destination, "decision": "pause", "actor": actor, "waits": waits},
-        f"destination {clean(destination)} paused{told}",
+        f"destination {clean(destination)} paused{addition}",
     )

@@ -11,12 +11,12 @@ class JsonLines(logging.Formatter):
     """`{"at": ..., "level": ..., "logger": ..., "message": ...}`, and `"trace"` for an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = {
+        fields = {
             "at": instant(datetime.fromtimestamp(record.created, UTC)),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
-            told["trace"] = self.formatException(record.exc_info)
-        return json.dumps(told)
+            fields["trace"] = self.formatException(record.exc_info)
+        return json.dumps(fields)

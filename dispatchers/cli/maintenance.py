@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outbox.sql.schema import Tables
 
 Result = TypeVar("Result")
-Tell = Callable[[str, "Batch"], None]
+Advance = Callable[[str, "Batch"], None]
 
 BATCHES_A_LINE = 100  # without a terminal: a line for each 50,000 rows
 
@@ -102,17 +102,17 @@ def maintenance(
         engine = connection.engine
         whole = overdue(connection, tables, retention)
     with engine.connect() as connection:
-        with _progress(whole) as tell:
-            deleted = asyncio.run(_sweep(Maintenance(_runner(connection), tables, retention, dry=dry_run), tell))
+        with _progress(whole) as advance:
+            deleted = asyncio.run(_sweep(Maintenance(_runner(connection), tables, retention, dry=dry_run), advance))
         bodies, alarm = _keep_bodies(connection, tables, dry=dry_run)
     counts = {name: deleted[name] for name in STEPS}
     if ctx.meta.get(exit_codes.JSON):
         click.echo(json.dumps({"dry_run": dry_run, "deleted": counts, **({"bodies": plain(bodies)} if bodies else {})}))
     else:
-        told = ", ".join(f"{count} {name}" for name, count in counts.items())
-        click.echo(f"{'would delete' if dry_run else 'deleted'} {told}")
+        summary = ", ".join(f"{count} {name}" for name, count in counts.items())
+        click.echo(f"{'would delete' if dry_run else 'deleted'} {summary}")
         if bodies:
-            click.echo(bodies.told(dry=dry_run))
+            click.echo(bodies.summary(dry=dry_run))
     if alarm:
         raise click.ClickException(alarm)
 
@@ -130,7 +130,7 @@ class Bodies:
     why: str | None
     days_ahead: int
 
-    def told(self, *, dry: bool) -> str:
+    def summary(self, *, dry: bool) -> str:
         days = _listed(self.due if dry else self.dropped)
         text = f"{'would drop' if dry else 'dropped'} the partitions of {days}; partitions exist for {self.days_ahead} days ahead"
         return f"{text}\nnot dropped: {_listed(self.due)}: {self.why}" if self.why else text
@@ -166,11 +166,11 @@ def _keep_bodies(connection: "Connection", tables: "Tables", *, dry: bool) -> tu
     return Bodies(added, dropped, due, why, layout.ahead), layout.alarm
 
 
-async def _sweep(maintenance: "Maintenance", tell: Tell) -> Counter[str]:
+async def _sweep(maintenance: "Maintenance", advance: Advance) -> Counter[str]:
     deleted: Counter[str] = Counter()
     async for name, batch in maintenance.sweep():
         deleted[name] += batch.deleted
-        tell(name, batch)
+        advance(name, batch)
     return deleted
 
 
@@ -188,7 +188,7 @@ def _runner(connection: "Connection") -> Any:
 
 
 @contextmanager
-def _progress(whole: dict[str, int]) -> Iterator[Tell]:
+def _progress(whole: dict[str, int]) -> Iterator[Advance]:
     """A progress bar for each step on a terminal, lines elsewhere. whole: how many rows each step must check."""
     from rich.console import Console
 
@@ -201,17 +201,17 @@ def _progress(whole: dict[str, int]) -> Iterator[Tell]:
     columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
         tasks = {name: bars.add_task(name, total=count) for name, count in whole.items()}
-        yield lambda name, batch: bars.advance(tasks[name], batch.looked_at)
+        yield lambda name, batch: bars.advance(tasks[name], batch.scanned)
 
 
-def _lines(whole: dict[str, int]) -> Tell:
-    looked_at: Counter[str] = Counter()
+def _lines(whole: dict[str, int]) -> Advance:
+    scanned: Counter[str] = Counter()
     batches: Counter[str] = Counter()
 
-    def tell(name: str, batch: "Batch") -> None:
-        looked_at[name] += batch.looked_at
+    def advance(name: str, batch: "Batch") -> None:
+        scanned[name] += batch.scanned
         batches[name] += 1
         if batch.after is None or batches[name] % BATCHES_A_LINE == 0:
-            click.echo(f"{name}: checked {looked_at[name]} of {max(whole[name], looked_at[name])}", err=True)
+            click.echo(f"{name}: checked {scanned[name]} of {max(whole[name], scanned[name])}", err=True)
 
-    return tell
+    return advance

@@ -87,7 +87,7 @@ def destinations(found: "DestinationStates") -> "Iterator[RenderableType]":
             cell(state.due),
             cell("-" if oldest is None else span(timedelta(seconds=oldest))),
             cell("-" if rate is None else f"{rate:g}/s"),
-            prose(_weight(state, found.at)),
+            prose(_throttling(state, found.at)),
         )
     yield drawn
 
@@ -95,7 +95,7 @@ def destinations(found: "DestinationStates") -> "Iterator[RenderableType]":
 _FIGURES = ("DUE", "OLDEST DUE", "RATE")
 
 
-def _weight(state: "DestinationState", at: datetime) -> str:
+def _throttling(state: "DestinationState", at: datetime) -> str:
     notes = []
     if state.paused and state.decided_at is not None:
         since = span(at - state.decided_at)
@@ -147,8 +147,8 @@ def _effect(entry: "EntrySummary") -> str:
 
 
 def _why(entry: "EntrySummary") -> str:
-    if entry.hold is not None:
-        return f"suspended: {entry.hold}"
+    if entry.suspended_reason is not None:
+        return f"suspended: {entry.suspended_reason}"
     if entry.known is not None:
         reason = entry.reason or ""
         if entry.known == SEND_AGAIN:
@@ -224,7 +224,7 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
     yield "state", state_cell(entry.state)
     yield "reason", entry.reason
     yield "recorded", entry.known and _recorded(entry.known)
-    yield "suspended", entry.hold
+    yield "suspended", entry.suspended_reason
     yield "blocked by", entry.blocked_by
     yield "operation", entry.operation
     yield "discriminator", entry.discriminator or None

@@ -68,7 +68,7 @@ def resume(
         return
     if reason is None:
         raise click.UsageError("Missing option '--reason'.")
-    word = _word(nothing_lost=nothing_lost, since=since, adopt_from=adopt_from, env=env, actor=actor, reason=reason)
+    word = _decision(nothing_lost=nothing_lost, since=since, adopt_from=adopt_from, env=env, actor=actor, reason=reason)
     _resume_all(word, database, schema, prefix)
 
 
@@ -84,7 +84,7 @@ def _resume_destination(
     )
 
 
-def _word(*, env: str | None, **said: Any) -> "OperatorDecision":
+def _decision(*, env: str | None, **said: Any) -> "OperatorDecision":
     from dispatchers.admin.resume import OperatorDecision
 
     if said["nothing_lost"] and said["since"] is not None:
@@ -102,15 +102,15 @@ def _resume_all(word: "OperatorDecision", database: str, schema: str | None, pre
     with deciding(database, schema, prefix) as (connection, tables):
         engine = connection.engine
     resumed = admin_resume.resume(engine, tables, word)
-    answer(resumed, "\n".join(_told(resumed)))
+    answer(resumed, "\n".join(_lines(resumed)))
 
 
-def _told(resumed: "Resumed") -> list[str]:
-    told = ["sending is resumed"]
+def _lines(resumed: "Resumed") -> list[str]:
+    lines = ["sending is resumed"]
     if resumed.since is not None:
-        told.append(f"{resumed.doubted} more entries count as maybe sent, after {resumed.since:%Y-%m-%d %H:%M:%S UTC}")
-    if resumed.held_back:
-        told.append(
-            f"{resumed.held_back} entries of another deployment are suspended: `outbox list --suspended` shows them"
+        lines.append(f"{resumed.doubted} more entries count as maybe sent, after {resumed.since:%Y-%m-%d %H:%M:%S UTC}")
+    if resumed.suspended:
+        lines.append(
+            f"{resumed.suspended} entries of another deployment are suspended: `outbox list --suspended` shows them"
         )
-    return told
+    return lines

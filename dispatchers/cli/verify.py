@@ -48,8 +48,8 @@ def _drawn(found: "Verification") -> "Iterator[RenderableType]":
     drawn = table("RULE", "INVARIANT", "RESULT", elastic=["INVARIANT"])
     for verdict in found.verdicts:
         many = f"{len(verdict.violations)}{'+' if verdict.has_more else ''}"
-        told = cell(f"{many} violated", "bold red") if verdict.violations else cell("ok", "green")
-        drawn.add_row(cell(verdict.rule), prose(verdict.promise), told)
+        result = cell(f"{many} violated", "bold red") if verdict.violations else cell("ok", "green")
+        drawn.add_row(cell(verdict.rule), prose(verdict.invariant), result)
     yield drawn
     for verdict in found.verdicts:
         for violation in verdict.violations:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dispatchers.maintenance.body_partitions import add_days, drop_days
 from dispatchers.maintenance.retention import Retention
-from dispatchers.maintenance.retention_sql import STEPS, Batch, Look, Place
+from dispatchers.maintenance.retention_sql import STEPS, Batch, Place, Scan
 from dispatchers.store.gauges import Gauge
 from dispatchers.store.protocol import Store
 from dispatchers.store.queries import read_lags
@@ -98,14 +98,14 @@ class Maintenance:
         return deleted
 
     async def _batch(self, name: str) -> Batch:
-        look = Look(self._retention, self._rows_max, self._places[name], self._dry)
-        batch = await self._run(partial(_work, name, self._tables, look))
+        scan = Scan(self._retention, self._rows_max, self._places[name], self._dry)
+        batch = await self._run(partial(_work, name, self._tables, scan))
         self._places[name] = batch.after
         return batch
 
 
-def _work(name: str, tables: Tables, look: Look, connection: Connection) -> Batch:
-    return STEPS[name](connection, tables, look)
+def _work(name: str, tables: Tables, scan: Scan, connection: Connection) -> Batch:
+    return STEPS[name](connection, tables, scan)
 
 
 async def retain(maintenance: Maintenance, stopping: asyncio.Event) -> None:

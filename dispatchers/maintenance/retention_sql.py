@@ -40,7 +40,7 @@ class Place(NamedTuple):
     id: UUID
 
 
-class Look(NamedTuple):
+class Scan(NamedTuple):
     """What a batch is to do. after: where the one before it ended. dry: look, but delete nothing."""
 
     retention: Retention
@@ -52,62 +52,62 @@ class Look(NamedTuple):
 class Batch(NamedTuple):
     """What a batch did. after: where the next one begins, None at the end: there is nothing more that is old enough."""
 
-    looked_at: int
+    scanned: int
     deleted: int
     after: Place | None
 
 
-Step: TypeAlias = Callable[[Connection, Tables, Look], Batch]
+Step: TypeAlias = Callable[[Connection, Tables, Scan], Batch]
 
 
-def bury_records(connection: Connection, tables: Tables, look: Look) -> Batch:
+def tombstone_records(connection: Connection, tables: Tables, scan: Scan) -> Batch:
     """Delete answered records past their `keep_until` whose entries have all ended; tombstones refuse their keys from then on.
 
     A request under a lease that ran out, and that nobody took over, is deleted too: nobody may any more. What its handler did
     at a service is unknown, so that it always leaves a tombstone. A record that is open otherwise is never deleted.
     """
     now = _now(connection)
-    places = _next(connection, _of_records(tables), now, look)
-    buried = _that_may_go(connection, tables, [place.id for place in places], now, look)
-    if buried and not look.dry:
-        _write_tombstones(connection, tables, buried, look.retention)
-        _delete(connection, tables.record.c.id, buried)
-    return _batch(places, len(buried), look)
+    places = _next(connection, _of_records(tables), now, scan)
+    tombstoned = _that_may_go(connection, tables, [place.id for place in places], now, scan)
+    if tombstoned and not scan.dry:
+        _write_tombstones(connection, tables, tombstoned, scan.retention)
+        _delete(connection, tables.record.c.id, tombstoned)
+    return _batch(places, len(tombstoned), scan)
 
 
-def delete_entries(connection: Connection, tables: Tables, look: Look) -> Batch:
+def delete_entries(connection: Connection, tables: Tables, scan: Scan) -> Batch:
     """Delete settled entries, their settlements and their events, `keep` after the settling and once no record stands for them.
 
     An entry that blocks its group is kept until the group is released. A dry run takes records that may go for gone.
     """
     entry, settlement = tables.entry, tables.settlement
     now, aged = _now(connection), _of_entries(tables)
-    before = now - look.retention.keep
-    places = _next(connection, aged, before, look)
+    before = now - scan.retention.keep
+    places = _next(connection, aged, before, scan)
     is_queued = _row_of(tables.queue, settlement.c.id).is_not(None)
-    ids = _taken(connection, aged, before, [place.id for place in places], look, ~is_queued)
-    needed = _needed(connection, tables, ids, now, look)
+    ids = _taken(connection, aged, before, [place.id for place in places], scan, ~is_queued)
+    needed = _needed(connection, tables, ids, now, scan)
     rollback_only = [id for id in ids if id not in needed]
-    if rollback_only and not look.dry:
+    if rollback_only and not scan.dry:
         _delete(connection, tables.event.c.entry_id, rollback_only)
         _delete(connection, settlement.c.id, rollback_only)
         _delete(connection, entry.c.id, rollback_only)
-    return _batch(places, len(rollback_only), look)
+    return _batch(places, len(rollback_only), scan)
 
 
-def forget_tombstones(connection: Connection, tables: Tables, look: Look) -> Batch:
+def forget_tombstones(connection: Connection, tables: Tables, scan: Scan) -> Batch:
     """Delete tombstones past their `forget_at`: no service remembers what was done under their keys."""
     now, aged = _now(connection), _of_tombstones(tables)
-    places = _next(connection, aged, now, look)
-    rollback_only = _taken(connection, aged, now, [place.id for place in places], look)
-    if rollback_only and not look.dry:
+    places = _next(connection, aged, now, scan)
+    rollback_only = _taken(connection, aged, now, [place.id for place in places], scan)
+    if rollback_only and not scan.dry:
         _delete(connection, aged.id, rollback_only)
-    return _batch(places, len(rollback_only), look)
+    return _batch(places, len(rollback_only), scan)
 
 
 STEPS: Mapping[str, Step] = {
     # In this order: what goes in one step lets others go in the next.
-    "records": bury_records,
+    "records": tombstone_records,
     "entries": delete_entries,
     "tombstones": forget_tombstones,
 }
@@ -154,10 +154,10 @@ def _old_enough(aged: _Aged, before: datetime) -> tuple[ColumnElement[bool], ...
     return (aged.at < before, *aged.conditions)
 
 
-def _next(connection: Connection, aged: _Aged, before: datetime, look: Look) -> list[Place]:
-    query = select(aged.at, aged.id).where(*_old_enough(aged, before)).order_by(aged.at, aged.id).limit(look.rows_max)
-    if look.after is not None:
-        query = query.where(tuple_(aged.at, aged.id) > look.after)
+def _next(connection: Connection, aged: _Aged, before: datetime, scan: Scan) -> list[Place]:
+    query = select(aged.at, aged.id).where(*_old_enough(aged, before)).order_by(aged.at, aged.id).limit(scan.rows_max)
+    if scan.after is not None:
+        query = query.where(tuple_(aged.at, aged.id) > scan.after)
     return [Place(*row) for row in connection.execute(query)]
 
 
@@ -166,37 +166,37 @@ def _taken(
     aged: _Aged,
     before: datetime,
     ids: Collection[UUID],
-    look: Look,
+    scan: Scan,
     *conditions: ColumnElement[bool],
 ) -> list[UUID]:
     """Those of `ids` that nobody else holds, for this transaction; on a dry run all. Their age is asked for again: another
     maintenance may have put a new row in the place of the one that was looked at.
     """
     query = select(aged.id).where(_among(connection, aged.id, ids), *_old_enough(aged, before), *conditions)
-    if not look.dry:
+    if not scan.dry:
         query = query.with_for_update(of=aged.id.table, skip_locked=True)
     return list(connection.execute(query).scalars())
 
 
-def _batch(places: Sequence[Place], deleted: int, look: Look) -> Batch:
-    return Batch(len(places), deleted, places[-1] if len(places) == look.rows_max else None)
+def _batch(places: Sequence[Place], deleted: int, scan: Scan) -> Batch:
+    return Batch(len(places), deleted, places[-1] if len(places) == scan.rows_max else None)
 
 
 # --- which of them may go
 
 
 def _that_may_go(
-    connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, look: Look
+    connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, scan: Scan
 ) -> dict[UUID, Children]:
     """Those of the records `ids` that may go, taken for this transaction, each with what its entries say."""
-    taken = _taken(connection, _of_records(tables), now, ids, look)
+    taken = _taken(connection, _of_records(tables), now, ids, scan)
     children = _children(connection, tables, taken)
     for id, until in _abandoned(connection, tables, taken).items():
         children[id] += Children(last_settled_at=until)  # what was called under the lease was called by its end
     return {id: children[id] for id in taken if children[id].have_ended}
 
 
-def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, look: Look) -> set[UUID]:
+def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, scan: Scan) -> set[UUID]:
     """Those of the settled entries `ids` that stay: a record stands for them, or they block their groups."""
     entry, blocked, record = tables.entry, tables.blocked_group, tables.record
     blocks = select(blocked.c.entry_id).where(blocked.c.ordering_key == entry.c.ordering_key).scalar_subquery()
@@ -204,8 +204,8 @@ def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: 
     rows = [tuple(row) for row in connection.execute(asked)]
     keys = {id for _, *of_request, _ in rows for id in of_request if id is not None}
     standing = set(connection.execute(select(record.c.id).where(_among(connection, record.c.id, keys))).scalars())
-    if look.dry:
-        standing.difference_update(_that_may_go(connection, tables, standing, now, look))
+    if scan.dry:
+        standing.difference_update(_that_may_go(connection, tables, standing, now, scan))
     return {id for id, parent_id, record_id, blocking in rows if blocking == id or {parent_id, record_id} & standing}
 
 
@@ -217,13 +217,13 @@ def _children(connection: Connection, tables: Tables, ids: Collection[UUID]) -> 
     own = is_under(entry, record.c.id)
     elsewhere = and_(entry.c.record_id == record.c.id, entry.c.record_id != entry.c.parent_id)
     # Subqueries, not a join: of a range of ids the planner knows so little that it would read the whole table.
-    told = [
+    counts = [
         select(column).where(entries).correlate(record).scalar_subquery()
         for entries in (own, elsewhere)
         for column in (unsettled, last_settled_at)
     ]
     children: dict[UUID, Children] = {}
-    for id, *both in connection.execute(select(record.c.id, *told).where(_among(connection, record.c.id, ids))):
+    for id, *both in connection.execute(select(record.c.id, *counts).where(_among(connection, record.c.id, ids))):
         children[id] = Children(*both[:2]) + Children(*both[2:])
     return children
 
@@ -241,11 +241,11 @@ def _row_of(table: Table, id: Column[Any], column: Column[Any] | None = None) ->
 
 
 def _write_tombstones(
-    connection: Connection, tables: Tables, buried: Mapping[UUID, Children], retention: Retention
+    connection: Connection, tables: Tables, tombstoned: Mapping[UUID, Children], retention: Retention
 ) -> None:
     """For the records that entries remain of. One that stands there still is of the key's life before this one."""
     record, tombstone = tables.record, tables.tombstone
-    forget_at = {id: at for id, children in buried.items() if (at := children.forget_at(retention)) is not None}
+    forget_at = {id: at for id, children in tombstoned.items() if (at := children.forget_at(retention)) is not None}
     if not forget_at:
         return
     kept = [record.c[column.name] for column in tombstone.c if column.name in record.c]

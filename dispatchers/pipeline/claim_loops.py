@@ -107,7 +107,7 @@ class ClaimLoops:
         )
         self._exchanging = 0
         self._swept_at = -SWEEP_SECONDS
-        self._has_looked = False  # before it has, it does not know whose age a pause has stopped
+        self._has_refreshed = False  # before it has, it does not know whose age a pause has stopped
         self._cutoff = NEVER
         self.refusal: ConfigurationError | None = None
 
@@ -209,11 +209,11 @@ class ClaimLoops:
             try:
                 if self._clock() - self._swept_at >= SWEEP_SECONDS:
                     await self.sweep()
-                    self._guard.tell()
+                    self._guard.report()
                     if stopping.is_set():  # meanwhile: what is claimed now would never be sent
                         break
                 await self._settle_postponed()
-                return await self._exchange(self._scheduler.take(self._clock()) if self._has_looked else [], NEVER)
+                return await self._exchange(self._scheduler.take(self._clock()) if self._has_refreshed else [], NEVER)
             except ConfigurationError as refusal:  # no waiting mends it: this process ends, the others go on
                 self.refusal = refusal
                 stopping.set()
@@ -289,8 +289,8 @@ class ClaimLoops:
     def _take_note(self, settlements: Sequence[Ending], exchange: Exchange) -> int:
         """What became of these settlements; returns how many took effect."""
         self._collector.outcomes.postpone(settlements, exchange.postponed)
-        told = _without_lost(settlements, exchange)
-        return sum(not isinstance(change, Release) for _, change in told)
+        written = _without_lost(settlements, exchange)
+        return sum(not isinstance(change, Release) for _, change in written)
 
     def _request(self, quotas: Sequence[Quota], cutoff: datetime) -> ClaimRequest:
         return ClaimRequest(
@@ -312,17 +312,17 @@ class ClaimLoops:
     async def sweep(self) -> None:
         """Look whether the database is what it was, for new destinations, for what is due behind the hints, and for pressure."""
         self._swept_at = self._clock()
-        await self._guard.look()
-        if not self._has_looked:
+        await self._guard.refresh()
+        if not self._has_refreshed:
             await self._store.require_secrets(self._keyring(), recording=True)
-        await self._look_at_callbacks()
+        await self._refresh_callbacks()
         self._scheduler.learn(await self._store.destinations())
-        self._flow.look(await self._store.flow_states())
-        self._has_looked = True
+        self._flow.refresh(await self._store.flow_states())
+        self._has_refreshed = True
 
-    async def _look_at_callbacks(self) -> None:
+    async def _refresh_callbacks(self) -> None:
         """Put ours on record at the start; then take over the entries that wait for them."""
-        if not self._has_looked:
+        if not self._has_refreshed:
             self._callbacks.learn(await self._store.callbacks(self._callbacks.to_record))
         if self._callbacks.to_record and (taken := await self._store.take_over(self._callbacks.to_record)):
             log.info("took over %d entries whose callbacks other processes do not have", taken)

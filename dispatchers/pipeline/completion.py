@@ -7,7 +7,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from dispatchers.callbacks import CallbackFailed, Callbacks
-from dispatchers.store.callback_plan import told
+from dispatchers.store.callback_plan import described
 from dispatchers.store.protocol import Store
 from dispatchers.store.queries import ACCEPTED_MAX, Accepted
 from dispatchers.suggestions import did_you_mean
@@ -15,7 +15,7 @@ from outbox.sql.dialect import is_passing
 
 log = logging.getLogger("outbox.dispatcher")
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 RETRY_SECONDS = (2.0, 300.0)
 
 
@@ -47,32 +47,32 @@ class CompletionWorker:
     async def run_once(self) -> None:
         """Look at every accepted request once. Raises what the database raises."""
         self._after = None
-        await self._look()
+        await self._poll()
         while self._after is not None:
-            await self._look()
+            await self._poll()
 
     async def pump(self, stopping: asyncio.Event) -> None:
         """Look at a page now and then until `stopping` is set; what has begun then is given up, and nothing of it is kept."""
         if not self._callbacks.complete_requests:
             return
-        looking = asyncio.ensure_future(self._look_again_and_again())
+        polling = asyncio.ensure_future(self._poll_repeatedly())
         stopped = asyncio.ensure_future(stopping.wait())
         try:
-            await asyncio.wait([looking, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([polling, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (looking, stopped):
+            for task in (polling, stopped):
                 task.cancel()
-            await asyncio.gather(looking, stopped, return_exceptions=True)
+            await asyncio.gather(polling, stopped, return_exceptions=True)
 
-    async def _look_again_and_again(self) -> None:
+    async def _poll_repeatedly(self) -> None:
         while True:
             try:
-                await self._look()
+                await self._poll()
             except Exception as error:
                 self._away(error)
-            await asyncio.sleep(LOOK_SECONDS * (0.5 + self._rng.random()))
+            await asyncio.sleep(POLL_SECONDS * (0.5 + self._rng.random()))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         if not self._callbacks.complete_requests:
             return
         page = await self._store.accepted(self._after)
@@ -105,7 +105,7 @@ class CompletionWorker:
         now = self._clock()
         self._failed = {id: failed for id, failed in self._failed.items() if now < failed[1] + most}  # others' are done
         self._failed[request.id] = tries + 1, now + min(first * 2 ** min(tries, 10), most)
-        log.error("request %s: on_completed(%r) raised %s", request.id, request.completion, told(problem))
+        log.error("request %s: on_completed(%r) raised %s", request.id, request.completion, described(problem))
 
     def _report_unknown(self, request: Accepted) -> None:
         if request.completion not in self._unknown:

@@ -15,7 +15,7 @@ from outbox.errors import ConfigurationError, Suspended
 
 log = logging.getLogger("outbox.dispatcher")
 
-TOLD_EVERY_SECONDS = 60.0
+REPORT_EVERY_SECONDS = 60.0
 RESUME = "see `outbox status`, then resume with `outbox resume --after-restore`"
 
 
@@ -33,39 +33,39 @@ class FailoverGuard:
         self._clock = clock
         self._file = file
         self._known = file.read() if file else None
-        self._told: str | None = None
-        self._told_at = 0.0
-        self.held: str | None = None
+        self._reported: str | None = None
+        self._reported_at = 0.0
+        self.suspended: str | None = None
 
     @property
     def seen(self) -> int:
         """Which mark is known to have been committed: where only an earlier one stands, nothing is claimed."""
         return 0 if self._known is None else self._known.number
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Raises what the database raises, and `ConfigurationError` if it is another env's."""
-        watched = await self._store.watch(self._env(), self._known)
-        if watched.continued is not None:
-            log.warning("%s; sending continues because promotions_lose_nothing is set", watched.continued)
-        if watched.held is None and watched.mark != self._known:
-            self._known = watched.mark
-            if self._file and watched.mark:
-                await asyncio.to_thread(self._file.write, watched.mark)
-        self.held = watched.held
+        checked = await self._store.check_identity(self._env(), self._known)
+        if checked.continued is not None:
+            log.warning("%s; sending continues because promotions_lose_nothing is set", checked.continued)
+        if checked.suspended is None and checked.identity != self._known:
+            self._known = checked.identity
+            if self._file and checked.identity:
+                await asyncio.to_thread(self._file.write, checked.identity)
+        self.suspended = checked.suspended
 
     def require_trust(self) -> None:
-        if self.held is not None:
-            raise Suspended(f"sending is suspended in every dispatcher of this database: {self.held}; {RESUME}")
+        if self.suspended is not None:
+            raise Suspended(f"sending is suspended in every dispatcher of this database: {self.suspended}; {RESUME}")
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Log once a minute that sending is suspended, and log when it is resumed."""
         now = self._clock()
-        if self.held is not None and (self._told is None or now - self._told_at >= TOLD_EVERY_SECONDS):
-            self._told_at = now
-            log.error("sending suspended in every dispatcher: %s; %s", self.held, RESUME)
-        elif self.held is None and self._told is not None:
+        if self.suspended is not None and (self._reported is None or now - self._reported_at >= REPORT_EVERY_SECONDS):
+            self._reported_at = now
+            log.error("sending suspended in every dispatcher: %s; %s", self.suspended, RESUME)
+        elif self.suspended is None and self._reported is not None:
             log.warning("sending resumed by an operator")
-        self._told = self.held
+        self._reported = self.suspended
 
 
 class IdentityFile:
@@ -97,11 +97,11 @@ class IdentityFile:
                 f"mark {str(self._path)!r}: folder {str(self._path.parent)!r} does not exist or is not writable"
             )
 
-    def write(self, mark: DatabaseIdentity) -> None:
+    def write(self, identity: DatabaseIdentity) -> None:
         """Replace the file atomically. A failure is only logged: an older identity still detects some restores."""
-        told = asdict(mark) | {
+        told = asdict(identity) | {
             name: at and at.isoformat()
-            for name, at in (("checked_at", mark.checked_at), ("resumed_at", mark.resumed_at))
+            for name, at in (("checked_at", identity.checked_at), ("resumed_at", identity.resumed_at))
         }
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:

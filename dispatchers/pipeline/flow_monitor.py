@@ -152,7 +152,7 @@ class FlowMonitor:
                 self._see(name, state, flow_states)
         return not shut <= self.shut_until.keys()
 
-    def look(self, flow_states: FlowStates) -> None:
+    def refresh(self, flow_states: FlowStates) -> None:
         """What a sweep found: of every destination that is not told of, nothing weighs on it any more."""
         for name in self._seen.keys() - flow_states.of.keys():
             del self._seen[name]

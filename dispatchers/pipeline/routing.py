@@ -40,7 +40,7 @@ class Route:
         )
         self.timeout_seconds = adapter.timeout.total_seconds()
         self.send = as_async(adapter.send)
-        self.find = as_async(find or _cannot_look)
+        self.find = as_async(find or _cannot_look_up)
         self.encode_key = adapter.key_format.encode
 
     def sends_alike(self, entry: ClaimedEntry) -> bool:
@@ -102,7 +102,7 @@ class Routes:
         except Exception:  # only a hint, and an adapter need not inherit from `Adapter`
             return None
 
-    def may_look(self, operation: str, sent_as: str | None) -> bool:
+    def may_look_up(self, operation: str, sent_as: str | None) -> bool:
         """Whether an entry of `operation` that was sent in this form can be looked for here."""
         route = self.find(operation)
         return route is not None and route.memory.can_look_up and sent_as in (None, route.form)
@@ -187,7 +187,7 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
         raise refuse("`pinned` and the key format together are longer than 255 characters")
 
 
-def _cannot_look(delivery: Delivery) -> CannotTell:
+def _cannot_look_up(delivery: Delivery) -> CannotTell:
     return CannotTell("its adapter has no find")
 
 

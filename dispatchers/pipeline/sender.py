@@ -248,7 +248,7 @@ class Sender:
     async def _answer(
         self, worker: Worker, entry: ClaimedEntry, route: Route, ask: Callable[[Delivery], Any], delivery: Delivery
     ) -> Any:
-        """What the adapter answers; an exception says nothing about the far side."""
+        """What the adapter answers; an exception says nothing about the remote service."""
         try:
             return await ask(delivery)
         except asyncio.CancelledError:

@@ -13,7 +13,7 @@ from uuid import UUID
 from dispatchers.callbacks import CallbackFailed, CallbackOverdue, Callbacks, Calls, CompletionFailed
 from dispatchers.decide import hand_over, keep, release
 from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.store.callback_plan import told
+from dispatchers.store.callback_plan import described
 from dispatchers.store.ordering import NextIsLocked
 from dispatchers.store.protocol import CallbacksChanged, Store
 from dispatchers.transitions import ClaimedEntry, End, Lease, Transition
@@ -274,7 +274,7 @@ class SettlementWorker:
             entry.id,
             entry.operation,
             what,
-            problem.report if isinstance(problem, CallbackOverdue) else f"raised {told(problem)}",
+            problem.report if isinstance(problem, CallbackOverdue) else f"raised {described(problem)}",
             what,
             change.delay.total_seconds(),
         )

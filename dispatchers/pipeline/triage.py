@@ -58,7 +58,7 @@ class Triage:
             if isinstance(step, Send | Lookup):
                 yield entry, route, step, started
             else:
-                self._turn_back(entry, step)
+                self._decide_unsent(entry, step)
 
     def _plan(self, entry: ClaimedEntry, route: Route, env: str) -> Plan:
         memory, jitter = route.memory, 0.0
@@ -73,13 +73,13 @@ class Triage:
         if entry.destination not in self._scheduler.home:
             self._scheduler.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
         suggestion = self._routes.suggestion(entry.operation)
-        self._turn_back(entry, leave(entry, f"no adapter here serves it{suggestion}"))
+        self._decide_unsent(entry, leave(entry, f"no adapter here serves it{suggestion}"))
 
     def _leave_unreadable(self, entry: ClaimedEntry) -> None:
         self._scheduler.pass_over(None, entry.destination)
-        self._turn_back(entry, leave(entry, "a newer release wrote it"))
+        self._decide_unsent(entry, leave(entry, "a newer release wrote it"))
 
-    def _turn_back(self, entry: ClaimedEntry, change: Transition) -> None:
+    def _decide_unsent(self, entry: ClaimedEntry, change: Transition) -> None:
         if isinstance(change, Release) and change.shown:
             self._reports.leave(entry, change.reason)
         self._done(entry, None, change)

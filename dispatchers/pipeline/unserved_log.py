@@ -41,7 +41,7 @@ class UnservedLog:
                 report.unreported.add(entry.id)
             return
         others = len(report.unreported - {entry.id})
-        told = f"; {others} more entries of this operation wait too" if others else ""
-        log.warning("entry %s (%s) waits: %s%s", entry.id, entry.operation, reason, told)
+        addition = f"; {others} more entries of this operation wait too" if others else ""
+        log.warning("entry %s (%s) waits: %s%s", entry.id, entry.operation, reason, addition)
         report.reported_at = now
         report.unreported.clear()

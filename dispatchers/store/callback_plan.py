@@ -126,7 +126,7 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def told(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """The error with its trace, for the log. Others' texts are left out: they show rows, parameters and payloads."""
     text = f": {error}" if isinstance(error, OutboxError) else ""
     code = sqlstate(getattr(error, "orig", None))
@@ -138,4 +138,4 @@ def _cause(error: BaseException) -> str:
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is None or isinstance(error, SQLAlchemyError):  # below it is the driver's, of which the code is told
         return ""
-    return f"after {told(cause)}"
+    return f"after {described(cause)}"

@@ -29,11 +29,11 @@ def register(connection: Connection, tables: Tables, names: Collection[str]) -> 
     for name in sorted(names):  # in one order for all that start at once
         started = dialect.insert(callback).values(name=name, recorded_at=clock(), started_at=clock())
         connection.execute(started.on_conflict_do_update(**on_conflict))
-    _free_what_nobody_calls(connection, tables)
+    _release_unserved_callbacks(connection, tables)
     return read(connection, tables)
 
 
-def _free_what_nobody_calls(connection: Connection, tables: Tables) -> int:
+def _release_unserved_callbacks(connection: Connection, tables: Tables) -> int:
     """Let any process settle what waits for a callback that is not on record; returns how many entries.
 
     Also when a process starts: an entry may have been handed over just when its callback was forgotten.
@@ -65,7 +65,7 @@ def forget(connection: Connection, tables: Tables, name: str) -> int | None:
     """
     if not connection.execute(delete(tables.callback).where(tables.callback.c.name == name)).rowcount:
         return None
-    return _free_what_nobody_calls(connection, tables)
+    return _release_unserved_callbacks(connection, tables)
 
 
 def is_due(connection: Connection, tables: Tables, kind: str, operation: str) -> bool:

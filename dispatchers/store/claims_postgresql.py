@@ -21,7 +21,7 @@ from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
 from outbox.sql.bulk_values import Batch, Shape, batch_query
 from outbox.sql.fast_execute import execute
-from outbox.sql.functions import holding
+from outbox.sql.functions import suspended_sql
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.times import NEVER
@@ -171,8 +171,8 @@ _MOVED = {
     "reason": "text",
     "outcome": "text",
     "proof": "boolean",
-    "looked": "boolean",
-    "anew": "boolean",
+    "by_lookup": "boolean",
+    "resets_age": "boolean",
     "callback": "text",
 }
 
@@ -197,7 +197,7 @@ def _ids(shape: Shape) -> str:
 def _quoted(tables: Tables) -> dict[str, str]:
     quoted = {name: quoted_table(getattr(tables, name)) for name in _NAMES}
     unchanged = f"(CAST(:callbacks AS text) IS NULL OR CAST(:callbacks AS text) = {summary_sql(tables)})"
-    return quoted | {"unchanged": unchanged, "holding": holding(quoted["meta"])}
+    return quoted | {"unchanged": unchanged, "is_suspended": suspended_sql(quoted["meta"])}
 
 
 # --- the statements. `now()` is the transaction's start: an index condition needs a stable clock, and both a lease that
@@ -273,7 +273,7 @@ def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) ->
         WHERE e.id = q.id AND q.id = ANY (ARRAY(
             SELECT due.id
             FROM (
-                SELECT WHERE NOT {holding} AND COALESCE((SELECT m.number FROM {meta} AS m), 0) >= CAST(:seen AS bigint)
+                SELECT WHERE NOT {is_suspended} AND COALESCE((SELECT m.number FROM {meta} AS m), 0) >= CAST(:seen AS bigint)
             ) AS trusted,
                 {due}
             WHERE d.admitted OR NOT COALESCE((
@@ -318,7 +318,7 @@ def _end_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
         ), ended AS (
             DELETE FROM {queue} AS q USING o
             WHERE q.id = o.id AND q.id = {ids} AND {unchanged} AND (
-                (q.lease_token = o.token AND NOT {holding})
+                (q.lease_token = o.token AND NOT {is_suspended})
                 OR (o.state = 'delivered' AND q.key_epoch = o.key_epoch AND q.state IN ('sending', 'retry', 'uncertain'))
             )
             RETURNING q.id, o.state, o.result, o.reason, q.deliveries, GREATEST(q.attempts, o.attempts) AS attempts,
@@ -346,7 +346,7 @@ def _move_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
                 state = o.state,
                 due_at = COALESCE(clock_timestamp() + o.delay, CAST('{never}' AS timestamptz)),
                 lease_token = NULL, lease_until = NULL, leased_at = NULL,
-                first_leased_at = CASE WHEN o.anew THEN NULL ELSE q.first_leased_at END,
+                first_leased_at = CASE WHEN o.resets_age THEN NULL ELSE q.first_leased_at END,
                 deliveries = q.deliveries - o.uncounted,
                 attempts = o.attempts,
                 maybe_sent = o.maybe_sent,
@@ -357,13 +357,13 @@ def _move_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
                 waiting_since = CASE WHEN o.uncounted > 0 THEN COALESCE(q.waiting_since, q.due_at) END
             FROM o
             WHERE q.id = o.id AND q.id = {ids} AND {unchanged} AND (
-                (q.lease_token = o.token AND NOT {holding})
+                (q.lease_token = o.token AND NOT {is_suspended})
                 OR (o.proof AND q.key_epoch = o.key_epoch AND q.state IN ('sending', 'retry', 'uncertain'))
             )
-            RETURNING q.id, q.deliveries, o.reason, o.looked
+            RETURNING q.id, q.deliveries, o.reason, o.by_lookup
         ), noted AS (
             INSERT INTO {event} (entry_id, at, kind, delivery, reason)
-            SELECT id, clock_timestamp(), CASE WHEN looked THEN 'look' ELSE 'attempt' END, deliveries, reason
+            SELECT id, clock_timestamp(), CASE WHEN by_lookup THEN 'lookup' ELSE 'attempt' END, deliveries, reason
             FROM moved WHERE reason IS NOT NULL
         )
         SELECT id FROM o EXCEPT SELECT id FROM moved

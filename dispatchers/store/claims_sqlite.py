@@ -37,8 +37,8 @@ def claim(
     Those that `rounds` tells are shared out over their scopes; what these leave over goes to the oldest.
     """
     number = select(tables.meta.c.number).scalar_subquery()
-    now, is_held, marked = connection.execute(select(clock(), _holding(tables), number)).one()
-    if is_held or (marked or 0) < request.seen:
+    now, is_suspended, marked = connection.execute(select(clock(), _is_suspended(tables), number)).one()
+    if is_suspended or (marked or 0) < request.seen:
         return []
     claimed: list[ClaimedEntry] = []
     pressed = _pressed(connection, tables, request, now)
@@ -98,7 +98,7 @@ def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
     return [or_(tables.queue.c.outcome.like(CANCELLED_PATTERN), served)]
 
 
-def _holding(tables: Tables) -> Any:
+def _is_suspended(tables: Tables) -> Any:
     return exists().where(tables.meta.c.suspended_reason.is_not(None))
 
 
@@ -160,7 +160,7 @@ def settle(
 
 def _settle_one(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Transition) -> bool:
     queue = tables.queue
-    ours = (queue.c.lease_token == entry.lease_token) & ~_holding(tables)
+    ours = (queue.c.lease_token == entry.lease_token) & ~_is_suspended(tables)
     late = (queue.c.key_epoch == entry.key_epoch) & queue.c.state.in_(("sending", "retry", "uncertain"))
     if isinstance(change, Settle):
         return _end(connection, tables, entry, change, or_(ours, late) if change.state == "delivered" else ours)
@@ -169,7 +169,7 @@ def _settle_one(connection: Connection, tables: Tables, entry: ClaimedEntry, cha
     row = _row(queue, values, connection.execute(select(clock())).scalar_one())
     updated = connection.execute(update(queue).where(queue.c.id == entry.id, ours).values(row))
     if updated.rowcount and values.reason is not None:
-        _note(connection, tables, entry, values.reason, looked=values.looked)
+        _note(connection, tables, entry, values.reason, by_lookup=values.by_lookup)
     return bool(updated.rowcount)
 
 
@@ -192,7 +192,7 @@ def _end(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Se
         )
     )
     if change.note is not None:
-        _note(connection, tables, entry, change.reason, looked=change.looked_up)
+        _note(connection, tables, entry, change.reason, by_lookup=change.looked_up)
     return True
 
 
@@ -215,15 +215,15 @@ def _row(queue: Table, values: QueueUpdate, now: datetime) -> dict[str, Any]:
         row["waiting_since"] = func.coalesce(queue.c.waiting_since, queue.c.due_at)
     else:
         row["waiting_since"] = None
-    if values.anew:
+    if values.resets_age:
         row["first_leased_at"] = None
     if values.outcome is not None:
         row["outcome"] = values.outcome
     return row
 
 
-def _note(connection: Connection, tables: Tables, entry: ClaimedEntry, reason: str | None, *, looked: bool) -> None:
-    kind = "look" if looked else "attempt"
+def _note(connection: Connection, tables: Tables, entry: ClaimedEntry, reason: str | None, *, by_lookup: bool) -> None:
+    kind = "lookup" if by_lookup else "attempt"
     connection.execute(
         insert(tables.event).values(entry_id=entry.id, at=clock(), kind=kind, delivery=entry.deliveries, reason=reason)
     )

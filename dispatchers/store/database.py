@@ -29,7 +29,7 @@ from dispatchers.store.flow_control import make_rows, read_flow_states
 from dispatchers.store.gauges import Gauge, read_gauges
 from dispatchers.store.guards import Guards
 from dispatchers.store.protocol import Exchange
-from dispatchers.store.queries import Accepted, Wanted, destination_names, next_accepted, seek
+from dispatchers.store.queries import Accepted, Wanted, destination_names, next_accepted, request_lookups
 from dispatchers.store.transactions import MAINTENANCE, Transactions
 from dispatchers.transitions import ClaimedEntry, End, Ending
 from outbox import migrations
@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 
 log = logging.getLogger("outbox.dispatcher")
 
-UNTOLD = (
+SERVER_UNREADABLE = (
     "this role may not read the server's system identifier, timeline and log position: failovers are not detected, nor are"
     " all restores and copies"
 )
@@ -89,7 +89,7 @@ class DatabaseStore:
         )
         self._callbacks_read: str | None = None
         self._made_rows: set[str] = set()
-        self._tells = True
+        self._reads_server = True
         self._promotions_lose_nothing = promotions_lose_nothing
 
     async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
@@ -157,23 +157,25 @@ class DatabaseStore:
         found = select(names.c.name).where(names.c.name.is_not(None))
         return await self._run(lambda connection: list(connection.execute(found).scalars()))
 
-    async def seek(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
-        return await self._run(lambda connection: seek(connection, self._tables, wanted, fencing_delay, after))
+    async def request_lookups(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
+        return await self._run(
+            lambda connection: request_lookups(connection, self._tables, wanted, fencing_delay, after)
+        )
 
-    async def watch(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
+    async def check_identity(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
         def work(connection: Connection) -> IdentityCheck:
             trusted = self._promotions_lose_nothing
-            return store_identity.watch(
-                connection, self._tables, env, known, tells=self._tells, promotions_lose_nothing=trusted
+            return store_identity.check_identity(
+                connection, self._tables, env, known, reads_server=self._reads_server, promotions_lose_nothing=trusted
             )
 
         try:
             return await self._run(work)
         except DBAPIError as error:
-            if not (self._tells and store_identity.refuses(error)):
+            if not (self._reads_server and store_identity.refuses(error)):
                 raise
-            log.warning("%s", UNTOLD)
-            self._tells = False
+            log.warning("%s", SERVER_UNREADABLE)
+            self._reads_server = False
             return await self._run(work)
 
     async def flow_states(self) -> FlowStates:

@@ -19,7 +19,7 @@ from dispatchers.database_identity import (
 from dispatchers.store.guards import guard
 from outbox.sql.deployment import refuse_other_environment, require_environment
 from outbox.sql.dialect import clock, insert_unless_present, sqlstate
-from outbox.sql.functions import holding
+from outbox.sql.functions import suspended_sql
 from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables
 from outbox.times import MICROSECOND
@@ -28,13 +28,13 @@ REFUSALS = frozenset({"42501", "42883", "0A000"})
 """SQLSTATEs of a server that does not let its user ask: insufficient_privilege, undefined_function, feature_not_supported."""
 
 
-def watch(
+def check_identity(
     connection: Connection,
     tables: Tables,
     env: str,
     known: DatabaseIdentity | None,
     *,
-    tells: bool = True,
+    reads_server: bool = True,
     promotions_lose_nothing: bool = False,
 ) -> IdentityCheck:
     """Compare the database with its mark and with `known`. Put a hold on record where they differ, else renew the mark.
@@ -44,52 +44,52 @@ def watch(
     Raises `ConfigurationError`, with nothing written, if the database is another env's.
     """
     # The mark first: one that another writes meanwhile would lie ahead of what the server said.
-    mark, held = read_mark(connection, tables)
-    _require_environment(connection, tables, env, mark, known)
-    now = read_server(connection, tables, env, tells=tells)
-    if held is not None:
-        return IdentityCheck(mark=mark, held=held)
-    reason = suspicion(now, mark, known)
-    if reason is not None and mark is not None and promotions_lose_nothing and is_promotion(now, mark, known):
-        continued = continue_after(connection, tables, mark, now, reason)
-        mark, held = read_mark(connection, tables)
-        return IdentityCheck(mark=mark, held=held, continued=reason if continued else None)
+    identity, suspended = read_identity(connection, tables)
+    _require_environment(connection, tables, env, identity, known)
+    now = read_server(connection, tables, env, reads_server=reads_server)
+    if suspended is not None:
+        return IdentityCheck(identity=identity, suspended=suspended)
+    reason = suspicion(now, identity, known)
+    if reason is not None and identity is not None and promotions_lose_nothing and is_promotion(now, identity, known):
+        continued = continue_after(connection, tables, identity, now, reason)
+        identity, suspended = read_identity(connection, tables)
+        return IdentityCheck(identity=identity, suspended=suspended, continued=reason if continued else None)
     if reason is not None:
-        return hold(connection, tables, mark, reason, bounded=mark is None or bounds(now, mark, known))
-    if mark is None or is_due(now, mark):
-        renew(connection, tables, mark, now)
-        mark, held = read_mark(connection, tables)
-    return IdentityCheck(mark=mark, held=held)
+        return suspend(connection, tables, identity, reason, bounded=identity is None or bounds(now, identity, known))
+    if identity is None or is_due(now, identity):
+        renew(connection, tables, identity, now)
+        identity, suspended = read_identity(connection, tables)
+    return IdentityCheck(identity=identity, suspended=suspended)
 
 
 def _require_environment(
-    connection: Connection, tables: Tables, env: str, mark: DatabaseIdentity | None, known: DatabaseIdentity | None
+    connection: Connection, tables: Tables, env: str, identity: DatabaseIdentity | None, known: DatabaseIdentity | None
 ) -> None:
-    if known is not None and not is_outdated(known, mark):
+    if known is not None and not is_outdated(known, identity):
         refuse_other_environment(connection, known.environment, env, witness="as this process remembers, ")
-    if mark is not None:
-        refuse_other_environment(connection, mark.environment, env)
+    if identity is not None:
+        refuse_other_environment(connection, identity.environment, env)
     else:
         require_environment(connection, tables, env)
 
 
-def is_held(connection: Connection, tables: Tables) -> bool:
+def is_suspended(connection: Connection, tables: Tables) -> bool:
     """Whether the database may have forgotten commits, also if no dispatcher has noticed yet (on PostgreSQL)."""
     if connection.dialect.name == "postgresql":
         meta = quoted(tables.meta.name, tables.meta.schema)
-        return bool(connection.execute(text(f"SELECT {holding(meta)}")).scalar_one())
-    return read_mark(connection, tables)[1] is not None
+        return bool(connection.execute(text(f"SELECT {suspended_sql(meta)}")).scalar_one())
+    return read_identity(connection, tables)[1] is not None
 
 
-def read_mark(connection: Connection, tables: Tables) -> tuple[DatabaseIdentity | None, str | None]:
+def read_identity(connection: Connection, tables: Tables) -> tuple[DatabaseIdentity | None, str | None]:
     """The mark, and why every dispatcher holds, if they do."""
     row = connection.execute(select(tables.meta)).one_or_none()
     if row is None:
         return None, None
-    return _mark(row), row.suspended_reason
+    return _identity_of(row), row.suspended_reason
 
 
-def _mark(row: Row[Any]) -> DatabaseIdentity | None:
+def _identity_of(row: Row[Any]) -> DatabaseIdentity | None:
     if row.checked_at is None:
         return None  # held, and its mark tells nothing
     return DatabaseIdentity(**{field.name: row._mapping[field.name] for field in fields(DatabaseIdentity)})
@@ -98,7 +98,7 @@ def _mark(row: Row[Any]) -> DatabaseIdentity | None:
 # --- what the server says
 
 
-def read_server(connection: Connection, tables: Tables, env: str, *, tells: bool) -> DatabaseIdentity:
+def read_server(connection: Connection, tables: Tables, env: str, *, reads_server: bool) -> DatabaseIdentity:
     """What the server says of itself now. Raises DBAPIError where it refuses: see `refuses`."""
     if connection.dialect.name == "sqlite":
         (_, _, path), *_ = connection.exec_driver_sql("PRAGMA database_list").all()
@@ -107,14 +107,16 @@ def read_server(connection: Connection, tables: Tables, env: str, *, tells: bool
         return DatabaseIdentity(
             environment=env, system_identifier=None, timeline=None, place=place, lsn=None, checked_at=at
         )
-    row = connection.execute(_TOLD if tells else _UNTOLD, {"meta": quoted(tables.meta.name, tables.meta.schema)}).one()
+    row = connection.execute(
+        _SERVER if reads_server else _NO_SERVER, {"meta": quoted(tables.meta.name, tables.meta.schema)}
+    ).one()
     return DatabaseIdentity(environment=env, **row._mapping)
 
 
-def server_tells(connection: Connection, tables: Tables) -> bool:
+def can_read_server(connection: Connection, tables: Tables) -> bool:
     """Whether the server tells this user all that is asked. Its transaction is of no further use."""
     try:
-        read_server(connection, tables, "", tells=True)
+        read_server(connection, tables, "", reads_server=True)
     except DBAPIError as error:
         if not refuses(error):
             raise
@@ -131,8 +133,8 @@ def refuses(error: DBAPIError) -> bool:
 _PLACE = """clock_timestamp() AS checked_at,
     (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
         || '/' || CAST(CAST(CAST(:meta AS text) AS regclass) AS oid) AS place"""
-_UNTOLD = text(f"SELECT NULL AS system_identifier, NULL AS timeline, NULL AS lsn, {_PLACE}")
-_TOLD = text(
+_NO_SERVER = text(f"SELECT NULL AS system_identifier, NULL AS timeline, NULL AS lsn, {_PLACE}")
+_SERVER = text(
     "SELECT CAST(c.system_identifier AS text) AS system_identifier,"
     " substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) AS timeline, CAST(pg_current_wal_lsn() AS text) AS lsn,"
     f" {_PLACE} FROM pg_control_system() AS c"
@@ -142,22 +144,22 @@ _TOLD = text(
 # --- what is written down
 
 
-def renew(connection: Connection, tables: Tables, mark: DatabaseIdentity | None, now: DatabaseIdentity) -> None:
+def renew(connection: Connection, tables: Tables, identity: DatabaseIdentity | None, now: DatabaseIdentity) -> None:
     """Unless somebody else did, or put a hold on record, meanwhile."""
     guard(connection)
     meta = tables.meta
-    if mark is None:
+    if identity is None:
         connection.execute(
             insert_unless_present(connection.dialect.name, meta).values(id=1, **values_of(replace(now, number=1)))
         )
     else:
-        unchanged = meta.c.suspended_reason.is_(None) & (meta.c.number == mark.number)
-        following = replace(now, resumed_at=mark.resumed_at, number=mark.number + 1)
+        unchanged = meta.c.suspended_reason.is_(None) & (meta.c.number == identity.number)
+        following = replace(now, resumed_at=identity.resumed_at, number=identity.number + 1)
         connection.execute(update(meta).where(unchanged).values(values_of(following)))
 
 
-def hold(
-    connection: Connection, tables: Tables, mark: DatabaseIdentity | None, reason: str, *, bounded: bool = True
+def suspend(
+    connection: Connection, tables: Tables, identity: DatabaseIdentity | None, reason: str, *, bounded: bool = True
 ) -> IdentityCheck:
     """Put a hold on record, unless one is, or a person has resumed since `mark` was read.
 
@@ -165,20 +167,20 @@ def hold(
     """
     guard(connection)
     meta = tables.meta
-    if mark is None:
+    if identity is None:
         connection.execute(insert_unless_present(connection.dialect.name, meta).values(id=1, suspended_reason=reason))
     else:
-        unresumed = meta.c.suspended_reason.is_(None) & meta.c.resumed_at.is_not_distinct_from(mark.resumed_at)
+        unresumed = meta.c.suspended_reason.is_(None) & meta.c.resumed_at.is_not_distinct_from(identity.resumed_at)
         connection.execute(
             update(meta)
             .where(unresumed)
             .values({"suspended_reason": reason} | ({} if bounded else {"checked_at": None}))
         )
-    return IdentityCheck(mark=mark, held=reason)
+    return IdentityCheck(identity=identity, suspended=reason)
 
 
 def continue_after(
-    connection: Connection, tables: Tables, mark: DatabaseIdentity, now: DatabaseIdentity, promotion: str
+    connection: Connection, tables: Tables, identity: DatabaseIdentity, now: DatabaseIdentity, promotion: str
 ) -> bool:
     """Write the mark of the promoted server, as after an operator's `resume --nothing-lost`; returns whether this call did.
 
@@ -186,13 +188,15 @@ def continue_after(
     """
     guard(connection)
     meta = tables.meta
-    unchanged = meta.c.suspended_reason.is_(None) & (meta.c.number == mark.number)
-    resumed_at = now.checked_at if mark.resumed_at is None else max(now.checked_at, mark.resumed_at + MICROSECOND)
-    following = replace(now, resumed_at=resumed_at, number=mark.number + 1)
-    said = {"resumed_by": "promotions_lose_nothing", "resumed_reason": promotion}
-    written = connection.execute(update(meta).where(unchanged).values(values_of(following) | said))
+    unchanged = meta.c.suspended_reason.is_(None) & (meta.c.number == identity.number)
+    resumed_at = (
+        now.checked_at if identity.resumed_at is None else max(now.checked_at, identity.resumed_at + MICROSECOND)
+    )
+    following = replace(now, resumed_at=resumed_at, number=identity.number + 1)
+    on_record = {"resumed_by": "promotions_lose_nothing", "resumed_reason": promotion}
+    written = connection.execute(update(meta).where(unchanged).values(values_of(following) | on_record))
     return written.rowcount == 1
 
 
-def values_of(mark: DatabaseIdentity) -> dict[str, Any]:
-    return {field.name: getattr(mark, field.name) for field in fields(DatabaseIdentity)}
+def values_of(identity: DatabaseIdentity) -> dict[str, Any]:
+    return {field.name: getattr(identity, field.name) for field in fields(DatabaseIdentity)}

@@ -193,7 +193,7 @@ class Exchanges:
         self, entry: ClaimedEntry, change: Transition, callbacks_read: str | None, error: Exception
     ) -> None:
         """The database does not store what became of one entry: end its lease in another way, and report it."""
-        told, code = f"entry {entry.id} ({entry.operation})", code_of(error)
+        named, code = f"entry {entry.id} ({entry.operation})", code_of(error)
         removed = await self._try(lambda connection: remove_ended(connection, self._tables, [entry]))
         if removed is not None and removed.ended:
             report_ended(removed.ended)
@@ -203,17 +203,17 @@ class Exchanges:
                 state = substitute.state if isinstance(substitute, Settle) else queue_update(entry, substitute).state
                 log.error(
                     "%s: the database refused its outcome (%s); stored state %s without the service's answer",
-                    told,
+                    named,
                     code,
                     state,
                 )
                 return
         reason = f"the database refused its outcome ({code})"
         if await self._try(lambda connection: set_aside_claimed(connection, self._tables, entry, reason)):
-            log.error("%s suspended: %s; repair its row, then run `outbox release`", told, reason)
+            log.error("%s suspended: %s; repair its row, then run `outbox release`", named, reason)
         else:
             log.error(
-                "%s: %s, and cannot be suspended either; it will be claimed again when its lease expires", told, reason
+                "%s: %s, and cannot be suspended either; it will be claimed again when its lease expires", named, reason
             )
 
     def _substitute(

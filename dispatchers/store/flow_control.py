@@ -71,13 +71,13 @@ def claim_throttled(
     def limits(name: str) -> Limits:
         return limits_of(flow_update.limits, name)
 
-    told = {name: _heard(flow_update, name, row, found.at) for name, row in found.of.items()}
-    quotas = list(_admitted(request.quotas, flow_update, told, found.at))
+    states = {name: _heard(flow_update, name, row, found.at) for name, row in found.of.items()}
+    quotas = list(_admitted(request.quotas, flow_update, states, found.at))
     taken = claim(replace(request, quotas=quotas)) if quotas else []
     counts = Counter(entry.destination for entry in taken)
     after = {
         name: claimed(row, limits(name), found.at, counts[name], request.token, request.lease)
-        for name, row in told.items()
+        for name, row in states.items()
     }
     _write(connection, tables, {name: row for name, row in after.items() if row != found.of[name]})
     return taken, FlowStates(found.at, after)

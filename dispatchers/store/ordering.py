@@ -193,6 +193,6 @@ def _lift_blocks(connection: Connection, tables: Tables, delivered: Sequence[Cla
     One statement for all of them: nearly none has ever blocked its group, and asking for each took most of a drain.
     """
     blocked = tables.blocked_group
-    of_their_groups = blocked.c.ordering_key.in_({entry.ordering_key for entry in delivered})
-    behind_them = blocked.c.entry_id.in_([entry.id for entry in delivered])
-    connection.execute(delete(blocked).where(of_their_groups, behind_them))
+    in_their_groups = blocked.c.ordering_key.in_({entry.ordering_key for entry in delivered})
+    by_delivered = blocked.c.entry_id.in_([entry.id for entry in delivered])
+    connection.execute(delete(blocked).where(in_their_groups, by_delivered))

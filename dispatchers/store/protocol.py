@@ -98,10 +98,10 @@ class Store(Protocol):
         """Every destination that has unsettled entries."""
         ...
 
-    async def seek(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
+    async def request_lookups(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
         """Have a page of those uncertain entries looked for that nobody has looked for yet: see `sql_looks.seek`."""
 
-    async def watch(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
+    async def check_identity(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
         """Compare the database with the mark of its history and with `known`, which this process remembers of it.
 
         Where they differ every dispatcher holds; else the mark is renewed when it is old. What it comes to is committed on

@@ -99,7 +99,7 @@ Wanted = Callable[[str, str | None], bool]
 """Whether an entry of this operation, which was sent in this form, is to be looked for."""
 
 
-def seek(
+def request_lookups(
     connection: Connection, tables: Tables, wanted: Wanted, fencing_delay: timedelta, after: UUID | None
 ) -> UUID | None:
     """Have a page of them looked for, as soon as no sender can be at work any more; returns where the next page begins.
@@ -110,23 +110,23 @@ def seek(
     read_by_index(connection)
     queue, entry = tables.queue, tables.entry
     end = _page_end(connection, tables, after)
-    never_looked_for = (
+    never_looked_up = (
         select(queue.c.id, queue.c.outcome, queue.c.deliveries, queue.c.sent_as, entry.c.operation)
         .join(entry, entry.c.id == queue.c.id)
         .where(
             queue.c.due_at == NEVER,
             queue.c.state == "uncertain",
-            queue.c.hold.is_(None),
+            queue.c.suspended_reason.is_(None),
         )
         .order_by(queue.c.id)
         .limit(ROWS_MAX)
         .with_for_update(of=queue, skip_locked=True)
     )
     if after is not None:
-        never_looked_for = never_looked_for.where(queue.c.id > after)
+        never_looked_up = never_looked_up.where(queue.c.id > after)
     if end is not None:
-        never_looked_for = never_looked_for.where(queue.c.id <= end)
-    rows = connection.execute(never_looked_for).all()
+        never_looked_up = never_looked_up.where(queue.c.id <= end)
+    rows = connection.execute(never_looked_up).all()
     now = connection.execute(select(clock())).scalar_one()
     for row in rows:
         try:

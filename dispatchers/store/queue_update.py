@@ -37,8 +37,8 @@ class QueueUpdate(NamedTuple):
     reason: str | None
     outcome: str | None
     proof: bool = False
-    looked: bool = False
-    anew: bool = False
+    by_lookup: bool = False
+    resets_age: bool = False
     callback: str | None = None
 
 
@@ -49,8 +49,10 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
             state = _state_before(entry)
             write = entry.outcome.with_reason if change.served else entry.outcome.with_unserved_reason
             outcome = write(change.reason) if change.shown else None
-            anew = state == "pending"
-            return _as_it_was(entry)._replace(state=state, delay=delay, uncounted=1, anew=anew, outcome=outcome)
+            resets_age = state == "pending"
+            return _as_it_was(entry)._replace(
+                state=state, delay=delay, uncounted=1, resets_age=resets_age, outcome=outcome
+            )
         case Retry(delay=delay, reason=reason):
             return _as_it_was(entry)._replace(
                 state="retry",
@@ -70,18 +72,18 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
                 in_doubt_since=change.in_doubt_since,
                 reason=reason,
                 outcome=write_outcome(reason, stored=change.stored, lookup=change.lookup),
-                looked=change.lookup is not None,
+                by_lookup=change.lookup is not None,
             )
         case AwaitLookup(lookup=lookup, reason=reason):
             return _as_it_was(entry)._replace(
-                state="uncertain" if lookup.made else "retry",
+                state="uncertain" if lookup.inconclusive else "retry",
                 delay=change.delay,
                 attempts=change.attempts,
                 maybe_sent=change.maybe_sent,
                 in_doubt_since=change.in_doubt_since,
                 reason=reason,
                 outcome=write_outcome(reason, lookup=lookup),
-                looked=change.looked_up,
+                by_lookup=change.looked_up,
             )
         case SendAgain(reason=reason):
             return _as_it_was(entry)._replace(
@@ -93,8 +95,8 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
                 key_epoch=change.key_epoch,
                 reason=reason if change.absent else None,  # a person's word is in its history already
                 outcome=write_outcome(reason),
-                looked=change.absent,
-                anew=not change.absent,
+                by_lookup=change.absent,
+                resets_age=not change.absent,
             )
         case RetryCallback():
             return _callback_retry(entry, change)
@@ -141,7 +143,7 @@ def _state_before(entry: ClaimedEntry) -> str:
     if entry.maybe_sent and (is_resolved or has_callback_due):
         return "uncertain"
     if lookup is not None:
-        return "uncertain" if lookup.made else "retry"
+        return "uncertain" if lookup.inconclusive else "retry"
     return "pending" if entry.deliveries == 1 else "retry"
 
 

@@ -43,16 +43,16 @@ def code_of(error: BaseException) -> str:
 
 def substitutes(entry: ClaimedEntry, change: Transition, code: str) -> Iterator[Transition]:
     """What may be stored in place of `change`, the best first: the same without what anybody else has said, then doubt."""
-    told = f"the database refused its outcome ({code})"
+    text = f"the database refused its outcome ({code})"
     if isinstance(change, Settle):
         result = None if change.result is None else {"unstorable": code}
-        yield change._replace(result=result, reason=None if change.reason is None else told)
+        yield change._replace(result=result, reason=None if change.reason is None else text)
     elif isinstance(change, RetryCallback):
         for end in substitutes(entry, change.end, code):
             if isinstance(end, Settle | MarkUncertain):
-                yield replace(change, end=end, reason=told)
+                yield replace(change, end=end, reason=text)
     else:
-        yield replace(change, reason=told)
+        yield replace(change, reason=text)
     if not isinstance(change, Release):
         attempts = getattr(change, "attempts", entry.attempts + 1)
-        yield MarkUncertain(told, attempts, True, entry.in_doubt_since or entry.leased_at)
+        yield MarkUncertain(text, attempts, True, entry.in_doubt_since or entry.leased_at)

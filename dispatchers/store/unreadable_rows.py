@@ -41,11 +41,11 @@ def remove_ended(connection: Connection, tables: Tables, claimed: Sequence[Claim
         del states[entry.id]
     if states:
         connection.execute(delete(queue).where(queue.c.id.in_(states)))
-        told = [
+        events = [
             {"entry_id": id, "kind": "attempt", "reason": f"it was in the queue although it had ended as {state}"}
             for id, state in states.items()
         ]
-        connection.execute(insert(tables.event).values(at=clock()), told)
+        connection.execute(insert(tables.event).values(at=clock()), events)
     return Removed(states, locked)
 
 
@@ -73,7 +73,7 @@ def set_aside(connection: Connection, tables: Tables, id: UUID, reason: str) -> 
     queue = tables.queue
     is_free = or_(queue.c.lease_until.is_(None), queue.c.lease_until < clock())
     was_leased = queue.c.lease_token.is_not(None)
-    values = _held(reason) | {
+    values = _suspended(reason) | {
         "state": case((was_leased, "uncertain"), else_=queue.c.state),
         "maybe_sent": or_(queue.c.maybe_sent, was_leased),
         "in_doubt_since": case(
@@ -86,7 +86,7 @@ def set_aside(connection: Connection, tables: Tables, id: UUID, reason: str) -> 
 def set_aside_claimed(connection: Connection, tables: Tables, entry: ClaimedEntry, reason: str) -> bool:
     """Hold an entry back whose outcome cannot be stored, if its lease is still ours: it is uncertain."""
     queue = tables.queue
-    values = _held(reason) | {
+    values = _suspended(reason) | {
         "state": "uncertain",
         "maybe_sent": True,
         "in_doubt_since": func.coalesce(queue.c.in_doubt_since, queue.c.leased_at),
@@ -95,5 +95,5 @@ def set_aside_claimed(connection: Connection, tables: Tables, entry: ClaimedEntr
     return bool(connection.execute(update(queue).where(ours).values(values)).rowcount)
 
 
-def _held(reason: str) -> dict[str, object]:
-    return {"hold": reason, "due_at": NEVER, "lease_token": None, "lease_until": None, "leased_at": None}
+def _suspended(reason: str) -> dict[str, object]:
+    return {"suspended_reason": reason, "due_at": NEVER, "lease_token": None, "lease_until": None, "leased_at": None}

@@ -1,4 +1,4 @@
-"""One attempt at a far side, made as the dispatcher makes it, and all that can be seen of it from outside."""
+"""One attempt at a remote service, made as the dispatcher makes it, and all that can be seen of it from outside."""
 
 import asyncio
 import logging
@@ -16,12 +16,12 @@ from dispatchers.pipeline.sender import ABANDON_SECONDS
 
 T = TypeVar("T")
 
-QUIET_SECONDS = 0.25  # how long a far side that is well again waits for a request that nobody should send
+QUIET_SECONDS = 0.25  # how long a remote service that is well again waits for a request that nobody should send
 SHOWN_LEVEL = logging.INFO  # below it, clients write down what they exchange with the service
 
 
-class FarSide(Protocol):
-    """What stands in for the service: `HostileHttp`, or any object like this.
+class RemoteService(Protocol):
+    """What stands in for the service: `FaultyHttp`, or any object like this.
 
     requests: what arrived, one item for each request, in order; only added to.
     """
@@ -40,7 +40,7 @@ class Observation:
 
     outcome: what the dispatcher would go on with, unchecked; None if the adapter raised, or was not back in time.
     raised: what escaped from the adapter. late: it did not come back in time, although it was cancelled at its deadline.
-    requests: those that reached the far side until the outcome. afterwards: how many more came after it.
+    requests: those that reached the remote service until the outcome. afterwards: how many more came after it.
     left: what still ran in the event loop after `aclose`. shown: the adapter's repr and what was logged, traces included.
     """
 
@@ -88,7 +88,7 @@ async def sent(adapter: Adapter, delivery: Delivery) -> Any:
     return await as_async(adapter.send)(_due_in_time(adapter, delivery))
 
 
-async def looked(adapter: Adapter, delivery: Delivery) -> Any:
+async def look_up(adapter: Adapter, delivery: Delivery) -> Any:
     """What the adapter finds of `delivery`."""
     find: Any = finder_of(adapter)
     return await as_async(find)(_due_in_time(adapter, delivery))
@@ -101,17 +101,17 @@ def _due_in_time(adapter: Adapter, delivery: Delivery) -> Delivery:
 async def attempt(
     adapter: Adapter,
     delivery: Delivery,
-    far_side: FarSide,
+    remote: RemoteService,
     healthy: Any = None,
     ask: Callable[[Adapter, Delivery], Coroutine[Any, Any, Any]] = sent,
 ) -> Observation:
     """Send `delivery`, with the adapter's timeout as its deadline, and see what happens.
 
-    healthy: a behaviour with which the far side then waits a moment for requests that nobody should send any more.
+    healthy: a behaviour with which the remote service then waits a moment for requests that nobody should send any more.
     ask: `looked` to look for it instead.
     """
     loop = asyncio.get_running_loop()
-    before = len(far_side.requests)
+    before = len(remote.requests)
     latest = loop.time() + adapter.timeout.total_seconds() + ABANDON_SECONDS
     with logged() as lines:
         sending = loop.create_task(ask(adapter, delivery))
@@ -120,15 +120,15 @@ async def attempt(
             sending.cancel()
             done, _ = await asyncio.wait({sending}, timeout=ABANDON_SECONDS)
         ended = _ended(sending, in_time=loop.time() <= latest)
-        requests = far_side.requests[before:]
+        requests = remote.requests[before:]
         if healthy is not None:
-            far_side.behave(healthy)
+            remote.behave(healthy)
             await asyncio.sleep(QUIET_SECONDS)
         await close(adapter)
         return Observation(
             **ended,
             requests=requests,
-            afterwards=len(far_side.requests) - before - len(requests),
+            afterwards=len(remote.requests) - before - len(requests),
             left=await _left_behind(sending),
             shown="\n".join([repr(adapter), str(adapter), *lines]),
         )

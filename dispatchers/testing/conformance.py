@@ -1,18 +1,18 @@
 """The suite that every adapter passes: inherit from `AdapterSuite` in a test module, and pytest does the rest.
 
-    class TestCrm(HttpSuite):                       # or AdapterSuite, with a far side of your own
+    class TestCrm(HttpSuite):                       # or AdapterSuite, with a remote service of your own
         operation = "crm.contacts.upsert"
         payload = {"email": "ada@example.com"}
         secrets = ["crm_token_1"]
         client_exceptions = (httpx.HTTPError,)
-        scenes = [Scene("created", answer(201), Delivered), Scene("refused", answer(422), Rejected), ...]
+        scenarios = [Scenario("created", answer(201), Delivered), Scenario("refused", answer(422), Rejected), ...]
         never = {KeyConflict: "the CRM does not compare requests"}
 
-        def adapter(self, far_side, timeout): return CrmAdapter(far_side.url, token="crm_token_1", timeout=timeout)
+        def adapter(self, remote, timeout): return CrmAdapter(remote.url, token="crm_token_1", timeout=timeout)
         def raising(self, error, monkeypatch): ...
 
 Needs pytest, and no fixture or conftest of yours. `HttpSuite`, in `dispatchers.testing.conformance_http`, brings a
-hostile HTTP server and what it does to every adapter.
+faulty HTTP server and what it does to every adapter.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ Expected: TypeAlias = type[Any] | UnionType
 
 ENTRY = UUID("019a0000-0000-8000-8000-000000000001")
 TAGS = [Tag(bytes([number]) * 32) for number in range(1, 11)]  # ten: enough for sends to overlap in a pool
-UNHURRIED = timedelta(seconds=15)  # a far side that answers at once, on a machine that is busy
+UNHURRIED = timedelta(seconds=15)  # a remote service that answers at once, on a machine that is busy
 BLOCKED = timedelta(seconds=3)  # so long past its deadline, the event loop stands still
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """One thing that a far side does, and what an adapter must make of it.
+class Scenario:
+    """One thing that a remote service does, and what an adapter must make of it.
 
-    behaviour: handed to the far side's `behave`. expects: the outcome's class; a union where either is honest.
-    payload: another than the suite's, for what depends on it. requests: how many reach the far side in one attempt: 0
-        where nothing may. hangs: the far side never ends its answer, so the deadline has to.
+    behaviour: handed to the remote service's `behave`. expects: the outcome's class; a union where either is honest.
+    payload: another than the suite's, for what depends on it. requests: how many reach the remote service in one attempt: 0
+        where nothing may. hangs: the remote service never ends its answer, so the deadline has to.
     """
 
     name: str
@@ -65,26 +65,26 @@ class AdapterSuite:
     """What every adapter must do, as tests. The author of one gives:
 
     operation, payload: a send that the service takes. options: those of the entry, {} unless given.
-    scenes: what the service does, and the outcome of each. Each outcome needs a scene of its own, and one `Delivered`
-        scene must do with `payload`.
-    never: outcomes that cannot arise, each with the reason. No scene may bring them about.
+    scenarios: what the service does, and the outcome of each. Each outcome needs a scenario of its own, and one `Delivered`
+        scenario must do with `payload`.
+    never: outcomes that cannot arise, each with the reason. No scenario may bring them about.
     secrets: what the adapter was given that must never be shown: API key, password, header values. () if nothing.
     private: texts of the payload that must not be in a reason, a repr or the log; a result may hold them.
     client_exceptions: the base exceptions of the client's library: all their public descendants of that library are
         raised, and none may escape. () if the adapter has no client.
-    patience: the timeout of a send to a far side that hangs.
+    remote_timeout: the timeout of a send to a remote service that hangs.
     lease, margin: those of the dispatcher, if not its defaults.
     """
 
     operation: str
     payload: Any
-    scenes: Sequence[Scene]
+    scenarios: Sequence[Scenario]
     secrets: Sequence[str]
     client_exceptions: tuple[type[Exception], ...]
     options: Mapping[str, Any] = {}
     never: Mapping[type[Any], str] = {}
     private: Sequence[str] = ()
-    patience: timedelta = timedelta(seconds=1)
+    remote_timeout: timedelta = timedelta(seconds=1)
     lease: timedelta = timedelta(seconds=60)
     margin: timedelta = timedelta(seconds=5)
 
@@ -95,13 +95,13 @@ class AdapterSuite:
 
     # --- what the author gives
 
-    def adapter(self, far_side: Any, timeout: timedelta) -> Adapter:
-        """A new adapter that sends to `far_side`. timeout: its own; far sides that hang are given no longer."""
-        raise NotImplementedError(f"{type(self).__name__} needs adapter(self, far_side, timeout)")
+    def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
+        """A new adapter that sends to `remote`. timeout: its own; far sides that hang are given no longer."""
+        raise NotImplementedError(f"{type(self).__name__} needs adapter(self, remote, timeout)")
 
-    def far_side(self) -> AbstractContextManager[Any]:
-        """What stands in for the service; a new one for each scene."""
-        raise NotImplementedError(f"{type(self).__name__} needs far_side(self)")
+    def remote(self) -> AbstractContextManager[Any]:
+        """What stands in for the service; a new one for each scenario."""
+        raise NotImplementedError(f"{type(self).__name__} needs remote(self)")
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         """A new adapter whose client raises `error` instead of exchanging anything."""
@@ -115,67 +115,69 @@ class AdapterSuite:
         """What of a request must be the same at each attempt: all of it, unless a timestamp belongs to the protocol."""
         return bytes(request)
 
-    def hostile_scenes(self) -> Sequence[Scene]:
-        """What the suite adds to the author's scenes."""
+    def fault_scenarios(self) -> Sequence[Scenario]:
+        """What the suite adds to the author's scenarios."""
         return ()
 
     # --- the tests
 
     def test_its_declaration_is_accepted(self) -> None:
-        with self._service() as far_side:
-            adapter = self.adapter(far_side, UNHURRIED)
+        with self._service() as remote:
+            adapter = self.adapter(remote, UNHURRIED)
 
         routes = Routes({self.operation: adapter}, lease=self.lease, margin=self.margin)
 
         assert routes.find(self.operation) is not None, f"it does not serve {self.operation!r}"
 
-    def test_each_outcome_has_a_scene_or_a_reason(self, outcome_class: type[Any]) -> None:
+    def test_each_outcome_has_a_scenario_or_a_reason(self, outcome_class: type[Any]) -> None:
         name = outcome_class.__name__
-        scene = next((scene for scene in self.scenes if scene.expects is outcome_class), None)
+        scenario = next((scenario for scenario in self.scenarios if scenario.expects is outcome_class), None)
         reason = self.never.get(outcome_class, "").strip()
 
-        assert scene or reason, f"no scene expects {name}: add one, or say in `never` why it cannot arise"
-        assert not (scene and reason), f"`never` has {name}, and yet the scene {scene and scene.name!r} expects it"
+        assert scenario or reason, f"no scenario expects {name}: add one, or say in `never` why it cannot arise"
+        assert not (scenario and reason), (
+            f"`never` has {name}, and yet the scenario {scenario and scenario.name!r} expects it"
+        )
 
-    def test_it_answers_as_the_scene_demands(self, scene: Scene) -> None:
-        outcome = self._outcome(scene)
+    def test_it_answers_as_the_scenario_demands(self, scenario: Scenario) -> None:
+        outcome = self._outcome(scenario)
 
-        assert isinstance(outcome, scene.expects), f"expected {_names(scene.expects)}, not {outcome!r}"
+        assert isinstance(outcome, scenario.expects), f"expected {_names(scenario.expects)}, not {outcome!r}"
 
-    def test_it_never_answers_what_it_says_it_never_does(self, scene: Scene) -> None:
-        outcome = self.observe(scene).outcome
+    def test_it_never_answers_what_it_says_it_never_does(self, scenario: Scenario) -> None:
+        outcome = self.observe(scenario).outcome
 
         assert type(outcome) not in self.never, f"`never` has {type(outcome).__name__}, and yet: {outcome!r}"
 
-    def test_no_exception_escapes(self, scene: Scene) -> None:
-        error = self.observe(scene).raised
+    def test_no_exception_escapes(self, scenario: Scenario) -> None:
+        error = self.observe(scenario).raised
 
         assert error is None, f"it raised {type(error).__name__}; a service's failure is an outcome"
 
-    def test_it_is_back_by_its_deadline(self, scene: Scene) -> None:
-        assert not self.observe(scene).late, "it was not back by its deadline, although it was cancelled"
+    def test_it_is_back_by_its_deadline(self, scenario: Scenario) -> None:
+        assert not self.observe(scenario).late, "it was not back by its deadline, although it was cancelled"
 
-    def test_one_attempt_is_one_request(self, scene: Scene) -> None:
-        requests = len(self.observe(scene).requests)
+    def test_one_attempt_is_one_request(self, scenario: Scenario) -> None:
+        requests = len(self.observe(scenario).requests)
 
-        assert requests == scene.requests, (
-            f"{requests} requests reached the far side in one attempt, not {scene.requests}:"
+        assert requests == scenario.requests, (
+            f"{requests} requests reached the remote service in one attempt, not {scenario.requests}:"
             " are the client's retries and redirects off?"
         )
 
-    def test_nothing_goes_on_after_the_outcome(self, scene: Scene) -> None:
-        seen = self.observe(scene)
+    def test_nothing_goes_on_after_the_outcome(self, scenario: Scenario) -> None:
+        seen = self.observe(scenario)
 
         assert not seen.afterwards, f"{seen.afterwards} requests came after the outcome"
         assert not seen.left, f"tasks that outlive the attempt and aclose(): {', '.join(seen.left)}"
 
-    def test_its_outcome_can_be_stored(self, scene: Scene) -> None:
-        flaw = flaw_of(self._outcome(scene))
+    def test_its_outcome_can_be_stored(self, scenario: Scenario) -> None:
+        flaw = flaw_of(self._outcome(scenario))
 
         assert flaw is None, flaw
 
-    def test_no_secret_is_shown(self, scene: Scene) -> None:
-        seen = self.observe(scene)
+    def test_no_secret_is_shown(self, scenario: Scenario) -> None:
+        seen = self.observe(scenario)
 
         found = list(self._leaks(seen.outcome, seen.shown))
 
@@ -187,11 +189,11 @@ class AdapterSuite:
         assert not flaws, f"exceptions of the client without a proper outcome: {flaws}"
 
     def test_each_attempt_sends_the_same_bytes(self) -> None:
-        with self._service() as far_side:
-            adapter, of_another_process = self.adapter(far_side, UNHURRIED), self.adapter(far_side, UNHURRIED)
+        with self._service() as remote:
+            adapter, of_another_process = self.adapter(remote, UNHURRIED), self.adapter(remote, UNHURRIED)
             for sender, number in ((adapter, 1), (adapter, 2), (of_another_process, 3)):
                 self._run(sender, self.delivery(sender, attempt=number))
-            first, *others = [self.sent(request) for request in far_side.requests]
+            first, *others = [self.sent(request) for request in remote.requests]
 
         assert others == [first, first], (
             "an attempt sent other bytes than the first one, which the service takes for another request;"
@@ -199,12 +201,12 @@ class AdapterSuite:
         )
 
     def test_it_sends_the_key_in_the_form_that_it_declares(self) -> None:
-        with self._service() as far_side:
-            adapter = self.adapter(far_side, UNHURRIED)
+        with self._service() as remote:
+            adapter = self.adapter(remote, UNHURRIED)
             deliveries = [self.delivery(adapter, tag=tag) for tag in TAGS[:2]]
             for delivery in deliveries:
                 self._run(adapter, delivery)
-            requests = [bytes(request) for request in far_side.requests]
+            requests = [bytes(request) for request in remote.requests]
 
         # FOREVER may be a natural key, and None is no key at all.
         if isinstance(adapter.window, timedelta):
@@ -215,11 +217,11 @@ class AdapterSuite:
             )
 
     def test_sends_at_once_do_not_mix(self) -> None:
-        with self._service() as far_side:
-            adapter = self.adapter(far_side, UNHURRIED)
+        with self._service() as remote:
+            adapter = self.adapter(remote, UNHURRIED)
             outcomes = self._run(adapter, *(self.delivery(adapter, tag=tag) for tag in TAGS))
-            requests = {self.sent(request) for request in far_side.requests}
-            arrived = len(far_side.requests)
+            requests = {self.sent(request) for request in remote.requests}
+            arrived = len(remote.requests)
 
         assert [type(outcome) for outcome in outcomes] == [Delivered] * len(TAGS), f"of sends at once: {outcomes}"
         assert arrived == len(TAGS), f"{arrived} requests for {len(TAGS)} sends at once"
@@ -229,8 +231,8 @@ class AdapterSuite:
     @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the first loop's connections may be dropped
     def test_it_outlives_its_event_loop(self) -> None:
         """As `asyncio.run(dispatcher.run_once())` makes it, twice."""
-        with self._service() as far_side:
-            adapter = self.adapter(far_side, UNHURRIED)
+        with self._service() as remote:
+            adapter = self.adapter(remote, UNHURRIED)
             outcomes = [
                 *self._run(adapter, self.delivery(adapter, tag=TAGS[0]), close_it=False),
                 *self._run(adapter, self.delivery(adapter, tag=TAGS[1])),
@@ -241,9 +243,9 @@ class AdapterSuite:
 
     def test_closing_it_twice_is_no_error(self) -> None:
         """And what is sent afterwards is delivered, or refused before anything leaves."""
-        with self._service() as far_side:
-            adapter = self.adapter(far_side, UNHURRIED)
-            outcomes, arrived = in_a_loop(lambda: self._closed_and_sent_again(adapter, far_side), UNHURRIED)
+        with self._service() as remote:
+            adapter = self.adapter(remote, UNHURRIED)
+            outcomes, arrived = in_a_loop(lambda: self._closed_and_sent_again(adapter, remote), UNHURRIED)
 
         assert isinstance(outcomes[0], Delivered), f"before aclose(): {outcomes[0]!r}"
         refused = isinstance(outcomes[1], Deferred | Exception) and arrived == 1
@@ -251,22 +253,22 @@ class AdapterSuite:
 
     # --- what was seen
 
-    def observe(self, scene: Scene) -> Observation:
-        """One attempt in that scene: made once, and judged by several tests."""
-        if scene.name not in self._observed:
-            self._observed[scene.name] = self._attempt(scene)
-        return self._observed[scene.name]
+    def observe(self, scenario: Scenario) -> Observation:
+        """One attempt in that scenario: made once, and judged by several tests."""
+        if scenario.name not in self._observed:
+            self._observed[scenario.name] = self._attempt(scenario)
+        return self._observed[scenario.name]
 
-    def _attempt(self, scene: Scene) -> Observation:
-        timeout, healthy = (self.patience, self._delivering.behaviour) if scene.hangs else (UNHURRIED, None)
-        with self.far_side() as far_side:
-            adapter = self.adapter(far_side, timeout)
-            delivery = self.delivery(adapter, payload=scene.payload)
-            far_side.behave(scene.behaviour)
+    def _attempt(self, scenario: Scenario) -> Observation:
+        timeout, healthy = (self.remote_timeout, self._delivering.behaviour) if scenario.hangs else (UNHURRIED, None)
+        with self.remote() as remote:
+            adapter = self.adapter(remote, timeout)
+            delivery = self.delivery(adapter, payload=scenario.payload)
+            remote.behave(scenario.behaviour)
             try:
-                return in_a_loop(lambda: attempt(adapter, delivery, far_side, healthy), adapter.timeout + BLOCKED)
+                return in_a_loop(lambda: attempt(adapter, delivery, remote, healthy), adapter.timeout + BLOCKED)
             except NeverBack:
-                return Observation(outcome=None, raised=None, late=True, requests=far_side.requests)
+                return Observation(outcome=None, raised=None, late=True, requests=remote.requests)
 
     def delivery(self, adapter: Adapter, *, payload: Any = None, tag: Tag = TAGS[0], attempt: int = 1) -> Delivery:
         """A delivery as the dispatcher makes it, of the suite's payload unless told; its deadline comes with the send."""
@@ -281,23 +283,25 @@ class AdapterSuite:
             deadline=0.0,
         )
 
-    def _outcome(self, scene: Scene) -> Any:
-        seen = self.observe(scene)
+    def _outcome(self, scenario: Scenario) -> Any:
+        seen = self.observe(scenario)
         if seen.raised is not None or seen.late:
             pytest.fail(f"no outcome: {'it was late' if seen.late else f'it raised {seen.raised!r}'}", pytrace=False)
         return seen.outcome
 
     @property
-    def _delivering(self) -> Scene:
-        """The scene in which all is well."""
-        return next(scene for scene in self.scenes if scene.expects is Delivered and scene.payload is None)
+    def _delivering(self) -> Scenario:
+        """The scenario in which all is well."""
+        return next(
+            scenario for scenario in self.scenarios if scenario.expects is Delivered and scenario.payload is None
+        )
 
     @contextmanager
     def _service(self) -> Iterator[Any]:
-        """A far side to which the suite's payload can be delivered."""
-        with self.far_side() as far_side:
-            far_side.behave(self._delivering.behaviour)
-            yield far_side
+        """A remote service to which the suite's payload can be delivered."""
+        with self.remote() as remote:
+            remote.behave(self._delivering.behaviour)
+            yield remote
 
     def _run(self, adapter: Adapter, *deliveries: Delivery, close_it: bool = True) -> list[Any]:
         """The outcomes of these, sent at once, in an event loop of their own."""
@@ -311,14 +315,14 @@ class AdapterSuite:
 
         return in_a_loop(main, UNHURRIED)
 
-    async def _closed_and_sent_again(self, adapter: Adapter, far_side: Any) -> tuple[list[Any], int]:
+    async def _closed_and_sent_again(self, adapter: Adapter, remote: Any) -> tuple[list[Any], int]:
         """The outcome before aclose() and what came after it, an exception perhaps; how many requests arrived in all."""
         outcomes = [await sent(adapter, self.delivery(adapter))]
         await close(adapter)
         await close(adapter)
         again = self.delivery(adapter, tag=TAGS[1])
         outcomes += await asyncio.gather(sent(adapter, again), return_exceptions=True)
-        arrived = len(far_side.requests)
+        arrived = len(remote.requests)
         await close(adapter)
         return outcomes, arrived
 
@@ -344,17 +348,17 @@ class AdapterSuite:
         return flaw_of(seen.outcome) or "; ".join(self._leaks(seen.outcome, seen.shown)) or None
 
     def _leaks(self, outcome: Any, shown: str) -> Iterator[str]:
-        told = {"the reason": getattr(outcome, "reason", ""), "its repr or the log": shown}
-        yield from leaks("secret", self.secrets, told | {"the result": getattr(outcome, "result", None)})
-        yield from leaks("private text", self.private, told)
+        texts = {"the reason": getattr(outcome, "reason", ""), "its repr or the log": shown}
+        yield from leaks("secret", self.secrets, texts | {"the result": getattr(outcome, "result", None)})
+        yield from leaks("private text", self.private, texts)
 
-    # --- how pytest finds the scenes
+    # --- how pytest finds the scenarios
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         self._require_all()
-        if "scene" in metafunc.fixturenames:
-            scenes = [*self.scenes, *self.hostile_scenes()]
-            metafunc.parametrize("scene", scenes, ids=[scene.name for scene in scenes])
+        if "scenario" in metafunc.fixturenames:
+            scenarios = [*self.scenarios, *self.fault_scenarios()]
+            metafunc.parametrize("scenario", scenarios, ids=[scenario.name for scenario in scenarios])
         if "outcome_class" in metafunc.fixturenames:
             metafunc.parametrize("outcome_class", OUTCOMES, ids=self._name_of)
 
@@ -366,14 +370,14 @@ class AdapterSuite:
     def _require_all(self) -> None:
         """Fail the collection, in words, for what the author has left out."""
         name = type(self).__name__
-        required = ("operation", "payload", "scenes", "secrets", "client_exceptions")
+        required = ("operation", "payload", "scenarios", "secrets", "client_exceptions")
         if missing := [each for each in required if not hasattr(self, each)]:
             pytest.fail(f"{name} needs {', '.join(missing)}: see AdapterSuite", pytrace=False)
-        names = [scene.name for scene in (*self.scenes, *self.hostile_scenes())]
+        names = [scenario.name for scenario in (*self.scenarios, *self.fault_scenarios())]
         if twice := sorted({each for each in names if names.count(each) > 1}):
-            pytest.fail(f"{name} has several scenes named {', '.join(map(repr, twice))}", pytrace=False)
-        if not any(scene.expects is Delivered and scene.payload is None for scene in self.scenes):
-            pytest.fail(f"{name} needs a scene that expects Delivered for its payload", pytrace=False)
+            pytest.fail(f"{name} has several scenarios named {', '.join(map(repr, twice))}", pytrace=False)
+        if not any(scenario.expects is Delivered and scenario.payload is None for scenario in self.scenarios):
+            pytest.fail(f"{name} needs a scenario that expects Delivered for its payload", pytrace=False)
         if isinstance(self.secrets, str) or isinstance(self.private, str):
             pytest.fail(f"{name}: secrets and private are lists of texts, not one text", pytrace=False)
         if "" in (*self.secrets, *self.private):
@@ -384,7 +388,7 @@ class AdapterSuite:
 
 
 class _Nowhere:
-    """The far side of a client that exchanges nothing."""
+    """The remote service of a client that exchanges nothing."""
 
     requests: Sequence[bytes] = ()
 

@@ -84,7 +84,7 @@ def _set_back(connection: Connection, tables: Tables, span: timedelta) -> None:
     for id, outcome in connection.execute(select(queue.c.id, queue.c.outcome)).all():
         if (lookup := read_outcome(outcome).lookup) is not None:
             record = json.loads(outcome)
-            record["looks"]["quiet_at"] = (lookup.quiet_at - span).isoformat()
+            record["lookup"]["fenced_at"] = (lookup.fenced_at - span).isoformat()
             connection.execute(update(queue).where(queue.c.id == id).values(outcome=json.dumps(record)))
     _shift(connection, queue, span, "due_at")
 

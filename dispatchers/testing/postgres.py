@@ -119,11 +119,11 @@ def _origin(binaries: _Binaries, folder: Path) -> str:
         if not os.access(folder / name, os.X_OK):
             raise PostgresUnavailable(f"no executable {name} in {str(folder)!r}")
     try:
-        told = subprocess.run([folder / "postgres", "--version"], check=True, capture_output=True, text=True).stdout
+        output = subprocess.run([folder / "postgres", "--version"], check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise PostgresUnavailable(str(error)) from error
-    version = re.search(r"\d[\w.]*", told)
-    full_name = f"PostgreSQL {version[0]}" if version else told.strip()
+    version = re.search(r"\d[\w.]*", output)
+    full_name = f"PostgreSQL {version[0]}" if version else output.strip()
     return f"{full_name} of {binaries.name}" if "=" in binaries.name else f"{binaries.name} {full_name}"
 
 

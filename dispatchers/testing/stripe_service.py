@@ -228,12 +228,12 @@ def main() -> None:
 
 
 async def _serve_until_told(fake: FakeStripe, host: str, port: int) -> None:
-    told = asyncio.Event()
+    stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with serving(fake, host, port) as bound:
         print(bound, flush=True)
-        await told.wait()
+        await stopped.wait()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a person does about an uncertain entry: look at the far side, and put on record what happened."""
+"""What a person does about an uncertain entry: look at the remote service, and put on record what happened."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ NAMES = {CHARGE: "charge", RECEIPT: "receipt"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """An uncertain entry, and what the far side has of it. found: the id there; None if it did not happen."""
+    """An uncertain entry, and what the remote service has of it. found: the id there; None if it did not happen."""
 
     order_id: str
     entry: Statement

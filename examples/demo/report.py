@@ -68,7 +68,7 @@ def ordeal(end: Snapshot, promises: Sequence[Promise], database: str) -> Table:
 
 
 def uncertain_ones(result: Audit) -> Table:
-    table = Table(title="Uncertain, each looked up in the far side's ledger", title_justify="left", width=WIDTH)
+    table = Table(title="Uncertain, each looked up in the remote service's ledger", title_justify="left", width=WIDTH)
     for name in ("order", "entry", "amount", "in the ledger"):
         table.add_column(name, justify="right" if name == "amount" else "left", no_wrap=True)
     rows = list(uncertain_rows(result))

@@ -17,7 +17,7 @@ RECEIPT = "email.send"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """One entry of an order. key: what the far side got. reason: why it is uncertain or has failed, if it is or has."""
+    """One entry of an order. key: what the remote service got. reason: why it is uncertain or has failed, if it is or has."""
 
     id: UUID
     operation: str

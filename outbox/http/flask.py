@@ -196,8 +196,8 @@ def _forget_unread_stream() -> None:
     Werkzeug has made the stream for it and read nothing; it is to be made anew, of no more bytes than are allowed.
     """
     kept = vars(request._get_current_object())  # type: ignore[attr-defined]
-    is_a_look = "form" in kept and "_cached_data" not in kept and request.mimetype not in FORMS
-    if is_a_look and request.content_length is None and _position(request.stream) == 0:
+    is_unparsed = "form" in kept and "_cached_data" not in kept and request.mimetype not in FORMS
+    if is_unparsed and request.content_length is None and _position(request.stream) == 0:
         request._get_current_object().__dict__.pop("stream", None)  # type: ignore[attr-defined]
 
 

@@ -135,11 +135,11 @@ def require_whole_body(size: int, headers: Iterable[tuple[str, str]], remedy: st
     `ClaimError`: some of it was read before the claim. Two requests that differ in what is gone would look like one.
     `RequestRefused`: it has no length, and whether an empty one was empty when it came, nobody can say any more.
     """
-    told = {name.lower(): value for name, value in headers}
-    declared = told.get("content-length", "").strip()
+    by_name = {name.lower(): value for name, value in headers}
+    declared = by_name.get("content-length", "").strip()
     if declared.isdecimal() and size < int(declared):
         raise body_was_read(f"{size} of its {declared} bytes are left", remedy)
-    if not declared and not size and "chunked" in told.get("transfer-encoding", "").lower():
+    if not declared and not size and "chunked" in by_name.get("transfer-encoding", "").lower():
         raise RequestRefused("the request's body came in chunks and is empty: send Content-Length instead")
 
 

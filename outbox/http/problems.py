@@ -29,7 +29,7 @@ class Kind(NamedTuple):
     name: str
     title: str
     remedy: str
-    says_when: bool = False
+    has_retry_after: bool = False
 
 
 KINDS: Mapping[type[RequestRefused], Kind] = {
@@ -47,7 +47,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
         "key-in-flight",
         "A request with this idempotency key is being processed",
         "Send the same request again, with the same key, after the seconds that Retry-After names.",
-        says_when=True,
+        has_retry_after=True,
     ),
     RequestTooLarge: Kind(
         "request-too-large",
@@ -68,7 +68,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
         "request-undone",
         "The database undid the request",
         "Nothing of it is kept. Send the same request again, with the same key, after the seconds that Retry-After names.",
-        says_when=True,
+        has_retry_after=True,
     ),
     RequestRefused: Kind(
         "request-refused",

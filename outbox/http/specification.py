@@ -56,7 +56,7 @@ class Refusal:
     type: str
     title: str
     remedy: str
-    says_when: bool
+    has_retry_after: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ def specify(
     return Specification(
         routes=tuple(routes),
         key=KeyForm.of(policy),
-        scope=None if scope is None else _told("scope", scope),
-        compared=COMPARED if content is None else (_told("content", content),),
+        scope=None if scope is None else _described("scope", scope),
+        compared=COMPARED if content is None else (_described("content", content),),
         body_bytes_max=body_bytes_max,
         in_flight=policy.in_flight,
         wait_seconds=policy.wait.total_seconds() if policy.in_flight == "wait" else 0.0,
@@ -151,14 +151,19 @@ def refusals_of(policy: Policy) -> list[Refusal]:
     """Every problem that this library answers with, by status."""
     found = [
         Refusal(
-            refused.status, kind.name, type_uri(kind, policy.problem_types), kind.title, kind.remedy, kind.says_when
+            refused.status,
+            kind.name,
+            type_uri(kind, policy.problem_types),
+            kind.title,
+            kind.remedy,
+            kind.has_retry_after,
         )
         for refused, kind in KINDS.items()
     ]
     return sorted(found, key=lambda refusal: refusal.status)
 
 
-def _told(name: str, function: Callable[..., Any]) -> str:
+def _described(name: str, function: Callable[..., Any]) -> str:
     """The first paragraph of its docstring, on one line and without its full stop."""
     paragraph = (getdoc(function) or "").partition("\n\n")[0]
     if not paragraph:

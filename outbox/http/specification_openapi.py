@@ -115,7 +115,7 @@ def _response(it: Specification, refusals: list[Refusal]) -> dict[str, Any]:
     headers = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}}
     return {
         "description": " ".join(f"{refusal.title}. {refusal.remedy}" for refusal in refusals),
-        **({"headers": headers} if any(refusal.says_when for refusal in refusals) else {}),
+        **({"headers": headers} if any(refusal.has_retry_after for refusal in refusals) else {}),
         "content": {
             it.problem_media_type: {
                 "schema": {"allOf": [{"$ref": f"#/components/schemas/{PROBLEM}"}, types]},

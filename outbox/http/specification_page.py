@@ -50,11 +50,11 @@ def _key(it: Specification) -> list[str]:
 
 
 def _scope(it: Specification) -> list[str]:
-    told = "" if it.scope is None else f": {it.scope}"
+    described = "" if it.scope is None else f": {it.scope}"
     return [
         "## Whose key it is",
         "",
-        f"Keys belong to the caller, as authenticated{told}. Equal keys of two callers never meet. Who is calling is"
+        f"Keys belong to the caller, as authenticated{described}. Equal keys of two callers never meet. Who is calling is"
         " checked for each retry, too: without access there is no replay.",
     ]
 

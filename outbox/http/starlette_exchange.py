@@ -92,7 +92,7 @@ class Exchange:
         self._session: Any = None
         self._transaction: RequestTransaction | None = None
         self._head: Message = {}
-        self._held = bytearray()
+        self._buffered = bytearray()
         self._ending: Answer | None = None  # the replay or refusal that was raised, until it or an answer to it is sent
         self._is_replay = False
         self._is_general = False  # what answers the refusal would answer any HTTPException
@@ -166,7 +166,7 @@ class Exchange:
             await self._send(message)
             return
         try:
-            await self._hold(message, transaction)
+            await self._buffer(message, transaction)
         except BaseException:  # the app may answer something else now; nothing of its work is committed with that
             self.has_failed = True
             raise
@@ -191,18 +191,18 @@ class Exchange:
         self.started = self._is_ended = True
         await self._send_answer(with_added(ending, _decoded(sent)))
 
-    async def _hold(self, message: Message, transaction: RequestTransaction) -> None:
+    async def _buffer(self, message: Message, transaction: RequestTransaction) -> None:
         if message["type"] == "http.response.start":
             self._head = message
-            self._held.clear()
+            self._buffered.clear()
         elif message["type"] == "http.response.body":
-            self._held += message.get("body", b"")
-            self.policy.check_answer_size(len(self._held))
+            self._buffered += message.get("body", b"")
+            self.policy.check_answer_size(len(self._buffered))
             if not message.get("more_body", False):
                 await self._finish(transaction)
 
     async def _finish(self, transaction: RequestTransaction) -> None:
-        sent = Answer(self._head["status"], bytes(self._held), tuple(_decoded(self._head["headers"])))
+        sent = Answer(self._head["status"], bytes(self._buffered), tuple(_decoded(self._head["headers"])))
         if self.has_failed:
             await self.close()
             answer = sent

@@ -90,7 +90,7 @@ class StatusRoute:
         caller = self._caller(scope)
         if inspect.isawaitable(caller):
             caller = await caller
-        if id is None or not _is_somebody(caller):
+        if id is None or not _is_authenticated(caller):
             return None
         session = self._sessions()
         if hasattr(session, "run_sync"):
@@ -112,7 +112,7 @@ class StatusRoute:
             return found
 
 
-def _is_somebody(caller: object) -> bool:
+def _is_authenticated(caller: object) -> bool:
     """Whether requests may be claimed under this scope over HTTP."""
     if caller is None or caller == "":
         return False
@@ -150,8 +150,8 @@ def _effect(entry: EntryStatus) -> dict[str, Any]:
 
 
 def _response(response: Response) -> dict[str, Any]:
-    told = {"status": response.status, "headers": dict(response.headers)}
-    return {**told, **_body(response)}
+    fields = {"status": response.status, "headers": dict(response.headers)}
+    return {**fields, **_body(response)}
 
 
 def _body(response: Response) -> dict[str, Any]:
@@ -193,7 +193,7 @@ async def _answer(
     send: Send, status: int, kind: str, content: object, headers: Mapping[str, str], *, with_body: bool
 ) -> None:
     body = json.dumps(content).encode()
-    told = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store", **headers}
-    lines = [(name.lower().encode(), value.encode()) for name, value in told.items()]
+    fields = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store", **headers}
+    lines = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": status, "headers": lines})
     await send({"type": "http.response.body", "body": body if with_body else b""})

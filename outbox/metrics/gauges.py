@@ -115,7 +115,7 @@ def read_table_sizes(connection: Connection, tables: Tables) -> list[TableSize]:
     """The size of every table of the outbox. PostgreSQL looks them up; SQLite counts."""
     if connection.dialect.name == "sqlite":
         return [_counted(connection, name, table) for name, table in _by_name(tables)]
-    return [*(_looked_up(connection, name, table) for name, table in _by_name(tables)), *_of_bodies(connection, tables)]
+    return [*(_found(connection, name, table) for name, table in _by_name(tables)), *_of_bodies(connection, tables)]
 
 
 def read_days_ahead(connection: Connection, tables: Tables) -> int | None:
@@ -129,7 +129,7 @@ def _counted(connection: Connection, name: str, table: Table) -> TableSize:
     return TableSize(table=name, rows=rows, size_bytes=None)
 
 
-def _looked_up(connection: Connection, name: str, table: Table) -> TableSize:
+def _found(connection: Connection, name: str, table: Table) -> TableSize:
     rows, size_bytes = connection.execute(_SIZE, {"table": quoted(table.name, table.schema)}).one()
     return TableSize(table=name, rows=rows, size_bytes=size_bytes)
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, select
 from outbox.configuration import Configuration
 from outbox.durations import SECOND, check_span
 from outbox.keys import ParentKey, pae, parent_id
-from outbox.observer import ClaimWatch
+from outbox.observer import ClaimObservation
 from outbox.requests.records import LockWait, RecordKey, find_despite_snapshot, key_in_flight
 from outbox.sql.dialect import clock, require_prepared, require_transaction, try_lock, wait_for_lock
 from outbox.times import EPOCH
@@ -105,7 +105,7 @@ def choose_key(
     request: RecordKey | BodyRequest,
     in_flight: Literal["conflict", "wait"],
     wait: timedelta,
-    watch: ClaimWatch | None = None,
+    observation: ClaimObservation | None = None,
     lock_wait: LockWait = wait_for_lock,
 ) -> RecordKey:
     """The key of `request`: for a body, that of the span before while a request stands in it, else the current one.
@@ -119,7 +119,7 @@ def choose_key(
         return request
     require_transaction(connection, request.configuration.schema)
     require_prepared(connection)
-    waiting = _Waiting(connection, wait if in_flight == "wait" else timedelta(0), watch, lock_wait)
+    waiting = _Waiting(connection, wait if in_flight == "wait" else timedelta(0), observation, lock_wait)
     current: RecordKey | None = None
     while True:
         before, now = request.keys(connection.execute(select(clock())).scalar_one())
@@ -127,7 +127,7 @@ def choose_key(
             return now
         current = now
         for key in (before, current):
-            if waiting.lock_unless_it_stands(key):
+            if waiting.lock_unless_current(key):
                 return key
 
 
@@ -135,23 +135,23 @@ class _Waiting:
     """Takes locks, and waits for all of them together no longer than `budget`."""
 
     def __init__(
-        self, connection: Connection, budget: timedelta, watch: ClaimWatch | None, lock_wait: LockWait
+        self, connection: Connection, budget: timedelta, observation: ClaimObservation | None, lock_wait: LockWait
     ) -> None:
         self._connection = connection
         self._until = monotonic() + budget.total_seconds()
         self._waits = budget > timedelta(0)
-        self._watch = watch
+        self._observation = observation
         self._lock_wait = lock_wait
 
-    def lock_unless_it_stands(self, key: RecordKey) -> bool:
+    def lock_unless_current(self, key: RecordKey) -> bool:
         """Take the key's lock; returns whether a request stands under it. Then the lock may be another's."""
         locked, keeps_snapshot = try_lock(self._connection, key.id)
-        if _stands(self._connection, key):
+        if _is_current(self._connection, key):
             return True
         if not locked:
             if not self._wait_for(key):
                 raise key_in_flight(key.name)
-            if _stands(self._connection, key):
+            if _is_current(self._connection, key):
                 return True
         if keeps_snapshot:
             find_despite_snapshot(self._connection, key)  # what was answered since cannot be replayed here
@@ -161,11 +161,11 @@ class _Waiting:
         rest = timedelta(seconds=self._until - monotonic())
         if not self._waits or rest <= timedelta(0):
             return False
-        with nullcontext() if self._watch is None else self._watch.waiting():
+        with nullcontext() if self._observation is None else self._observation.waiting():
             return self._lock_wait(self._connection, key.id, rest)
 
 
-def _stands(connection: Connection, key: RecordKey) -> bool:
+def _is_current(connection: Connection, key: RecordKey) -> bool:
     """Whether a request was made under `key` and its window has not passed."""
     record = key.configuration.tables.record
     found = select(record.c.id).where(record.c.id == key.id, record.c.replay_until > clock())

@@ -132,7 +132,7 @@ def _take_over(connection: Connection, key: RecordKey, standing: _Standing, leng
 def renew(connection: Connection, lease: Lease) -> None:
     """The lease counts from now again. Raises `LeaseLost`. While the holder's own fence locks the record, it does nothing."""
     if not _write(connection, lease, lease.token, {"lease_until": clock_plus(lease.length)}):
-        require_held(connection, lease)
+        require_lease(connection, lease)
 
 
 def end(connection: Connection, lease: Lease) -> None:
@@ -140,11 +140,11 @@ def end(connection: Connection, lease: Lease) -> None:
     _write(connection, lease, lease.token, {"lease_until": clock()})
 
 
-def require_held(connection: Connection, lease: Lease, *, lock: bool = False) -> None:
+def require_lease(connection: Connection, lease: Lease, *, lock: bool = False) -> None:
     """Raise `LeaseLost` unless the record bears this lease's token; `lock`: it will, to the end of the transaction."""
     record = lease.key.configuration.tables.record
-    held = select(record.c.id).where(*_bears(record, lease, lease.token))
-    if connection.execute(held.with_for_update() if lock else held).first() is None:
+    current = select(record.c.id).where(*_bears(record, lease, lease.token))
+    if connection.execute(current.with_for_update() if lock else current).first() is None:
         raise lease_lost(lease)
 
 

@@ -41,7 +41,7 @@ class ThreadRenewal:
             try:
                 self._renew()
             except Exception as error:
-                if not goes_on(error, self._record_id):
+                if not retries_after(error, self._record_id):
                     return
 
 
@@ -68,7 +68,7 @@ class TaskRenewal:
             try:
                 await self._renew()
             except Exception as error:
-                if not goes_on(error, self._record_id):
+                if not retries_after(error, self._record_id):
                     return
 
     async def _stops_within(self, seconds: float) -> bool:
@@ -77,7 +77,7 @@ class TaskRenewal:
         return self._stopped.is_set()
 
 
-def goes_on(error: Exception, record_id: UUID) -> bool:
+def retries_after(error: Exception, record_id: UUID) -> bool:
     """Whether to try again: not once the request is answered or the lease lost. A database that is away may come back."""
     if isinstance(error, AlreadyAnswered):
         return False

@@ -38,7 +38,7 @@ from outbox.entry_rows import PiggybackedInsert
 from outbox.errors import ClaimError, KeyExpired, KeyInFlight, RequestMismatch
 from outbox.fingerprint import FINGERPRINT_VERSION
 from outbox.keys import ParentKey
-from outbox.observer import ClaimWatch
+from outbox.observer import ClaimObservation
 from outbox.requests.responses import Response
 from outbox.sql.connections import LockBudget
 from outbox.sql.dialect import (
@@ -100,7 +100,7 @@ def claim_key(
     key: RecordKey,
     in_flight: Literal["conflict", "wait"],
     wait: timedelta,
-    watch: ClaimWatch | None = None,
+    observation: ClaimObservation | None = None,
     lock_wait: LockWait = wait_for_lock,
 ) -> Response | None:
     """Take the key for this transaction, or return the answer that it has. Raises what refuses the request.
@@ -116,14 +116,14 @@ def claim_key(
             f"this transaction has claimed {BUDGET.locks_max} keys, and keeps a lock of the database server for each: commit it,"
             " and claim the rest in the next one"
         )
-    found = _look_and_lock(connection, key)
+    found = _read_and_lock(connection, key)
     answer = _answer(key, found)
     if answer is not None:
         return answer
     if not found.locked and in_flight == "wait":
-        with nullcontext() if watch is None else watch.waiting():
+        with nullcontext() if observation is None else observation.waiting():
             if lock_wait(connection, key.id, wait):
-                found = _look(connection, key)._replace(keeps_snapshot=found.keeps_snapshot)
+                found = _read(connection, key)._replace(keeps_snapshot=found.keeps_snapshot)
     if not found.locked:
         raise key_in_flight(key.name)
     if found.keeps_snapshot:
@@ -139,7 +139,7 @@ def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | 
     """
     try:
         with connection.begin_nested():
-            answer = _answer_under_lock(connection, key, _look(connection, key))
+            answer = _answer_under_lock(connection, key, _read(connection, key))
         if answer is None:
             with connection.begin_nested() as trial:
                 insert_record(connection, key, Response(204))
@@ -170,7 +170,7 @@ def insert_record(connection: Connection, key: RecordKey, response: Response, co
     require_written(key, execute(connection, statement, _values(key, response, completion)).rowcount)
 
 
-def record_companion(connection: Connection, key: RecordKey, response: Response) -> PiggybackedInsert | None:
+def record_insert(connection: Connection, key: RecordKey, response: Response) -> PiggybackedInsert | None:
     """The same, to go with the request's entries in one statement; None where the database has none for both."""
     if connection.dialect.name != "postgresql":
         return None
@@ -249,7 +249,7 @@ def _answer_under_lock(connection: Connection, key: RecordKey, found: "_Found") 
 
 def _answer(key: RecordKey, found: "_Found") -> Response | None:
     """The answer to replay, or None if there is none, or none any more. Raises for a mismatch or an expired key."""
-    if found.buried:
+    if found.tombstoned:
         raise key_expired(key)
     if found.lease_until is not None:
         require_same_request(key, found.fingerprint, found.fingerprint_version)
@@ -289,26 +289,26 @@ class _Found(NamedTuple):
     fingerprint: bytes
     fingerprint_version: int
     expired: bool
-    buried: bool
+    tombstoned: bool
     lease_until: datetime | None
     now: datetime
     locked: bool
     keeps_snapshot: bool
 
 
-def _look(connection: Connection, key: RecordKey) -> _Found:
+def _read(connection: Connection, key: RecordKey) -> _Found:
     """One row always: the record's answer, whether it has expired, whether a tombstone stands for it."""
-    statement = _looking(key.configuration.tables)
+    statement = _reading(key.configuration.tables)
     return _Found._make(execute(connection, statement, {"wanted": key.id}).rows[0])
 
 
-def _look_and_lock(connection: Connection, key: RecordKey) -> _Found:
+def _read_and_lock(connection: Connection, key: RecordKey) -> _Found:
     """The same, and try the key's lock, unless there is an answer to replay or to refuse with; under it, look again.
 
     On SQLite a transaction that may write is the only one, and looks once.
     """
     if connection.dialect.name != "postgresql":
-        return _look(connection, key)
+        return _read(connection, key)
     configuration = key.configuration
     statement = _claiming(configuration.schema, configuration.prefix)
     return _Found._make(execute(connection, statement, {"wanted": key.id, "lock": lock_number(key.id)}).rows[0])
@@ -325,7 +325,7 @@ def _claiming(schema: str | None, prefix: str) -> Executable:
 
 
 @lru_cache(STATEMENTS_MAX)
-def _looking(tables: Tables) -> Executable:
+def _reading(tables: Tables) -> Executable:
     record, tombstone = tables.record, tables.tombstone
     wanted = select(bindparam("wanted", type_=record.c.id.type).label("id")).subquery()
     return select(
@@ -334,7 +334,7 @@ def _looking(tables: Tables) -> Executable:
         record.c.headers,
         record.c.fingerprint,
         record.c.fingerprint_version,
-        not_(_stands(tables)),
+        not_(_is_current(tables)),
         tombstone.c.forget_at > clock(),
         record.c.lease_until,
         clock(),
@@ -345,7 +345,7 @@ def _looking(tables: Tables) -> Executable:
     )
 
 
-def _stands(tables: Tables) -> ColumnElement[bool]:
+def _is_current(tables: Tables) -> ColumnElement[bool]:
     """Whether the record still speaks for its key: an open request's key stays its own."""
     return or_(tables.record.c.state == literal_column("'accepted'"), tables.record.c.replay_until > clock())
 
@@ -360,8 +360,8 @@ def _free_expired(connection: Connection, key: RecordKey) -> None:
     caused = exists().where(is_under(entry, key.id)) | exists().where(elsewhere)
     if connection.execute(delete(record).where(record.c.id == key.id, ~caused)).rowcount:
         return
-    found = _look(connection, key)  # maintenance may have deleted it just now
-    if found.status is not None or found.buried:
+    found = _read(connection, key)  # maintenance may have deleted it just now
+    if found.status is not None or found.tombstoned:
         raise key_expired(key)
 
 

@@ -93,7 +93,7 @@ def queue(prefix: str) -> list[Any]:
         Column("sent_as", String(255)),
         Column("ordering_key", String(255)),
         Column("position", BigInteger),
-        Column("hold", Text),
+        Column("suspended_reason", Text),
         Column("outcome", Text),
         Column("waiting_since", Instant),  # it was due then, and has only been handed back since
         Column("fair", String(255)),  # its destination, where that is fair; else NULL, as is
@@ -217,7 +217,7 @@ def event(prefix: str) -> list[Any]:
         Column("delivery", Integer),
         Column("actor", String(255)),
         Column("reason", Text),
-        CheckConstraint("kind IN ('attempt', 'decision', 'look')", name=f"{prefix}event_kind"),
+        CheckConstraint("kind IN ('attempt', 'decision', 'lookup')", name=f"{prefix}event_kind"),
         # serves the history of one entry
         Index(f"{prefix}event_entry", "entry_id"),
     ]

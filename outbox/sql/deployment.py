@@ -54,7 +54,7 @@ def require_own_entries(connection: Connection, tables: Tables, env: str) -> Non
     """Looks at `SAMPLE_MAX` of the unsettled entries."""
     read_by_index(connection)
     some = _some_entries(tables, tables.entry.c.env)
-    found = select(some.c.env).where(some.c.env != env, some.c.hold.is_(None)).limit(1)
+    found = select(some.c.env).where(some.c.env != env, some.c.suspended_reason.is_(None)).limit(1)
     foreign: str | None = connection.execute(found).scalar_one_or_none()
     if foreign is not None:
         raise ConfigurationError(
@@ -71,9 +71,9 @@ def _some_entries(tables: Tables, column: Column[Any]) -> Subquery:
     them all.
     """
     entry, queue = tables.entry, tables.queue
-    first = select(queue.c.id, queue.c.hold).order_by(queue.c.id).limit(SAMPLE_MAX).subquery()
+    first = select(queue.c.id, queue.c.suspended_reason).order_by(queue.c.id).limit(SAMPLE_MAX).subquery()
     of_entry = select(column).where(entry.c.id == first.c.id).scalar_subquery()
-    return select(first.c.id, of_entry.label(column.name), first.c.hold).subquery()
+    return select(first.c.id, of_entry.label(column.name), first.c.suspended_reason).subquery()
 
 
 # --- the secrets

@@ -28,7 +28,7 @@ def execute(connection: Connection, statement: Executable, parameters: dict[str,
     if cursor is None and not speaks_binary(connection):
         return _executed(connection.execute(statement, parameters))
     sql = _sql(statement, connection.dialect)
-    if _is_watched(connection):
+    if _has_listeners(connection):
         return _executed(connection.exec_driver_sql(sql, parameters))
     try:
         cursor = cursor or pooled.driver_connection.cursor(binary=True)
@@ -84,7 +84,7 @@ def _executed(result: CursorResult[Any]) -> Executed:
     return Executed(result.rowcount, result.all() if result.returns_rows else ())
 
 
-def _is_watched(connection: Connection) -> bool:
+def _has_listeners(connection: Connection) -> bool:
     """Whether statements are logged or reported to listeners: `echo`, an event, a tracing library."""
     return connection._has_events or connection.engine._has_events or bool(connection._echo)
 

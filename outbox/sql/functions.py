@@ -50,7 +50,7 @@ def creation(function: DatabaseFunction) -> tuple[str, ...]:
     return (function.create, closing(function)) if function.closed else (function.create,)
 
 
-def holding(meta: str) -> str:
+def suspended_sql(meta: str) -> str:
     """PostgreSQL's condition, over the quoted name of `meta`, under which the database may have forgotten commits.
 
     A hold is on record; or nobody has noticed yet that the server is on another timeline than the one marked, because a
@@ -76,14 +76,14 @@ def _cancel(schema: str | None, prefix: str) -> str:
     cancellable = (
         "q.id = entry_id AND q.state IN ('pending', 'retry') AND q.lease_token IS NULL AND NOT q.maybe_sent"
         f" AND NOT EXISTS (SELECT FROM {settlement} AS s WHERE s.id = q.id)"
-        f" AND NOT {holding(quoted(f'{prefix}meta', schema))}"
+        f" AND NOT {suspended_sql(quoted(f'{prefix}meta', schema))}"
     )
     return f"""
 CREATE OR REPLACE FUNCTION {name}(entry_id uuid) RETURNS boolean LANGUAGE sql SECURITY DEFINER
 BEGIN ATOMIC
     SELECT q.id FROM {queue} AS q WHERE {cancellable} FOR UPDATE;
     UPDATE {queue} AS q SET due_at = CASE
-        WHEN q.due_at = '{NEVER.isoformat()}' AND q.hold IS NULL THEN GREATEST(e.due_at, now()) ELSE q.due_at END
+        WHEN q.due_at = '{NEVER.isoformat()}' AND q.suspended_reason IS NULL THEN GREATEST(e.due_at, now()) ELSE q.due_at END
     FROM {entry} AS e WHERE e.id = q.id AND q.id = (
         SELECT n.id FROM {queue} AS n, {queue} AS q
         WHERE {cancellable} AND n.ordering_key = q.ordering_key AND n.position > q.position AND n.state IN ('pending', 'retry')

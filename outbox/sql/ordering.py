@@ -156,7 +156,9 @@ def unblocked(connection: Connection, tables: Tables, cutoff: datetime = NEVER) 
 
 def is_blocked(queue: Any) -> Any:
     """Whether a row of the queue waits for the head of its group: nothing else is never due without being held or uncertain."""
-    return queue.c.position.is_not(None) & (queue.c.due_at == NEVER) & queue.c.hold.is_(None) & _waits(queue)
+    return (
+        queue.c.position.is_not(None) & (queue.c.due_at == NEVER) & queue.c.suspended_reason.is_(None) & _waits(queue)
+    )
 
 
 def _waits(queue: Any) -> Any:

@@ -40,7 +40,7 @@ from support.faulty_adapters import (
     Slow,
     TellingThePayload,
     TellingTheToken,
-    scene_of,
+    scenario_of,
     suite_of,
 )
 
@@ -55,13 +55,18 @@ pytest_plugins = "pytester"
 
 
 @pytest.mark.parametrize(
-    ("adapter_class", "test", "scene", "text"),
+    ("adapter_class", "test", "scenario", "text"),
     [
-        (Retrying, "one_attempt_is_one_request", "failed", "2 requests reached the far side in one attempt, not 1"),
+        (
+            Retrying,
+            "one_attempt_is_one_request",
+            "failed",
+            "2 requests reached the remote service in one attempt, not 1",
+        ),
         (Retrying, "one_attempt_is_one_request", "reset without an answer", "2 requests"),
         (Following, "one_attempt_is_one_request", "redirect 307", "are the client's retries and redirects off?"),
         (Raising, "no_exception_escapes", "connection refused", "it raised ConnectError; a service's failure is"),
-        (Raising, "it_answers_as_the_scene_demands", "connection refused", "no outcome: it raised ConnectError"),
+        (Raising, "it_answers_as_the_scenario_demands", "connection refused", "no outcome: it raised ConnectError"),
         (TellingTheToken, "no_secret_is_shown", "created", "the reason shows secret 0"),
         (TellingThePayload, "no_secret_is_shown", "created", "the reason shows private text 0"),
         (KeepingTheToken, "no_secret_is_shown", "created", "the result shows secret 0"),
@@ -73,9 +78,9 @@ pytest_plugins = "pytester"
         (BlockingAWhile, "it_is_back_by_its_deadline", "hangs before the first byte", "not back by its deadline"),
         (Lingering, "nothing_goes_on_after_the_outcome", "hangs before the first byte", "1 requests came after"),
         (LeavingATask, "nothing_goes_on_after_the_outcome", "created", "tasks that outlive the attempt and aclose()"),
-        (Optimistic, "it_answers_as_the_scene_demands", "reset without an answer", "expected Unknown, not Deferred"),
-        (Parsing, "it_answers_as_the_scene_demands", "a body that is no JSON", "expected Delivered, not Unknown"),
-        (Parsing, "it_answers_as_the_scene_demands", "a success cut short", "expected Delivered, not Unknown"),
+        (Optimistic, "it_answers_as_the_scenario_demands", "reset without an answer", "expected Unknown, not Deferred"),
+        (Parsing, "it_answers_as_the_scenario_demands", "a body that is no JSON", "expected Delivered, not Unknown"),
+        (Parsing, "it_answers_as_the_scenario_demands", "a success cut short", "expected Delivered, not Unknown"),
         (AnsweringTheImpossible, "it_never_answers_what_it_says_it_never_does", "invalid", "`never` has KeyConflict"),
         (AnsweringAnything, "its_outcome_can_be_stored", "created", "an answer of type int is no outcome"),
         (KeepingObjects, "its_outcome_can_be_stored", "created", "cannot be stored; kept would be"),
@@ -84,11 +89,11 @@ pytest_plugins = "pytester"
         (BackwardInTime, "its_outcome_can_be_stored", "created", "Deferred asks to come again -1 day"),
     ],
 )
-def test_a_defect_fails_in_its_scene(adapter_class: type[Crm], test: str, scene: str, text: str) -> None:
+def test_a_defect_fails_in_its_scenario(adapter_class: type[Crm], test: str, scenario: str, text: str) -> None:
     suite = suite_of(adapter_class)
 
     with pytest.raises((AssertionError, pytest.fail.Exception)) as failure:
-        getattr(suite, f"test_{test}")(scene_of(suite, scene))
+        getattr(suite, f"test_{test}")(scenario_of(suite, scenario))
 
     assert text in str(failure.value)
     assert TOKEN not in str(failure.value)
@@ -149,32 +154,38 @@ def test_an_exception_of_a_constructor_of_its_own_needs_the_author() -> None:
 @pytest.mark.parametrize(
     ("never", "text"),
     [
-        ({}, "no scene expects KeyConflict: add one, or say in `never` why it cannot arise"),
-        ({KeyConflict: " "}, "no scene expects KeyConflict"),
+        ({}, "no scenario expects KeyConflict: add one, or say in `never` why it cannot arise"),
+        ({KeyConflict: " "}, "no scenario expects KeyConflict"),
     ],
 )
-def test_an_outcome_needs_a_scene_or_a_reason(never: Any, text: str) -> None:
+def test_an_outcome_needs_a_scenario_or_a_reason(never: Any, text: str) -> None:
     suite = suite_of(Crm, never=never)
 
     with pytest.raises(AssertionError, match=text):
-        suite.test_each_outcome_has_a_scene_or_a_reason(KeyConflict)
+        suite.test_each_outcome_has_a_scenario_or_a_reason(KeyConflict)
 
 
-def test_an_outcome_does_not_have_both_a_scene_and_a_reason() -> None:
+def test_an_outcome_does_not_have_both_a_scenario_and_a_reason() -> None:
     suite = suite_of(Crm, never={Rejected: "the CRM takes everything"})
 
-    with pytest.raises(AssertionError, match="`never` has Rejected, and yet the scene 'invalid' expects it"):
-        suite.test_each_outcome_has_a_scene_or_a_reason(Rejected)
+    with pytest.raises(AssertionError, match="`never` has Rejected, and yet the scenario 'invalid' expects it"):
+        suite.test_each_outcome_has_a_scenario_or_a_reason(Rejected)
 
 
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("class TestCrm(AdapterSuite): pass", "TestCrm needs operation, payload, scenes, secrets, client_exceptions"),
-        ("class TestCrm(CrmSuite): scenes = [Scene('a', None, Unknown)]", "a scene that expects Delivered for its"),
         (
-            "class TestCrm(CrmSuite): scenes = 2 * CrmSuite.scenes",
-            "several scenes named 'created', 'failed', 'invalid'",
+            "class TestCrm(AdapterSuite): pass",
+            "TestCrm needs operation, payload, scenarios, secrets, client_exceptions",
+        ),
+        (
+            "class TestCrm(CrmSuite): scenarios = [Scenario('a', None, Unknown)]",
+            "a scenario that expects Delivered for its",
+        ),
+        (
+            "class TestCrm(CrmSuite): scenarios = 2 * CrmSuite.scenarios",
+            "several scenarios named 'created', 'failed', 'invalid'",
         ),
         ("class TestCrm(CrmSuite): private = ['bob@example.com']", "private[0] is not in the payload, and would guard"),
         ("class TestCrm(CrmSuite): secrets = 'sesame'", "secrets and private are lists of texts, not one text"),
@@ -184,7 +195,7 @@ def test_an_outcome_does_not_have_both_a_scene_and_a_reason() -> None:
 def test_what_is_left_out_is_said_when_the_tests_are_collected(pytester: pytest.Pytester, body: str, text: str) -> None:
     pytester.makepyfile(f"""
         from dispatchers import Unknown
-        from dispatchers.testing.conformance import AdapterSuite, Scene
+        from dispatchers.testing.conformance import AdapterSuite, Scenario
         from support.faulty_adapters import CrmSuite
 
         {body}
@@ -197,7 +208,7 @@ def test_what_is_left_out_is_said_when_the_tests_are_collected(pytester: pytest.
 
 
 @pytest.mark.parametrize(
-    "hook", ["adapter(self, far_side, timeout)", "far_side(self)", "raising(self, error, monkeypatch)"]
+    "hook", ["adapter(self, remote, timeout)", "remote(self)", "raising(self, error, monkeypatch)"]
 )
 def test_a_hook_that_is_missing_is_named(hook: str) -> None:
     name = hook.partition("(")[0]

@@ -8,9 +8,9 @@ import pytest
 
 from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
 from dispatchers.adapters import HttpAdapter
-from dispatchers.testing.conformance import Scene
+from dispatchers.testing.conformance import Scenario
 from dispatchers.testing.conformance_http import HttpSuite
-from dispatchers.testing.hostile_http import HostileHttp, answer
+from dispatchers.testing.faulty_http import FaultyHttp, answer
 
 TOKEN = "crm_token_5eb63bbb"
 
@@ -21,22 +21,22 @@ class TestHttp(HttpSuite):
     secrets = (TOKEN,)
     private = ("ada@example.com",)
     client_exceptions = (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict, httpx.StreamError)
-    scenes = (
-        Scene("created", answer(201, json={"id": 7}), Delivered),
-        Scene("deleted", answer(204), Delivered, {"url": "/contacts/7", "method": "DELETE"}),
-        Scene("repeated", answer(201, headers={"Idempotent-Replayed": "true"}), Delivered),
-        Scene("invalid", answer(400, json={"error": "no such field"}), Rejected),
-        Scene("a read", answer(200), Rejected, {"url": "/contacts", "method": "GET"}, requests=0),
-        Scene("key of another request", answer(422), KeyConflict),
-        Scene("limited", answer(429, headers={"Retry-After": "7"}), Deferred),
-        Scene("limited for a nonsensical time", answer(429, headers={"Retry-After": "-7"}), Deferred),
-        Scene("key in use", answer(409), InProgress),
-        Scene("failed", answer(500), Unknown),
-        Scene("overloaded", answer(503, headers={"Retry-After": "7"}), Unknown),
+    scenarios = (
+        Scenario("created", answer(201, json={"id": 7}), Delivered),
+        Scenario("deleted", answer(204), Delivered, {"url": "/contacts/7", "method": "DELETE"}),
+        Scenario("repeated", answer(201, headers={"Idempotent-Replayed": "true"}), Delivered),
+        Scenario("invalid", answer(400, json={"error": "no such field"}), Rejected),
+        Scenario("a read", answer(200), Rejected, {"url": "/contacts", "method": "GET"}, requests=0),
+        Scenario("key of another request", answer(422), KeyConflict),
+        Scenario("limited", answer(429, headers={"Retry-After": "7"}), Deferred),
+        Scenario("limited for a nonsensical time", answer(429, headers={"Retry-After": "-7"}), Deferred),
+        Scenario("key in use", answer(409), InProgress),
+        Scenario("failed", answer(500), Unknown),
+        Scenario("overloaded", answer(503, headers={"Retry-After": "7"}), Unknown),
     )
 
-    def adapter(self, far_side: HostileHttp, timeout: timedelta) -> Adapter:
-        return self.made(base_url=far_side.url, timeout=timeout)
+    def adapter(self, remote: FaultyHttp, timeout: timedelta) -> Adapter:
+        return self.made(base_url=remote.url, timeout=timeout)
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         async def fail(*args: object) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
-from support.faulty_adapters import TLS, TOKEN, scene_of
+from support.faulty_adapters import TLS, TOKEN, scenario_of
 
 from dispatchers import Absent, Adapter, CannotTell, Delivered, Delivery, Found, Outcome
 from dispatchers.adapters import StripeAdapter
-from dispatchers.testing.conformance import ENTRY, Scene
+from dispatchers.testing.conformance import ENTRY, Scenario
 from dispatchers.testing.conformance_http import HttpLookupSuite
 from dispatchers.testing.conformance_lookups import LookupSuite
-from dispatchers.testing.hostile_http import answer
+from dispatchers.testing.faulty_http import answer
 
 SECRET = "sk_test_4eC39HqLyjWDarjtT1zdp7dc"
 INTENT = {"id": "pi_1", "object": "payment_intent", "status": "succeeded", "created": 1, "metadata": {}}
@@ -31,19 +31,19 @@ class TestStripeLooks(HttpLookupSuite):
     operation = "stripe.payment_intents.create"
     payload = {"amount": 2000, "currency": "eur"}  # noqa: RUF012
     secrets = (SECRET,)
-    scenes = (
-        Scene("there", page(INTENT, OURS), Found),
-        Scene("not there", page(INTENT), Absent),
-        Scene("nothing there", page(), Absent),
-        Scene("older ones only", page(INTENT, has_more=True), Absent),
-        Scene("there but declined", page(DECLINED), CannotTell, payload={**payload, "confirm": True}),
-        Scene("no clock", answer(json={"object": "list", "data": [], "has_more": False}), CannotTell),
-        Scene("no list", answer(json={}, headers=DATE), CannotTell),
-        Scene("not found", answer(404, json={"error": {"type": "invalid_request_error"}}), CannotTell),
+    scenarios = (
+        Scenario("there", page(INTENT, OURS), Found),
+        Scenario("not there", page(INTENT), Absent),
+        Scenario("nothing there", page(), Absent),
+        Scenario("older ones only", page(INTENT, has_more=True), Absent),
+        Scenario("there but declined", page(DECLINED), CannotTell, payload={**payload, "confirm": True}),
+        Scenario("no clock", answer(json={"object": "list", "data": [], "has_more": False}), CannotTell),
+        Scenario("no list", answer(json={}, headers=DATE), CannotTell),
+        Scenario("not found", answer(404, json={"error": {"type": "invalid_request_error"}}), CannotTell),
     )
 
-    def adapter(self, far_side: Any, timeout: timedelta) -> Adapter:
-        return StripeAdapter(api_key=SECRET, base_url=far_side.url, timeout=timeout)
+    def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
+        return StripeAdapter(api_key=SECRET, base_url=remote.url, timeout=timeout)
 
 
 # --- an honest find, and what is wrong with others
@@ -132,16 +132,16 @@ class LookingSuite(HttpLookupSuite):
     operation = "crm.contacts.upsert"
     payload = {"email": "ada@example.com"}  # noqa: RUF012
     secrets = (TOKEN,)
-    patience = timedelta(seconds=0.3)
-    scenes = (
-        Scene("there", answer(json={"made": True}), Found),
-        Scene("not there", answer(json={"made": False}), Absent),
-        Scene("failed", answer(500), CannotTell),
+    remote_timeout = timedelta(seconds=0.3)
+    scenarios = (
+        Scenario("there", answer(json={"made": True}), Found),
+        Scenario("not there", answer(json={"made": False}), Absent),
+        Scenario("failed", answer(500), CannotTell),
     )
     of: type[Looking] = Looking
 
-    def adapter(self, far_side: Any, timeout: timedelta) -> Adapter:
-        return self.of(far_side.url, timeout)
+    def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
+        return self.of(remote.url, timeout)
 
 
 class TestHonestLooks(LookingSuite):
@@ -149,46 +149,51 @@ class TestHonestLooks(LookingSuite):
 
 
 @pytest.mark.parametrize(
-    ("adapter_class", "test", "scene", "text"),
+    ("adapter_class", "test", "scenario", "text"),
     [
-        (Hasty, "it_finds_what_the_scene_shows", "connection refused", "absence was not proved there"),
-        (Hasty, "it_finds_what_the_scene_shows", "reset without an answer", "absence was not proved there"),
-        (TakingErrorsForAbsence, "it_finds_what_the_scene_shows", "quotes us with 503", "absence was not proved"),
-        (TakingErrorsForAbsence, "it_finds_what_the_scene_shows", "quotes us with 401", "absence was not proved"),
-        (TakingErrorsForAbsence, "it_finds_what_the_scene_shows", "redirect 302", "absence was not proved"),
-        (TakingAnythingForAbsence, "it_finds_what_the_scene_shows", "a body that is no JSON", "absence was not proved"),
-        (Mistaken, "it_finds_what_the_scene_shows", "not there", "not Found"),
+        (Hasty, "it_finds_what_the_scenario_shows", "connection refused", "absence was not proved there"),
+        (Hasty, "it_finds_what_the_scenario_shows", "reset without an answer", "absence was not proved there"),
+        (TakingErrorsForAbsence, "it_finds_what_the_scenario_shows", "quotes us with 503", "absence was not proved"),
+        (TakingErrorsForAbsence, "it_finds_what_the_scenario_shows", "quotes us with 401", "absence was not proved"),
+        (TakingErrorsForAbsence, "it_finds_what_the_scenario_shows", "redirect 302", "absence was not proved"),
+        (
+            TakingAnythingForAbsence,
+            "it_finds_what_the_scenario_shows",
+            "a body that is no JSON",
+            "absence was not proved",
+        ),
+        (Mistaken, "it_finds_what_the_scenario_shows", "not there", "not Found"),
         (Telling, "no_secret_is_shown", "there", "the result shows secret 0"),
         (KeepingTuples, "its_finding_can_be_stored", "there", "reads otherwise than it was written"),
-        (Answering, "it_finds_what_the_scene_shows", "there", "an answer of type bool is no finding"),
+        (Answering, "it_finds_what_the_scenario_shows", "there", "an answer of type bool is no finding"),
         (Deaf, "it_is_back_by_its_deadline", "hangs before the first byte", "it was not back by its deadline"),
     ],
 )
-def test_a_defect_is_caught(adapter_class: type[Looking], test: str, scene: str, text: str) -> None:
+def test_a_defect_is_caught(adapter_class: type[Looking], test: str, scenario: str, text: str) -> None:
     suite = type("TestPlanted", (LookingSuite,), {"of": adapter_class})()
 
     with pytest.raises((AssertionError, pytest.fail.Exception)) as failure:
-        getattr(suite, f"test_{test}")(scene_of(suite, scene))
+        getattr(suite, f"test_{test}")(scenario_of(suite, scenario))
 
     assert text in str(failure.value)
     assert TOKEN not in str(failure.value)
 
 
-def test_a_finding_needs_a_scene_or_a_reason() -> None:
-    suite = type("TestPlanted", (LookingSuite,), {"scenes": LookingSuite.scenes[:1]})()
+def test_a_finding_needs_a_scenario_or_a_reason() -> None:
+    suite = type("TestPlanted", (LookingSuite,), {"scenarios": LookingSuite.scenarios[:1]})()
 
-    with pytest.raises(AssertionError, match="no scene expects Absent: add one, or say in `never` why"):
-        suite.test_each_finding_has_a_scene_or_a_reason(Absent)
+    with pytest.raises(AssertionError, match="no scenario expects Absent: add one, or say in `never` why"):
+        suite.test_each_finding_has_a_scenario_or_a_reason(Absent)
 
 
 def test_an_adapter_without_a_find_is_told_so() -> None:
     suite = type("TestPlanted", (LookingSuite,), {"of": type("Blind", (Looking,), {"find": None})})()
 
     with pytest.raises(AssertionError, match="Blind has no find"):
-        suite.test_it_finds_what_the_scene_shows(suite.scenes[0])
+        suite.test_it_finds_what_the_scenario_shows(suite.scenarios[0])
 
 
-@pytest.mark.parametrize("hook", ["adapter(self, far_side, timeout)", "far_side(self)"])
+@pytest.mark.parametrize("hook", ["adapter(self, remote, timeout)", "remote(self)"])
 def test_a_hook_that_is_missing_is_named(hook: str) -> None:
     suite = type("TestPlanted", (LookupSuite,), {})()
 
@@ -201,5 +206,5 @@ def test_a_hook_that_is_missing_is_named(hook: str) -> None:
 def test_what_is_left_out_is_said() -> None:
     suite = type("TestPlanted", (LookupSuite,), {"operation": "a.b"})()
 
-    with pytest.raises(pytest.fail.Exception, match="TestPlanted needs payload, scenes, secrets: see LookSuite"):
+    with pytest.raises(pytest.fail.Exception, match="TestPlanted needs payload, scenarios, secrets: see LookSuite"):
         suite.pytest_generate_tests(json)  # type: ignore[arg-type]

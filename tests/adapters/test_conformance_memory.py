@@ -23,10 +23,10 @@ from dispatchers import (
     Unknown,
 )
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.testing import hostile_http
-from dispatchers.testing.conformance import AdapterSuite, Scene
+from dispatchers.testing import faulty_http
+from dispatchers.testing.conformance import AdapterSuite, Scenario
 from dispatchers.testing.conformance_http import HttpSuite
-from dispatchers.testing.hostile_http import answer
+from dispatchers.testing.faulty_http import answer
 
 
 class MemoryFarSide:
@@ -47,17 +47,17 @@ class MemoryFarSide:
 class SendingTo(MemoryAdapter):
     """A memory adapter is service and adapter in one: what it is sent has arrived, a repeat too."""
 
-    def __init__(self, far_side: MemoryFarSide, timeout: timedelta) -> None:
+    def __init__(self, remote: MemoryFarSide, timeout: timedelta) -> None:
         super().__init__(lambda delivery: self._outcome, window=timedelta(days=1), timeout=timeout)
-        self._far_side = far_side
+        self._remote = remote
 
     async def send(self, delivery: Delivery) -> Outcome:
-        self._outcome = self._far_side.receive(delivery)
+        self._outcome = self._remote.receive(delivery)
         return await super().send(delivery)
 
 
 EVERY_OUTCOME = tuple(
-    Scene(type(outcome).__name__, outcome, type(outcome))
+    Scenario(type(outcome).__name__, outcome, type(outcome))
     for outcome in (
         Delivered({"id": 7}),
         Rejected("no such contact"),
@@ -77,22 +77,22 @@ class FromMemory(AdapterSuite):
     private = ("ada@example.com",)
     secrets = ()
     client_exceptions = ()
-    scenes = EVERY_OUTCOME
+    scenarios = EVERY_OUTCOME
 
     @contextmanager
-    def far_side(self) -> Iterator[MemoryFarSide]:
+    def remote(self) -> Iterator[MemoryFarSide]:
         yield MemoryFarSide()
 
 
 class TestMemoryAdapter(FromMemory):
-    def adapter(self, far_side: MemoryFarSide, timeout: timedelta) -> Adapter:
-        return SendingTo(far_side, timeout)
+    def adapter(self, remote: MemoryFarSide, timeout: timedelta) -> Adapter:
+        return SendingTo(remote, timeout)
 
 
 class TestAsyncFunction(FromMemory):
-    def adapter(self, far_side: MemoryFarSide, timeout: timedelta) -> Adapter:
+    def adapter(self, remote: MemoryFarSide, timeout: timedelta) -> Adapter:
         async def upsert(delivery: Delivery) -> Outcome:
-            return far_side.receive(delivery)
+            return remote.receive(delivery)
 
         return function(upsert, window=FOREVER, timeout=timeout)
 
@@ -145,19 +145,19 @@ class TestBlockingFunction(HttpSuite):
     private = ("ada@example.com",)
     secrets = (TOKEN,)
     client_exceptions = (HTTPException, OSError)
-    scenes = (
-        Scene("created", answer(200, json={"id": 7}), Delivered),
-        Scene("invalid", answer(422), Rejected),
-        Scene("limited", answer(429), Deferred),
-        Scene("failed", answer(500), Unknown),
+    scenarios = (
+        Scenario("created", answer(200, json={"id": 7}), Delivered),
+        Scenario("invalid", answer(422), Rejected),
+        Scenario("limited", answer(429), Deferred),
+        Scenario("failed", answer(500), Unknown),
     )
     never: Mapping[type[Any], str] = {
         KeyConflict: "the CRM does not compare requests",
         InProgress: "the CRM lets the second request wait",
     }
 
-    def adapter(self, far_side: hostile_http.HostileHttp, timeout: timedelta) -> Adapter:
-        return function(lambda delivery: upsert(far_side.url, delivery), window=timedelta(days=7), timeout=timeout)
+    def adapter(self, remote: faulty_http.FaultyHttp, timeout: timedelta) -> Adapter:
+        return function(lambda delivery: upsert(remote.url, delivery), window=timedelta(days=7), timeout=timeout)
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         def fail(*args: object) -> None:

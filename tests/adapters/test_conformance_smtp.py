@@ -11,11 +11,11 @@ from typing import Any
 
 import aiosmtplib
 import pytest
-from support.mail_servers import CLOSE, DRIP, HANG, RESET, Hostile, adapter_for, hostile_server
+from support.mail_servers import CLOSE, DRIP, HANG, RESET, Faulty, adapter_for, faulty_server
 
 from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
 from dispatchers.delivery import Window
-from dispatchers.testing.conformance import AdapterSuite, Scene
+from dispatchers.testing.conformance import AdapterSuite, Scenario
 
 PASSWORD = "open-sesame-5eb63bbb"
 LOGIN = base64.b64encode(f"\0shop\0{PASSWORD}".encode()).decode()
@@ -23,25 +23,25 @@ NO_LISTENER = "no listener"
 
 
 class MailFarSide:
-    """A mail server in a thread of its own. A behaviour is what it does at which point; see `Hostile`."""
+    """A mail server in a thread of its own. A behaviour is what it does at which point; see `Faulty`."""
 
     def __init__(self) -> None:
         self.port = 0
-        self._hostile = Hostile(extensions=("SIZE 1000000", "AUTH PLAIN"))
+        self._faulty = Faulty(extensions=("SIZE 1000000", "AUTH PLAIN"))
         self._listening: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     @property
     def requests(self) -> list[bytes]:
-        return self._hostile.messages
+        return self._faulty.messages
 
     def behave(self, behaviour: Mapping[str, str]) -> None:
-        self._hostile.at = {"AUTH": "235 2.7.0 welcome", **behaviour}
+        self._faulty.at = {"AUTH": "235 2.7.0 welcome", **behaviour}
         if NO_LISTENER in behaviour:
             self.stop()
 
     async def serve(self) -> None:
         stopped = asyncio.Event()
-        async with hostile_server(self._hostile) as self.port:
+        async with faulty_server(self._faulty) as self.port:
             self._listening.set_result((asyncio.get_running_loop(), stopped))
             await stopped.wait()
 
@@ -68,26 +68,26 @@ class SmtpSuite(AdapterSuite):
     private = ("ada@example.com", "Your invoice")
     client_exceptions = (aiosmtplib.SMTPException, OSError)
     window: Window
-    scenes = (
-        Scene("taken", at(), Delivered),
-        Scene("taken, in odd words", at(dot="250 ada@example.com"), Delivered),
-        Scene("refused for good", at(dot="554 5.7.1 no ada@example.com"), Rejected),
-        Scene("refused for now", at(dot="451 4.3.0 later, ada@example.com"), Deferred),
-        Scene("no such recipient", at(RCPT="550 5.1.1 ada@example.com"), Rejected, requests=0),
-        Scene("greylisted", at(RCPT="450 4.2.1 ada@example.com"), Deferred, requests=0),
-        Scene("sender refused", at(MAIL="550 5.7.1 not you"), Rejected, requests=0),
-        Scene("no recipient", at(), Rejected, {"subject": "Your invoice", "text": ""}, requests=0),
-        Scene("login refused", at(AUTH=f"535 5.7.8 AUTH PLAIN {LOGIN}"), Deferred, requests=0),
-        Scene("connection refused", {NO_LISTENER: ""}, Deferred, requests=0),
-        Scene("not greeted", at(greeting=CLOSE), Deferred, requests=0),
-        Scene("reset before the dot", at(DATA=RESET), Deferred, requests=0),
-        Scene("hangs before the dot", at(DATA=HANG), Deferred, requests=0, hangs=True),
-        Scene("drips before the dot", at(MAIL=DRIP), Deferred, requests=0, hangs=True),
-        Scene("closed after the dot", at(dot=CLOSE), Unknown),
-        Scene("reset after the dot", at(dot=RESET), Unknown),
-        Scene("no SMTP after the dot", at(dot="hello?"), Unknown),
-        Scene("hangs after the dot", at(dot=HANG), Unknown, hangs=True),
-        Scene("drips after the dot", at(dot=DRIP), Unknown, hangs=True),
+    scenarios = (
+        Scenario("taken", at(), Delivered),
+        Scenario("taken, in odd words", at(dot="250 ada@example.com"), Delivered),
+        Scenario("refused for good", at(dot="554 5.7.1 no ada@example.com"), Rejected),
+        Scenario("refused for now", at(dot="451 4.3.0 later, ada@example.com"), Deferred),
+        Scenario("no such recipient", at(RCPT="550 5.1.1 ada@example.com"), Rejected, requests=0),
+        Scenario("greylisted", at(RCPT="450 4.2.1 ada@example.com"), Deferred, requests=0),
+        Scenario("sender refused", at(MAIL="550 5.7.1 not you"), Rejected, requests=0),
+        Scenario("no recipient", at(), Rejected, {"subject": "Your invoice", "text": ""}, requests=0),
+        Scenario("login refused", at(AUTH=f"535 5.7.8 AUTH PLAIN {LOGIN}"), Deferred, requests=0),
+        Scenario("connection refused", {NO_LISTENER: ""}, Deferred, requests=0),
+        Scenario("not greeted", at(greeting=CLOSE), Deferred, requests=0),
+        Scenario("reset before the dot", at(DATA=RESET), Deferred, requests=0),
+        Scenario("hangs before the dot", at(DATA=HANG), Deferred, requests=0, hangs=True),
+        Scenario("drips before the dot", at(MAIL=DRIP), Deferred, requests=0, hangs=True),
+        Scenario("closed after the dot", at(dot=CLOSE), Unknown),
+        Scenario("reset after the dot", at(dot=RESET), Unknown),
+        Scenario("no SMTP after the dot", at(dot="hello?"), Unknown),
+        Scenario("hangs after the dot", at(dot=HANG), Unknown, hangs=True),
+        Scenario("drips after the dot", at(dot=DRIP), Unknown, hangs=True),
     )
     never: Mapping[type[Any], str] = {
         KeyConflict: "SMTP has no word for it",
@@ -95,16 +95,16 @@ class SmtpSuite(AdapterSuite):
     }
 
     @contextmanager
-    def far_side(self) -> Iterator[MailFarSide]:
-        far_side = MailFarSide()
-        far_side.start()
+    def remote(self) -> Iterator[MailFarSide]:
+        remote = MailFarSide()
+        remote.start()
         try:
-            yield far_side
+            yield remote
         finally:
-            far_side.stop()
+            remote.stop()
 
-    def adapter(self, far_side: MailFarSide, timeout: timedelta) -> Adapter:
-        return adapter_for(far_side.port, timeout=timeout, window=self.window, username="shop", password=PASSWORD)
+    def adapter(self, remote: MailFarSide, timeout: timedelta) -> Adapter:
+        return adapter_for(remote.port, timeout=timeout, window=self.window, username="shop", password=PASSWORD)
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         async def fail(client: aiosmtplib.SMTP) -> None:

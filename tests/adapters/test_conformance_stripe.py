@@ -1,4 +1,4 @@
-"""StripeAdapter in the conformance suite: at a hostile server, and at the fake Stripe with its memory of keys."""
+"""StripeAdapter in the conformance suite: at a faulty server, and at the fake Stripe with its memory of keys."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ import stripe
 
 from dispatchers import Adapter, Deferred, Delivered, InProgress, KeyConflict, Rejected, Unknown
 from dispatchers.adapters import StripeAdapter
-from dispatchers.testing.conformance import ENTRY, TAGS, AdapterSuite, Scene
+from dispatchers.testing.conformance import ENTRY, TAGS, AdapterSuite, Scenario
 from dispatchers.testing.conformance_http import HttpSuite
-from dispatchers.testing.hostile_http import Behaviour, answer
+from dispatchers.testing.faulty_http import Behaviour, answer
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
 from dispatchers.testing.stripe_faults import Fault
 from dispatchers.testing.stripe_service import running_stripe
@@ -34,21 +34,21 @@ class TestStripe(HttpSuite):
     secrets = (SECRET, "pi_1_secret_x")
     private = ("jane@example.com",)
     client_exceptions = (stripe.StripeError, httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
-    scenes = (
-        Scene("created", answer(json=INTENT), Delivered),
-        Scene("repeated", answer(json=INTENT, headers={"Idempotent-Replayed": "true"}), Delivered),
-        Scene("declined", error(402, "card_error", code="card_declined"), Rejected),
-        Scene("invalid", error(400, code="parameter_missing"), Rejected),
-        Scene("no object", answer(json=INTENT), Rejected, payload=["text"], requests=0),
-        Scene("key of another request", error(400, "idempotency_error"), KeyConflict),
-        Scene("limited", error(429, "rate_limit_error"), Deferred),
-        Scene("key in use", error(409, code="idempotency_key_in_use"), InProgress),
-        Scene("failed", error(500, "api_error"), Unknown),
-        Scene("something in between", answer(502, body=b"<html>"), Unknown),
+    scenarios = (
+        Scenario("created", answer(json=INTENT), Delivered),
+        Scenario("repeated", answer(json=INTENT, headers={"Idempotent-Replayed": "true"}), Delivered),
+        Scenario("declined", error(402, "card_error", code="card_declined"), Rejected),
+        Scenario("invalid", error(400, code="parameter_missing"), Rejected),
+        Scenario("no object", answer(json=INTENT), Rejected, payload=["text"], requests=0),
+        Scenario("key of another request", error(400, "idempotency_error"), KeyConflict),
+        Scenario("limited", error(429, "rate_limit_error"), Deferred),
+        Scenario("key in use", error(409, code="idempotency_key_in_use"), InProgress),
+        Scenario("failed", error(500, "api_error"), Unknown),
+        Scenario("something in between", answer(502, body=b"<html>"), Unknown),
     )
 
-    def adapter(self, far_side: Any, timeout: timedelta) -> Adapter:
-        return StripeAdapter(api_key=SECRET, base_url=far_side.url, timeout=timeout)
+    def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
+        return StripeAdapter(api_key=SECRET, base_url=remote.url, timeout=timeout)
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         async def fail(*args: object) -> None:
@@ -101,26 +101,26 @@ class TestStripeThatRemembers(AdapterSuite):
     payload = {"amount": 2000, "currency": "eur"}  # noqa: RUF012
     secrets = (API_KEY,)
     client_exceptions = ()
-    scenes = (
-        Scene("charged", meeting(None), Delivered),
-        Scene("declined", meeting(None), Rejected, {**payload, "payment_method": "pm_card_chargeDeclined"}),
-        Scene("without an amount", meeting(None), Rejected, {"currency": "eur"}),
-        Scene("limited", meeting(Fault.RATE_LIMIT), Deferred),
-        Scene("executing", beginning(), InProgress),
-        Scene("another charge under the key", beginning(amount="2001"), KeyConflict),
-        Scene("failed before", meeting(Fault.FAIL_BEFORE), Unknown),
-        Scene("failed after", meeting(Fault.FAIL_AFTER), Unknown),
-        Scene("unavailable", meeting(Fault.UNAVAILABLE), Unknown),
-        Scene("request lost", meeting(Fault.LOSE_REQUEST), Unknown),
-        Scene("answer lost", meeting(Fault.LOSE_RESPONSE), Unknown),
+    scenarios = (
+        Scenario("charged", meeting(None), Delivered),
+        Scenario("declined", meeting(None), Rejected, {**payload, "payment_method": "pm_card_chargeDeclined"}),
+        Scenario("without an amount", meeting(None), Rejected, {"currency": "eur"}),
+        Scenario("limited", meeting(Fault.RATE_LIMIT), Deferred),
+        Scenario("executing", beginning(), InProgress),
+        Scenario("another charge under the key", beginning(amount="2001"), KeyConflict),
+        Scenario("failed before", meeting(Fault.FAIL_BEFORE), Unknown),
+        Scenario("failed after", meeting(Fault.FAIL_AFTER), Unknown),
+        Scenario("unavailable", meeting(Fault.UNAVAILABLE), Unknown),
+        Scenario("request lost", meeting(Fault.LOSE_REQUEST), Unknown),
+        Scenario("answer lost", meeting(Fault.LOSE_RESPONSE), Unknown),
     )
 
     @contextmanager
-    def far_side(self) -> Iterator[RememberingStripe]:
+    def remote(self) -> Iterator[RememberingStripe]:
         fake = RememberingStripe()
         with running_stripe(fake) as running:
             fake.url = running.url
             yield fake
 
-    def adapter(self, far_side: RememberingStripe, timeout: timedelta) -> Adapter:
-        return StripeAdapter(api_key=API_KEY, base_url=far_side.url, timeout=timeout)
+    def adapter(self, remote: RememberingStripe, timeout: timedelta) -> Adapter:
+        return StripeAdapter(api_key=API_KEY, base_url=remote.url, timeout=timeout)

@@ -21,7 +21,7 @@ from support.canaries import leaks
 from support.cli_runner import succeeded
 from support.database import CHARGE, TABLES, Database
 from support.entries import daemon, put_one, run_once, settlement_row, wait_for, write_factory
-from support.mail_servers import Hostile, against, send
+from support.mail_servers import Faulty, against, send
 
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found, KeyConflict, Rejected, Unknown
@@ -181,10 +181,10 @@ def test_a_mail_server_that_quotes_the_password_is_not_quoted(point: str, caplog
     word = "correct-horse"
     said = base64.b64encode(f"\0ada\0{word}".encode()).decode() + " " + word
     point, _, code = point.partition(" ")
-    at = {"AUTH": "235 welcome", "EHLO": "250-hostile\r\n250 AUTH PLAIN"}
+    at = {"AUTH": "235 welcome", "EHLO": "250-faulty\r\n250 AUTH PLAIN"}
     at |= {point: f"{code or ('250' if point == 'dot' else '550')} {said}"}
 
-    outcome = against(Hostile(at), send, username="ada", password=word)
+    outcome = against(Faulty(at), send, username="ada", password=word)
 
     assert not isinstance(outcome, Unknown)
     assert leaks(repr(outcome) + caplog.text, word) == []

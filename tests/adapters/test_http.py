@@ -1,4 +1,4 @@
-"""The hostile server does what it says: a far side that is kinder than promised would let adapters pass."""
+"""The faulty server does what it says: a remote service that is kinder than promised would let adapters pass."""
 
 import socket
 import time
@@ -8,27 +8,25 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from dispatchers.testing import hostile_http
-from dispatchers.testing.hostile_http import DRIP_SECONDS, LARGE_BYTES, Behaviour, HostileHttp
+from dispatchers.testing import faulty_http
+from dispatchers.testing.faulty_http import DRIP_SECONDS, LARGE_BYTES, Behaviour, FaultyHttp
 
 
 @pytest.fixture
-def far_side() -> Iterator[HostileHttp]:
-    with hostile_http.hostile_http() as running:
+def remote() -> Iterator[FaultyHttp]:
+    with faulty_http.faulty_http() as running:
         yield running
 
 
-def put(far_side: HostileHttp, behaviour: Behaviour, **settings: object) -> httpx.Response:
-    far_side.behave(behaviour)
-    return httpx.put(f"{far_side.url}/contacts?a=1", content=b"\xff{}", trust_env=False, timeout=0.3, **settings)  # type: ignore[arg-type]
+def put(remote: FaultyHttp, behaviour: Behaviour, **settings: object) -> httpx.Response:
+    remote.behave(behaviour)
+    return httpx.put(f"{remote.url}/contacts?a=1", content=b"\xff{}", trust_env=False, timeout=0.3, **settings)  # type: ignore[arg-type]
 
 
-def test_it_answers_as_told_and_records_what_arrived(far_side: HostileHttp) -> None:
-    response = put(
-        far_side, hostile_http.answer(422, headers={"Retry-After": "7"}, json={"id": 7}), headers={"X-A": "b"}
-    )
+def test_it_answers_as_told_and_records_what_arrived(remote: FaultyHttp) -> None:
+    response = put(remote, faulty_http.answer(422, headers={"Retry-After": "7"}, json={"id": 7}), headers={"X-A": "b"})
 
-    (request,) = far_side.requests
+    (request,) = remote.requests
     assert (response.status_code, response.headers["Retry-After"], response.json()) == (422, "7", {"id": 7})
     assert (request.method, request.target, request.body) == ("PUT", "/contacts?a=1", b"\xff{}")
     assert request.headers["x-a"] == "b"
@@ -36,44 +34,44 @@ def test_it_answers_as_told_and_records_what_arrived(far_side: HostileHttp) -> N
     assert bytes(request).endswith(b"\r\n\r\n\xff{}")
 
 
-def test_a_body_in_chunks_is_recorded_as_a_whole(far_side: HostileHttp) -> None:
-    httpx.put(far_side.url, content=iter([b"one", b"two"]), trust_env=False)
+def test_a_body_in_chunks_is_recorded_as_a_whole(remote: FaultyHttp) -> None:
+    httpx.put(remote.url, content=iter([b"one", b"two"]), trust_env=False)
 
-    assert [request.body for request in far_side.requests] == [b"onetwo"]
+    assert [request.body for request in remote.requests] == [b"onetwo"]
 
 
 @pytest.mark.parametrize(
     ("behaviour", "error"),
     [
-        (hostile_http.close, httpx.RemoteProtocolError),
-        (hostile_http.reset, httpx.ReadError),
-        (hostile_http.garble, httpx.RemoteProtocolError),
-        (hostile_http.hang, httpx.ReadTimeout),
-        (hostile_http.giant_head(), httpx.RemoteProtocolError),
-        (hostile_http.cut_short(), httpx.RemoteProtocolError),
-        (hostile_http.reset_in_body(), httpx.ReadError),
+        (faulty_http.close, httpx.RemoteProtocolError),
+        (faulty_http.reset, httpx.ReadError),
+        (faulty_http.garble, httpx.RemoteProtocolError),
+        (faulty_http.hang, httpx.ReadTimeout),
+        (faulty_http.giant_head(), httpx.RemoteProtocolError),
+        (faulty_http.cut_short(), httpx.RemoteProtocolError),
+        (faulty_http.reset_in_body(), httpx.ReadError),
     ],
 )
 def test_a_client_that_hopes_for_the_best_meets(
-    far_side: HostileHttp, behaviour: Behaviour, error: type[Exception]
+    remote: FaultyHttp, behaviour: Behaviour, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        put(far_side, behaviour)
+        put(remote, behaviour)
 
-    assert len(far_side.requests) == 1
+    assert len(remote.requests) == 1
 
 
-def test_nobody_listens_where_connections_are_refused(far_side: HostileHttp) -> None:
+def test_nobody_listens_where_connections_are_refused(remote: FaultyHttp) -> None:
     with pytest.raises(httpx.ConnectError):
-        put(far_side, hostile_http.refuse)
+        put(remote, faulty_http.refuse)
 
-    assert far_side.requests == []
+    assert remote.requests == []
 
 
-@pytest.mark.parametrize("behaviour", [hostile_http.drip_head, hostile_http.drip_body()])
-def test_a_drip_outlasts_every_timeout_of_a_single_read(far_side: HostileHttp, behaviour: Behaviour) -> None:
-    far_side.behave(behaviour)
-    url = httpx.URL(far_side.url)
+@pytest.mark.parametrize("behaviour", [faulty_http.drip_head, faulty_http.drip_body()])
+def test_a_drip_outlasts_every_timeout_of_a_single_read(remote: FaultyHttp, behaviour: Behaviour) -> None:
+    remote.behave(behaviour)
+    url = httpx.URL(remote.url)
 
     with socket.create_connection((url.host, int(url.port or 0)), timeout=1) as connection:
         connection.sendall(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
@@ -82,46 +80,46 @@ def test_a_drip_outlasts_every_timeout_of_a_single_read(far_side: HostileHttp, b
             assert connection.recv(1)  # raises when a second passes without a byte
 
 
-@pytest.mark.parametrize("behaviour", [hostile_http.giant(), hostile_http.gzip_bomb()])
-def test_a_giant_is_as_large_as_it_says(far_side: HostileHttp, behaviour: Behaviour) -> None:
-    far_side.behave(behaviour)
+@pytest.mark.parametrize("behaviour", [faulty_http.giant(), faulty_http.gzip_bomb()])
+def test_a_giant_is_as_large_as_it_says(remote: FaultyHttp, behaviour: Behaviour) -> None:
+    remote.behave(behaviour)
 
-    response = httpx.put(far_side.url, trust_env=False, timeout=30)
+    response = httpx.put(remote.url, trust_env=False, timeout=30)
 
     assert len(response.content) == LARGE_BYTES
 
 
-def test_a_quotation_holds_the_credentials_where_services_write_texts(far_side: HostileHttp) -> None:
-    response = put(far_side, hostile_http.echo(402), headers={"Authorization": "Bearer sesame"})
+def test_a_quotation_holds_the_credentials_where_services_write_texts(remote: FaultyHttp) -> None:
+    response = put(remote, faulty_http.echo(402), headers={"Authorization": "Bearer sesame"})
 
     assert response.status_code == 402
     assert "Bearer sesame" in response.json()["error"]["message"]
     assert "Bearer sesame" in response.headers["X-Quoted"]
 
 
-def test_who_waits_is_cut_off_when_the_behaviour_changes(far_side: HostileHttp) -> None:
-    far_side.behave(hostile_http.hang)
+def test_who_waits_is_cut_off_when_the_behaviour_changes(remote: FaultyHttp) -> None:
+    remote.behave(faulty_http.hang)
     with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(httpx.put, far_side.url, trust_env=False, timeout=30)
-        while not far_side.requests and not waiting.done():
+        waiting = threads.submit(httpx.put, remote.url, trust_env=False, timeout=30)
+        while not remote.requests and not waiting.done():
             time.sleep(0.005)  # until it is read, it does not wait for an answer
-        far_side.behave(hostile_http.answer())
+        remote.behave(faulty_http.answer())
         error = waiting.exception(timeout=10)
 
     assert isinstance(error, httpx.RemoteProtocolError)
-    assert len(far_side.requests) == 1
+    assert len(remote.requests) == 1
 
 
-def test_a_redirect_leads_to_where_a_follower_is_seen(far_side: HostileHttp) -> None:
+def test_a_redirect_leads_to_where_a_follower_is_seen(remote: FaultyHttp) -> None:
     with pytest.raises(httpx.TooManyRedirects):
-        put(far_side, hostile_http.redirect(307), follow_redirects=True)
+        put(remote, faulty_http.redirect(307), follow_redirects=True)
 
-    assert {request.target for request in far_side.requests} == {"/contacts?a=1", "/elsewhere"}
+    assert {request.target for request in remote.requests} == {"/contacts?a=1", "/elsewhere"}
 
 
-def test_an_answer_comes_twice_to_one_request(far_side: HostileHttp) -> None:
-    far_side.behave(hostile_http.answer_twice())
-    url = httpx.URL(far_side.url)
+def test_an_answer_comes_twice_to_one_request(remote: FaultyHttp) -> None:
+    remote.behave(faulty_http.answer_twice())
+    url = httpx.URL(remote.url)
 
     with socket.create_connection((url.host, int(url.port or 0)), timeout=1) as connection:
         connection.sendall(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
@@ -133,5 +131,5 @@ def test_an_answer_comes_twice_to_one_request(far_side: HostileHttp) -> None:
 
 
 def test_a_server_that_does_not_run_says_so() -> None:
-    with pytest.raises(RuntimeError, match="this server does not run: `with hostile_http\\(\\) as far_side:`"):
-        HostileHttp().behave(hostile_http.hang)
+    with pytest.raises(RuntimeError, match="this server does not run: `with faulty_http\\(\\) as remote:`"):
+        FaultyHttp().behave(faulty_http.hang)

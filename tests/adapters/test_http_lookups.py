@@ -12,9 +12,9 @@ from test_http_adapter import ENTRY, adapter, delivery
 
 from dispatchers import Absent, Adapter, CannotTell, Found
 from dispatchers.adapters import HttpAdapter
-from dispatchers.testing.conformance import Scene
+from dispatchers.testing.conformance import Scenario
 from dispatchers.testing.conformance_http import HttpLookupSuite
-from dispatchers.testing.hostile_http import answer
+from dispatchers.testing.faulty_http import answer
 
 TOKEN = "Bearer crm_token_1"
 
@@ -44,14 +44,14 @@ class TestHttpLooks(HttpLookupSuite):
     operation = "crm.contacts.create"
     payload = {"url": "/contacts"}  # noqa: RUF012
     secrets = (TOKEN,)
-    scenes = (
-        Scene("there", answer(json={"made": [7]}), Found),
-        Scene("not there", answer(json={"made": []}), Absent),
-        Scene("failed", answer(500), CannotTell),
+    scenarios = (
+        Scenario("there", answer(json={"made": [7]}), Found),
+        Scenario("not there", answer(json={"made": []}), Absent),
+        Scenario("failed", answer(500), CannotTell),
     )
 
-    def adapter(self, far_side: Any, timeout: timedelta) -> Adapter:
-        return HttpAdapter(base_url=far_side.url, headers={"Authorization": TOKEN}, timeout=timeout, find=by_entry)
+    def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
+        return HttpAdapter(base_url=remote.url, headers={"Authorization": TOKEN}, timeout=timeout, find=by_entry)
 
 
 def test_it_reads_with_our_credentials_and_without_a_key() -> None:

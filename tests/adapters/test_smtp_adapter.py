@@ -17,7 +17,7 @@ from support.mail_servers import (
     DUE_AT,
     KEY,
     MAIL,
-    Hostile,
+    Faulty,
     Mailbox,
     adapter_for,
     against,
@@ -132,11 +132,11 @@ def test_the_size_is_announced_where_the_server_asks_for_it() -> None:
 
 
 def test_no_size_is_announced_where_the_server_knows_none() -> None:
-    hostile = Hostile(extensions=())
+    faulty = Faulty(extensions=())
 
-    against(hostile, send)
+    against(faulty, send)
 
-    assert hostile.commands[1] == "MAIL FROM:<shop@example.com>"
+    assert faulty.commands[1] == "MAIL FROM:<shop@example.com>"
 
 
 # --- recipients
@@ -279,15 +279,15 @@ def test_an_adapter_outlives_its_event_loop() -> None:
 
 
 def test_an_adapter_may_be_used_again_after_it_was_closed() -> None:
-    hostile = Hostile()
+    faulty = Faulty()
 
     async def work(adapter: SmtpAdapter) -> Outcome:
         await send(adapter)
         await adapter.aclose()
         return await send(adapter)
 
-    assert isinstance(against(hostile, work), Delivered)
-    assert hostile.connections == 2
+    assert isinstance(against(faulty, work), Delivered)
+    assert faulty.connections == 2
 
 
 def _free_port() -> int:

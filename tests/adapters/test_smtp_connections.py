@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.mail_servers import CLOSE, HANG, RESET, Hostile, against, send
+from support.mail_servers import CLOSE, HANG, RESET, Faulty, against, send
 
 from dispatchers.adapters import SmtpAdapter
 from dispatchers.delivery import Deferred, Delivered, Outcome, Unknown
@@ -22,76 +22,76 @@ def twice(adapter: SmtpAdapter) -> Any:
 
 
 def test_a_connection_is_kept_and_reset_before_the_next_mail() -> None:
-    hostile = Hostile()
+    faulty = Faulty()
 
-    outcomes = against(hostile, twice)
+    outcomes = against(faulty, twice)
 
     assert all(isinstance(outcome, Delivered) for outcome in outcomes)
-    assert hostile.connections == 1
-    verbs = [command.split()[0] for command in hostile.commands]
+    assert faulty.connections == 1
+    verbs = [command.split()[0] for command in faulty.commands]
     assert verbs == ["EHLO", "MAIL", "RCPT", "DATA", "RSET", "MAIL", "RCPT", "DATA", "QUIT"]
 
 
 @pytest.mark.parametrize("breaking", [CLOSE, RESET, "421 idle for too long", "hello?"])
 def test_a_kept_connection_that_went_stale_is_replaced_within_the_send(breaking: str) -> None:
-    hostile = Hostile(at={"RSET": breaking})
+    faulty = Faulty(at={"RSET": breaking})
 
-    outcomes = against(hostile, twice)
+    outcomes = against(faulty, twice)
 
     assert all(isinstance(outcome, Delivered) for outcome in outcomes)
-    assert hostile.connections == 2
+    assert faulty.connections == 2
 
 
 def test_a_connection_that_idled_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dispatchers.adapters.email.adapter.IDLE_SECONDS_MAX", 0.0)
-    hostile = Hostile(at={"RSET": HANG})
+    faulty = Faulty(at={"RSET": HANG})
 
-    assert all(isinstance(outcome, Delivered) for outcome in against(hostile, twice))
+    assert all(isinstance(outcome, Delivered) for outcome in against(faulty, twice))
 
 
 @pytest.mark.parametrize(
     ("point", "reply"), [("MAIL", "550 no"), ("RCPT", "550 no"), ("RCPT", "450 no"), ("DATA", "554 no")]
 )
 def test_a_connection_outlives_a_refusal_in_due_form(point: str, reply: str) -> None:
-    hostile = Hostile(at={point: reply})
+    faulty = Faulty(at={point: reply})
 
-    against(hostile, twice)
+    against(faulty, twice)
 
-    assert hostile.connections == 1
+    assert faulty.connections == 1
 
 
 @pytest.mark.parametrize(
     ("point", "reply"), [("MAIL", "hello?"), ("DATA", "250 ok"), ("dot", "hello?"), ("dot", "354 go")]
 )
 def test_a_connection_out_of_step_is_not_used_again(point: str, reply: str) -> None:
-    hostile = Hostile(at={point: reply})
+    faulty = Faulty(at={point: reply})
 
-    against(hostile, twice)
+    against(faulty, twice)
 
-    assert hostile.connections == 2
-    assert "RSET" not in hostile.commands
+    assert faulty.connections == 2
+    assert "RSET" not in faulty.commands
 
 
 @pytest.mark.parametrize(("most", "connections"), [(10, 2), (1, 1)])
 def test_mails_at_once_have_a_connection_each_up_to_the_limit(most: int, connections: int) -> None:
-    hostile = Hostile()
+    faulty = Faulty()
 
     async def work(adapter: SmtpAdapter) -> list[Outcome]:
         return await asyncio.gather(send(adapter), send(adapter))
 
-    outcomes = against(hostile, work, connections_max=most)
+    outcomes = against(faulty, work, connections_max=most)
 
     assert all(isinstance(outcome, Delivered) for outcome in outcomes)
-    assert hostile.connections == connections
+    assert faulty.connections == connections
 
 
 def test_a_mail_that_gets_no_connection_in_time_is_deferred() -> None:
-    hostile = Hostile(at={"dot": HANG})
+    faulty = Faulty(at={"dot": HANG})
 
     async def work(adapter: SmtpAdapter) -> list[Outcome]:
         return await asyncio.gather(send(adapter), send(adapter))
 
-    first, second = against(hostile, work, connections_max=1, timeout=timedelta(seconds=3))
+    first, second = against(faulty, work, connections_max=1, timeout=timedelta(seconds=3))
 
     assert isinstance(first, Unknown)
     assert second == Deferred("waiting for a connection: TimeoutError, nothing was sent")
@@ -100,14 +100,14 @@ def test_a_mail_that_gets_no_connection_in_time_is_deferred() -> None:
 @pytest.mark.parametrize("breaking", [HANG, CLOSE, "500 what?"])
 def test_closing_does_not_depend_on_the_server(breaking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dispatchers.adapters.email.adapter.QUIT_SECONDS", 0.1)
-    hostile = Hostile(at={"QUIT": breaking})
+    faulty = Faulty(at={"QUIT": breaking})
 
     async def work(adapter: SmtpAdapter) -> float:
         await send(adapter)
         started = time.monotonic()
         await adapter.aclose()
-        await hostile.gone.wait()
+        await faulty.gone.wait()
         return time.monotonic() - started
 
-    assert against(hostile, work) < 5
-    assert hostile.commands[-1] == "QUIT"
+    assert against(faulty, work) < 5
+    assert faulty.commands[-1] == "QUIT"

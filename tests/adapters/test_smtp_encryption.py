@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.mail_servers import HANG, MAIL, Hostile, Mailbox, adapter_for, against, handed_in, send, tls_contexts
+from support.mail_servers import HANG, MAIL, Faulty, Mailbox, adapter_for, against, handed_in, send, tls_contexts
 
 from dispatchers.delivery import Deferred, Delivered
 
@@ -66,32 +66,32 @@ def test_a_large_mail_leaves_over_tls(contexts: Any) -> None:
 
 
 def test_a_server_without_starttls_gets_nothing() -> None:
-    hostile = Hostile()
+    faulty = Faulty()
 
-    outcome = against(hostile, send, tls="starttls", username="shop", password="right")
+    outcome = against(faulty, send, tls="starttls", username="shop", password="right")
 
     assert outcome == Deferred("STARTTLS: the server does not offer it")
-    assert hostile.commands == ["EHLO test"]
+    assert faulty.commands == ["EHLO test"]
 
 
 def test_a_server_that_takes_starttls_back_gets_nothing() -> None:
-    hostile = Hostile(at={"STARTTLS": "454 4.7.0 not now"}, extensions=("STARTTLS",))
+    faulty = Faulty(at={"STARTTLS": "454 4.7.0 not now"}, extensions=("STARTTLS",))
 
-    outcome = against(hostile, send, tls="starttls", username="shop", password="right")
+    outcome = against(faulty, send, tls="starttls", username="shop", password="right")
 
     assert outcome == Deferred("STARTTLS: 454 4.7.0")
-    assert hostile.commands == ["EHLO test", "STARTTLS"]
+    assert faulty.commands == ["EHLO test", "STARTTLS"]
 
 
 @pytest.mark.parametrize("at", ["220 go ahead", "220 go ahead\r\n250 injected", HANG])
 def test_a_server_that_only_pretends_to_encrypt_gets_nothing(at: str) -> None:
-    hostile = Hostile(at={"STARTTLS": at}, extensions=("STARTTLS",))
+    faulty = Faulty(at={"STARTTLS": at}, extensions=("STARTTLS",))
 
-    outcome = against(hostile, send, tls="starttls", timeout=timedelta(seconds=2))
+    outcome = against(faulty, send, tls="starttls", timeout=timedelta(seconds=2))
 
     assert isinstance(outcome, Deferred)
     assert outcome.reason.startswith("STARTTLS: ")
-    assert hostile.messages == []
+    assert faulty.messages == []
 
 
 @pytest.mark.parametrize("tls", ["starttls", "tls"])
@@ -129,9 +129,9 @@ def test_wrong_credentials_defer_because_the_mail_is_still_wanted() -> None:
 
 
 def test_a_server_without_a_login_gets_nothing() -> None:
-    hostile = Hostile()
+    faulty = Faulty()
 
-    assert against(hostile, send, username="shop", password="right") == Deferred("AUTH: the server does not offer it")
+    assert against(faulty, send, username="shop", password="right") == Deferred("AUTH: the server does not offer it")
 
 
 def test_the_password_is_never_shown(caplog: pytest.LogCaptureFixture) -> None:

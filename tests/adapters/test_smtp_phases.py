@@ -18,10 +18,10 @@ from support.mail_servers import (
     RESET,
     STALL,
     THEN_CLOSE,
-    Hostile,
+    Faulty,
     adapter_for,
     against,
-    hostile_server,
+    faulty_server,
     send,
 )
 
@@ -48,9 +48,9 @@ BRIEFLY = timedelta(seconds=0.5)
 LONG_ENOUGH = timedelta(seconds=2)  # half of it for what comes before the dot, on a busy machine too
 
 
-def outcome_at(point: str, told: str, timeout: timedelta = timedelta(seconds=30)) -> tuple[Outcome, Hostile]:
-    hostile = Hostile(at={point: told})
-    return against(hostile, send, timeout=timeout), hostile
+def outcome_at(point: str, told: str, timeout: timedelta = timedelta(seconds=30)) -> tuple[Outcome, Faulty]:
+    faulty = Faulty(at={point: told})
+    return against(faulty, send, timeout=timeout), faulty
 
 
 # --- before the final dot
@@ -59,10 +59,10 @@ def outcome_at(point: str, told: str, timeout: timedelta = timedelta(seconds=30)
 @pytest.mark.parametrize("breaking", [CLOSE, RESET, HANG, DRIP, "hello?", "2", "-1 odd"])
 @pytest.mark.parametrize("point", BEFORE)
 def test_whatever_breaks_before_the_final_dot_nothing_was_sent(point: str, breaking: str) -> None:
-    outcome, hostile = outcome_at(point, breaking, BRIEFLY)
+    outcome, faulty = outcome_at(point, breaking, BRIEFLY)
 
     assert isinstance(outcome, Deferred)
-    assert hostile.messages == []
+    assert faulty.messages == []
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_whatever_breaks_before_the_final_dot_nothing_was_sent(point: str, break
     ],
 )
 def test_a_refusal_for_now_defers_with_its_codes(point: str, reply: str, expected: Outcome) -> None:
-    outcome, hostile = outcome_at(point, reply)
+    outcome, faulty = outcome_at(point, reply)
 
     assert outcome == expected
-    assert hostile.messages == []
+    assert faulty.messages == []
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_a_refusal_for_now_defers_with_its_codes(point: str, reply: str, expecte
     ],
 )
 def test_a_refusal_for_good_rejects_with_its_codes(point: str, reply: str, expected: Rejected) -> None:
-    outcome, hostile = outcome_at(point, reply)
+    outcome, faulty = outcome_at(point, reply)
 
     assert outcome == Rejected(expected.reason, result=expected.result | {"reply": reply[4:]})
-    assert hostile.messages == []
+    assert faulty.messages == []
 
 
 def test_a_server_that_cannot_be_reached_defers() -> None:
     async def main() -> Outcome:
-        async with hostile_server(Hostile()) as port:
+        async with faulty_server(Faulty()) as port:
             pass
         return await send(adapter_for(port))
 
@@ -118,49 +118,49 @@ def test_a_name_that_leads_nowhere_defers() -> None:
 
 
 def test_a_server_that_hangs_up_as_the_text_begins_gets_no_dot() -> None:
-    outcome, hostile = outcome_at("DATA", f"354 go on{THEN_CLOSE}")
+    outcome, faulty = outcome_at("DATA", f"354 go on{THEN_CLOSE}")
 
     assert outcome == Deferred("message: SMTPServerDisconnected, nothing was sent")
-    assert hostile.messages == []
+    assert faulty.messages == []
 
 
 @pytest.mark.parametrize("breaking", [CLOSE, RESET])
 def test_a_server_that_breaks_in_the_text_was_not_sent_the_dot(breaking: str) -> None:
-    hostile = Hostile(at={"message": breaking})
+    faulty = Faulty(at={"message": breaking})
 
-    outcome = against(hostile, lambda adapter: send(adapter, HUGE), timeout=timedelta(seconds=10))
+    outcome = against(faulty, lambda adapter: send(adapter, HUGE), timeout=timedelta(seconds=10))
 
     assert isinstance(outcome, Deferred)
     assert outcome.reason.startswith("message: ")
-    assert hostile.messages == []
+    assert faulty.messages == []
 
 
 def test_a_text_that_does_not_leave_in_time_is_deferred_and_its_dot_never_leaves() -> None:
-    hostile = Hostile(at={"message": STALL}, extensions=())
+    faulty = Faulty(at={"message": STALL}, extensions=())
 
     async def work(adapter: SmtpAdapter) -> Outcome:
         outcome = await send(adapter, HUGE)
-        hostile.event("resume").set()
-        await hostile.gone.wait()
+        faulty.event("resume").set()
+        await faulty.gone.wait()
         return outcome
 
-    assert against(hostile, work, timeout=timedelta(seconds=6)) == Deferred("message: TimeoutError, nothing was sent")
-    assert hostile.messages == []
+    assert against(faulty, work, timeout=timedelta(seconds=6)) == Deferred("message: TimeoutError, nothing was sent")
+    assert faulty.messages == []
 
 
 def test_half_of_the_time_is_left_for_the_reply_to_the_dot() -> None:
-    hostile = Hostile(at={"EHLO": HANG})
+    faulty = Faulty(at={"EHLO": HANG})
 
     async def work(adapter: SmtpAdapter) -> float:
         started = asyncio.get_running_loop().time()
         assert await send(adapter) == Deferred("EHLO: TimeoutError, nothing was sent")
         return asyncio.get_running_loop().time() - started
 
-    assert 0.99 < against(hostile, work, timeout=LONG_ENOUGH) < 1.9
+    assert 0.99 < against(faulty, work, timeout=LONG_ENOUGH) < 1.9
 
 
 def test_no_dot_is_written_when_its_time_is_over() -> None:
-    hostile = Hostile()
+    faulty = Faulty()
 
     async def work(adapter: SmtpAdapter) -> None:
         exchange = Exchange()
@@ -175,30 +175,30 @@ def test_no_dot_is_written_when_its_time_is_over() -> None:
 
         assert not exchange.dot_left
         connection.abort()
-        await hostile.gone.wait()
+        await faulty.gone.wait()
 
-    against(hostile, work)
+    against(faulty, work)
 
-    assert hostile.received
-    assert hostile.messages == []
+    assert faulty.received
+    assert faulty.messages == []
 
 
 @pytest.mark.parametrize("point", [*BEFORE, "message"])
 def test_a_send_cancelled_before_the_dot_never_sends_it(point: str) -> None:
-    hostile = Hostile(at={point: STALL}, extensions=())
+    faulty = Faulty(at={point: STALL}, extensions=())
 
     async def work(adapter: SmtpAdapter) -> None:
         sending = asyncio.create_task(send(adapter, HUGE))
-        await hostile.event(point).wait()
+        await faulty.event(point).wait()
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
-        hostile.event("resume").set()
-        await hostile.gone.wait()
+        faulty.event("resume").set()
+        await faulty.gone.wait()
 
-    against(hostile, work, timeout=timedelta(seconds=30))
+    against(faulty, work, timeout=timedelta(seconds=30))
 
-    assert hostile.messages == []
+    assert faulty.messages == []
 
 
 # --- after the final dot
@@ -218,11 +218,11 @@ def test_a_send_cancelled_before_the_dot_never_sends_it(point: str) -> None:
     ],
 )
 def test_without_a_reply_to_the_dot_nobody_knows(breaking: str, reason: str) -> None:
-    outcome, hostile = outcome_at("dot", breaking, LONG_ENOUGH)
+    outcome, faulty = outcome_at("dot", breaking, LONG_ENOUGH)
 
     assert isinstance(outcome, Unknown)
     assert outcome.reason.startswith(reason)
-    assert len(hostile.messages) == 1
+    assert len(faulty.messages) == 1
 
 
 @pytest.mark.parametrize("reply", ["250 2.0.0 Ok: queued as 77", "250", "251 will forward"])
@@ -285,7 +285,7 @@ def _dispatched(database: Database, ob: outbox.Outbox, at: str = "dot", breaking
         await working.run_once()
         await working.close()
 
-    against(Hostile(at={at: breaking}), work, **settings)
+    against(Faulty(at={at: breaking}), work, **settings)
     return state(database, id)
 
 

@@ -316,7 +316,7 @@ def test_a_charge_in_doubt_past_its_window_ends_charged_once(
         (CREATE, "order:0"),
         ("crm.receipt", "order:0"),
     }
-    assert "look" in {row.kind for row in database.rows(TABLES.event)}
+    assert "lookup" in {row.kind for row in database.rows(TABLES.event)}
 
 
 def test_while_stripe_is_out_of_reach_the_charge_is_uncertain(

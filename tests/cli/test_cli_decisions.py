@@ -12,7 +12,7 @@ from support.cli_runner import (
     error_of,
     on_terminal,
     put_ended,
-    put_held,
+    put_suspended,
     put_uncertain,
     refused,
     succeeded,
@@ -114,12 +114,12 @@ def test_what_the_service_answered_can_be_put_on_record(database: Database, ob: 
 
 
 def test_a_released_entry_goes_on(database: Database, ob: outbox.Outbox) -> None:
-    id = put_held(database, ob)
+    id = put_suspended(database, ob)
 
     told = succeeded("release", str(id), "--actor", "ada", database=database)
 
     assert told == f"entry {id} released\n"
-    assert queue_row(database, id).hold is None
+    assert queue_row(database, id).suspended_reason is None
     assert [actor for actor, _ in decisions(database, id)] == ["ada"]
 
 
@@ -139,7 +139,7 @@ def test_a_released_group_goes_on(database: Database, ob: outbox.Outbox) -> None
 
 def test_every_decision_is_answered_in_json(database: Database, ob: outbox.Outbox) -> None:
     waiting, withdrawn = put_one(database, ob), put_one(database, ob)
-    uncertain, held = put_uncertain(database, ob), put_held(database, ob)
+    uncertain, held = put_uncertain(database, ob), put_suspended(database, ob)
     block(database, uncertain, "invoice:7")
 
     def told(*arguments: Any) -> Any:

@@ -13,7 +13,7 @@ from support.cli_runner import (
     document,
     error_of,
     put_ended,
-    put_held,
+    put_suspended,
     put_uncertain,
     refused,
     set_row,
@@ -40,7 +40,7 @@ def ids(page: Any) -> list[UUID]:
 def test_status_counts_what_waits_for_each_destination(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
     put_uncertain(database, ob)
-    put_held(database, ob)
+    put_suspended(database, ob)
     put_ended(database, ob)
 
     told = document("status", database=database)
@@ -132,7 +132,7 @@ def test_status_names_entries_whose_lease_is_long_over(database: Database, ob: o
 def test_status_for_people_is_a_table_with_what_needs_them_below(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
     id = put_uncertain(database, ob)
-    put_held(database, ob)
+    put_suspended(database, ob)
     block(database, id, "invoice:7")
     age(database, 2 * HOUR)
 
@@ -342,7 +342,7 @@ def test_the_list_is_narrowed_by_each_filter(database: Database, ob: outbox.Outb
     other = put_one(database, ob, "stripe.refunds_archive.create", parent="order:b")
     elsewhere = put_one(database, ob, "stripe.customers.update", destination="stripe-eu", parent="order:a")
     uncertain = put_uncertain(database, ob)
-    held = put_held(database, ob)
+    held = put_suspended(database, ob)
     later = put_one(database, ob, "mail.send", due=HOUR)
 
     def listed(*filters: str) -> set[UUID]:
@@ -389,7 +389,7 @@ def test_what_ended_is_narrowed_by_destination_and_operation(database: Database,
 def test_the_list_for_people_says_when_and_why(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob)
     put_uncertain(database, ob)
-    put_held(database, ob)
+    put_suspended(database, ob)
     lease = {"state": "sending", "lease_token": UUID(int=1), "leased_at": clock(), "lease_until": clock_plus(LEASE)}
     change(database, put_one(database, ob, "mail.send"), **lease)
     put(database, ob, "mail.send", due=HOUR)

@@ -26,7 +26,7 @@ GIVEN = ("resume", "--after-restore", "--reason", "the disk was lost", "--actor"
 @pytest.fixture
 def marked(database: Database, ob: outbox.Outbox) -> DatabaseIdentity:
     """The mark of a database that holds."""
-    mark = asyncio.run(DatabaseStore(database.engine, ob.configuration).watch("test", None)).mark
+    mark = asyncio.run(DatabaseStore(database.engine, ob.configuration).check_identity("test", None)).identity
     database.execute(sa.update(META).values(suspended_reason="restored"))
     assert mark is not None
     return mark
@@ -45,7 +45,7 @@ def test_everything_unsettled_counts_as_maybe_sent_since_the_mark(
 
     rows = [queue_row(database, id) for id in ids]
     assert {(row.state, row.maybe_sent, row.in_doubt_since) for row in rows} == {("retry", True, marked.checked_at)}
-    assert resumed == {"since": marked.checked_at.isoformat().replace("+00:00", "Z"), "doubted": 3, "held_back": 0}
+    assert resumed == {"since": marked.checked_at.isoformat().replace("+00:00", "Z"), "doubted": 3, "suspended": 0}
     assert reasons(database, ids[0]) == [
         f"may have been sent after {marked.checked_at:%Y-%m-%d %H:%M:%S UTC}: the disk was lost"
     ]
@@ -117,12 +117,12 @@ def test_an_uncertain_entry_and_one_that_is_to_be_sent_again_stay_what_they_are(
 ) -> None:
     uncertain, again, held = put_uncertain(database, ob), put_one(database, ob), put_one(database, ob)
     change(database, again, maybe_sent=True)
-    change(database, held, hold="by a person", due_at=NEVER)
+    change(database, held, suspended_reason="by a person", due_at=NEVER)
 
     assert resume(database)["doubted"] == 3
 
     assert [state(database, id) for id in (uncertain, again, held)] == ["uncertain", "pending", "retry"]
-    assert queue_row(database, held).hold == "by a person"
+    assert queue_row(database, held).suspended_reason == "by a person"
 
 
 def test_with_nothing_lost_every_entry_keeps_its_state(
@@ -133,14 +133,14 @@ def test_with_nothing_lost_every_entry_keeps_its_state(
 
     resumed = resume(database, "--nothing-lost")
 
-    assert resumed == {"since": None, "doubted": 0, "held_back": 0}
+    assert resumed == {"since": None, "doubted": 0, "suspended": 0}
     assert queue_row(database, id) == before
     assert database.rows(META)[0].suspended_reason is None
 
 
 def test_since_says_when_the_backup_was_taken_where_nobody_noticed(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
-    asyncio.run(DatabaseStore(database.engine, ob.configuration).watch("test", None))
+    asyncio.run(DatabaseStore(database.engine, ob.configuration).check_identity("test", None))
 
     resume(database, "--since", "2026-01-31T12:00Z")
 
@@ -176,7 +176,7 @@ def test_a_resume_that_was_cut_short_is_gone_on_with(
 def test_a_resume_where_nothing_held_keeps_the_dispatchers_out_meanwhile(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asyncio.run(DatabaseStore(database.engine, ob.configuration).watch("test", None))
+    asyncio.run(DatabaseStore(database.engine, ob.configuration).check_identity("test", None))
     put_one(database, ob)
     seen: list[str | None] = []
     real = admin_resume._doubt

@@ -26,7 +26,7 @@ FILL = """
     FROM generate_series(1, :rows) AS n, unnest(ARRAY['crm', 'mail', 'stripe']) AS d
 """
 QUEUED = """
-    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, hold)
+    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, suspended_reason)
     SELECT id, destination, 'pending', CASE WHEN n % 1000 = 0 THEN '9999-12-31 00:00+00' ELSE due_at END, 0, 0, false, 0,
         CASE WHEN n % 1000 = 0 THEN 'a copy' END
     FROM (SELECT *, row_number() OVER (ORDER BY due_at) AS n FROM outbox_entry) AS numbered

@@ -38,8 +38,8 @@ NO_OUTCOMES = [
     '{"known": 7}',
     '{"known": {"state": "sold"}}',
     '{"known": {"state": "cancelled", "decided_at": "2026-01-31"}}',
-    '{"looks": {"why": "a crash", "made": "two", "deliveries": 1, "quiet_at": "2026-01-31T12:00:00+00:00"}}',
-    '{"looks": {"why": "a crash", "made": 2, "deliveries": 1, "quiet_at": "soon"}}',
+    '{"lookup": {"why": "a crash", "inconclusive": "two", "deliveries": 1, "fenced_at": "2026-01-31T12:00:00+00:00"}}',
+    '{"lookup": {"why": "a crash", "inconclusive": 2, "deliveries": 1, "fenced_at": "soon"}}',
 ]
 INSTANTS = ["-infinity", "infinity", "4000-01-01 BC", "0001-01-01 00:00:00+15", "20000-01-01"]
 MALFORMED = [
@@ -74,8 +74,10 @@ def execute(database: Database, statement: str) -> None:
 
 def holds(database: Database) -> dict[UUID, str]:
     with database.engine.connect() as connection:
-        rows = connection.exec_driver_sql("SELECT id, hold FROM outbox_queue WHERE hold IS NOT NULL")
-        return {row.id: row.hold for row in rows}
+        rows = connection.exec_driver_sql(
+            "SELECT id, suspended_reason FROM outbox_queue WHERE suspended_reason IS NOT NULL"
+        )
+        return {row.id: row.suspended_reason for row in rows}
 
 
 def warned(caplog: pytest.LogCaptureFixture, id: UUID) -> list[str]:
@@ -135,7 +137,10 @@ def test_a_row_that_is_set_aside_is_claimed_again_once_it_is_mended(
         f"entry {bad} suspended: its row cannot be claimed (NumericValueOutOfRange 22003); other entries are sent; repair its"
         " row, then run `outbox release`"
     ]
-    execute(postgresql, f"UPDATE outbox_queue SET deliveries = 0, hold = NULL, due_at = now() WHERE id = '{bad}'")
+    execute(
+        postgresql,
+        f"UPDATE outbox_queue SET deliveries = 0, suspended_reason = NULL, due_at = now() WHERE id = '{bad}'",
+    )
     assert [entry.id for entry in claim(store)] == [bad]
 
 
@@ -150,7 +155,7 @@ def test_an_entry_whose_stored_outcome_cannot_be_read_is_set_aside(
     run_once(database, ob, adapters={"crm": service})
 
     assert [delivery.id for delivery in service.deliveries] == [other]
-    assert queue_row(database, bad).hold == "its row cannot be claimed (MalformedOutcome)"
+    assert queue_row(database, bad).suspended_reason == "its row cannot be claimed (MalformedOutcome)"
     assert len(warned(caplog, bad)) == 1
     assert text not in caplog.text
 
@@ -218,7 +223,7 @@ def test_an_outcome_that_the_database_refuses_is_ended_in_another_way(
     assert states(postgresql)["delivered"] == 8 + (then == "delivered")
     row = queue_row(postgresql, bad)
     if then == "held":
-        assert (row.state, row.hold, row.due_at) == (
+        assert (row.state, row.suspended_reason, row.due_at) == (
             "uncertain",
             "the database refused its outcome (RaiseException P0001)",
             NEVER,

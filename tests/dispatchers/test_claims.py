@@ -142,7 +142,7 @@ def test_a_claim_returns_what_was_enqueued_and_what_the_row_now_says(bench: Benc
 @pytest.mark.parametrize(
     "not_ready",
     [
-        {"due_at": NEVER, "hold": "paused"},
+        {"due_at": NEVER, "suspended_reason": "paused"},
         {"state": "uncertain", "due_at": NEVER, "maybe_sent": True},
         {"state": "sending", "lease_token": TOKEN, "lease_until": NEVER, "leased_at": EPOCH},
     ],
@@ -616,8 +616,10 @@ def test_closing_disposes_of_an_engine_only_if_it_was_made_here(
     database: Database, ob: outbox.Outbox, kind: str
 ) -> None:
     disposed: list[str] = []
-    made = {"Engine": database.new_engine, "AsyncEngine": database.async_engine, "URL": lambda: database.url}[kind]()
-    store = DatabaseStore(made, ob.configuration)
+    inconclusive = {"Engine": database.new_engine, "AsyncEngine": database.async_engine, "URL": lambda: database.url}[
+        kind
+    ]()
+    store = DatabaseStore(inconclusive, ob.configuration)
     sa.event.listen(store._engine, "engine_disposed", lambda engine: disposed.append("disposed"))
 
     asyncio.run(store.close())

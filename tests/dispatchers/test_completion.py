@@ -15,7 +15,7 @@ from dispatchers import Completed, Delivered, KeyConflict, Rejected, Settlement
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import resolve
 from dispatchers.maintenance.retention import Retention
-from dispatchers.maintenance.retention_sql import Look, bury_records, delete_entries
+from dispatchers.maintenance.retention_sql import Scan, delete_entries, tombstone_records
 
 DAY = timedelta(days=1)
 CARD = "4242424242424242"
@@ -420,11 +420,11 @@ def test_an_accepted_request_is_never_deleted_by_retention(database: Database, o
     checkout.accept()
     checkout.run_once(include=[])
     database.age_records(4000 * DAY)
-    look = Look(Retention(keep=timedelta(0), refuse=DAY), 100)
+    scan = Scan(Retention(keep=timedelta(0), refuse=DAY), 100)
 
-    for step in (bury_records, delete_entries):
+    for step in (tombstone_records, delete_entries):
         with database.dispatchers_engine.begin() as connection:
-            assert step(connection, TABLES, look).deleted == 0
+            assert step(connection, TABLES, scan).deleted == 0
 
     checkout.on_completed()
     checkout.run_once()

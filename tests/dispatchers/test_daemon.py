@@ -204,7 +204,7 @@ def test_a_signal_after_the_drain_never_kills_the_process(
 def test_what_it_says_of_its_database_at_the_start_holds_no_password(ob: outbox.Outbox) -> None:
     url = "postgresql+psycopg://shop:hunter2@db.internal/orders?password=hunter2&host=elsewhere"
 
-    told = Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()}).told
+    told = Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()}).described
 
     assert told == (
         "env test, database postgresql+psycopg://shop:***@db.internal/orders?host=elsewhere;"

@@ -10,7 +10,7 @@ from support.database import Database
 import outbox
 from dispatchers import Dispatcher
 from dispatchers.database_identity import (
-    MARK_EVERY,
+    IDENTITY_EVERY,
     DatabaseIdentity,
     bounds,
     is_due,
@@ -149,8 +149,8 @@ def test_a_position_grows_with_the_log_whatever_its_digits() -> None:
 
 
 def test_a_mark_is_due_after_its_time_and_never_while_the_clock_is_behind_it() -> None:
-    assert is_due(replace(MARK, checked_at=NOON + MARK_EVERY), MARK)
-    assert not is_due(replace(MARK, checked_at=NOON + MARK_EVERY / 2), MARK)
+    assert is_due(replace(MARK, checked_at=NOON + IDENTITY_EVERY), MARK)
+    assert not is_due(replace(MARK, checked_at=NOON + IDENTITY_EVERY / 2), MARK)
     assert not is_due(replace(MARK, checked_at=NOON - timedelta(days=1)), MARK)
 
 

@@ -93,7 +93,7 @@ def in_state(name: str, database: Database, ob: outbox.Outbox) -> UUID:
     elif name == "sending":
         claim(DatabaseStore(database.engine, ob.configuration))
     elif name == "held":
-        change(database, id, hold="a clone")
+        change(database, id, suspended_reason="a clone")
     elif name == "cancelled":
         with database.begin() as session:
             ob.cancel(session, id)
@@ -111,7 +111,7 @@ def resolve(connection: Any, tables: Any, id: UUID, **settings: Any) -> None:
 BEING_SENT = "a send or a status lookup is in flight; try again when it has ended"
 ENDED = "it has ended, and that is final"
 HELD = r"it is suspended \(a clone\): `release` it first"
-LOOK_FIRST = "it may have happened: check with the service, then `resolve` it"
+LOOKUP_FIRST = "it may have happened: check with the service, then `resolve` it"
 MAYBE_SENT = "it may have been sent, so it cannot be cancelled"
 NOT_HELD = "it is not suspended"
 UNCERTAIN_ONLY = "only an uncertain entry can be resolved"
@@ -129,7 +129,7 @@ ALLOWED: list[tuple[Any, str]] = [
 
 REFUSED: list[tuple[Any, str, str, str]] = [
     (decisions.retry, "sending", "sending", BEING_SENT),
-    (decisions.retry, "uncertain", "uncertain", LOOK_FIRST),
+    (decisions.retry, "uncertain", "uncertain", LOOKUP_FIRST),
     (decisions.retry, "held", "pending", HELD),
     (decisions.retry, "failed", "failed", ENDED),
     (decisions.cancel, "sending", "sending", BEING_SENT),
@@ -477,19 +477,23 @@ def test_what_is_sent_again_cannot_be_cancelled(database: Database, ob: outbox.O
 
 def test_an_uncertain_entry_that_is_released_is_not_sent(database: Database, ob: outbox.Outbox) -> None:
     id = in_doubt(database, ob)
-    change(database, id, hold="a clone")
+    change(database, id, suspended_reason="a clone")
     adapter = MemoryAdapter()
 
     decide(database, decisions.release, id)
 
     assert run_once(database, ob, adapters={"crm": adapter}) == 0
-    assert (state(database, id), queue_row(database, id).hold, adapter.deliveries) == ("uncertain", None, [])
+    assert (state(database, id), queue_row(database, id).suspended_reason, adapter.deliveries) == (
+        "uncertain",
+        None,
+        [],
+    )
 
 
 def test_a_decision_that_was_held_is_carried_out_once_it_is_released(database: Database, ob: outbox.Outbox) -> None:
     id = uncertain(database, ob)
     decide(database, decisions.resolve, id, "happened")
-    change(database, id, hold="a clone", due_at=NEVER)
+    change(database, id, suspended_reason="a clone", due_at=NEVER)
 
     decide(database, decisions.release, id)
 
@@ -561,10 +565,10 @@ def test_a_decision_never_lands_on_an_entry_that_was_claimed_meanwhile(
 ) -> None:
     id = put_one(sqlite, ob)
     store = DatabaseStore(sqlite.engine, ob.configuration)
-    look = decisions._require
+    refresh = decisions._require
 
     def look_and_be_late(*arguments: Any) -> None:
-        look(*arguments)
+        refresh(*arguments)
         claim(store)  # between the look and the write: SQLite, unprepared, has no lock on what was only read
 
     monkeypatch.setattr(decisions, "_require", look_and_be_late)

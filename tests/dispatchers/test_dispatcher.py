@@ -403,7 +403,7 @@ def test_after_a_sender_vanished_the_window_counts_from_its_lease(database: Data
 def test_without_keys_only_who_asked_for_it_sends_again(
     database: Database, ob: outbox.Outbox, at_least_once: bool
 ) -> None:
-    vanished = put_one(database, ob)
+    crashed = put_one(database, ob)
     vanish(database, ob)
     age(database, HOUR)
     unanswered = put_one(database, ob)
@@ -417,7 +417,7 @@ def test_without_keys_only_who_asked_for_it_sends_again(
         age(database, HOUR)
 
     expected = "delivered" if at_least_once else "uncertain"
-    assert (state(database, vanished), state(database, unanswered)) == (expected, expected)
+    assert (state(database, crashed), state(database, unanswered)) == (expected, expected)
     assert len(adapter.deliveries) == (3 if at_least_once else 1)
 
 

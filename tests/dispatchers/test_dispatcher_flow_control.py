@@ -317,10 +317,10 @@ class FakeStore:
     async def destinations(self) -> list[str]:
         return ["crm", *self.others]
 
-    async def watch(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
-        return IdentityCheck(mark=None)
+    async def check_identity(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
+        return IdentityCheck(identity=None)
 
-    async def seek(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
+    async def request_lookups(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
         return None
 
     async def flow_states(self) -> FlowStates:

@@ -46,13 +46,13 @@ def store(database: Database, ob: outbox.Outbox) -> DatabaseStore:
     return DatabaseStore(database.engine, ob.configuration)
 
 
-def watch(store: DatabaseStore, known: DatabaseIdentity | None = None, env: str = "test") -> IdentityCheck:
-    return asyncio.run(store.watch(env, known))
+def check_identity(store: DatabaseStore, known: DatabaseIdentity | None = None, env: str = "test") -> IdentityCheck:
+    return asyncio.run(store.check_identity(env, known))
 
 
 def mark_of(watched: IdentityCheck) -> DatabaseIdentity:
-    assert watched.mark is not None
-    return watched.mark
+    assert watched.identity is not None
+    return watched.identity
 
 
 def hold(database: Database, reason: str = "restored") -> None:
@@ -65,8 +65,8 @@ def hold(database: Database, reason: str = "restored") -> None:
 def test_the_first_look_writes_a_mark_and_the_next_ones_leave_it_for_a_while(
     store: DatabaseStore, database: Database
 ) -> None:
-    first = watch(store)
-    again = watch(store, first.mark)
+    first = check_identity(store)
+    again = check_identity(store, first.identity)
 
     assert first == again
     assert mark_of(first).environment == "test"
@@ -77,10 +77,10 @@ def test_the_first_look_writes_a_mark_and_the_next_ones_leave_it_for_a_while(
 def test_a_mark_is_renewed_when_it_is_old_and_never_goes_back(
     store: DatabaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = mark_of(watch(store))
-    monkeypatch.setattr(database_identity, "MARK_EVERY", timedelta(0))
+    first = mark_of(check_identity(store))
+    monkeypatch.setattr(database_identity, "IDENTITY_EVERY", timedelta(0))
 
-    second = mark_of(watch(store, first))
+    second = mark_of(check_identity(store, first))
 
     assert second.checked_at > first.checked_at
     assert replace(second, checked_at=first.checked_at, lsn=first.lsn, number=1) == first
@@ -90,7 +90,7 @@ def test_a_mark_is_renewed_when_it_is_old_and_never_goes_back(
 def test_of_two_that_renew_a_mark_at_once_the_second_leaves_the_firsts(
     store: DatabaseStore, database: Database
 ) -> None:
-    old = mark_of(watch(store))
+    old = mark_of(check_identity(store))
     first, second = (replace(old, checked_at=old.checked_at + LATER * count) for count in (2, 1))
 
     with database.engine.begin() as connection:
@@ -104,7 +104,7 @@ def test_a_mark_that_another_writes_during_a_look_is_not_one_of_a_longer_log(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DatabaseStore(postgresql.engine, ob.configuration)
-    mark = mark_of(watch(store))
+    identity = mark_of(check_identity(store))
     read_server = store_identity.read_server
 
     def overtaken(*given: Any, **settings: Any) -> DatabaseIdentity:
@@ -112,40 +112,44 @@ def test_a_mark_that_another_writes_during_a_look_is_not_one_of_a_longer_log(
         with postgresql.engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE longer_log AS SELECT generate_series(1, 10000)")
         with postgresql.engine.begin() as connection:
-            store_identity.renew(connection, TABLES, mark, read_server(connection, TABLES, "test", tells=True))
+            store_identity.renew(
+                connection, TABLES, identity, read_server(connection, TABLES, "test", reads_server=True)
+            )
         return now
 
     monkeypatch.setattr(store_identity, "read_server", overtaken)
 
-    assert watch(store, mark).held is None
+    assert check_identity(store, identity).suspended is None
 
 
 def test_a_mark_that_is_missing_holds_every_dispatcher(store: DatabaseStore, database: Database) -> None:
-    known = mark_of(watch(store))
+    known = mark_of(check_identity(store))
     database.execute(sa.delete(META))
 
-    assert str(watch(store, known).held).startswith("the database has no identity, although identity 1 of ")
-    assert watch(store).held == watch(store, known).held  # also one that remembers nothing
+    assert str(check_identity(store, known).suspended).startswith(
+        "the database has no identity, although identity 1 of "
+    )
+    assert check_identity(store).suspended == check_identity(store, known).suspended  # also one that remembers nothing
 
 
 def test_an_older_mark_than_the_one_remembered_holds_every_dispatcher(store: DatabaseStore, database: Database) -> None:
-    mark = mark_of(watch(store))
+    identity = mark_of(check_identity(store))
 
     assert "an older state was restored" in str(
-        watch(store, replace(mark, checked_at=mark.checked_at + LATER, number=2)).held
+        check_identity(store, replace(identity, checked_at=identity.checked_at + LATER, number=2)).suspended
     )
-    assert "an older state was restored" in str(watch(store).held)
-    assert database.rows(META)[0].checked_at == mark.checked_at  # doubt will count from there
+    assert "an older state was restored" in str(check_identity(store).suspended)
+    assert database.rows(META)[0].checked_at == identity.checked_at  # doubt will count from there
 
 
 def test_a_mark_that_was_renewed_after_the_loss_does_not_tell_since_when(
     store: DatabaseStore, database: Database
 ) -> None:
     """By a dispatcher that remembers nothing, and looked first."""
-    mark = mark_of(watch(store))
+    identity = mark_of(check_identity(store))
 
     assert "an older state was restored" in str(
-        watch(store, replace(mark, checked_at=mark.checked_at - LATER, number=2)).held
+        check_identity(store, replace(identity, checked_at=identity.checked_at - LATER, number=2)).suspended
     )
 
     assert database.rows(META)[0].checked_at is None  # so `resume` asks for it
@@ -154,21 +158,23 @@ def test_a_mark_that_was_renewed_after_the_loss_does_not_tell_since_when(
 def test_a_hold_that_a_person_has_ended_meanwhile_is_not_put_on_record_again(
     store: DatabaseStore, database: Database
 ) -> None:
-    mark = mark_of(watch(store))
-    database.execute(sa.update(META).values(resumed_at=mark.checked_at))
+    identity = mark_of(check_identity(store))
+    database.execute(sa.update(META).values(resumed_at=identity.checked_at))
 
     with database.engine.begin() as connection:
-        store_identity.hold(connection, TABLES, mark, "restored")
+        store_identity.suspend(connection, TABLES, identity, "restored")
 
     assert database.rows(META)[0].suspended_reason is None
 
 
 def test_a_copied_file_is_another_place(sqlite: Database, ob: outbox.Outbox, tmp_path: Path) -> None:
-    watch(DatabaseStore(sqlite.engine, ob.configuration))
+    check_identity(DatabaseStore(sqlite.engine, ob.configuration))
     sqlite.dispose()
     copy = Database(sqlite.url.set(database=str(shutil.copy(str(sqlite.url.database), tmp_path / "copy.db"))))
 
-    assert "the tables have changed, file " in str(watch(DatabaseStore(copy.engine, ob.configuration)).held)
+    assert "the tables have changed, file " in str(
+        check_identity(DatabaseStore(copy.engine, ob.configuration)).suspended
+    )
 
     copy.dispose()
 
@@ -185,7 +191,7 @@ def test_a_server_that_does_not_let_its_user_ask_is_watched_by_what_it_does_tell
     store = DatabaseStore(engine, ob.configuration)
 
     with caplog.at_level(logging.WARNING):
-        first, again = watch(store), watch(store)
+        first, again = check_identity(store), check_identity(store)
 
     assert first == again
     assert (mark_of(first).system_identifier, mark_of(first).timeline, mark_of(first).lsn) == (None, None, None)
@@ -208,7 +214,7 @@ def test_nothing_is_claimed_while_every_dispatcher_holds(
     store: DatabaseStore, database: Database, ob: outbox.Outbox
 ) -> None:
     put(database, ob, count=2)
-    watch(store)
+    check_identity(store)
     hold(database)
 
     assert claim(store) == []
@@ -220,7 +226,7 @@ def test_nothing_is_claimed_where_the_mark_is_an_earlier_one_than_was_seen(
     store: DatabaseStore, database: Database, ob: outbox.Outbox
 ) -> None:
     put(database, ob, count=2)
-    seen = mark_of(watch(store)).number
+    seen = mark_of(check_identity(store)).number
 
     assert claim(store, seen=seen + 1) == []
     assert len(claim(store, seen=seen)) == 2
@@ -230,7 +236,7 @@ def test_nothing_is_claimed_where_a_mark_was_seen_and_none_is(
     store: DatabaseStore, database: Database, ob: outbox.Outbox
 ) -> None:
     put_one(database, ob)
-    seen = mark_of(watch(store)).number
+    seen = mark_of(check_identity(store)).number
     database.execute(sa.delete(META))
 
     assert claim(store, seen=seen) == []
@@ -249,7 +255,7 @@ def test_of_what_is_in_flight_only_success_is_believed_while_every_dispatcher_ho
     store: DatabaseStore, database: Database, ob: outbox.Outbox, end: Any
 ) -> None:
     id = put_one(database, ob)
-    watch(store)
+    check_identity(store)
     claimed = claim_one(store)
     hold(database)
 
@@ -262,7 +268,7 @@ def test_nothing_is_cancelled_while_every_dispatcher_holds(
     store: DatabaseStore, database: Database, ob: outbox.Outbox
 ) -> None:
     id = put_one(database, ob)
-    watch(store)
+    check_identity(store)
     hold(database)
 
     with database.begin() as session:
@@ -347,52 +353,55 @@ def test_a_dispatcher_at_work_stays_up_while_it_holds_and_goes_on_when_told(
 def test_the_mark_outside_the_database_is_remembered_across_processes(
     database: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
-    mark = tmp_path / "mark.json"
-    run_once(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
-    told = json.loads(mark.read_text())
+    identity = tmp_path / "mark.json"
+    run_once(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity)
+    told = json.loads(identity.read_text())
     database.execute(sa.delete(META))
 
     with pytest.raises(Suspended, match="the database has no identity, although identity 1 of "):
-        run_once(database, ob, adapters={"crm": MemoryAdapter()}, mark=str(mark))
+        run_once(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=str(identity))
 
     assert told["environment"] == "test"
-    assert list(tmp_path.glob("mark*")) == [mark]
+    assert list(tmp_path.glob("mark*")) == [identity]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"checked_at": 5}', "\udce4"], ids=repr)
 def test_a_mark_that_is_none_is_refused_at_the_start(
     content: str, database: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
-    mark = tmp_path / "mark"
-    mark.write_text(content, errors="surrogateescape")
+    identity = tmp_path / "mark"
+    identity.write_text(content, errors="surrogateescape")
 
     with pytest.raises(ConfigurationError) as caught:
-        dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
+        dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity)
 
-    assert str(caught.value).startswith(f"mark {str(mark)!r} is not a database identity file (")
+    assert str(caught.value).startswith(f"mark {str(identity)!r} is not a database identity file (")
     assert str(caught.value).endswith("): if you trust the database, remove the file; a dispatcher writes it again")
 
 
 def test_a_mark_in_a_folder_that_is_not_there_is_refused_at_the_start(
     database: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
-    mark = tmp_path / "gone" / "mark"
+    identity = tmp_path / "gone" / "mark"
 
     with pytest.raises(ConfigurationError) as caught:
-        dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
+        dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity)
 
-    assert str(caught.value) == f"mark {str(mark)!r}: folder {str(mark.parent)!r} does not exist or is not writable"
+    assert (
+        str(caught.value)
+        == f"mark {str(identity)!r}: folder {str(identity.parent)!r} does not exist or is not writable"
+    )
 
 
 def test_a_mark_that_cannot_be_written_is_reported_and_the_work_goes_on(
     database: Database, ob: outbox.Outbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mark = tmp_path / "folder" / "mark"
-    mark.parent.mkdir()
+    identity = tmp_path / "folder" / "mark"
+    identity.parent.mkdir()
     put_one(database, ob)
-    working = dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
-    mark.parent.rmdir()
+    working = dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity)
+    identity.parent.rmdir()
 
     assert asyncio.run(working.run_once()) == 1
 
-    assert f"cannot write the database identity file {mark}: No such file or directory" in caplog.text
+    assert f"cannot write the database identity file {identity}: No such file or directory" in caplog.text

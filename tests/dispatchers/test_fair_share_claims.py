@@ -287,7 +287,7 @@ def test_an_entry_that_is_to_be_sent_again_has_its_turn_with_its_scope(bench: Be
 @pytest.mark.parametrize(
     "not_ready",
     [
-        {"due_at": NEVER, "hold": "paused"},
+        {"due_at": NEVER, "suspended_reason": "paused"},
         {"state": "uncertain", "due_at": NEVER, "maybe_sent": True},
         {"state": "sending", "lease_token": uuid4(), "lease_until": NEVER, "leased_at": NEVER},
     ],

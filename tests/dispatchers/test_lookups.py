@@ -20,7 +20,7 @@ from support.entries import (
     settlement_row,
     state,
 )
-from support.lookups import DAY, QUIET, Losing, decide_on, events, keyless, look, sent_and_looked_for
+from support.lookups import DAY, QUIET, Losing, decide_on, events, keyless, look_up, sent_and_looked_for
 
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found, KeyConflict, Operations, Rejected, Unknown
@@ -60,7 +60,7 @@ def test_what_is_found_is_delivered_and_never_sent_again(database: Database, ob:
     assert adapter.effects.total() == len(adapter.deliveries) == 1
     assert events(database, id) == [
         ("attempt", "no answer; the service keeps no keys"),
-        ("look", "found at the service"),
+        ("lookup", "found at the service"),
     ]
 
 
@@ -74,7 +74,7 @@ def test_what_is_absent_is_sent_again_once(database: Database, ob: outbox.Outbox
     assert (waits.state, waits.maybe_sent, waits.in_doubt_since, waits.attempts) == ("pending", False, None, 1)
     assert waits.first_leased_at is not None  # its age goes on counting
     assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
-    assert events(database, id)[1] == ("look", "not at the service: it will be sent again, under the same key")
+    assert events(database, id)[1] == ("lookup", "not at the service: it will be sent again, under the same key")
 
 
 def test_past_the_window_what_is_absent_is_sent_again_under_a_new_key(database: Database, ob: outbox.Outbox) -> None:
@@ -84,7 +84,7 @@ def test_past_the_window_what_is_absent_is_sent_again_under_a_new_key(database: 
     age(database, DAY)
 
     for _ in range(3):  # the window is found to have passed; the look; the send
-        look(database, ob, adapter)
+        look_up(database, ob, adapter)
 
     settled = settlement_row(database, id)
     assert (settled.state, settled.attempts, settled.key_epoch) == ("delivered", 2, 1)
@@ -99,7 +99,7 @@ def test_past_the_window_what_is_found_is_delivered(database: Database, ob: outb
     age(database, DAY)
 
     for _ in range(2):
-        look(database, ob, adapter)
+        look_up(database, ob, adapter)
 
     assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
 
@@ -112,7 +112,7 @@ def test_a_vanished_sender_leads_to_a_look_where_there_are_no_keys(
     age(database, QUIET)
 
     run_once(database, ob, adapters={"crm": adapter})
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
     run_once(database, ob, adapters={"crm": adapter})
 
     assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
@@ -123,16 +123,16 @@ def test_what_a_look_cannot_tell_is_uncertain_and_looked_for_again(database: Dat
 
     id = sent_and_looked_for(database, ob, adapter)
     first = queue_row(database, id)
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
     second = queue_row(database, id)
-    look(database, ob, adapter, HOUR)
+    look_up(database, ob, adapter, HOUR)
 
     why = "no answer; the service keeps no keys; status lookup inconclusive: unreachable"
     assert first.state == second.state == "uncertain"
     assert json.loads(first.outcome)["reason"] == json.loads(second.outcome)["reason"] == why
     assert timedelta(minutes=1) <= second.due_at - second.first_leased_at - 2 * QUIET  # later and later
     assert (state(database, id), json.loads(settlement_row(database, id).result)) == ("delivered", {"id": 7})
-    assert [kind for kind, _ in events(database, id)] == ["attempt", "look", "look", "look"]
+    assert [kind for kind, _ in events(database, id)] == ["attempt", "lookup", "lookup", "lookup"]
     assert len(adapter.deliveries) == 1
 
 
@@ -173,7 +173,7 @@ def test_at_least_once_is_sent_again_only_if_a_look_says_so(database: Database, 
 
     id = sent_and_looked_for(database, ob, adapter)
     first = state(database, id), len(adapter.deliveries)
-    look(database, ob, adapter, HOUR)
+    look_up(database, ob, adapter, HOUR)
     run_once(database, ob, adapters={"crm": adapter})
 
     assert first == ("uncertain", 1)
@@ -185,13 +185,13 @@ def test_a_look_is_given_the_delivery_of_the_attempts_before_it(database: Databa
     id = put_one(database, ob, options={"account": "a"})
     run_once(database, ob, adapters={"crm": adapter})
 
-    look(database, ob, adapter, HOUR)
+    look_up(database, ob, adapter, HOUR)
 
-    (sent,), (looked,) = adapter.deliveries, adapter.looks
-    assert (looked.id, looked.key, looked.body, looked.options) == (id, sent.key, sent.body, sent.options)
-    assert looked.attempt == sent.attempt == 1
-    assert looked.due_at == database.entries[0].due_at == sent.due_at - HOUR  # as `look` has aged it
-    assert HOUR <= looked.age < HOUR + QUIET
+    (sent,), (by_lookup,) = adapter.deliveries, adapter.lookup
+    assert (by_lookup.id, by_lookup.key, by_lookup.body, by_lookup.options) == (id, sent.key, sent.body, sent.options)
+    assert by_lookup.attempt == sent.attempt == 1
+    assert by_lookup.due_at == database.entries[0].due_at == sent.due_at - HOUR  # as `look` has aged it
+    assert HOUR <= by_lookup.age < HOUR + QUIET
 
 
 # --- when a look counts
@@ -205,9 +205,9 @@ def test_an_early_look_is_no_proof_of_absence(database: Database, ob: outbox.Out
     decide_on(database, id, decisions.retry)  # now
     run_once(database, ob, adapters={"crm": adapter})
     early = queue_row(database, id)
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
 
-    assert (early.state, early.maybe_sent, len(adapter.looks)) == ("retry", True, 2)
+    assert (early.state, early.maybe_sent, len(adapter.lookup)) == ("retry", True, 2)
     assert "an earlier send may still be in flight" in json.loads(early.outcome)["reason"]
     assert state(database, id) == "pending"
 
@@ -216,9 +216,9 @@ def test_looks_come_to_an_end_by_age(database: Database, ob: outbox.Outbox) -> N
     adapter = keyless("answer", finds=[CannotTell("down")] * 2)
     id = sent_and_looked_for(database, ob, adapter)
 
-    look(database, ob, adapter, adapter.age_max)
+    look_up(database, ob, adapter, adapter.age_max)
     last = queue_row(database, id)
-    look(database, ob, adapter, DAY)  # nor does reconciling begin anew
+    look_up(database, ob, adapter, DAY)  # nor does reconciling begin anew
 
     assert (last.state, last.due_at) == ("uncertain", NEVER)
     assert queue_row(database, id).due_at == NEVER
@@ -237,7 +237,7 @@ def test_what_is_absent_at_a_limit_is_failed(database: Database, ob: outbox.Outb
     told = "1 attempts were allowed" if limit == "attempts" else "it has been tried for 0:02:00"
     assert (state(database, id), len(adapter.deliveries)) == ("failed", 0)
     assert settlement_row(database, id).reason == f"not at the service, and {told}"
-    assert events(database, id)[1] == ("look", f"not at the service, and {told}")
+    assert events(database, id)[1] == ("lookup", f"not at the service, and {told}")
 
 
 def test_absence_under_a_new_key_is_no_proof_for_the_old_one(database: Database, ob: outbox.Outbox) -> None:
@@ -247,9 +247,9 @@ def test_absence_under_a_new_key_is_no_proof_for_the_old_one(database: Database,
     id = sent_and_looked_for(database, ob, adapter)
     decide_on(database, id, decisions.resolve, "send_again")
     run_once(database, ob, adapters={"crm": adapter})
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
 
-    look(database, ob, adapter, HOUR)
+    look_up(database, ob, adapter, HOUR)
     again = queue_row(database, id)
 
     assert (again.key_epoch, again.state, again.maybe_sent, again.in_doubt_since) == (1, "pending", True, None)
@@ -287,7 +287,7 @@ def test_within_the_window_the_same_key_is_good_enough(database: Database, ob: o
         run_once(database, ob, adapters={"crm": adapter})
         age(database, QUIET)
 
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
 
     row = queue_row(database, id)
     assert (row.state, row.key_epoch, row.maybe_sent) == ("pending", 0, False)
@@ -307,7 +307,7 @@ def test_what_became_uncertain_without_a_find_is_looked_for_once_there_is_one(
 
     run_once(database, ob, adapters={"crm": adapter})  # begins it
     begun = queue_row(database, id)
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
 
     assert (before.state, before.due_at, begun.state) == ("uncertain", NEVER, "uncertain")
     assert begun.due_at - begun.first_leased_at > LEASE
@@ -320,7 +320,7 @@ def test_some_are_not_looked_for(database: Database, ob: outbox.Outbox, spared: 
     id = put_one(database, ob, "crm.other" if spared == "not served" else "crm.upsert")
     run_once(database, ob, adapters={"crm": adapter})
     if spared == "held":
-        change(database, id, hold="told so")
+        change(database, id, suspended_reason="told so")
     elif spared == "of another form":
         change(database, id, sent_as="uuid8 acct_2")
     elif spared == "decided":
@@ -334,7 +334,7 @@ def test_some_are_not_looked_for(database: Database, ob: outbox.Outbox, spared: 
         age(database, QUIET)
 
     assert read_outcome(queue_row(database, id).outcome).lookup is None
-    assert (state(database, id), watching.looks) == ("uncertain", [])
+    assert (state(database, id), watching.lookup) == ("uncertain", [])
 
 
 def test_nothing_is_looked_for_under_another_account(database: Database, ob: outbox.Outbox) -> None:
@@ -344,11 +344,11 @@ def test_nothing_is_looked_for_under_another_account(database: Database, ob: out
     run_once(database, ob, adapters={"crm": adapter})
     adapter.pinned = "acct_2"
 
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
     waits = queue_row(database, id)
-    look(database, ob, adapter, adapter.age_max)
+    look_up(database, ob, adapter, adapter.age_max)
 
-    assert (waits.state, adapter.looks) == ("retry", [])
+    assert (waits.state, adapter.lookup) == ("retry", [])
     assert (queue_row(database, id).state, queue_row(database, id).due_at) == ("uncertain", NEVER)
     assert "would be looked up as 'native acct_2'" in json.loads(queue_row(database, id).outcome)["reason"]
 
@@ -359,7 +359,7 @@ def test_an_adapter_that_lost_its_find_leaves_it_to_a_person(database: Database,
     run_once(database, ob, adapters={"crm": adapter})
 
     adapter.find = None
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
 
     assert (state(database, id), len(adapter.deliveries)) == ("uncertain", 1)
 
@@ -367,7 +367,7 @@ def test_an_adapter_that_lost_its_find_leaves_it_to_a_person(database: Database,
 def test_a_released_entry_is_looked_for_at_once(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=[CannotTell("down"), Found()])
     id = sent_and_looked_for(database, ob, adapter)
-    change(database, id, hold="told so", due_at=NEVER)
+    change(database, id, suspended_reason="told so", due_at=NEVER)
 
     decide_on(database, id, decisions.release)
     run_once(database, ob, adapters={"crm": adapter})
@@ -387,7 +387,7 @@ def test_callbacks_hear_of_it_once(database: Database, ob: outbox.Outbox) -> Non
 
     sent_and_looked_for(database, ob, adapter, include=[effects])
     for _ in range(2):
-        look(database, ob, adapter, HOUR, include=[effects])
+        look_up(database, ob, adapter, HOUR, include=[effects])
 
     why = "no answer; the service keeps no keys; status lookup inconclusive: down"
     assert heard == [("uncertain", why), ("delivered", "found at the service")]

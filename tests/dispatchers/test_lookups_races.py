@@ -21,7 +21,7 @@ from support.entries import (
     write_factory,
 )
 from support.entries import daemon as process
-from support.lookups import QUIET, decide_on, keyless, look, looked_for
+from support.lookups import QUIET, decide_on, keyless, look_up, looked_for
 
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found
@@ -61,8 +61,8 @@ def test_late_proof_of_success_during_a_look_stands(
         lambda: settle(store, (slow_sender, Settle("delivered", 1, result={"by": "the sender"}))), finding
     )
 
-    look(database, ob, adapter)
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
+    look_up(database, ob, adapter)
 
     assert (state(database, id), adapter.deliveries) == ("delivered", [])
     assert json.loads(settlement_row(database, id).result) == {"by": "the sender"}
@@ -70,7 +70,7 @@ def test_late_proof_of_success_during_a_look_stands(
 
 def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
     id, adapter = looked_for(database, ob, finds=[CannotTell("down")])
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
     refusals: list[str] = []
 
     def say() -> None:
@@ -79,7 +79,7 @@ def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox,
         refusals.append(str(refused.value))
 
     adapter.find = during_a_look(say, CannotTell("down"))
-    look(database, ob, adapter, HOUR)
+    look_up(database, ob, adapter, HOUR)
 
     assert refusals == [f"entry {id} is sending: a send or a status lookup is in flight; try again when it has ended"]
     decide_on(database, id, decisions.resolve, "did_not_happen")
@@ -94,9 +94,9 @@ def test_a_persons_word_before_a_look_is_what_counts(
     run_once(database, ob, adapters={"crm": adapter})
 
     decide_on(database, id, decisions.resolve, "happened")
-    look(database, ob, adapter, HOUR)
+    look_up(database, ob, adapter, HOUR)
 
-    assert (state(database, id), len(adapter.looks)) == ("delivered", 1)
+    assert (state(database, id), len(adapter.lookup)) == ("delivered", 1)
 
 
 def test_two_dispatchers_make_one_look(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
@@ -111,7 +111,7 @@ def test_two_dispatchers_make_one_look(database: Database, ob: outbox.Outbox, st
 
     asyncio.run(both())
 
-    assert (state(database, id), len(adapter.looks), adapter.effects.total()) == ("delivered", 1, 1)
+    assert (state(database, id), len(adapter.lookup), adapter.effects.total()) == ("delivered", 1, 1)
 
 
 def test_a_look_that_lost_its_lease_changes_nothing(
@@ -192,7 +192,7 @@ def make():
         assert killed.wait() == -9
 
     looking = queue_row(database, id)
-    look(database, ob, adapter)
+    look_up(database, ob, adapter)
 
     assert (looking.state, looking.deliveries) == ("sending", 2)
     assert (state(database, id), len(adapter.deliveries), adapter.effects.total()) == ("delivered", 1, 1)

@@ -222,7 +222,7 @@ def test_the_oldest_due_entry_that_nobody_sends_tells_the_lag_of_its_destination
     elapse(database, timedelta(hours=2))
     shift(database, TABLES.queue.c.due_at, timedelta(hours=2))
     assert len(claim(store, quota("mail", permits=1))) == 1
-    change(database, put_one(database, ob, "held.by_hand"), due_at=NEVER, hold="paused")
+    change(database, put_one(database, ob, "held.by_hand"), due_at=NEVER, suspended_reason="paused")
     put_one(database, ob, "later.on", due=timedelta(hours=1))
     put_one(database, ob)
     shift(database, TABLES.queue.c.due_at, timedelta(minutes=4), TABLES.queue.c.destination == "crm")

@@ -22,7 +22,7 @@ from support.entries import (
     state,
     until_true,
 )
-from support.lookups import keyless, look
+from support.lookups import keyless, look_up
 from support.ordering import BUSY, OrderedService, blocked, put_in_group, send_all, states_of
 
 import outbox
@@ -359,7 +359,7 @@ def test_what_a_look_finds_absent_waits_out_those_that_were_let_by(database: Dat
     service = keyless("request", finds=[CannotTell("down"), Absent()])
     ids = put_in_group(database, ob, "bad", "second")
     run_once(database, ob, adapters={"crm": service})
-    look(database, ob, service)
+    look_up(database, ob, service)
     release(database)
     under_way = claim_one(DatabaseStore(database.engine, ob.configuration))
     change(database, ids[0], due_at=clock())
@@ -469,7 +469,7 @@ def test_retry_refuses_what_waits_behind_the_head(database: Database, ob: outbox
 def test_a_held_head_keeps_its_group_waiting(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService()
     ids = put_in_group(database, ob, "first", "second")
-    change(database, ids[0], hold="restored from a backup", due_at=NEVER)
+    change(database, ids[0], suspended_reason="restored from a backup", due_at=NEVER)
 
     send_all(database, ob, service)
     assert service.came == {}

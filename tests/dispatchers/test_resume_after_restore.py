@@ -40,7 +40,7 @@ def primary(template: Path, tmp_path: Path) -> Iterator[Cluster]:
 @pytest.fixture
 def marked_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were always a minute between two looks."""
-    monkeypatch.setattr(database_identity, "MARK_EVERY", timedelta(0))
+    monkeypatch.setattr(database_identity, "IDENTITY_EVERY", timedelta(0))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def resume(database: Database, *options: str, env: str = "test") -> Any:
     return document("resume", *given, *options, database=database, OUTBOX_ENV=env)
 
 
-def require_held(database: Database, ob: outbox.Outbox, stripe: RunningStripe, saying: str) -> None:
+def require_suspended(database: Database, ob: outbox.Outbox, stripe: RunningStripe, saying: str) -> None:
     """Nothing is sent and nothing is cancelled, and it is said why."""
     answers = len(stripe.ledger.answers)
     with pytest.raises(Suspended, match=saying):
@@ -93,7 +93,7 @@ def test_a_charge_that_a_lossy_failover_forgot_is_not_made_twice(
 
         with standby.begin() as session:
             assert not ob.cancel(session, charge)  # nobody has noticed yet
-        require_held(standby, ob, stripe, "the server is on timeline 00000002 instead of 00000001")
+        require_suspended(standby, ob, stripe, "the server is on timeline 00000002 instead of 00000001")
         resumed = resume(standby)
         run_once(standby, ob, adapters=adapters(stripe))
 
@@ -124,7 +124,7 @@ def test_a_dispatcher_that_is_at_work_during_a_lossy_failover_sends_nothing_unti
         standby.promote()
         put(standby, ob, CHARGE, payload=CARD, count=5)  # the clients ask again, for the five that were lost
         await until_true(lambda: standby.rows(TABLES.meta)[0].suspended_reason is not None, 60)
-        await asyncio.to_thread(require_held, standby, ob, stripe, "timeline 00000002")
+        await asyncio.to_thread(require_suspended, standby, ob, stripe, "timeline 00000002")
         assert len(stripe.ledger.answers) == sent
 
         await asyncio.to_thread(resume, standby)
@@ -151,11 +151,11 @@ def test_a_switch_to_a_standby_that_lost_nothing_is_gone_on_from_without_doubt(
         primary.stop()
         standby.promote()
 
-        require_held(standby, ob, stripe, "timeline 00000002")
+        require_suspended(standby, ob, stripe, "timeline 00000002")
         resumed = resume(standby, "--nothing-lost")
         run_once(standby, ob, adapters=adapters(stripe))
 
-        assert resumed == {"since": None, "doubted": 0, "held_back": 0}
+        assert resumed == {"since": None, "doubted": 0, "suspended": 0}
         assert state(standby, mail) == "delivered"
 
 
@@ -190,7 +190,7 @@ def test_a_charge_made_after_the_backup_is_sent_again_only_while_its_key_is_reme
     run_once(primary, ob, adapters=adapters(stripe))
     with cluster(recovering(backup)) as restored:
         eventually(lambda: not restored.say("SELECT pg_is_in_recovery()"))
-        require_held(restored, ob, stripe, "timeline 00000002")
+        require_suspended(restored, ob, stripe, "timeline 00000002")
         resume(restored, *(["--since", since] if since else []))
         run_once(restored, ob, adapters=adapters(stripe))
 
@@ -208,17 +208,17 @@ def test_a_charge_made_after_the_backup_is_sent_again_only_while_its_key_is_reme
 def test_an_older_state_on_the_same_timeline_is_noticed_by_the_mark_outside_the_database(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path
 ) -> None:
-    mark = tmp_path / "mark"
-    run_once(primary, ob, adapters=adapters(stripe), mark=mark)
+    identity = tmp_path / "mark"
+    run_once(primary, ob, adapters=adapters(stripe), identity_file=identity)
     charge = put_charge(primary, ob)
     backup = primary.backup(tmp_path / "backup")
-    run_once(primary, ob, adapters=adapters(stripe), mark=mark)
+    run_once(primary, ob, adapters=adapters(stripe), identity_file=identity)
     with cluster(backup) as restored:  # as a disk's snapshot: no recovery to another timeline
         with pytest.raises(Suspended, match="an older state was restored"):
-            run_once(restored, ob, adapters=adapters(stripe), mark=mark)
-        require_held(restored, ob, stripe, "an older state was restored")
+            run_once(restored, ob, adapters=adapters(stripe), identity_file=identity)
+        require_suspended(restored, ob, stripe, "an older state was restored")
         resume(restored)
-        run_once(restored, ob, adapters=adapters(stripe), mark=mark)
+        run_once(restored, ob, adapters=adapters(stripe), identity_file=identity)
 
         assert state(restored, charge) == "delivered"
         assert replays(stripe) == [False, True]
@@ -262,7 +262,7 @@ def test_rows_restored_into_another_server_are_noticed(
             if dumped[name]:
                 session.execute(sa.insert(table), [dict(row._mapping) for row in dumped[name]])
 
-    require_held(postgresql, ob, stripe, "the server has changed, system identifier")
+    require_suspended(postgresql, ob, stripe, "the server has changed, system identifier")
     resume(postgresql)
     run_once(postgresql, ob, adapters=adapters(stripe))
 
@@ -281,7 +281,7 @@ def test_a_copy_within_the_same_server_is_noticed(primary: Cluster, ob: outbox.O
     primary.say("CREATE DATABASE copy TEMPLATE postgres")
     copy = Database(primary.url.set(database="copy"))
 
-    require_held(copy, ob, stripe, "the tables have changed")
+    require_suspended(copy, ob, stripe, "the tables have changed")
 
     copy.dispose()
 
@@ -303,9 +303,9 @@ def test_a_copy_for_another_deployment_sends_its_own_entries_and_never_those_it_
         asyncio.run(dispatcher(copy, staging, adapters=adapters(stripe)).check())
         run_once(copy, staging, adapters=adapters(stripe))
 
-        assert resumed["held_back"] == 1
+        assert resumed["suspended"] == 1
         assert state(copy, ours) == "delivered"
-        assert queue_row(copy, theirs).hold == FOREIGN
+        assert queue_row(copy, theirs).suspended_reason == FOREIGN
         assert len(stripe.ledger.charges) == 1
 
 
@@ -315,7 +315,7 @@ def test_a_server_that_was_restarted_is_the_same(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path, end: Any
 ) -> None:
     address = Address(primary)
-    working = dispatcher(address.engine, ob, adapters=adapters(stripe), mark=tmp_path / "mark")
+    working = dispatcher(address.engine, ob, adapters=adapters(stripe), identity_file=tmp_path / "mark")
     put_charge(primary, ob)
     asyncio.run(working.run_once())
     asyncio.run(working.run_once())

@@ -11,7 +11,7 @@ from support.retention import KEEP, WINDOW, elapse, maintenance, request, settle
 
 import outbox
 from dispatchers.maintenance.retention import Retention
-from dispatchers.maintenance.retention_sql import STEPS, Look
+from dispatchers.maintenance.retention_sql import STEPS, Scan
 from dispatchers.store.queries import next_accepted
 
 ROWS = 60_000
@@ -97,7 +97,7 @@ def scans(database: Database) -> list[str]:
             after = None
             for _ in range(2):
                 with engine.begin() as connection:
-                    batch = step(connection, TABLES, Look(Retention.of(KEEP, [WINDOW]), 500, after))
+                    batch = step(connection, TABLES, Scan(Retention.of(KEEP, [WINDOW]), 500, after))
                 assert batch.deleted > 100
                 after = batch.after
     found = [node for plan in plans for node in nodes(plan) if "Scan" in node["Node Type"]]
@@ -157,13 +157,13 @@ def test_rows_that_share_one_instant_are_read_in_the_order_of_an_index(postgresq
         postgresql.execute(sa.text(statement))
     run(postgresql, "ANALYZE outbox_{}")
     engine = postgresql.new_engine()
-    look = Look(Retention.of(KEEP, [WINDOW]), 500)
+    scan = Scan(Retention.of(KEEP, [WINDOW]), 500)
 
     with plans_of(engine) as plans, engine.begin() as connection:
         for step in STEPS.values():
-            batch = step(connection, TABLES, look)
-            batch = step(connection, TABLES, look._replace(after=batch.after))
-            assert batch.looked_at == 500
+            batch = step(connection, TABLES, scan)
+            batch = step(connection, TABLES, scan._replace(after=batch.after))
+            assert batch.scanned == 500
         page = next_accepted(connection, TABLES, None)
         assert len(next_accepted(connection, TABLES, page[-1])) == len(page)
 

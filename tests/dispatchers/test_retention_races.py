@@ -19,7 +19,7 @@ from support.retention import A_MOMENT, KEEP, WINDOW, clean, elapse, kept, reque
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.retention import Retention
-from dispatchers.maintenance.retention_sql import STEPS, Batch, Look
+from dispatchers.maintenance.retention_sql import STEPS, Batch, Scan
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.configuration import AUDIT_WINDOW
@@ -32,9 +32,9 @@ PAST_KEEP = KEEP + A_MOMENT
 @contextmanager
 def batch_in_progress(database: Database, step: str, rows_max: int = 500) -> Iterator[Batch]:
     """For the block, a batch has been done and is not committed; then it is."""
-    look = Look(Retention.of(KEEP, [WINDOW]), rows_max)
+    scan = Scan(Retention.of(KEEP, [WINDOW]), rows_max)
     with database.new_engine().begin() as connection:
-        yield STEPS[step](connection, TABLES, look)
+        yield STEPS[step](connection, TABLES, scan)
 
 
 def wait_for_a_waiter(database: Database) -> None:

@@ -26,8 +26,8 @@ async def ask_everything(store: DatabaseStore, ob: outbox.Outbox) -> None:
     await store.destinations()
     await store.flow_states()
     await store.accepted(None)
-    await store.seek(lambda operation, sent_as: True, timedelta(seconds=1), None)
-    await store.watch("test", None)
+    await store.request_lookups(lambda operation, sent_as: True, timedelta(seconds=1), None)
+    await store.check_identity("test", None)
     await report_lag(store.run, TABLES)
 
 

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
-from support.cli_runner import SECRET_TEXT, command, document, put_ended, put_held, put_uncertain
+from support.cli_runner import SECRET_TEXT, command, document, put_ended, put_suspended, put_uncertain
 from support.database import TABLES, Database
 from support.entries import put, put_one
 
@@ -30,7 +30,7 @@ def verdicts(database: Database) -> dict[str, list[str]]:
 def test_what_the_library_wrote_breaks_no_rule(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
     put_uncertain(database, ob)
-    put_held(database, ob)
+    put_suspended(database, ob)
     put_ended(database, ob)
 
     told = document("verify", database=database, OUTBOX_SECRET=SECRET_TEXT)

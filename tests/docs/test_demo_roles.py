@@ -70,7 +70,7 @@ def finding(statement: Statement, found: str | None) -> Finding:
     return Finding(order_id="A", entry=statement, found=found)
 
 
-def test_a_person_looks_up_each_uncertain_entry_in_the_ledger_of_its_own_far_side(tmp_path: Path) -> None:
+def test_a_person_looks_up_each_uncertain_entry_in_the_ledger_of_its_own_remote(tmp_path: Path) -> None:
     files = Files(tmp_path)
     StripeLedger(files.payments).add_effects([charge("A", id="ch_A"), charge("C", id="ch_C")])
     MailRecord(files.mails).accept(mail("C", message_id="<C>"))

@@ -1,4 +1,4 @@
-"""A chain of effects, its processes killed around a callback: each link happens once on the far side."""
+"""A chain of effects, its processes killed around a callback: each link happens once on the remote service."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A hostile ground: full disks, few connections, commits that come late, clocks that are wrong.
+"""A faulty ground: full disks, few connections, commits that come late, clocks that are wrong.
 
 Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/fault-injection.md.
 """

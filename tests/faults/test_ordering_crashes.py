@@ -1,4 +1,4 @@
-"""Processes that are killed while they send groups: what came to the far side came in commit order."""
+"""Processes that are killed while they send groups: what came to the remote service came in commit order."""
 
 import random
 import threading
@@ -98,7 +98,7 @@ def test_after_kills_every_group_has_come_in_commit_order(
 
 
 def groups_of(ledger: Path) -> dict[str, list[str]]:
-    """What came to the far side, group by group. After a kill an entry may come again, but before any other of its group."""
+    """What came to the service, by group. After a kill an entry may come again, but before any other of its group."""
     came: dict[str, list[str]] = defaultdict(list)
     for line in ledger.read_text().splitlines():
         group, number = line.split()

@@ -1,4 +1,4 @@
-"""Dispatchers as processes on a hostile ground: they are stopped, and their database swallows everything, or crashes.
+"""Dispatchers as processes on a faulty ground: they are stopped, and their database swallows everything, or crashes.
 
 Of every one: nothing is lost, and nothing happens twice. The whole list, with what shows each row: docs/fault-injection.md.
 """

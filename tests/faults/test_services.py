@@ -19,32 +19,34 @@ from support.loopback import closed_port
 
 import outbox
 from dispatchers.adapters import HttpAdapter, StripeAdapter
-from dispatchers.testing import hostile_http as hostile
-from dispatchers.testing.hostile_http import Behaviour, HostileHttp
+from dispatchers.testing import faulty_http as faulty
+from dispatchers.testing.faulty_http import Behaviour, FaultyHttp
 from dispatchers.testing.stripe_core import API_KEY
 from dispatchers.testing.stripe_faults import Fault, Faults
 from dispatchers.testing.stripe_service import RunningStripe, running_stripe
 
-SHORT = timedelta(seconds=0.4)  # for all of a send to a far side that lets it wait; more than any other here takes
+SHORT = timedelta(
+    seconds=0.4
+)  # for all of a send to a remote service that lets it wait; more than any other here takes
 LONG = timedelta(seconds=20)
 WEEK = timedelta(days=7)
 
 
 @pytest.fixture(scope="module")
-def listening() -> Iterator[HostileHttp]:
-    with hostile.hostile_http() as running:
+def listening() -> Iterator[FaultyHttp]:
+    with faulty.faulty_http() as running:
         yield running
 
 
 @pytest.fixture
-def far_side(listening: HostileHttp) -> Iterator[HostileHttp]:
-    listening.behave(hostile.answer())
+def remote(listening: FaultyHttp) -> Iterator[FaultyHttp]:
+    listening.behave(faulty.answer())
     listening.requests.clear()
     return listening
 
 
 def send(database: Database, ob: outbox.Outbox, url: str, timeout: timedelta = LONG) -> None:
-    """A dispatcher's `run_once`, with an adapter for the far side of a service that keeps its keys for a week."""
+    """A dispatcher's `run_once`, with an adapter for the remote service of a service that keeps its keys for a week."""
     given: dict[str, Any] = {"window": WEEK, "statuses": {409: "in_progress", 422: "key_conflict"}}
     run_once(database, ob, adapters={"crm": HttpAdapter(base_url=url, timeout=timeout, **given)})
 
@@ -66,10 +68,10 @@ def standing(database: Database, id: UUID) -> Standing:
     return Standing(row.state, row.attempts, row.maybe_sent)
 
 
-def arrived(far_side: HostileHttp) -> int:
+def arrived(remote: FaultyHttp) -> int:
     """How many requests, all of which must be one and the same."""
-    assert len({bytes(request) for request in far_side.requests}) <= 1
-    return len(far_side.requests)
+    assert len({bytes(request) for request in remote.requests}) <= 1
+    return len(remote.requests)
 
 
 # --- nothing was sent
@@ -77,12 +79,12 @@ def arrived(far_side: HostileHttp) -> int:
 
 @pytest.mark.parametrize("how", ["refused", "no such name", "no TLS"])
 def test_what_surely_never_left_counts_no_attempt_and_may_be_cancelled(
-    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, how: str
+    sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, how: str
 ) -> None:
     urls = {
         "refused": closed_port(),
         "no such name": "http://crm.invalid",
-        "no TLS": far_side.url.replace("http", "https"),
+        "no TLS": remote.url.replace("http", "https"),
     }
     id = put_contact(sqlite, ob)
 
@@ -91,7 +93,7 @@ def test_what_surely_never_left_counts_no_attempt_and_may_be_cancelled(
         age(sqlite, HOUR)
 
     assert standing(sqlite, id) == ("retry", 0, False)
-    assert arrived(far_side) == 0
+    assert arrived(remote) == 0
     with sqlite.begin() as session:
         assert ob.cancel(session, id)
 
@@ -102,32 +104,32 @@ def test_what_surely_never_left_counts_no_attempt_and_may_be_cancelled(
 @pytest.mark.parametrize(
     ("behaviour", "timeout"),
     [
-        pytest.param(hostile.hang, SHORT, id="hangs before the first byte"),
-        pytest.param(hostile.drip_head, SHORT, id="a head that never ends, byte by byte"),
-        pytest.param(hostile.close, LONG, id="the answer is lost"),
-        pytest.param(hostile.reset, LONG, id="reset"),
-        pytest.param(hostile.garble, LONG, id="no HTTP"),
-        pytest.param(hostile.giant_head(), LONG, id="a giant head"),
-        pytest.param(hostile.answer(409), LONG, id="the key is in flight"),
-        *(pytest.param(hostile.redirect(status), LONG, id=str(status)) for status in (301, 302, 303, 307, 308)),
-        *(pytest.param(hostile.answer(status), LONG, id=str(status)) for status in (500, 502, 503, 504)),
+        pytest.param(faulty.hang, SHORT, id="hangs before the first byte"),
+        pytest.param(faulty.drip_head, SHORT, id="a head that never ends, byte by byte"),
+        pytest.param(faulty.close, LONG, id="the answer is lost"),
+        pytest.param(faulty.reset, LONG, id="reset"),
+        pytest.param(faulty.garble, LONG, id="no HTTP"),
+        pytest.param(faulty.giant_head(), LONG, id="a giant head"),
+        pytest.param(faulty.answer(409), LONG, id="the key is in flight"),
+        *(pytest.param(faulty.redirect(status), LONG, id=str(status)) for status in (301, 302, 303, 307, 308)),
+        *(pytest.param(faulty.answer(status), LONG, id=str(status)) for status in (500, 502, 503, 504)),
     ],
 )
 def test_what_tells_nothing_leaves_doubt_and_the_same_request_goes_out_again(
-    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, behaviour: Behaviour, timeout: timedelta
+    sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, behaviour: Behaviour, timeout: timedelta
 ) -> None:
     id = put_contact(sqlite, ob)
-    far_side.behave(behaviour)
+    remote.behave(behaviour)
 
-    send(sqlite, ob, far_side.url, timeout)
+    send(sqlite, ob, remote.url, timeout)
 
     assert standing(sqlite, id) == ("retry", 1, True)
-    assert arrived(far_side) == 1
-    far_side.behave(hostile.answer(201))
+    assert arrived(remote) == 1
+    remote.behave(faulty.answer(201))
     age(sqlite, HOUR)
-    send(sqlite, ob, far_side.url)
+    send(sqlite, ob, remote.url)
     assert (state(sqlite, id), settlement_row(sqlite, id).attempts) == ("delivered", 2)
-    assert arrived(far_side) == 2
+    assert arrived(remote) == 2
 
 
 # --- it happened, whatever became of the body
@@ -136,27 +138,27 @@ def test_what_tells_nothing_leaves_doubt_and_the_same_request_goes_out_again(
 @pytest.mark.parametrize(
     ("behaviour", "timeout"),
     [
-        pytest.param(hostile.answer(204), LONG, id="empty"),
-        pytest.param(hostile.answer(200, body=b'{"id": '), LONG, id="broken JSON"),
-        pytest.param(hostile.cut_short(), LONG, id="half a body"),
-        pytest.param(hostile.reset_in_body(), LONG, id="reset in the body"),
-        pytest.param(hostile.drip_body(), SHORT, id="a body that never ends, byte by byte"),
-        pytest.param(hostile.giant(), LONG, id="a giant body"),
-        pytest.param(hostile.gzip_bomb(), LONG, id="a gzip bomb"),
+        pytest.param(faulty.answer(204), LONG, id="empty"),
+        pytest.param(faulty.answer(200, body=b'{"id": '), LONG, id="broken JSON"),
+        pytest.param(faulty.cut_short(), LONG, id="half a body"),
+        pytest.param(faulty.reset_in_body(), LONG, id="reset in the body"),
+        pytest.param(faulty.drip_body(), SHORT, id="a body that never ends, byte by byte"),
+        pytest.param(faulty.giant(), LONG, id="a giant body"),
+        pytest.param(faulty.gzip_bomb(), LONG, id="a gzip bomb"),
     ],
 )
 def test_what_says_success_is_delivered_and_never_sent_again(
-    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, behaviour: Behaviour, timeout: timedelta
+    sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, behaviour: Behaviour, timeout: timedelta
 ) -> None:
     id = put_contact(sqlite, ob)
-    far_side.behave(behaviour)
+    remote.behave(behaviour)
 
     for _ in range(2):
-        send(sqlite, ob, far_side.url, timeout)
+        send(sqlite, ob, remote.url, timeout)
         age(sqlite, HOUR)
 
     assert (state(sqlite, id), settlement_row(sqlite, id).attempts) == ("delivered", 1)
-    assert arrived(far_side) == 1
+    assert arrived(remote) == 1
 
 
 # --- it was refused
@@ -165,40 +167,40 @@ def test_what_says_success_is_delivered_and_never_sent_again(
 @pytest.mark.parametrize(("status", "first", "later"), [(400, "failed", "uncertain"), (422, "uncertain", "uncertain")])
 @pytest.mark.parametrize("is_first", [True, False], ids=["at first", "later"])
 def test_a_refusal_proves_that_it_did_not_happen_only_if_nothing_went_before(
-    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, status: int, first: str, later: str, is_first: bool
+    sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, status: int, first: str, later: str, is_first: bool
 ) -> None:
     """400: it is refused as it stands. 422, at this service: the key belongs to another request."""
     id = put_contact(sqlite, ob)
     if not is_first:
-        far_side.behave(hostile.close)
-        send(sqlite, ob, far_side.url)
+        remote.behave(faulty.close)
+        send(sqlite, ob, remote.url)
         age(sqlite, HOUR)
-    far_side.behave(hostile.answer(status))
+    remote.behave(faulty.answer(status))
 
     for _ in range(2):
-        send(sqlite, ob, far_side.url)
+        send(sqlite, ob, remote.url)
         age(sqlite, HOUR)
 
     assert state(sqlite, id) == (first if is_first else later)
-    assert arrived(far_side) == (1 if is_first else 2)
+    assert arrived(remote) == (1 if is_first else 2)
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_who_is_not_let_in_keeps_the_whole_destination_waiting_and_counts_no_attempt(
-    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, status: int
+    sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, status: int
 ) -> None:
     first = put_contact(sqlite, ob)
-    far_side.behave(hostile.answer(status))
-    send(sqlite, ob, far_side.url)
+    remote.behave(faulty.answer(status))
+    send(sqlite, ob, remote.url)
     second = put_contact(sqlite, ob)
 
-    send(sqlite, ob, far_side.url)
+    send(sqlite, ob, remote.url)
 
     assert (standing(sqlite, first), standing(sqlite, second)) == (("retry", 0, False), ("pending", 0, False))
-    assert arrived(far_side) == 1
-    far_side.behave(hostile.answer())
+    assert arrived(remote) == 1
+    remote.behave(faulty.answer())
     age(sqlite, HOUR)
-    send(sqlite, ob, far_side.url)
+    send(sqlite, ob, remote.url)
     assert [state(sqlite, id) for id in (first, second)] == ["delivered", "delivered"]
 
 
@@ -219,21 +221,21 @@ DATED = format_datetime(datetime.now(UTC) + 2 * HOUR, usegmt=True)
     ],
 )
 def test_a_429_keeps_the_whole_destination_waiting_for_as_long_as_it_asks_within_the_limits(
-    sqlite: Database, ob: outbox.Outbox, far_side: HostileHttp, asked: str | None, least: int, most: int
+    sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, asked: str | None, least: int, most: int
 ) -> None:
     id = put_contact(sqlite, ob)
-    far_side.behave(hostile.answer(429, headers={} if asked is None else {"Retry-After": asked}))
+    remote.behave(faulty.answer(429, headers={} if asked is None else {"Retry-After": asked}))
     before = datetime.now(UTC)
 
-    send(sqlite, ob, far_side.url)
+    send(sqlite, ob, remote.url)
 
     assert standing(sqlite, id) == ("retry", 0, False)
     (destination,) = sqlite.rows(TABLES.destination)
     waits = max(queue_row(sqlite, id).due_at, destination.cooldown_until) - before
     assert least <= waits.total_seconds() <= most
     put_contact(sqlite, ob)
-    send(sqlite, ob, far_side.url)
-    assert arrived(far_side) == 1
+    send(sqlite, ob, remote.url)
+    assert arrived(remote) == 1
 
 
 # --- a service that remembers its keys: the strict imitation of Stripe, and its books
@@ -249,11 +251,11 @@ def stripe() -> Iterator[RunningStripe]:
 
 
 def charge(
-    database: Database, ob: outbox.Outbox, stripe: RunningStripe, *, looks: bool = False, **settings: Any
+    database: Database, ob: outbox.Outbox, stripe: RunningStripe, *, lookup: bool = False, **settings: Any
 ) -> None:
     """A dispatcher's `run_once`, some time after whatever went before."""
     adapter = StripeAdapter(api_key=API_KEY, base_url=stripe.url, **settings)
-    if not looks:
+    if not lookup:
         adapter.find = None
     age(database, QUIET)
     run_once(database, ob, adapters={"stripe": adapter})
@@ -288,7 +290,7 @@ def test_a_charge_that_is_still_executing_is_asked_for_again_until_its_answer_is
 
 
 @pytest.mark.parametrize(
-    ("fault", "looks", "becomes", "charges"),
+    ("fault", "lookup", "becomes", "charges"),
     [
         (Fault.FAIL_AFTER, True, "delivered", 1),
         (Fault.FAIL_AFTER, False, "uncertain", 1),
@@ -297,18 +299,18 @@ def test_a_charge_that_is_still_executing_is_asked_for_again_until_its_answer_is
     ],
 )
 def test_a_500_that_the_service_repeats_is_looked_for_and_goes_out_again_under_a_new_key_only_if_it_is_absent(
-    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: Fault, looks: bool, becomes: str, charges: int
+    sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: Fault, lookup: bool, becomes: str, charges: int
 ) -> None:
     """FAIL_AFTER: it was executed. FAIL_BEFORE: it was not, and never will be under this key. Which of them nobody tells."""
     id = put_charge(sqlite, ob)
     stripe.force(fault)
 
-    charge(sqlite, ob, stripe, looks=looks)
+    charge(sqlite, ob, stripe, lookup=lookup)
     assert answers(stripe) == [(500, False)]
     for _ in range(3):
-        charge(sqlite, ob, stripe, looks=looks)
+        charge(sqlite, ob, stripe, lookup=lookup)
 
-    again = [(200, False)] if fault is Fault.FAIL_BEFORE and looks else []
+    again = [(200, False)] if fault is Fault.FAIL_BEFORE and lookup else []
     assert state(sqlite, id) == becomes
     assert answers(stripe) == [(500, False), (500, True), *again]
     assert len(stripe.ledger.charges) == charges
@@ -323,7 +325,7 @@ def test_a_key_that_the_service_holds_for_another_request_is_uncertain_and_never
     id = put_charge(sqlite, ob)
     if not is_first:
         stripe.force(Fault.LOSE_REQUEST)
-        charge(sqlite, ob, stripe, looks=True)
+        charge(sqlite, ob, stripe, lookup=True)
     key = ob.child_key("order:0", CHARGE)
     bearer = {"Authorization": f"Bearer {API_KEY}", "Idempotency-Key": key}
     other = httpx.post(
@@ -332,7 +334,7 @@ def test_a_key_that_the_service_holds_for_another_request_is_uncertain_and_never
     assert other.status_code == 200
 
     for _ in range(3):
-        charge(sqlite, ob, stripe, looks=True)
+        charge(sqlite, ob, stripe, lookup=True)
 
     assert state(sqlite, id) == "uncertain"
     assert answers(stripe)[-1] == (400, False)

@@ -152,13 +152,13 @@ def test_a_mark_file_of_another_env_refuses_the_process_alone(
     database: Database, ob: outbox.Outbox, typo: outbox.Outbox, tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    run_once(database, ob, adapters={"crm": MemoryAdapter()}, mark=mark)
+    run_once(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=mark)
     database.execute(sa.delete(META))
 
     with pytest.raises(
         ConfigurationError, match=r"as this process remembers, the database .* belongs to env 'test', and"
     ):
-        run_once(database, typo, adapters={"crm": MemoryAdapter()}, mark=mark)
+        run_once(database, typo, adapters={"crm": MemoryAdapter()}, identity_file=mark)
 
     assert database.rows(META) == []
 
@@ -206,7 +206,7 @@ def test_an_adopted_database_suspends_what_it_was_adopted_with_and_sends_its_own
     theirs = put_one(database, ob)
     staging = outbox.Outbox(ob.configuration.keyring, env="staging")
 
-    assert document(*ADOPT, "--adopt-from", "test", database=database, OUTBOX_ENV="staging")["held_back"] == 1
+    assert document(*ADOPT, "--adopt-from", "test", database=database, OUTBOX_ENV="staging")["suspended"] == 1
 
     ours = put_one(database, staging)
     asyncio.run(dispatcher(database, staging, adapters={"crm": MemoryAdapter()}).check())

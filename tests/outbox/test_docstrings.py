@@ -18,7 +18,7 @@ OPEN = (
     *(f"outbox/http/{name}.py" for name in ("django", "fastapi", "flask", "starlette", "status_route")),
     *(f"outbox/inboxes/{name}.py" for name in ("cloudevents", "kafka", "nats", "rabbitmq", "sqs", "stripe")),
     *("outbox/metrics/prometheus.py", "outbox/metrics/opentelemetry.py", "outbox/testing.py"),
-    *(f"dispatchers/testing/{name}.py" for name in ("draining", "failpoints", "hostile_http", "postgres")),
+    *(f"dispatchers/testing/{name}.py" for name in ("draining", "failpoints", "faulty_http", "postgres")),
     "dispatchers/testing/stripe_service.py",
 )
 """Modules whose functions apps import from where they are."""

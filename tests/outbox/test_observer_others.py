@@ -14,7 +14,7 @@ from support.retention import shift
 
 import outbox
 from outbox import ObservedClaim
-from outbox.observer import ClaimWatch, GuardedObserver
+from outbox.observer import ClaimObservation, GuardedObserver
 
 KEYRING = outbox.Keyring({"k1": bytes(range(32))})
 PATIENCE = timedelta(seconds=30)  # until a test that hangs fails; nothing takes that long
@@ -223,11 +223,11 @@ def test_a_wait_for_a_request_across_the_windows_edge_is_told_of(postgresql, ob,
 
 def test_waits_for_both_keys_of_a_body_are_added_up():
     told = []
-    watch = ClaimWatch(GuardedObserver(told.append), "http.body")
+    observation = ClaimObservation(GuardedObserver(told.append), "http.body")
     for _ in range(2):
-        with watch.waiting():
+        with observation.waiting():
             Event().wait(MOMENT.total_seconds())
-    watch.claimed("hit")
-    watch.report()
+    observation.claimed("hit")
+    observation.report()
 
     assert told[0].waited >= 2 * MOMENT

@@ -239,10 +239,10 @@ def test_draining_ahead_ends_at_what_is_uncertain_and_does_not_wait_for_another_
     database: Database, ob: outbox.Outbox
 ) -> None:
     put(database, ob, "crm.upsert")
-    looks: list[Delivery] = []
+    lookup: list[Delivery] = []
 
     def find(delivery: Delivery) -> Finding:
-        looks.append(delivery)
+        lookup.append(delivery)
         return CannotTell("no access")
 
     adapter = MemoryAdapter([Unknown("a stored 500", final=True)], window=timedelta(days=1), find=find)
@@ -250,7 +250,7 @@ def test_draining_ahead_ends_at_what_is_uncertain_and_does_not_wait_for_another_
     drained(database, ob, adapters={"crm": adapter}, ahead=True)
 
     assert states(database) == {"uncertain": 1}
-    assert 1 <= len(looks) < 3
+    assert 1 <= len(lookup) < 3
 
 
 def test_draining_ahead_leaves_what_a_person_has_paused(database: Database, ob: outbox.Outbox) -> None:

@@ -92,9 +92,9 @@ def put_uncertain(database: Database, ob: outbox.Outbox, **settings: Any) -> UUI
     return id
 
 
-def put_held(database: Database, ob: outbox.Outbox, **settings: Any) -> UUID:
+def put_suspended(database: Database, ob: outbox.Outbox, **settings: Any) -> UUID:
     id = put_one(database, ob, "mail.send", **settings)
-    change(database, id, hold="restored from a backup", due_at=NEVER)
+    change(database, id, suspended_reason="restored from a backup", due_at=NEVER)
     return id
 
 

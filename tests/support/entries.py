@@ -104,10 +104,10 @@ def age(database: Database, by: timedelta) -> None:
     _shift(database, queue, by, "due_at", where=queue.c.due_at < NEVER)
     _shift(database, entry, by, "due_at", "created_at")
     for row in database.queue:
-        looks = read_outcome(row.outcome).lookup
-        if looks is not None:
+        lookup = read_outcome(row.outcome).lookup
+        if lookup is not None:
             record = json.loads(row.outcome)
-            record["looks"]["quiet_at"] = (looks.quiet_at - by).isoformat()
+            record["lookup"]["fenced_at"] = (lookup.fenced_at - by).isoformat()
             change(database, row.id, outcome=json.dumps(record))
         known = read_outcome(row.outcome).known
         if known is not None and known.decided_at is not None:
@@ -342,7 +342,7 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20, worke
     return found
 
 
-# --- a far side that outlives its callers, and callers that do not live long
+# --- a remote service that outlives its callers, and callers that do not live long
 
 MOMENTS = (
     "after the claim",

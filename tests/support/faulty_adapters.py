@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from dispatchers import Adapter, Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
-from dispatchers.testing.conformance import Scene
+from dispatchers.testing.conformance import Scenario
 from dispatchers.testing.conformance_http import HttpSuite
-from dispatchers.testing.hostile_http import HostileHttp, answer
+from dispatchers.testing.faulty_http import FaultyHttp, answer
 
 TOKEN = "crm_token_5eb63bbb"
 TLS = httpx.create_ssl_context()  # once: making one takes longer than all the rest of a send
@@ -69,12 +69,12 @@ class CrmSuite(HttpSuite):
     secrets: Sequence[str] = (TOKEN,)
     private: Sequence[str] = ("ada@example.com",)
     client_exceptions = FOREIGN
-    patience = timedelta(seconds=0.3)
-    scenes: Sequence[Scene] = (
-        Scene("created", answer(201), Delivered),
-        Scene("invalid", answer(422), Rejected),
-        Scene("limited", answer(429), Deferred),
-        Scene("failed", answer(500), Unknown),
+    remote_timeout = timedelta(seconds=0.3)
+    scenarios: Sequence[Scenario] = (
+        Scenario("created", answer(201), Delivered),
+        Scenario("invalid", answer(422), Rejected),
+        Scenario("limited", answer(429), Deferred),
+        Scenario("failed", answer(500), Unknown),
     )
     never: Mapping[type[Any], str] = {
         KeyConflict: "the CRM does not compare requests",
@@ -82,8 +82,8 @@ class CrmSuite(HttpSuite):
     }
     adapter_class: type[Crm] = Crm
 
-    def adapter(self, far_side: HostileHttp, timeout: timedelta) -> Adapter:
-        return self.adapter_class(far_side.url, timeout)
+    def adapter(self, remote: FaultyHttp, timeout: timedelta) -> Adapter:
+        return self.adapter_class(remote.url, timeout)
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         async def fail(*args: object, **settings: object) -> None:
@@ -99,8 +99,8 @@ def suite_of(adapter_class: type[Crm], **declared: Any) -> HttpSuite:
     return made
 
 
-def scene_of(suite: HttpSuite, name: str) -> Scene:
-    return next(scene for scene in (*suite.scenes, *suite.hostile_scenes()) if scene.name == name)
+def scenario_of(suite: HttpSuite, name: str) -> Scenario:
+    return next(scenario for scenario in (*suite.scenarios, *suite.fault_scenarios()) if scenario.name == name)
 
 
 # --- adapters with a defect

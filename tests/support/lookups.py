@@ -34,7 +34,7 @@ class Losing(MemoryAdapter):
         super().__init__(find=finds if finds is True or callable(finds) or finds is None else self._next, **settings)
         self.lost = list(lost)
         self.finds = finds
-        self.looks: list[Delivery] = []
+        self.lookup: list[Delivery] = []
 
     async def send(self, delivery: Delivery) -> Outcome:
         fate = self.lost.pop(0) if self.lost else "none"
@@ -44,7 +44,7 @@ class Losing(MemoryAdapter):
         return Unknown("no answer") if isinstance(fate, str) else fate
 
     def _next(self, delivery: Delivery) -> Any:
-        self.looks.append(delivery)
+        self.lookup.append(delivery)
         finding = self.finds.pop(0)
         if isinstance(finding, BaseException):
             raise finding
@@ -55,7 +55,9 @@ def keyless(*lost: str | Outcome, **settings: Any) -> Losing:
     return Losing(*lost, window=None, **settings)
 
 
-def look(database: Database, ob: outbox.Outbox, adapter: MemoryAdapter, after: timedelta = QUIET, **rest: Any) -> None:
+def look_up(
+    database: Database, ob: outbox.Outbox, adapter: MemoryAdapter, after: timedelta = QUIET, **rest: Any
+) -> None:
     age(database, after)
     run_once(database, ob, adapters={"crm": adapter}, **rest)
 
@@ -63,7 +65,7 @@ def look(database: Database, ob: outbox.Outbox, adapter: MemoryAdapter, after: t
 def sent_and_looked_for(database: Database, ob: outbox.Outbox, adapter: MemoryAdapter, **rest: Any) -> UUID:
     id = put_one(database, ob)
     run_once(database, ob, adapters={"crm": adapter}, **rest)
-    look(database, ob, adapter, **rest)
+    look_up(database, ob, adapter, **rest)
     return id
 
 

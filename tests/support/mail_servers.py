@@ -121,7 +121,7 @@ THEN_CLOSE = ", and goodbye"
 
 
 @dataclass
-class Hostile:
+class Faulty:
     """A good mail server but for what it does `at` a point of the dialogue: a reply of its own (one that
     ends with THEN_CLOSE is its last), or one of the five above.
 
@@ -184,14 +184,14 @@ class Hostile:
                     if text.endswith(THEN_CLOSE):
                         raise _Over
 
-        await reply("greeting", "220 hostile")
+        await reply("greeting", "220 faulty")
         while line := await reader.readline():
             command = line.decode().strip()
             self.commands.append(command)
             verb = command.split()[0].upper()
             if verb == "EHLO":
                 await reply(
-                    "EHLO", "\r\n".join([f"250-{each}" for each in ("hostile", *self.extensions)] + ["250 HELP"])
+                    "EHLO", "\r\n".join([f"250-{each}" for each in ("faulty", *self.extensions)] + ["250 HELP"])
                 )
             elif verb == "DATA":
                 await reply("DATA", "354 go on")
@@ -225,21 +225,21 @@ class _Over(Exception):
 
 
 @asynccontextmanager
-async def hostile_server(hostile: Hostile) -> AsyncIterator[int]:
+async def faulty_server(faulty: Faulty) -> AsyncIterator[int]:
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that little is on its way unread
-    server = await asyncio.start_server(hostile.serve, sock=listening)
+    server = await asyncio.start_server(faulty.serve, sock=listening)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
 
 
-def against(hostile: Hostile, work: Callable[[SmtpAdapter], Coroutine[Any, Any, Any]], **settings: Any) -> Any:
+def against(faulty: Faulty, work: Callable[[SmtpAdapter], Coroutine[Any, Any, Any]], **settings: Any) -> Any:
     """What `work` returns with an adapter for this server."""
 
     async def main() -> Any:
-        async with asyncio.timeout(30), hostile_server(hostile) as port:
+        async with asyncio.timeout(30), faulty_server(faulty) as port:
             adapter = adapter_for(port, **settings)
             try:
                 return await work(adapter)

@@ -1,4 +1,4 @@
-"""The rules of `decide` and `moves` with one guard removed each: what a search for broken promises must find."""
+"""The rules of `decide` and `moves` with one guard removed each: what a search for broken invariants must find."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -101,15 +101,15 @@ def unhurried(change: Transition) -> Transition:
 
 def transition(kind: str, entry: ClaimedEntry) -> Transition:
     """What the dispatcher makes of an answer, or of a callback that failed, or of what is on record."""
-    known, looks, memory = entry.outcome.known, entry.outcome.lookup, MEMORIES[entry.destination]
+    known, lookup, memory = entry.outcome.known, entry.outcome.lookup, MEMORIES[entry.destination]
     answer, now = ANSWERS.get(kind.removeprefix("keep ").removeprefix("go on after ")), entry.leased_at
     if answer is None:
         return Release("not here", HOUR / 2, shown=True)
     if known is not None:
         change = conclude(entry, known, replace(memory, fencing_delay=LEASE))
-    elif looks is not None:
-        seen = judge(entry, looks, finding(answer), memory, now, 0.0)
-        change = unhurried(admit_lookup(entry, looks, replace(memory, form="native"), now) or seen)
+    elif lookup is not None:
+        seen = judge(entry, lookup, finding(answer), memory, now, 0.0)
+        change = unhurried(admit_lookup(entry, lookup, replace(memory, form="native"), now) or seen)
     else:
         change = decide(entry, answer, memory, now, 0.0)
     if kind.startswith("go on after "):
@@ -238,13 +238,13 @@ class Agreement(RuleBasedStateMachine):
 
     @precondition(lambda self: self.ids)
     @rule(form=st.sampled_from(["native", "hex"]))
-    def seek(self, form: str) -> None:
+    def request_lookups(self, form: str) -> None:
         def wanted(operation: str, sent_as: str | None) -> bool:
             return sent_as == form
 
         with self.database.engine.begin() as connection:
-            queries.seek(connection, TABLES, wanted, QUIESCENCE, None)
-        self.reference.seek(wanted, QUIESCENCE)
+            queries.request_lookups(connection, TABLES, wanted, QUIESCENCE, None)
+        self.reference.request_lookups(wanted, QUIESCENCE)
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data(), rolled_back=st.booleans())
@@ -344,16 +344,16 @@ class Agreement(RuleBasedStateMachine):
     @rule(hours=st.sampled_from([1, 3]), data=st.data(), kind=st.sampled_from(KINDS))
     def hold_and_resume(self, hours: int, data: st.DataObject, kind: str) -> None:
         """As after a restore; meanwhile somebody claims, settles and cancels all the same."""
-        self.hold()
+        self.suspend()
         self.claim("native")
         self.settle_one(kind, data.draw(st.sampled_from(self.claims[-8:])))
         self.cancel_one(data.draw(st.sampled_from(self.ids)))
         self.resume_after_restore(hours)
 
-    def hold(self) -> None:
+    def suspend(self) -> None:
         with self.database.engine.begin() as connection:
-            store_identity.hold(connection, TABLES, store_identity.read_mark(connection, TABLES)[0], "set back")
-        self.reference.meta = replace(self.reference.meta, held="set back")
+            store_identity.suspend(connection, TABLES, store_identity.read_identity(connection, TABLES)[0], "set back")
+        self.reference.meta = replace(self.reference.meta, suspended="set back")
 
     def resume_after_restore(self, hours: int) -> None:
         word = admin_resume.OperatorDecision(
@@ -409,8 +409,10 @@ class Agreement(RuleBasedStateMachine):
 def _without_instant(outcome: str | StoredOutcome | None, now: datetime) -> Any:
     """What is stored, with how many quarters of an hour its instants lie back: nothing here waits for less."""
     record = deepcopy(outcome.members) if isinstance(outcome, StoredOutcome) else json.loads(outcome or "{}")
-    if "looks" in record:
-        record["looks"]["quiet_at"] = round((now - datetime.fromisoformat(record["looks"]["quiet_at"])) / (HOUR / 4))
+    if "lookup" in record:
+        record["lookup"]["fenced_at"] = round(
+            (now - datetime.fromisoformat(record["lookup"]["fenced_at"])) / (HOUR / 4)
+        )
     if "decided_at" in record.get("known", {}):
         record["known"]["decided_at"] = round(
             (now - datetime.fromisoformat(record["known"]["decided_at"])) / (HOUR / 4)
@@ -424,8 +426,8 @@ def _aged(claimed: ClaimedEntry, by: timedelta) -> ClaimedEntry:
         name: value - by for name in INSTANTS if (value := getattr(claimed, name, None)) is not None
     }
     record = deepcopy(claimed.outcome.members)
-    if "looks" in record:
-        record["looks"]["quiet_at"] = (datetime.fromisoformat(record["looks"]["quiet_at"]) - by).isoformat()
+    if "lookup" in record:
+        record["lookup"]["fenced_at"] = (datetime.fromisoformat(record["lookup"]["fenced_at"]) - by).isoformat()
         instants["outcome"] = read_outcome(json.dumps(record))
     return claimed._replace(**instants)
 
@@ -499,7 +501,7 @@ def test_a_database_treats_looks_as_the_reference_store_does(database: Database,
     agreement.they_agree()
 
     for form in ("hex", "native", "native"):  # the last one finds nothing that is not being looked for
-        agreement.seek(form)
+        agreement.request_lookups(form)
         agreement.they_agree()
     for hours in (4, 4, 40):  # after which no look is due any more
         agreement.time_passes(hours)
@@ -509,7 +511,7 @@ def test_a_database_treats_looks_as_the_reference_store_does(database: Database,
         for claims in agreement.claims[:]:
             agreement.settle_one(kind, claims)
             agreement.they_agree()
-    agreement.seek("native")
+    agreement.request_lookups("native")
     agreement.they_agree()
 
 
@@ -557,7 +559,7 @@ def test_a_database_goes_on_after_a_restore_as_the_reference_store_does(
     early, late, *others = agreement.claims
     agreement.settle_one(kind, early)
     agreement.they_agree()
-    agreement.hold()
+    agreement.suspend()
     agreement.claim("native")
     agreement.settle_one(kind, late)
     agreement.they_agree()

@@ -1,4 +1,4 @@
-"""The whole sending side under faults, on a virtual clock: no promise is broken, and without any one guard some promise is."""
+"""The whole sending side under faults, on a virtual clock: no invariant is violated, and each mutant violates one."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from simulation.app import OUTBOX
 from simulation.database import START, Database, RemoteStore
-from simulation.invariants import Promises
+from simulation.invariants import Invariants
 from simulation.mutations import GUARDS, first_broken
 from simulation.run import simulate
 from simulation.seeds import FOUND_BY, SEEDS_IN_CI
@@ -24,14 +24,14 @@ PARTS = 10  # of the seeds, so that several processes share them
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_no_seed_breaks_a_promise(part: int) -> None:
+def test_no_seed_breaks_a_invariant(part: int) -> None:
     each = SEEDS_IN_CI // PARTS
     for seed in range(part * each, (part + 1) * each):
         simulate(seed)
 
 
 @pytest.mark.parametrize("guard", GUARDS)
-def test_without_a_guard_a_promise_is_broken_within_a_thousand_seeds(guard: str) -> None:
+def test_without_a_guard_a_invariant_is_broken_within_a_thousand_seeds(guard: str) -> None:
     assert first_broken(guard) is not None
 
 
@@ -56,7 +56,7 @@ def test_a_seed_plays_the_same_run_again_in_any_process() -> None:
     assert len(set(traces[0])) == 30
 
 
-def test_a_broken_promise_is_told_with_its_seed_and_the_command_that_shows_it_again(
+def test_a_broken_invariant_is_told_with_its_seed_and_the_command_that_shows_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = first_broken("the fence is gone")
@@ -79,7 +79,7 @@ def test_the_command_plays_seeds_and_tells_how_entries_ended() -> None:
         check=True,
     ).stdout
 
-    assert told.startswith("20 seeds, no promise broken, ")
+    assert told.startswith("20 seeds, no invariant broken, ")
     assert " delivered" in told
 
 
@@ -123,7 +123,7 @@ def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
 
 def test_an_idle_dispatcher_asks_the_database_no_more_often_than_it_polls() -> None:
     world = World(1)
-    database = Database(world, Promises(world, START))
+    database = Database(world, Invariants(world, START))
     process = Process(world, "idle")
     asked = 0
 

@@ -20,7 +20,7 @@ from support.entries import (
     settle,
     settlement_row,
 )
-from support.lookups import decide_on, keyless, look, sent_and_looked_for
+from support.lookups import decide_on, keyless, look_up, sent_and_looked_for
 from support.ordering import OrderedService, put_in_group, send_all
 from support.verify import Harm, broken_rules, setting, taking
 
@@ -155,7 +155,7 @@ def not_found_and_cancelled(database: Database, ob: outbox.Outbox) -> UUID:
 def looked_for_in_vain(database: Database, ob: outbox.Outbox) -> UUID:
     adapter = keyless("answer", finds=[CannotTell("it is down"), CannotTell("it is down")])
     id = sent_and_looked_for(database, ob, adapter)
-    look(database, ob, adapter, HOUR)
+    look_up(database, ob, adapter, HOUR)
     return id
 
 

@@ -41,8 +41,8 @@ def answered(reply: aiosmtplib.SMTPResponse, exchange: Exchange, message_id: str
     match reply.code // 100:
         case 2:
             accepted = exchange.recipients - len(exchange.refused)
-            told = {"accepted": accepted, "refused": exchange.refusals, "message_id": message_id}
-            return Delivered(told | {"reply": _printable(reply.message)})
+            fields = {"accepted": accepted, "refused": exchange.refusals, "message_id": message_id}
+            return Delivered(fields | {"reply": _printable(reply.message)})
         case 4:
             return Deferred(reason)
         case 5:

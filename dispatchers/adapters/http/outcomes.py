@@ -121,15 +121,15 @@ def is_replayed(answer: Answer) -> bool:
 
 def remembered(answer: Answer) -> dict[str, Any]:
     """The status, and the body if it is JSON that is worth keeping; `unparsed` for any other body, or half of one."""
-    told: dict[str, Any] = {"status": answer.status}
+    fields: dict[str, Any] = {"status": answer.status}
     if answer.whole and not answer.body:
-        return told
+        return fields
     try:
         if answer.whole and len(answer.body) <= REMEMBERED_BYTES_MAX:
-            return told | {"body": JSON.decode(answer.body.removeprefix(BOM_UTF8).decode())}
+            return fields | {"body": JSON.decode(answer.body.removeprefix(BOM_UTF8).decode())}
     except (ValueError, RecursionError):
         pass
-    return told | {"unparsed": True}
+    return fields | {"unparsed": True}
 
 
 def _reason(answer: Answer) -> str:

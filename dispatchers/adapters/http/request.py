@@ -118,7 +118,7 @@ class Service:
 
     @property
     def place(self) -> str:
-        """What identifies the far side, without what may be secret."""
+        """What identifies the remote service, without what may be secret."""
         return f"{' '.join(sorted(map(str, self.origins)))} key in {self.key_header or 'no header'}"
 
     def _may_pass(self, name: object, value: object) -> bool:

@@ -29,7 +29,7 @@ import stripe
 
 from dispatchers.adapters.credentials import Credentials
 from dispatchers.adapters.request_writer import Outgoing, Target
-from dispatchers.adapters.stripe.lookup import MARK, METADATA_KEYS_MAX, Unlistable, Wanted, look
+from dispatchers.adapters.stripe.lookup import MARK, METADATA_KEYS_MAX, Unlistable, Wanted, find_effect
 from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, warn_of_api_version
 from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
 from dispatchers.adapters.transport import HEADER_VALUE, Transport
@@ -129,7 +129,7 @@ class StripeAdapter(Adapter):
         _current.set(exchange)
         try:
             wanted = Wanted.of(delivery)
-            found = await look(wanted, self._list(wanted.kind, delivery), exchange, delivery.age + self.timeout)
+            found = await find_effect(wanted, self._list(wanted.kind, delivery), exchange, delivery.age + self.timeout)
             return self._credentials.removed_from(found)
         except Unlistable as why:
             return CannotTell(str(why))

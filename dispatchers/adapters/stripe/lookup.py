@@ -83,7 +83,7 @@ def bears_mark(payload: Mapping[str, Any]) -> bool:
     return isinstance(metadata, dict) and len(metadata) < METADATA_KEYS_MAX and MARK not in metadata
 
 
-async def look(wanted: Wanted, list_page: ListPage, exchange: Exchange, age: timedelta) -> Finding:
+async def find_effect(wanted: Wanted, list_page: ListPage, exchange: Exchange, age: timedelta) -> Finding:
     """Read the list, the newest first, until it is found or all that is not older than `age` was read.
 
     Stripe's own clock says how old an object is: ours, and the database's, may be wrong by years.

@@ -61,8 +61,8 @@ class Failure:
                 headers or httpx.Headers(error.headers),
                 error.json_body,
             )
-        told = body.get("error") if isinstance(body, Mapping) else None
-        details = told if isinstance(told, Mapping) else {}
+        fields = body.get("error") if isinstance(body, Mapping) else None
+        details = fields if isinstance(fields, Mapping) else {}
         return cls(
             kind=type(error.__cause__ or error).__name__,  # ReadTimeout rather than APIConnectionError
             status=status,
@@ -89,7 +89,7 @@ class Failure:
 
     @property
     def result(self) -> dict[str, Any]:
-        told = {
+        fields = {
             "type": self.type,
             "code": self.code,
             "decline_code": self.decline_code,
@@ -97,7 +97,7 @@ class Failure:
             "http_status": self.status,
             "request_id": self.request_id,
         }
-        return {name: value for name, value in told.items() if value is not None} | dict(self.made)
+        return {name: value for name, value in fields.items() if value is not None} | dict(self.made)
 
 
 def outcome_of(error: Exception, exchange: Exchange) -> Outcome:
@@ -228,8 +228,8 @@ def remembered(answer: object, exchange: Exchange) -> dict[str, Any]:
     request_id = {"request_id": value} if (value := _word(exchange.headers.get("request-id"))) else {}
     if not isinstance(answer, stripe.StripeObject):
         return {"unparsed": True, "http_status": exchange.status, **request_id}
-    told = {name: _word(getattr(answer, name, None)) for name in ("id", "object", "status")}
-    return {name: word for name, word in told.items() if word} | request_id
+    fields = {name: _word(getattr(answer, name, None)) for name in ("id", "object", "status")}
+    return {name: word for name, word in fields.items() if word} | request_id
 
 
 def _ids_in(details: Mapping[str, Any]) -> dict[str, str]:

@@ -155,7 +155,7 @@ def test_the_queue_row_is_pending_and_untouched(database, ob):
         "sent_as": None,
         "ordering_key": "customer:ada",
         "position": 1,
-        "hold": None,
+        "suspended_reason": None,
         "outcome": None,
         "callback": None,
         "waiting_since": None,

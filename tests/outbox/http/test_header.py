@@ -200,7 +200,7 @@ def test_a_long_value_is_not_shown_in_full() -> None:
 @pytest.mark.parametrize(
     "line", ['"' + "a" * 60_000, '"a"' + ";a" * 30_000 + "!", '"a";a=' + "1" * 60_000, '"' + "\\" * 60_001]
 )
-def test_a_hostile_value_is_refused_without_delay(line: str) -> None:
+def test_a_faulty_value_is_refused_without_delay(line: str) -> None:
     """It would take minutes, and the test's patience, if the expression backtracked."""
     with pytest.raises(outbox.KeyMalformed):
         parse_key([line])

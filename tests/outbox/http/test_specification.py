@@ -146,11 +146,11 @@ def test_the_page_and_the_fragment_name_every_problem_as_it_is_answered() -> Non
 def test_what_is_said_to_come_with_a_retry_after_comes_with_it(refused: type[outbox.RequestRefused]) -> None:
     answer = problem_of(_raised(refused))
 
-    assert ("Retry-After" in dict(answer.headers)) == KINDS[refused].says_when
+    assert ("Retry-After" in dict(answer.headers)) == KINDS[refused].has_retry_after
 
 
 def _raised(refused: type[outbox.RequestRefused]) -> outbox.RequestRefused:
-    with_instant: tuple[Any, ...] = ("refused", HOUR) if KINDS[refused].says_when else ("refused",)
+    with_instant: tuple[Any, ...] = ("refused", HOUR) if KINDS[refused].has_retry_after else ("refused",)
     return refused(*with_instant)
 
 

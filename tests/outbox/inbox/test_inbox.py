@@ -18,7 +18,7 @@ import outbox
 from outbox import inboxes
 
 A_MOMENT = timedelta(minutes=1)
-STORY = (
+TRACE = (
     "consumer 'billing' has handled message 'evt_1' before. Check message.duplicate first, and acknowledge the message"
 )
 
@@ -157,7 +157,7 @@ def test_enqueue_for_a_duplicate_raises(consumer, database):
     with pytest.raises(outbox.AlreadyAnswered) as caught:
         consumer.consume(even_a_duplicate=True)
 
-    assert str(caught.value) == f"enqueue inside a replay: {STORY}"
+    assert str(caught.value) == f"enqueue inside a replay: {TRACE}"
     assert database.counts() == ALL
 
 
@@ -167,7 +167,7 @@ def test_a_write_for_a_duplicate_raises_and_cannot_be_committed(consumer, databa
     with pytest.raises(outbox.AlreadyAnswered) as caught:
         consumer.consume(lambda session, message: session.add(Order(customer="ada", amount=1)), even_a_duplicate=True)
 
-    assert str(caught.value) == f"a write inside a replay: {STORY}"
+    assert str(caught.value) == f"a write inside a replay: {TRACE}"
     assert database.counts() == ALL
 
 

@@ -19,7 +19,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.entries import Filter, list_entries, read_entry
 from dispatchers.admin.overview import read_overview
 from dispatchers.maintenance.retention import Retention
-from dispatchers.maintenance.retention_sql import STEPS, Look
+from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations
 from outbox.sql.dialect import sqlstate
 from outbox.sql.identifiers import quoted
@@ -358,11 +358,11 @@ def test_upkeep_runs_the_retention(as_role: As, owners: Database, ob: outbox.Out
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
     owners.age_records(timedelta(days=40))
     owners.execute(sa.text("UPDATE outbox_settlement SET settled_at = settled_at - interval '40 days'"))
-    look = Look(Retention.of(timedelta(days=30), [timedelta(days=1)]), rows_max=100)
+    scan = Scan(Retention.of(timedelta(days=30), [timedelta(days=1)]), rows_max=100)
 
     for step in STEPS.values():
         with maintenance.engine.begin() as connection:
-            step(connection, TABLES, look)
+            step(connection, TABLES, scan)
 
     assert [app.records, app.entries, app.rows(TABLES.settlement)] == [[], [], []]
 
@@ -494,7 +494,7 @@ def test_one_role_may_play_two_parts(blank_postgresql: Blank, names: dict[str, s
 
     with blank_postgresql.begin() as connection:
         connection.exec_driver_sql(f"SET LOCAL ROLE {quoted(names['dispatcher'])}")
-        connection.exec_driver_sql("UPDATE outbox_queue SET hold = NULL")
+        connection.exec_driver_sql("UPDATE outbox_queue SET suspended_reason = NULL")
         connection.exec_driver_sql("DELETE FROM outbox_tombstone")
 
 

@@ -6,7 +6,7 @@ from support.database import ALL, CHARGE, PAYLOAD, REQUEST, Order
 
 import outbox
 
-STORY = (
+TRACE = (
     "the request with key 'retry-001' was answered before. Check claim.replayed first and return claim.response, or"
     " use outbox.run_idempotent, which does"
 )
@@ -115,7 +115,7 @@ def test_work_inside_a_replay_is_refused(client, database, ob, work, text):
 
     if text:
         assert isinstance(caught.value, outbox.AlreadyAnswered)
-        assert str(caught.value) == text + STORY
+        assert str(caught.value) == text + TRACE
     assert database.counts() == ALL
     assert [(order.customer, order.amount) for order in database.orders] == [("ada", 2000)]
 

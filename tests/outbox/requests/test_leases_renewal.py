@@ -13,7 +13,7 @@ from support.entries import wait_for
 from support.leases import Shop
 
 import outbox
-from outbox.requests.lease_renewal import TaskRenewal, ThreadRenewal, goes_on
+from outbox.requests.lease_renewal import TaskRenewal, ThreadRenewal, retries_after
 
 RECORD = UUID(int=1)
 HOUR = timedelta(hours=1)
@@ -187,6 +187,6 @@ def test_a_task_asks_again_and_ends_when_the_lease_is_lost():
 )
 def test_only_what_may_pass_is_tried_again(caplog, error, again, warnings):
     with caplog.at_level(logging.INFO):
-        assert goes_on(error, RECORD) is again
+        assert retries_after(error, RECORD) is again
 
     assert len(caplog.records) == warnings

@@ -1,4 +1,4 @@
-"""Run many seeds: `python3 dev.py simulate --seeds 1000000 --jobs 2`. The first that breaks a promise is printed, and ends it."""
+"""Run many seeds: `python3 dev.py simulate --seeds 1000000 --jobs 2`. It stops at the first that violates an invariant."""
 
 import argparse
 import sys
@@ -35,14 +35,14 @@ def main(arguments: Sequence[str]) -> int:
         ends.update(found.ends)
         done += 1
         if done % 10_000 == 0:
-            print(f"{done} seeds, no promise broken", flush=True)
+            print(f"{done} seeds, no invariant broken", flush=True)
     told = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
-    print(f"{done} seeds, no promise broken, {done / (time.monotonic() - began):.0f} a second; entries: {told}")
+    print(f"{done} seeds, no invariant broken, {done / (time.monotonic() - began):.0f} a second; entries: {told}")
     return 0
 
 
 def played(seeds: Sequence[int], jobs: int) -> Iterator[Run | str]:
-    """What became of each seed, or why it broke a promise."""
+    """What became of each seed, or why it broke an invariant."""
     if jobs == 1:
         yield from map(play, seeds)
         return

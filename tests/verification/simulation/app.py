@@ -13,7 +13,7 @@ from dispatchers.delivery import NATIVE
 from outbox.keys import Tag, derive_tag
 from outbox.sql.schema import SCHEMA_VERSION
 from simulation.database import ENV, AppSession, Database, fields_of
-from simulation.invariants import Promises
+from simulation.invariants import Invariants
 from simulation.operators import People
 from simulation.reference_rows import Entry
 from simulation.world import World
@@ -34,7 +34,7 @@ class App:
     groups: how likely an entry has an ordering key; in most runs none has.
     """
 
-    def __init__(self, world: World, promises: Promises, database: Database, people: People, groups: float) -> None:
+    def __init__(self, world: World, invariants: Invariants, database: Database, people: People, groups: float) -> None:
         self.world = world
         self.rng = world.rng
         self.poison: set[UUID] = set()
@@ -42,7 +42,7 @@ class App:
         self.groups = groups
         self.receipts_have_groups = self.rng.random() < 0.3
         self.to_come = self.rng.choice([4, 5, 6, 7] if self.groups else [1, 2, 2, 3, 4])
-        self._promises = promises
+        self._invariants = invariants
         self._database = database
         self._people = people
         self._keys: dict[UUID, list[str]] = {}
@@ -63,7 +63,7 @@ class App:
             if self.rng.random() < 0.04:
                 self.poison.add(entry.id)
             if entry.operation.startswith("fax") or entry.schema_version > SCHEMA_VERSION:
-                self._promises.never.add(entry.id)
+                self._invariants.never.add(entry.id)
             if self.rng.random() < 0.25:
                 self.world.at(self.rng.random() * self.rng.choice([5, 20]), self._cancel, entry.id)
             if self.groups and self.rng.random() < 0.5:
@@ -88,7 +88,7 @@ class App:
     def keys(self, id: UUID) -> list[str]:
         """The keys that the entry may be sent under, by epoch."""
         if id not in self._keys:
-            fields = fields_of(self._promises.entries[id])
+            fields = fields_of(self._invariants.entries[id])
             self._keys[id] = [NATIVE.encode(Tag(derive_tag(KEYRING, "k1", fields, epoch))) for epoch in range(EPOCHS)]
         return self._keys[id]
 
@@ -98,7 +98,7 @@ class App:
             return
         if self.rng.random() < 0.5:
             if self._database.store.cancel(id):
-                self._promises.cancelled(id)
+                self._invariants.cancelled(id)
         else:
             self._people.cancel(id)
 
@@ -107,14 +107,14 @@ class App:
         store = self._database.store
         if not self.world.faulty or id in store.locked or not store.may_be_cancelled(id):
             return
-        self._promises.note(f"{id.hex[:6]} is being cancelled")
+        self._invariants.note(f"{id.hex[:6]} is being cancelled")
         self._database.lock(id)
 
         def end() -> None:
             was_set_back = id not in store.locked
             self._database.unlock(id)
             if not was_set_back and self.rng.random() < 0.5 and store.cancel(id):
-                self._promises.cancelled(id)
+                self._invariants.cancelled(id)
 
         self.world.at(self.rng.choice([0.3, 3.0, 12.0]), end)
 
@@ -146,7 +146,7 @@ class App:
 
     def _receipt(self, caused_by: UUID, parent: str) -> Entry:
         """In some runs in the group of what caused it, if that has one."""
-        group = self._promises.entries[caused_by].ordering_key if self.receipts_have_groups else None
+        group = self._invariants.entries[caused_by].ordering_key if self.receipts_have_groups else None
         return self._written(
             Entry(
                 id=UUID(int=(caused_by.int + 1) % 2**128),

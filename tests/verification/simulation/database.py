@@ -19,9 +19,9 @@ from dispatchers.store.queries import Accepted, Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, Tag, encode_native, key_fields
 from outbox.times import NEVER
-from simulation.invariants import Promises
+from simulation.invariants import Invariants
 from simulation.reference import ReferenceStore
-from simulation.reference_history import backup, restore, watch
+from simulation.reference_history import backup, check_identity, restore
 from simulation.reference_rows import Entry
 from simulation.world import Process, World
 
@@ -35,16 +35,16 @@ class Database:
     chaos: the chance that one of two messages of a request is lost. down_until: it refuses everybody until then.
     """
 
-    def __init__(self, world: World, promises: Promises) -> None:
+    def __init__(self, world: World, invariants: Invariants) -> None:
         self.world = world
-        self.promises = promises
+        self.invariants = invariants
         self.store = ReferenceStore(self.now)
         self.down_until = 0.0
         self.chaos = 0.0
         self.open: list[Transaction] = []
         self._waiting: list[tuple[set[UUID], Callable[[], None]]] = []
         self._kept: dict[str, object] = {}
-        promises.store = self.store
+        invariants.store = self.store
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self.world.now)
@@ -73,13 +73,13 @@ class Database:
 
     def back_up(self) -> None:
         self._kept = backup(self.store)
-        self.promises.restore.backup()
+        self.invariants.restore.backup()
 
     def set_back(self) -> None:
         """To the backup; whoever was connected is not any more."""
         restore(self.store, self._kept, f"{self.store.timeline}'")
-        self.promises.restore.restored()  # before anybody goes on who was waiting
-        self.promises.flow.restored()
+        self.invariants.restore.restored()  # before anybody goes on who was waiting
+        self.invariants.flow.restored()
         for transaction in self.open[:]:
             transaction.rollback()
         waiting, self._waiting = self._waiting, []
@@ -91,7 +91,7 @@ class Database:
     def enqueue(self, *entries: Entry) -> None:
         self.store.enqueue(*entries)
         for entry in entries:
-            self.promises.entries.setdefault(entry.id, entry)
+            self.invariants.entries.setdefault(entry.id, entry)
 
     def callbacks(self, registered: Collection[str]) -> frozenset[str]:
         self.store.callbacks.update(registered)
@@ -111,11 +111,11 @@ class Database:
         postponed: set[UUID] = set()
         for entry, change in settlements:
             if self.store.must_be_postponed(entry, change):
-                self.promises.note(f"{entry.id.hex[:6]} postponed")
+                self.invariants.note(f"{entry.id.hex[:6]} postponed")
                 postponed.add(entry.id)
                 continue
             if self.store.may_settle(entry, change):
-                self.promises.settling_without_callback(entry, change)
+                self.invariants.settling_without_callback(entry, change)
             if self.settle(entry, change, request.cutoff if request else NEVER):
                 settled.add(entry.id)
         if request is None:
@@ -124,7 +124,7 @@ class Database:
             taken, flow_states = self.store.claim_throttled(request, request.flow_update)
         else:
             taken, flow_states = self.store.claim(request), None
-        self.promises.claimed(taken.claimed, request.lease, process)
+        self.invariants.claimed(taken.claimed, request.lease, process)
         return Exchange(settled, taken.claimed, taken.passed_over, flow_states, frozenset(postponed))
 
     def is_changed(self, callbacks: frozenset[str]) -> bool:
@@ -134,7 +134,7 @@ class Database:
         self, entry: ClaimedEntry, change: Any, cutoff: datetime = NEVER, seen: Collection[UUID] | None = None
     ) -> bool:
         settled = bool(self.store.settle([(entry, change)], cutoff, seen))
-        self.promises.settled(entry, change, settled)
+        self.invariants.settled(entry, change, settled)
         return settled
 
 
@@ -188,7 +188,7 @@ class AppSession:
 
     def add(self, id: UUID, state: str) -> None:
         """The app's own row: that this has ended so."""
-        self._transaction.writes.append(lambda: self._database.promises.told(id, state))
+        self._transaction.writes.append(lambda: self._database.invariants.told(id, state))
 
 
 class RemoteStore:
@@ -266,12 +266,12 @@ class RemoteStore:
         names: list[str] = await self._ask(self._database.store.destinations)
         return names
 
-    async def seek(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
-        await self._ask(lambda: self._database.store.seek(wanted, fencing_delay))
+    async def request_lookups(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
+        await self._ask(lambda: self._database.store.request_lookups(wanted, fencing_delay))
         return None
 
-    async def watch(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
-        watched: IdentityCheck = await self._ask(lambda: watch(self._database.store, env, known))
+    async def check_identity(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
+        watched: IdentityCheck = await self._ask(lambda: check_identity(self._database.store, env, known))
         return watched
 
     async def flow_states(self) -> FlowStates:
@@ -279,7 +279,7 @@ class RemoteStore:
         return flow_states
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
-        fields: KeyFields = await self._ask(lambda: fields_of(self._database.promises.entries[entry_id]))
+        fields: KeyFields = await self._ask(lambda: fields_of(self._database.invariants.entries[entry_id]))
         return fields
 
     async def accepted(self, after: Accepted | None) -> list[Accepted]:

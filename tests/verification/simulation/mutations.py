@@ -24,7 +24,7 @@ from simulation.reference import ReferenceStore, _form
 from simulation.reference_rows import Row
 from simulation.run import BrokenRun, simulate
 from simulation.seeds import FOUND_BY, SEEDS_TO_FIND
-from simulation.trace import BrokenPromise
+from simulation.trace import InvariantViolated
 
 # --- claiming
 
@@ -94,7 +94,7 @@ def sorted_without(name: str) -> Any:
 
 
 def failed_for_want_of_an_adapter(working: Triage, entry: ClaimedEntry) -> None:
-    working._turn_back(entry, Settle("failed", entry.attempts, reason="nobody serves it"))
+    working._decide_unsent(entry, Settle("failed", entry.attempts, reason="nobody serves it"))
 
 
 # --- settling
@@ -111,7 +111,7 @@ def begun_without_the_fence(store: RemoteStore, entry: ClaimedEntry, end: Any, c
 
 
 def told_at_once(session: AppSession, id: UUID, state: str) -> None:
-    session._database.promises.told(id, state)
+    session._database.invariants.told(id, state)
 
 
 def unlocked(transaction: Transaction, database: Any, entry: ClaimedEntry, end: Any) -> None:
@@ -179,14 +179,14 @@ GUARDS: dict[str, Patch] = {
 
 
 def first_broken(guard: str) -> BrokenRun | None:
-    """The run of a seed that breaks a promise without this guard, if there is one."""
+    """The run of a seed that breaks an invariant without this guard, if there is one."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         GUARDS[guard](monkeypatch)
         for seed in (FOUND_BY.get(guard, 0), *range(SEEDS_TO_FIND)):
             try:
                 simulate(seed)
             except BrokenRun as broken:
-                if not isinstance(broken.problem, BrokenPromise):
+                if not isinstance(broken.problem, InvariantViolated):
                     raise  # the planted bug is not the one that was meant
                 return broken
     return None

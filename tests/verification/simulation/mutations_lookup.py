@@ -14,13 +14,13 @@ from simulation.mutants import Patch, around, without
 look_up_first = decide._look_up_first
 
 
-def absent_for_want_of_a_hit(original: Any, entry: ClaimedEntry, looks: Any, finding: Any, *rest: Any) -> Transition:
-    change: Transition = original(entry, looks, finding if isinstance(finding, Found) else Absent(), *rest)
+def absent_for_want_of_a_hit(original: Any, entry: ClaimedEntry, lookup: Any, finding: Any, *rest: Any) -> Transition:
+    change: Transition = original(entry, lookup, finding if isinstance(finding, Found) else Absent(), *rest)
     return change
 
 
-def absent_despite_a_hit(original: Any, entry: ClaimedEntry, looks: Any, finding: Any, *rest: Any) -> Transition:
-    change: Transition = original(entry, looks, Absent() if isinstance(finding, Found) else finding, *rest)
+def absent_despite_a_hit(original: Any, entry: ClaimedEntry, lookup: Any, finding: Any, *rest: Any) -> Transition:
+    change: Transition = original(entry, lookup, Absent() if isinstance(finding, Found) else finding, *rest)
     return change
 
 
@@ -34,7 +34,7 @@ def looking_at_once(entry: ClaimedEntry, change: Transition, memory: Memory, now
     sought = look_up_first(entry, change, memory, now)
     if not isinstance(sought, AwaitLookup):
         return sought
-    return replace(sought, delay=timedelta(0), lookup=sought.lookup._replace(quiet_at=now))
+    return replace(sought, delay=timedelta(0), lookup=sought.lookup._replace(fenced_at=now))
 
 
 LOOKUP_GUARDS: dict[str, Patch] = {

@@ -8,7 +8,7 @@ from dispatchers.admin.decisions import Verdict
 from simulation import reference_history
 from simulation import reference_operators as reference_people
 from simulation.database import ENV, START, Database
-from simulation.invariants import Promises
+from simulation.invariants import Invariants
 from simulation.reference_rows import Refused
 from simulation.world import World
 
@@ -18,15 +18,15 @@ HESITATE = [0.0, 0.3, 2.0, 12.0, 20.0]  # seconds; after the last of them a wind
 class People:
     """Those who decide, as often as a run's seed lets them, and while its faults last."""
 
-    def __init__(self, world: World, promises: Promises, database: Database) -> None:
+    def __init__(self, world: World, invariants: Invariants, database: Database) -> None:
         self.world = world
         self.rng = world.rng
-        self.promises = promises
+        self.invariants = invariants
         self.database = database
         self._words_left = self.rng.choice([0, 1, 2, 4])
         self._releases_left = self.rng.choice([0, 4, 4])
-        promises.on_uncertain = self._hear_of_doubt
-        promises.groups.on_block = self._hear_of_block
+        invariants.on_uncertain = self._hear_of_doubt
+        invariants.groups.on_block = self._hear_of_block
 
     def begin(self, destinations: list[str]) -> None:
         """In some runs one destination is paused for a while."""
@@ -58,8 +58,8 @@ class People:
         id = self.rng.choice(uncertain)
         if self.rng.random() < 0.6:
             _unless_refused(lambda: reference_people.resolve(store, id, "send_again", "a customer waits"))
-        elif not self.promises.is_under_way(id):
-            verdict: Verdict = "happened" if self.promises.story(id).effects.total() > 0 else "did_not_happen"
+        elif not self.invariants.is_under_way(id):
+            verdict: Verdict = "happened" if self.invariants.trace(id).effects.total() > 0 else "did_not_happen"
             _unless_refused(lambda: reference_people.resolve(store, id, verdict, "looked at it"))
 
     # --- groups
@@ -72,7 +72,7 @@ class People:
     def _release(self, ordering_key: str) -> None:
         if self.world.faulty and ordering_key in self.database.store.blocked_group:
             reference_people.release_group(self.database.store, ordering_key, "told the customer")
-            self.promises.groups.released(ordering_key)
+            self.invariants.groups.released(ordering_key)
 
     # --- a restore
 
@@ -81,22 +81,22 @@ class People:
 
     def _resume_after_restore(self) -> None:
         store = self.database.store
-        if reference_history.is_held(store):
-            since = START if store.meta.mark is None else None  # a backup older than the first mark names no time
+        if reference_history.is_suspended(store):
+            since = START if store.meta.identity is None else None  # a backup older than the first mark names no time
             reference_history.resume(store, ENV, "the disk was lost", since)
-            self.promises.restore.resumed()
+            self.invariants.restore.resumed()
 
     # --- destinations
 
     def _pause(self, destination: str) -> None:
         reference_people.pause(self.database.store, destination)
-        self.promises.flow.paused(destination)
+        self.invariants.flow.paused(destination)
         self.world.at(self.rng.choice([2.0, 12.0, 25.0]), self._resume, destination)
 
     def _resume(self, destination: str) -> None:
         with suppress(Refused):
             reference_people.resume(self.database.store, destination)
-            self.promises.flow.resumed(destination)
+            self.invariants.flow.resumed(destination)
 
 
 def _unless_refused(decide: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What groups promise: one at a time, in the order of the commits, and nobody behind one that ended badly."""
+"""What groups invariant: one at a time, in the order of the commits, and nobody behind one that ended badly."""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -62,23 +62,23 @@ class OrderingInvariants:
 
     def sending(self, send: Send) -> None:
         """One at a time, as far as a lease goes. Late proof of success ends a lease whose holder may not know it yet."""
-        lease = self._truth.story(send.claimed.id).lease
+        lease = self._truth.trace(send.claimed.id).lease
         if lease is None or lease[0] != send.claimed.lease_token:
             return
         for other in self._others(send.claimed.id):
-            story = self._truth.story(other.id)
-            token, until = story.lease or (None, 0.0)
-            is_under_way = any(each.claimed.lease_token == token for each in story.sends)
+            trace = self._truth.trace(other.id)
+            token, until = trace.lease or (None, 0.0)
+            is_under_way = any(each.claimed.lease_token == token for each in trace.sends)
             alone = until < self._truth.world.now or not is_under_way
             self._truth.require(alone, send.claimed.id, "sent while another one of its group is under way")
 
     def executed(self, send: Send) -> None:
         """In order, as far as what happens for the first time and was never given up."""
         id = send.claimed.id
-        if self._truth.story(id).effects.total() > 1 or id in self._was_uncertain or send.too_late:
+        if self._truth.trace(id).effects.total() > 1 or id in self._was_uncertain or send.too_late:
             return
         for other in self._behind(id):
-            has_happened = self._truth.story(other.id).effects.total() > 0
+            has_happened = self._truth.trace(other.id).effects.total() > 0
             self._truth.require(not has_happened, id, "it happened after one that comes later in its group")
 
     # --- the end

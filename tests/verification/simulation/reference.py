@@ -22,7 +22,7 @@ from dispatchers.stored_outcome import LookupState, read_outcome, write_outcome
 from dispatchers.transitions import ClaimedEntry, Ending, Release, Settle, Transition
 from outbox.sql.schema import SCHEMA_VERSION
 from outbox.times import NEVER
-from simulation.reference_history import is_held
+from simulation.reference_history import is_suspended
 from simulation.reference_ordering import advance, leave, next_is_locked, sort_out
 from simulation.reference_rows import WAITING, Entry, Event, Row, Settlement, Tables
 
@@ -73,7 +73,7 @@ class ReferenceStore(Tables):
         return row is not None and self._may_be_cancelled(row)
 
     def _may_be_cancelled(self, row: Row) -> bool:
-        return row.state in WAITING and row.lease_token is None and not row.maybe_sent and not is_held(self)
+        return row.state in WAITING and row.lease_token is None and not row.maybe_sent and not is_suspended(self)
 
     # --- the dispatcher: claim
 
@@ -96,7 +96,7 @@ class ReferenceStore(Tables):
             self.settle([(entry, Release("the next one of its group is locked", MOMENT))])
             return True
         del self.queue[entry.id]
-        self._note(entry.id, f"it was in the queue although it had ended as {ended.state}", looked=False)
+        self._note(entry.id, f"it was in the queue although it had ended as {ended.state}", by_lookup=False)
         if entry.position is not None:
             advance(self, entry.ordering_key, entry.position)
         return True
@@ -117,7 +117,7 @@ class ReferenceStore(Tables):
 
     def _is_trusted(self, request: ClaimRequest) -> bool:
         """Whether nothing that was sent may have been forgotten, as far as anyone knows who asks."""
-        return not is_held(self) and self.meta.number >= request.seen
+        return not is_suspended(self) and self.meta.number >= request.seen
 
     def _claimable(self, quota: Quota, latest: datetime, now: datetime) -> Iterator[UUID]:
         for id, row in self.queue.items():
@@ -226,7 +226,7 @@ class ReferenceStore(Tables):
         return self._holds_lease(row, entry) or (self._is_proof(change, entry) and self._takes_proof(row, entry))
 
     def _holds_lease(self, row: Row, entry: ClaimedEntry) -> bool:
-        return row.lease_token == entry.lease_token and not is_held(self)
+        return row.lease_token == entry.lease_token and not is_suspended(self)
 
     def _is_proof(self, change: Transition, entry: ClaimedEntry) -> bool:
         return (
@@ -259,14 +259,14 @@ class ReferenceStore(Tables):
             key_epoch=row.key_epoch,
         )
         if change.note is not None:
-            self._note(id, change.reason, looked=change.looked_up)
+            self._note(id, change.reason, by_lookup=change.looked_up)
 
     def _move(self, id: UUID, row: Row, values: queue_update.QueueUpdate) -> None:
         row.state = values.state
         row.waiting_since = (row.waiting_since or row.due_at) if values.uncounted else None
         row.due_at = NEVER if values.delay is None else self.clock() + values.delay
         row.lease_token = row.lease_until = row.leased_at = None
-        if values.anew:
+        if values.resets_age:
             row.first_leased_at = None
         row.deliveries -= values.uncounted
         row.attempts = values.attempts
@@ -276,21 +276,21 @@ class ReferenceStore(Tables):
         row.key_epoch = values.key_epoch
         row.outcome = values.outcome or row.outcome
         if values.reason is not None:
-            self._note(id, values.reason, looked=values.looked)
+            self._note(id, values.reason, by_lookup=values.by_lookup)
 
-    def _note(self, id: UUID, reason: str | None, *, looked: bool) -> None:
-        self.events.append(Event(id, "look" if looked else "attempt", reason))
+    def _note(self, id: UUID, reason: str | None, *, by_lookup: bool) -> None:
+        self.events.append(Event(id, "lookup" if by_lookup else "attempt", reason))
 
     # --- the dispatcher: look
 
-    def seek(self, wanted: Wanted, fencing_delay: timedelta) -> None:
+    def request_lookups(self, wanted: Wanted, fencing_delay: timedelta) -> None:
         """Have those uncertain entries looked for that nobody has looked for yet, once no sender can be at work any more."""
         for id, row in self.queue.items():
             if id not in self.locked and self._is_given_up(row) and wanted(self.entries[id].operation, row.sent_as):
                 outcome = read_outcome(row.outcome)
-                why, quiet_at = outcome.reason or "", self.clock() + fencing_delay
-                lookup = LookupState(why, 1, quiet_at, row.deliveries, outcome.stored)
-                row.outcome, row.due_at = write_outcome(why, lookup=lookup), quiet_at
+                why, fenced_at = outcome.reason or "", self.clock() + fencing_delay
+                lookup = LookupState(why, 1, fenced_at, row.deliveries, outcome.stored)
+                row.outcome, row.due_at = write_outcome(why, lookup=lookup), fenced_at
 
     def _is_given_up(self, row: Row) -> bool:
         is_left = row.state == "uncertain" and row.due_at == NEVER

@@ -12,24 +12,26 @@ from simulation.reference_rows import Event, Meta, Refused, Row, Tables
 KEPT_OUTSIDE = ("clock", "locked", "timeline")  # of the tables, what no backup holds
 
 
-def is_held(tables: Tables) -> bool:
+def is_suspended(tables: Tables) -> bool:
     """Whether commits may be missing: a hold is on record, or the server is on another timeline than the one marked."""
-    mark = tables.meta.mark
-    return tables.meta.held is not None or (mark is not None and mark.timeline != tables.timeline)
+    identity = tables.meta.identity
+    return tables.meta.suspended is not None or (identity is not None and identity.timeline != tables.timeline)
 
 
-def watch(tables: Tables, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
+def check_identity(tables: Tables, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
     """Compare the database with its mark and with what somebody remembers of it: hold, or renew the mark when it is old."""
     meta, now = tables.meta, _server(tables, env)
-    if meta.held is None:
-        reason = suspicion(now, meta.mark, known)
+    if meta.suspended is None:
+        reason = suspicion(now, meta.identity, known)
         if reason is not None:
-            is_bounded = meta.mark is None or bounds(now, meta.mark, known)
-            tables.meta = Meta(mark=meta.mark if is_bounded else None, held=reason, number=meta.number)
-        elif meta.mark is None or is_due(now, meta.mark):
-            resumed_at = meta.mark.resumed_at if meta.mark else None
+            is_bounded = meta.identity is None or bounds(now, meta.identity, known)
+            tables.meta = Meta(identity=meta.identity if is_bounded else None, suspended=reason, number=meta.number)
+        elif meta.identity is None or is_due(now, meta.identity):
+            resumed_at = meta.identity.resumed_at if meta.identity else None
             _write_mark(tables, replace(now, resumed_at=resumed_at))
-    return IdentityCheck(mark=meta.mark if tables.meta.held else tables.meta.mark, held=tables.meta.held)
+    return IdentityCheck(
+        identity=meta.identity if tables.meta.suspended else tables.meta.identity, suspended=tables.meta.suspended
+    )
 
 
 def _server(tables: Tables, env: str) -> DatabaseIdentity:
@@ -43,9 +45,9 @@ def _server(tables: Tables, env: str) -> DatabaseIdentity:
     )
 
 
-def _write_mark(tables: Tables, mark: DatabaseIdentity) -> None:
+def _write_mark(tables: Tables, identity: DatabaseIdentity) -> None:
     number = tables.meta.number + 1
-    tables.meta = Meta(mark=replace(mark, number=number), number=number)
+    tables.meta = Meta(identity=replace(identity, number=number), number=number)
 
 
 # --- resuming
@@ -56,16 +58,16 @@ def resume(tables: Tables, env: str, why: str, since: datetime | None = None) ->
 
     Raises `Refused` where nothing tells since when.
     """
-    mark = tables.meta.mark
-    if since is None and mark is None:
+    identity = tables.meta.identity
+    if since is None and identity is None:
         raise Refused
-    tables.meta = replace(tables.meta, held=tables.meta.held or RESUMING)
-    began = since or (mark.checked_at if mark else tables.clock())
+    tables.meta = replace(tables.meta, suspended=tables.meta.suspended or RESUMING)
+    began = since or (identity.checked_at if identity else tables.clock())
     for id, row in sorted(tables.queue.items()):
         if _doubt(row, began):
             told = f"may have been sent after {began:%Y-%m-%d %H:%M:%S UTC}: {why}"
             tables.events.append(Event(id, "decision", told))
-    now, before = _server(tables, env), mark.resumed_at if mark else None
+    now, before = _server(tables, env), identity.resumed_at if identity else None
     resumed_at = now.checked_at if before is None else max(now.checked_at, before + MICROSECOND)
     _write_mark(tables, replace(now, resumed_at=resumed_at))
 

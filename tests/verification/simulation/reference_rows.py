@@ -97,8 +97,8 @@ class Event:
 class Meta:
     """What the database knows of its own history. mark: the last one, if its time is known. held: why nothing may be sent."""
 
-    mark: DatabaseIdentity | None = None
-    held: str | None = None
+    identity: DatabaseIdentity | None = None
+    suspended: str | None = None
     number: int = 0
 
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import sqlalchemy as sa
 
 from dispatchers import database_identity, decide_lookup
-from simulation.scenario import Scene
+from simulation.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Run:
 
 
 class BrokenRun(AssertionError):
-    """A promise was broken, or something else is; the text says which, by which seed, and what led to it."""
+    """An invariant was broken, or something else is; the text says which, by which seed, and what led to it."""
 
     def __init__(self, seed: int, problem: BaseException, log: list[str]) -> None:
         told = "\n".join(log[-60:])
@@ -39,24 +39,24 @@ class BrokenRun(AssertionError):
 
 def simulate(seed: int) -> Run:
     """Play one seed to its end. Raises `BrokenRun`."""
-    scene = Scene(seed)
-    with _quiet(scene), _uncollected(), _shortened():
+    scenario = Scenario(seed)
+    with _quiet(scenario), _uncollected(), _shortened():
         try:
-            scene.play()
+            scenario.play()
         except Exception as problem:
-            raise BrokenRun(seed, problem, scene.promises.log) from problem
+            raise BrokenRun(seed, problem, scenario.invariants.log) from problem
         finally:
-            scene.world.close()
-    log = scene.promises.log
-    trace = hashlib.sha256("\n".join([*log, str(scene.world.steps)]).encode()).hexdigest()
-    return Run(seed, trace, scene.ends(), log)
+            scenario.world.close()
+    log = scenario.invariants.log
+    trace = hashlib.sha256("\n".join([*log, str(scenario.world.steps)]).encode()).hexdigest()
+    return Run(seed, trace, scenario.ends(), log)
 
 
 @contextmanager
-def _quiet(scene: Scene) -> Iterator[None]:
+def _quiet(scenario: Scenario) -> Iterator[None]:
     """Hear of our own defects, and of nothing else, in the dispatcher's log."""
     log = logging.getLogger("outbox.dispatcher")
-    handler, level, propagates = _Defects(scene), log.level, log.propagate
+    handler, level, propagates = _Defects(scenario), log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.ERROR)
     log.propagate = False
@@ -86,15 +86,15 @@ def _shortened() -> Iterator[None]:
     with (
         patch.object(decide_lookup, "LOOKUP_FIRST", timedelta(seconds=2)),
         patch.object(decide_lookup, "LOOKUP_MAX", timedelta(minutes=6)),
-        patch.object(database_identity, "MARK_EVERY", timedelta(seconds=4)),
+        patch.object(database_identity, "IDENTITY_EVERY", timedelta(seconds=4)),
     ):
         yield
 
 
 class _Defects(logging.Handler):
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         super().__init__()
-        self._scene = scene
+        self._scenario = scenario
 
     def emit(self, record: logging.LogRecord) -> None:
         problem = record.exc_info[1] if record.exc_info else None
@@ -102,4 +102,4 @@ class _Defects(logging.Handler):
             text in record.msg for text in ("internal error", "cannot be sent", "cannot be made into a delivery")
         )
         if is_ours and not isinstance(problem, sa.exc.OperationalError):
-            self._scene.defects.append(f"{record.getMessage()}: {problem!r}")
+            self._scenario.defects.append(f"{record.getMessage()}: {problem!r}")

@@ -15,10 +15,10 @@ from dispatchers.delivery import FOREVER
 from outbox import Suspended
 from simulation.app import CALLED_BACK, OUTBOX, WINDOW, App
 from simulation.database import START, Database, RemoteStore
-from simulation.invariants import Promises
+from simulation.invariants import Invariants
 from simulation.operators import People
 from simulation.services import FREEZES, Service, SimulatedAdapter
-from simulation.trace import LEASE, MARGIN, BrokenPromise, Declared
+from simulation.trace import LEASE, MARGIN, Declared, InvariantViolated
 from simulation.world import Process, World
 
 FAULTS_SECONDS = 40.0
@@ -27,31 +27,31 @@ END_SECONDS = 4000.0  # nobody waits longer than this once the faults have stopp
 
 
 class Defect(AssertionError):
-    """No promise was broken, but an exception came out of the dispatcher's own code."""
+    """No invariant was broken, but an exception came out of the dispatcher's own code."""
 
 
-class Scene:
+class Scenario:
     """Everything of one run."""
 
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
         self.rng = self.world.rng
-        self.promises = Promises(self.world, START)
-        self.database = Database(self.world, self.promises)
+        self.invariants = Invariants(self.world, START)
+        self.database = Database(self.world, self.invariants)
         groups = self.rng.choice([0.0, 0.0, 0.7, 1.0])
         self.services = self._services(shows=self.rng.random() < (0.7 if groups else 0.4))
-        self.people = People(self.world, self.promises, self.database)
-        self.app = App(self.world, self.promises, self.database, self.people, groups)
+        self.people = People(self.world, self.invariants, self.database)
+        self.app = App(self.world, self.invariants, self.database, self.people, groups)
         self.defects: list[str] = []
         self.is_to_be_set_back = not groups and self.rng.random() < 0.4
         self.is_mixed = not self.is_to_be_set_back and self.rng.random() < 0.15
         self.is_of_two_deploys = self.rng.random() < 0.3  # in the second process a callback is missing, or all are
-        self.limits = self.promises.flow.limits = self._limits()
+        self.limits = self.invariants.flow.limits = self._limits()
         self._quiet_since: float | None = None
 
     def play(self) -> None:
         self.app.begin()
-        self.people.begin(list(self.promises.declared))
+        self.people.begin(list(self.invariants.declared))
         self._misfortunes()
         for number in range(self.rng.choice([1, 2, 2, 3])):
             comes_late = self.is_of_two_deploys and not self.is_to_be_set_back and self.rng.random() < 0.5
@@ -63,12 +63,12 @@ class Scene:
         self._let_the_faults_stop()
         if not self.world.run_until(self._is_over, latest=FAULTS_SECONDS + END_SECONDS):
             self._check_processes()
-            raise BrokenPromise("the faults stopped, and not every entry ends")
+            raise InvariantViolated("the faults stopped, and not every entry ends")
         self._check()
 
     def _nothing_is_left(self) -> bool:
         """Whether no fault that may come can do anything any more, and has not for a while: it is not worth waiting for."""
-        waiting = self.database.store.queue.keys() - self.promises.never
+        waiting = self.database.store.queue.keys() - self.invariants.never
         if self.app.to_come or waiting or self.is_to_be_set_back or self._anything_under_way():
             self._quiet_since = None
             return False
@@ -77,15 +77,15 @@ class Scene:
         return self.world.now - self._quiet_since > QUIET_SECONDS
 
     def _is_over(self) -> bool:
-        return self.promises.all_ended() and not self._anything_under_way()
+        return self.invariants.all_ended() and not self._anything_under_way()
 
     def _anything_under_way(self) -> bool:
         """Whether a request is, or a process is frozen that may yet do something."""
         is_frozen = any(process.alive and self.world.now < process.frozen_until for process in self.world.processes)
-        return is_frozen or any(self.promises.is_under_way(id) for id in self.promises.stories)
+        return is_frozen or any(self.invariants.is_under_way(id) for id in self.invariants.traces)
 
     def _check(self) -> None:
-        self.promises.check_all(CALLED_BACK)
+        self.invariants.check_all(CALLED_BACK)
         self._check_processes()
 
     def _check_processes(self) -> None:
@@ -108,8 +108,8 @@ class Scene:
         def service(name: str, window: Any, at_least_once: bool = False) -> Service:
             can_look_up = shows and name in ("pay", "mail")
             declared = Declared(name, window, at_least_once, attempts_max, age_max, can_look_up, blocks)
-            self.promises.declared[name] = declared
-            return Service(self.world, self.promises, declared, self.rng.uniform(0.99, 1.01))
+            self.invariants.declared[name] = declared
+            return Service(self.world, self.invariants, declared, self.rng.uniform(0.99, 1.01))
 
         return [
             service("pay", WINDOW),

@@ -9,7 +9,7 @@ from typing import Any
 
 from dispatchers import Adapter, Deferred, Delivered, Delivery, InProgress, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.delivery import Absent, CannotTell, Finding, Found
-from simulation.invariants import Promises
+from simulation.invariants import Invariants
 from simulation.trace import MARGIN, TIMEOUT, Declared, Send
 from simulation.world import Process, World
 
@@ -45,9 +45,9 @@ class Service:
     chaos: the chance that something goes wrong with a request. rate: how fast its clock goes.
     """
 
-    def __init__(self, world: World, promises: Promises, declared: Declared, rate: float) -> None:
+    def __init__(self, world: World, invariants: Invariants, declared: Declared, rate: float) -> None:
         self.world = world
-        self.promises = promises
+        self.invariants = invariants
         self.declared = declared
         self.chaos = 0.0
         self._rate = rate
@@ -60,7 +60,7 @@ class Service:
 
     def receive(self, delivery: Delivery, send: Send, answer: Any) -> None:
         """A request arrives. answer: called with the outcome that is honest, once there is one."""
-        self.promises.arrived(send)
+        self.invariants.arrived(send)
 
         def reply(outcome: Outcome) -> None:
             send.is_answered = True
@@ -97,7 +97,7 @@ class Service:
         found = Remembered(self._now, delivery.body)
         if self.declared.window is not None:
             self._keys[delivery.key] = found
-        if self.chaos and self.promises.story(delivery.id).effects and self.world.rng.random() < 0.5:
+        if self.chaos and self.invariants.trace(delivery.id).effects and self.world.rng.random() < 0.5:
             kind = "declines"  # what it did under an earlier key has emptied the account
         self._at_work[delivery.key] += 1
         takes = self.world.rng.choice([0.0, 0.1, 0.5, 2.0, 8.0, 25.0]) if self._misbehaves() else 0.01
@@ -106,7 +106,7 @@ class Service:
     def _execute(self, kind: str, found: Remembered, send: Send, key: str, answer: Any) -> None:
         self._at_work[key] -= 1
         if kind not in ("declines", "breaks before"):
-            self.promises.executed(send)
+            self.invariants.executed(send)
         if kind == "declines":
             found.answer = Rejected("declined", conclusive=self.declared.window is not None)
         elif kind.startswith("breaks"):
@@ -119,7 +119,7 @@ class Service:
         """What it shows under a key, and nothing of what is still on its way."""
         if self._misbehaves() or self._at_work[delivery.key]:
             return CannotTell("it is busy")
-        return Found({"id": delivery.id.hex}) if self.promises.story(delivery.id).effects[epoch] else Absent()
+        return Found({"id": delivery.id.hex}) if self.invariants.trace(delivery.id).effects[epoch] else Absent()
 
     def _misbehaves(self) -> bool:
         return self.world.rng.random() < self.chaos
@@ -161,19 +161,19 @@ class SimulatedAdapter(Adapter):
     async def send(self, delivery: Delivery) -> Any:  # what a bad client answers, too
         process: Any = asyncio.get_running_loop()
         keys = self._keys(delivery.id)
-        send = self.service.promises.sending(delivery, process, self.service.declared, self.pinned, keys)
+        send = self.service.invariants.sending(delivery, process, self.service.declared, self.pinned, keys)
         try:
             outcome = await self._exchange(delivery, send, process)
         finally:
             send.is_over = True
-        self.service.promises.answered(send, harmless=isinstance(outcome, Deferred | Rejected))
+        self.service.invariants.answered(send, harmless=isinstance(outcome, Deferred | Rejected))
         return outcome
 
     async def _look(self, delivery: Delivery) -> Finding:
         misfortune = self.service.world.rng.random() < self.service.chaos
         await asyncio.sleep(self.service.world.rng.choice([0.1, 0.9, 2.0]) if misfortune else 0.002)
         found = self.service.show(delivery, self._keys(delivery.id).index(delivery.key))
-        self.service.promises.looked(delivery, found)
+        self.service.invariants.by_lookup(delivery, found)
         process: Any = asyncio.get_running_loop()
         self._may_freeze(process, 0.12 * misfortune)
         return found

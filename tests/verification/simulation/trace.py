@@ -1,4 +1,4 @@
-"""What is known of the truth: every send, every effect, every entry's story."""
+"""What is known of the truth: every send, every effect, every entry's trace."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ TIMEOUT = timedelta(seconds=2.5)
 QUIESCENCE = LEASE + MARGIN
 
 
-class BrokenPromise(AssertionError):
+class InvariantViolated(AssertionError):
     """What must never be seen."""
 
 
@@ -70,7 +70,7 @@ class Declared:
 
 
 @dataclass(slots=True)
-class Story:
+class Trace:
     """What really became of one entry."""
 
     sends: list[Send] = field(default_factory=list)
@@ -95,21 +95,21 @@ class Truth:
     def __init__(self, world: World, start: datetime) -> None:
         self.world = world
         self._start = start
-        self.stories: dict[UUID, Story] = {}
+        self.traces: dict[UUID, Trace] = {}
         self.declared: dict[str, Declared] = {}
         self.entries: dict[UUID, Entry] = {}  # those too that a restore has made the database forget
         self.log: list[str] = []
 
-    def story(self, id: UUID) -> Story:
-        return self.stories.setdefault(id, Story())
+    def trace(self, id: UUID) -> Trace:
+        return self.traces.setdefault(id, Trace())
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.world.now:.6f} {text}")
 
-    def require(self, holds: bool, id: UUID, promise: str) -> None:
+    def require(self, holds: bool, id: UUID, invariant: str) -> None:
         if not holds:
-            self.note(f"{id.hex[:6]} BROKEN: {promise}")
-            self.world.broken = self.world.broken or BrokenPromise(f"entry {id}: {promise}")
+            self.note(f"{id.hex[:6]} BROKEN: {invariant}")
+            self.world.broken = self.world.broken or InvariantViolated(f"entry {id}: {invariant}")
             raise self.world.broken
 
     def instant(self, instant: Any) -> float:

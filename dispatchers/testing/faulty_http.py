@@ -1,9 +1,9 @@
 """An HTTP server that does what no client hopes for, on a loopback port, in a thread of its own.
 
-    with hostile_http() as far_side:
-        far_side.behave(answer(503, headers={"Retry-After": "7"}))
-        ...                                            # send something to far_side.url
-        assert [request.body for request in far_side.requests] == [b"{}"]
+    with faulty_http() as remote:
+        remote.behave(answer(503, headers={"Retry-After": "7"}))
+        ...                                            # send something to remote.url
+        assert [request.body for request in remote.requests] == [b"{}"]
 
 It reads each request in full, strictly, and records it before it misbehaves: what is in `requests` had arrived.
 """
@@ -148,7 +148,7 @@ def giant_head(status: int = 200) -> Behaviour:
 
 
 def drip_body(status: int = 200) -> Behaviour:
-    """The head at once, then a byte of the body now and then, for as long as the client has patience."""
+    """The head at once, then a byte of the body now and then, for as long as the client has remote_timeout."""
 
     async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
         writer.write(_head(status, {"Content-Length": str(LARGE_BYTES)}))
@@ -195,7 +195,7 @@ async def refuse(request: Request, writer: asyncio.StreamWriter) -> bool:
 # --- the server
 
 
-class HostileHttp:
+class FaultyHttp:
     """A server that listens at `url`. requests: what arrived, in that order. connected: open connections."""
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class HostileHttp:
             changed.set_result(None)
 
         if self._loop is None:
-            raise RuntimeError("this server does not run: `with hostile_http() as far_side:`")
+            raise RuntimeError("this server does not run: `with faulty_http() as remote:`")
         self._loop.call_soon_threadsafe(change)
         changed.result(timeout=10)
 
@@ -262,18 +262,18 @@ class HostileHttp:
 
 
 @contextlib.contextmanager
-def hostile_http() -> Iterator[HostileHttp]:
+def faulty_http() -> Iterator[FaultyHttp]:
     """A server on a free loopback port, in a thread and event loop of its own; it answers 200 until told otherwise."""
-    far_side = HostileHttp()
+    remote = FaultyHttp()
     listening: Future[asyncio.Event] = Future()
-    thread = threading.Thread(target=lambda: asyncio.run(far_side.serve(listening)), name="hostile-http", daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(remote.serve(listening)), name="faulty-http", daemon=True)
     thread.start()
     stopped = listening.result(timeout=10)
-    assert far_side._loop is not None
+    assert remote._loop is not None
     try:
-        yield far_side
+        yield remote
     finally:
-        far_side._loop.call_soon_threadsafe(stopped.set)
+        remote._loop.call_soon_threadsafe(stopped.set)
         thread.join(timeout=10)
 
 
