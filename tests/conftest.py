@@ -17,6 +17,8 @@ import outbox
 import outbox.migrations
 from dispatchers.testing.postgres import temporary_postgres
 
+pytest.register_assert_rewrite("support.store_agreement")  # its assertions are a test's
+
 # No example is a failure because the machine was busy.
 hypothesis.settings.register_profile("outbox", deadline=None)
 hypothesis.settings.load_profile("outbox")
