@@ -223,7 +223,7 @@ def test_a_hook_that_is_missing_is_named(hook: str) -> None:
 # --- an honest one passes
 
 
-def test_an_honest_adapter_passes_and_the_report_shows_what_it_never_answers(pytester: pytest.Pytester) -> None:
+def test_an_honest_adapter_passes_and_the_report_has_what_it_never_answers(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         from support.faulty_adapters import CrmSuite
 

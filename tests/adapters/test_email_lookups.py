@@ -111,7 +111,7 @@ def look(find: Any, **fields: Any) -> Any:
 # --- any function
 
 
-def test_a_function_is_asked_for_the_message_id_under_which_the_mail_was_sent() -> None:
+def test_a_function_gets_the_message_id_under_which_the_mail_was_sent() -> None:
     asked = []
 
     def find(delivery: Any, message_id: str) -> Any:
@@ -178,7 +178,7 @@ def test_a_server_that_fails_proves_nothing(contexts: Any, serving: Any, broken:
     assert "sesame" not in finding.reason
 
 
-def test_a_certificate_that_does_not_hold_proves_nothing_and_gets_no_password(contexts: Any, serving: Any) -> None:
+def test_an_invalid_certificate_proves_nothing_and_gets_no_password(contexts: Any, serving: Any) -> None:
     with serving() as server:
         finding = search(server, contexts, files_at_once=True, tls_context=ssl.create_default_context())
 

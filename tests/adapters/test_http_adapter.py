@@ -79,7 +79,7 @@ def test_a_redirect_is_not_followed_and_proves_nothing(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 402, 404, 405, 410, 411, 412, 413, 414, 415, 422, 428, 431])
-def test_what_is_refused_as_it_stands_is_rejected_but_proves_nothing_of_earlier_attempts(status: int) -> None:
+def test_a_refusal_is_rejected_but_proves_nothing_of_earlier_attempts(status: int) -> None:
     assert answered(httpx.Response(status)) == Rejected(f"HTTP {status}", conclusive=False, result={"status": status})
 
 
@@ -98,9 +98,7 @@ def test_any_other_status_proves_nothing(status: int) -> None:
 @pytest.mark.parametrize(
     ("status", "asked", "cooldown"), [(503, True, True), (503, False, False), (500, True, False), (502, False, False)]
 )
-def test_an_unknown_outcome_keeps_what_retry_after_asks_and_503_asks_it_of_all(
-    status: int, asked: bool, cooldown: bool
-) -> None:
+def test_an_unknown_outcome_keeps_retry_after_and_503_asks_it_of_all(status: int, asked: bool, cooldown: bool) -> None:
     answer = httpx.Response(status, headers={"Retry-After": "7"} if asked else {})
 
     assert answered(answer) == Unknown(f"HTTP {status}", timedelta(seconds=7) if asked else None, cooldown=cooldown)
@@ -202,9 +200,7 @@ def test_an_answer_that_is_not_said_to_be_repeated_is_fresh(text: str) -> None:
 
 
 @pytest.mark.parametrize(("stored", "repeated"), [("all", True), ("all", False), ("2xx", True), ("none", True)])
-def test_an_error_is_conclusive_only_where_the_service_stores_errors_and_says_that_it_repeats_one(
-    stored: Any, repeated: bool
-) -> None:
+def test_an_error_is_conclusive_only_where_the_service_says_it_repeats_one(stored: Any, repeated: bool) -> None:
     headers = {"Idempotent-Replayed": "true"} if repeated else {}
 
     refused = answered(httpx.Response(422, headers=headers), replays_errors=stored)

@@ -255,9 +255,7 @@ NAME = "payload field 'headers': a header's name must be of letters, digits and 
         ({"text": "x", "content_type": "text/plain\n"}, TYPE),
     ],
 )
-def test_a_payload_that_makes_no_request_is_rejected_by_its_field_before_anything_is_sent(
-    far: Far, payload: Any, reason: str
-) -> None:
+def test_a_payload_that_makes_no_request_is_rejected_by_field_before_it(far: Far, payload: Any, reason: str) -> None:
     outcome = far.send(delivery(payload))
 
     assert isinstance(outcome, Rejected)
@@ -407,9 +405,7 @@ ADA = "https://ada:s3cret@crm.test"
         ),
     ],
 )
-def test_settings_with_which_nothing_could_be_sent_are_refused_and_no_secret_shown(
-    settings: dict[str, Any], text: str
-) -> None:
+def test_settings_that_can_send_nothing_are_refused_without_the_secret(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError) as refusal:
         HttpAdapter(**settings)
 

@@ -70,7 +70,7 @@ def test_a_tls_handshake_that_hangs_was_surely_not_sent() -> None:
 @pytest.mark.parametrize(
     "broken", [b"", b"HTTP/1.1 20", b"\x00\x01 nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nbad header\r\n\r\n"]
 )
-def test_an_answer_lost_or_broken_after_the_request_was_read_proves_nothing(broken: bytes) -> None:
+def test_an_answer_lost_or_broken_after_the_request_proves_nothing(broken: bytes) -> None:
     read = []
 
     async def lose(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -228,7 +228,7 @@ def losing_the_first(seen: list[bytes]) -> Server:
     return answer
 
 
-def test_every_attempt_at_an_entry_carries_its_child_key_and_the_same_bytes(sqlite: Database, ob: Outbox) -> None:
+def test_every_attempt_at_an_entry_carries_its_child_key_and_bytes(sqlite: Database, ob: Outbox) -> None:
     seen: list[bytes] = []
     with sqlite.begin() as session:
         payload = {"url": "/contacts", "json": {"name": "né", "share": 1.10}}
@@ -256,9 +256,7 @@ def test_an_entry_in_doubt_is_not_sent_to_another_place(sqlite: Database, ob: Ou
     assert len(seen) == 1
 
 
-def test_a_lost_answer_of_a_service_without_keys_is_uncertain_and_never_sent_again(
-    sqlite: Database, ob: Outbox
-) -> None:
+def test_a_lost_answer_without_keys_is_uncertain_and_never_sent_again(sqlite: Database, ob: Outbox) -> None:
     seen: list[bytes] = []
     id = put_one(sqlite, ob, payload={"text": "once"})
 

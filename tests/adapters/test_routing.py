@@ -98,7 +98,7 @@ def test_an_operation_that_its_adapter_does_not_serve_is_unserved() -> None:
     assert routing.find("stripe.refunds.create") is None
 
 
-def test_what_the_longest_prefix_does_not_serve_is_not_given_to_a_shorter_one() -> None:
+def test_what_the_longest_prefix_does_not_serve_goes_to_no_shorter_one() -> None:
     routing = routes(stripe=Sender(), stripe__payments=OnlyCharges())
 
     assert routing.find("stripe.payments.create") is None

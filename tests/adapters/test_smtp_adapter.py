@@ -105,7 +105,7 @@ def test_the_payload_s_from_goes_before_the_adapter_s_sender() -> None:
     assert f"<{KEY}@example.org>".encode() in mailbox.contents[0]
 
 
-def test_a_mail_is_dated_when_it_was_first_tried_unless_the_payload_dates_it() -> None:
+def test_a_mail_has_its_first_attempts_date_unless_the_payload_has_one() -> None:
     mailbox = Mailbox()
 
     handed_in(mailbox, MAIL, {**MAIL, "date": "2026-11-21T09:30:00+01:00"})
@@ -174,7 +174,7 @@ def test_a_mail_after_a_refused_one_goes_to_its_own_recipients_only() -> None:
     assert mailbox.connections == 1
 
 
-def test_a_mail_refused_for_every_recipient_is_rejected_without_an_address_in_its_reason() -> None:
+def test_a_mail_refused_for_all_recipients_is_rejected_without_an_address() -> None:
     everybody = ("ada@example.com", "bob@example.com", "eve@example.com")
     mailbox = Mailbox({name: f"550 5.1.1 no {name}" for name in everybody})
 
@@ -204,7 +204,7 @@ def test_an_address_beyond_ascii_goes_to_a_server_that_takes_it() -> None:
     assert "<zoë@xn--exmple-cua.com>".encode() in mailbox.contents[0]
 
 
-def test_an_address_beyond_ascii_is_rejected_where_the_server_does_not_take_it() -> None:
+def test_an_address_beyond_ascii_is_rejected_where_servers_lack_support() -> None:
     mailbox = Mailbox()
 
     outcome = handed_in(mailbox, INTERNATIONAL)
@@ -350,7 +350,7 @@ def test_a_password_may_go_in_clear_where_that_is_asked_for() -> None:
     SmtpAdapter(host="mail.internal", tls="none", password_in_clear=True, **LOGIN)
 
 
-def test_what_the_bytes_and_the_memory_depend_on_is_pinned_where_keys_are_remembered() -> None:
+def test_what_bytes_and_memory_depend_on_is_pinned_where_keys_are_kept() -> None:
     given: dict[str, Any] = {"host": "smtp.example.com", "sender": "Shop <shop@example.com>"}
 
     keyed = SmtpAdapter(**given, key_header="Resend-Idempotency-Key", window=timedelta(hours=24))

@@ -135,7 +135,7 @@ def test_a_server_that_breaks_in_the_text_was_not_sent_the_dot(breaking: str) ->
     assert faulty.messages == []
 
 
-def test_a_text_that_does_not_leave_in_time_is_deferred_and_its_dot_never_leaves() -> None:
+def test_a_text_that_is_too_slow_is_deferred_and_its_dot_never_leaves() -> None:
     faulty = Faulty(at={"message": STALL}, extensions=())
 
     async def work(adapter: SmtpAdapter) -> Outcome:

@@ -298,7 +298,7 @@ def test_a_delete_carries_the_key_too(adapter: StripeAdapter, api: respx.MockRou
         ("", {"metadata": ""}),
     ],
 )
-def test_what_is_created_bears_the_entry_s_id_unless_the_payload_says_otherwise(
+def test_what_is_created_bears_the_entry_s_id_unless_the_payload_has_one(
     adapter: StripeAdapter, charges: respx.Route, metadata: Any, sent: dict[str, str]
 ) -> None:
     send(adapter, delivery(payload={"amount": 1, "metadata": metadata}))
@@ -707,7 +707,7 @@ def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(send_to(succeed), Delivered)
 
 
-def test_a_connection_is_used_again_and_a_cancelled_send_does_no_harm_to_the_next() -> None:
+def test_a_connection_is_reused_and_a_cancelled_send_harms_no_other() -> None:
     connections = []
 
     async def first_hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

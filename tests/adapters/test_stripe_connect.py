@@ -106,7 +106,7 @@ def test_an_entry_that_names_an_account_has_the_account_s_destination(
     assert [row.destination for row in (*database.entries, *database.queue)] == [destination] * 2
 
 
-def test_an_account_too_long_for_a_destination_is_refused_before_anything_is_written(
+def test_an_account_too_long_for_a_destination_is_refused_before_any_write(
     database: Database, ob: outbox.Outbox
 ) -> None:
     with pytest.raises(outbox.InvalidValue, match=r"destination .* has 307 bytes"):

@@ -106,7 +106,7 @@ def test_without_a_key_every_request_charges(http: httpx.Client, service: Runnin
     assert len(service.ledger.charges) == 2
 
 
-def test_two_requests_with_the_same_parameters_in_another_order_are_the_same(
+def test_requests_with_the_same_parameters_in_another_order_are_the_same(
     http: httpx.Client, service: RunningStripe
 ) -> None:
     post(http, "k1", amount="2000", currency="eur")
@@ -169,7 +169,7 @@ def test_keys_of_two_accounts_do_not_meet(service: RunningStripe) -> None:
     assert [charge.account for charge in service.ledger.charges] == ["acct_fake", "acct_other", "acct_connected"]
 
 
-def test_a_key_is_remembered_to_the_end_of_its_window_and_then_executes_again(
+def test_a_key_is_remembered_until_its_window_ends_and_then_executes_again(
     client: StripeClient, service: RunningStripe, clock: Clock
 ) -> None:
     first = client.v1.payment_intents.create(CHARGE, under("k1"))
@@ -296,7 +296,7 @@ def test_a_declined_card_is_remembered_as_declined(
 
 
 @pytest.mark.parametrize(("fault", "charged"), [(Fault.FAIL_AFTER, 1), (Fault.FAIL_BEFORE, 0)])
-def test_a_500_while_executing_is_remembered_and_its_replay_says_not_to_retry(
+def test_a_500_while_executing_is_kept_and_its_replay_forbids_a_retry(
     client: StripeClient, service: RunningStripe, fault: Fault, charged: int
 ) -> None:
     service.force(fault)
@@ -582,7 +582,7 @@ def test_under_a_storm_of_faults_each_key_still_charges_at_most_once(
 # --- as a process
 
 
-def test_as_a_process_it_prints_its_port_and_its_ledger_is_read_from_outside(tmp_path: Path) -> None:
+def test_as_a_process_it_prints_its_port_and_others_read_its_ledger(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dispatchers.testing.stripe_service", "--port", "0", "--lose", "1", "--seed", "1"]
     command += ["--ledger", str(tmp_path / "ledger.sqlite")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

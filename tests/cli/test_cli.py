@@ -118,7 +118,7 @@ def test_an_error_of_usage_is_json_too_where_json_was_asked_for() -> None:
     assert error_of("list", "--limit", "0")[:2] == (2, "usage")
 
 
-def test_tables_that_are_not_there_are_answered_with_the_command_that_makes_them(tmp_path: Path) -> None:
+def test_missing_tables_are_answered_with_the_command_that_makes_them(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
 
     status, text = refused("status", DATABASE_URL=f"sqlite:///{tmp_path / 'empty.db'}")

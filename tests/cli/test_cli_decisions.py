@@ -215,7 +215,7 @@ def test_a_decision_that_says_too_little_or_too_much_is_refused(
     assert says in " ".join(text.split())
 
 
-def test_an_ordering_key_that_there_cannot_be_is_refused_as_the_library_does(database: Database) -> None:
+def test_an_impossible_ordering_key_is_refused_as_the_library_does(database: Database) -> None:
     told = error_of("release", "--ordering-key", "\udcff", database=database)
 
     assert told == (1, "refused", r"ordering_key '\udcff': contains a lone surrogate, which UTF-8 cannot encode")

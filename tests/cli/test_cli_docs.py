@@ -64,7 +64,7 @@ def test_the_page_says_what_the_apps_policy_says(app: Path) -> None:
     assert after == before.replace("for 24 hours", "for 2 days")
 
 
-def test_what_the_policy_does_not_know_comes_from_the_apps_functions_and_its_dispatcher() -> None:
+def test_what_the_policy_lacks_comes_from_the_app_and_its_dispatcher() -> None:
     text = page(
         *("--route", "POST /orders", "--scope", "published_app:customer", "--content", "published_app:customer"),
         *("--body-bytes-max", "4096", "--dispatcher", "published_app:make_dispatcher"),

@@ -290,9 +290,7 @@ def test_the_list_is_of_what_waits_the_longest_due_first(database: Database, ob:
     assert page["entries"][3]["due_at"] is None
 
 
-def test_a_page_says_where_the_next_begins_and_none_is_shown_twice_or_left_out(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_page_names_the_start_of_the_next_and_no_entry_is_lost(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=4)  # all due at the same instant
     put(database, ob, "mail.send", count=3)
     put_uncertain(database, ob)

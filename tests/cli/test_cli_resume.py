@@ -67,7 +67,7 @@ def test_the_dispatchers_go_on_and_who_said_so_is_on_record(
     assert state(database, id) == "delivered"
 
 
-def test_a_doubt_that_began_earlier_stays_and_one_that_began_later_begins_at_the_mark(
+def test_an_earlier_doubt_stays_and_a_later_one_begins_at_the_mark(
     database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
 ) -> None:
     earlier, later = put(database, ob, count=2)
@@ -112,7 +112,7 @@ def test_what_was_under_a_lease_before_the_mark_is_in_doubt_since_then(
     assert queue_row(database, id).in_doubt_since == leased_at
 
 
-def test_an_uncertain_entry_and_one_that_is_to_be_sent_again_stay_what_they_are(
+def test_uncertain_entries_and_those_to_be_sent_again_stay_what_they_are(
     database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
 ) -> None:
     uncertain, again, held = put_uncertain(database, ob), put_one(database, ob), put_one(database, ob)

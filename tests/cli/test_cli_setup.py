@@ -298,7 +298,7 @@ def test_config_shows_no_password(url: str, shown: str) -> None:
         ),
     ],
 )
-def test_config_tells_all_the_rest_of_a_setting_that_it_cannot_read_and_fails(
+def test_config_prints_all_but_the_setting_that_it_cannot_read_and_fails(
     name: str, value: str, setting: str, shown: str, text: str
 ) -> None:
     result = command("config", "--json", **{name: value})

@@ -97,9 +97,7 @@ def test_show_for_people_leaves_out_what_there_is_not(database: Database, ob: ou
     assert re.search(r"^AT +WHAT +BY +REASON\n\S+Z +attempt, delivery 1 +status 422: no such customer$", told, re.M)
 
 
-def test_of_a_later_epoch_show_says_whose_the_key_is_and_how_to_derive_the_present_one(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_of_a_later_epoch_show_names_the_key_and_derives_the_present_one(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     change(database, id, key_epoch=2)
 

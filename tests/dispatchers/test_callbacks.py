@@ -57,7 +57,7 @@ def key_of(database: Database, operation: str) -> str:
 # --- what is handed in, and what it brings about
 
 
-def test_what_a_callback_writes_and_enqueues_commits_with_the_settling_once(shop: Shop) -> None:
+def test_what_a_callback_writes_and_enqueues_commits_with_the_settling(shop: Shop) -> None:
     put_one(shop.database, shop.ob, parent="invoice:42")
     shop.on_settled(shop.pay)
     mail = MemoryAdapter()
@@ -72,7 +72,7 @@ def test_what_a_callback_writes_and_enqueues_commits_with_the_settling_once(shop
 
 
 @pytest.mark.parametrize("forget", ["expire_all", "expunge_all"])
-def test_an_entry_outlives_what_makes_the_callbacks_session_forget_its_objects(shop: Shop, forget: str) -> None:
+def test_an_entry_outlives_the_objects_of_the_callbacks_session(shop: Shop, forget: str) -> None:
     put_one(shop.database, shop.ob)
 
     def work(session: Session, settlement: Settlement) -> None:
@@ -113,7 +113,7 @@ def test_a_settlement_shows_neither_payload_nor_result(database: Database, ob: o
     assert "DE02" not in repr(shop.seen)
 
 
-def test_what_a_callback_enqueues_has_the_requests_parent_secret_and_record(
+def test_a_callbacks_entries_have_the_requests_parent_secret_and_record(
     shop: Shop,
     database: Database,
     ob: outbox.Outbox,
@@ -132,7 +132,7 @@ def test_what_a_callback_enqueues_has_the_requests_parent_secret_and_record(
     assert key_of(database, "mail.receipt") == ob.child_key(parent, "mail.receipt")
 
 
-def test_an_entry_whose_secret_has_gone_has_grandchildren_under_the_current_one(database: Database) -> None:
+def test_an_entry_whose_secret_has_gone_has_grandchildren_under_a_new_one(database: Database) -> None:
     old = outbox.Outbox(outbox.Keyring({"k1": SECRET}), env="test")
     new = outbox.Outbox(outbox.Keyring({"k2": SECRET[::-1]}), env="test")
     put_one(database, old, parent="invoice:42")
@@ -498,7 +498,7 @@ def test_one_function_may_serve_both_kinds(database: Database, ob: outbox.Outbox
     assert sorted(shop.states) == ["delivered", "uncertain"]
 
 
-def test_a_dispatcher_without_callbacks_leaves_what_is_on_record_to_the_batch(
+def test_a_dispatcher_without_callbacks_leaves_recorded_ones_to_the_batch(
     database: Database, ob: outbox.Outbox
 ) -> None:
     id = put_one(database, ob)

@@ -49,7 +49,7 @@ def without_callbacks(database: Database, ob: outbox.Outbox, adapter: MemoryAdap
     return dispatcher(database.new_engine(), ob, adapters={"crm": adapter})
 
 
-def test_an_older_dispatcher_hands_its_outcome_over_to_one_that_has_the_callback(newer: Shop) -> None:
+def test_an_older_dispatcher_leaves_its_outcome_to_one_with_the_callback(newer: Shop) -> None:
     database, ob = newer.database, newer.ob
     newer.run_once(adapters={"crm": MemoryAdapter()})  # it has started once
     put(database, ob, count=3)
@@ -67,7 +67,7 @@ def test_an_older_dispatcher_hands_its_outcome_over_to_one_that_has_the_callback
     assert database.rows(TABLES.event) == []
 
 
-def test_what_waits_for_its_callback_says_why_it_failed_and_retry_sends_nothing(newer: Shop) -> None:
+def test_what_waits_for_its_callback_shows_why_and_retry_sends_nothing(newer: Shop) -> None:
     database, ob = newer.database, newer.ob
     newer.run_once(adapters={"crm": MemoryAdapter()})  # it has started once
     id = put_one(database, ob)
@@ -97,9 +97,7 @@ def _statuses(database: Database, ob: outbox.Outbox) -> list[Any]:
         return [status for number in range(3) for status in ob.status(session, f"order:{number}")]
 
 
-def test_a_dispatcher_that_runs_already_heeds_a_callback_that_comes_on_record(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_running_dispatcher_heeds_a_callback_that_comes_on_record(database: Database, ob: outbox.Outbox) -> None:
     newer = Shop(database, ob, is_async=False)
     newer.on_settled(newer.pay)
     adapter = MemoryAdapter()
@@ -118,7 +116,7 @@ def test_a_dispatcher_that_runs_already_heeds_a_callback_that_comes_on_record(
     assert len(database.orders) == len(adapter.deliveries) == 5
 
 
-def test_a_callback_that_runs_gives_way_to_a_longer_one_that_comes_on_record(
+def test_a_running_callback_gives_way_to_a_longer_one_that_comes_on_record(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     put(postgresql, ob, count=3)
@@ -243,7 +241,7 @@ def test_what_waits_for_a_callback_that_is_not_on_record_settles(database: Datab
     assert state(database, id) == "delivered"
 
 
-def test_an_entry_of_a_group_keeps_its_place_while_it_waits_for_its_callback(newer: Shop) -> None:
+def test_an_entry_of_a_group_keeps_its_place_while_its_callback_waits(newer: Shop) -> None:
     first, second = (put_one(newer.database, newer.ob, ordering_key="a") for _ in range(2))
     newer.run_once(adapters={"mail": MemoryAdapter()})
     adapter = MemoryAdapter()

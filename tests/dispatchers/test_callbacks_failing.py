@@ -78,7 +78,7 @@ def kept(database: Database, id: UUID) -> Any:
 # --- kept, retried, reported
 
 
-def test_the_outcome_is_kept_nothing_is_sent_again_and_only_the_callback_is_repeated(shop: Shop) -> None:
+def test_the_outcome_is_kept_and_only_the_callback_is_repeated(shop: Shop) -> None:
     id = put_one(shop.database, shop.ob, parent="invoice:42")
     adapter = MemoryAdapter()
     shop.on_settled(failing(shop, ValueError("a bug"), times=2))
@@ -406,7 +406,7 @@ def test_only_what_passes_by_itself_is_waited_for(error: Exception, passing: boo
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_what_is_refused_only_at_the_commit_is_kept_as_the_callbacks_failure(
+def test_what_is_refused_only_at_the_commit_is_the_callbacks_failure(
     postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, is_async: bool
 ) -> None:
     postgresql.execute(
@@ -430,7 +430,7 @@ def test_what_is_refused_only_at_the_commit_is_kept_as_the_callbacks_failure(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_database_that_goes_away_during_the_callback_gets_its_effects_once(
+def test_a_database_away_during_the_callback_gets_its_effects_once(
     postgresql: Database, ob: outbox.Outbox, is_async: bool
 ) -> None:
     put_one(postgresql, ob)
@@ -472,7 +472,7 @@ def test_nothing_of_a_callback_is_kept_without_its_settling(database: Database, 
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_drain_ends_at_its_grace_though_a_callback_does_not_and_those_behind_it_are_kept(
+def test_a_drain_ends_at_its_grace_and_keeps_what_waits_behind_a_callback(
     postgresql: Database, ob: outbox.Outbox, is_async: bool
 ) -> None:
     put(postgresql, ob, count=10)

@@ -63,7 +63,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("hang", [sleep_in_python, sleep_in_a_statement, ask_for_ever])
-def test_a_sync_callback_that_is_overdue_is_given_up_and_its_transaction_ended(
+def test_an_overdue_sync_callback_is_given_up_and_its_transaction_ended(
     postgresql: Database,
     ob: outbox.Outbox,
     caplog: pytest.LogCaptureFixture,

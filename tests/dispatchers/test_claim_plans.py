@@ -92,7 +92,7 @@ def drained(entries: list[ClaimedEntry]) -> list[tuple[ClaimedEntry, Transition]
     return [(entry, Settle("delivered", 1, result={"id": "pi_1"})) for entry in entries]
 
 
-def test_a_claim_reads_no_table_from_end_to_end_whatever_the_statistics_say(
+def test_a_claim_reads_no_table_from_end_to_end_whatever_the_statistics(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     names = ["a", "b", "c", "d"]
@@ -167,7 +167,7 @@ def test_many_destinations_are_claimed_in_one_statement(postgresql: Database, ob
     assert len(sent) == 2  # the transaction's guards, and the claim
 
 
-def test_destinations_that_want_different_numbers_are_claimed_in_few_statements(
+def test_different_quotas_of_destinations_are_claimed_in_few_statements(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     wanted = {f"host-{number}": number for number in range(1, 41)}

@@ -167,7 +167,7 @@ def test_a_claim_leaves_what_is_due_later(bench: Bench) -> None:
     assert len(claim(bench.store)) == 1
 
 
-def test_a_hint_skips_what_was_due_before_it_and_a_cutoff_what_came_due_after(bench: Bench) -> None:
+def test_a_hint_skips_what_was_due_before_and_a_cutoff_what_is_due_after(bench: Bench) -> None:
     older, middle, newer = (bench.put() for _ in range(3))
     at = bench.row(middle).due_at
     change(bench.database, older, due_at=at - HOUR)
@@ -198,7 +198,7 @@ def test_what_nobody_here_serves_is_pinned_to_nothing(bench: Bench) -> None:
     assert bench.row(id).sent_as is None
 
 
-def test_what_was_certainly_never_sent_is_pinned_anew_and_what_is_in_doubt_is_not(bench: Bench) -> None:
+def test_what_was_never_sent_is_pinned_again_and_what_is_in_doubt_is_not(bench: Bench) -> None:
     clean, doubtful = bench.put(), bench.put()
     change(bench.database, clean, sent_as="old")
     change(bench.database, doubtful, sent_as="old", maybe_sent=True, in_doubt_since=EPOCH, state="retry")
@@ -253,7 +253,7 @@ def test_a_lease_that_holds_is_not_taken_over(bench: Bench) -> None:
     assert claim(bench.store) == []
 
 
-def test_a_process_that_falls_silent_in_the_middle_of_its_claim_does_not_keep_the_entry(
+def test_a_process_that_falls_silent_in_its_claim_does_not_keep_the_entry(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     put_one(postgresql, ob)
@@ -395,7 +395,7 @@ def test_what_is_handed_back_is_as_it_was_and_counts_nothing(bench: Bench, befor
     assert len(reasons(bench.database, id)) == (before == "retry")
 
 
-def test_what_a_claim_took_over_is_handed_back_with_the_doubt_that_it_found(bench: Bench) -> None:
+def test_what_a_claim_took_over_is_released_with_the_doubt_that_it_found(bench: Bench) -> None:
     id = bench.put()
     claim_one(bench.store)
     age(bench.database, HOUR)

@@ -85,7 +85,7 @@ def test_a_final_response_from_400_on_is_a_failure_that_is_kept(checkout: Checko
     assert checkout.accept().json() == {CHARGE: "failed"}
 
 
-def test_an_uncertain_entry_keeps_the_request_open_until_somebody_resolves_it(checkout: Checkout) -> None:
+def test_an_uncertain_entry_keeps_the_request_open_until_it_is_resolved(checkout: Checkout) -> None:
     checkout.on_completed()
     checkout.accept()
 
@@ -135,7 +135,7 @@ def test_entries_under_other_parents_are_waited_for(checkout: Checkout) -> None:
     assert checkout.record.state == "succeeded"
 
 
-def test_what_the_completion_enqueues_is_of_the_request_but_is_not_waited_for(checkout: Checkout) -> None:
+def test_what_the_completion_enqueues_is_of_the_request_but_not_waited_for(checkout: Checkout) -> None:
     def complete(session: Session, completed: Completed) -> None:
         checkout.ob.enqueue(session, "mail.receipt", {})
         completed.respond(200)
@@ -171,7 +171,7 @@ def test_the_retry_window_counts_from_the_final_response(checkout: Checkout) -> 
 # --- what has no settling to come with
 
 
-def test_a_request_whose_last_entry_the_app_cancels_is_completed_all_the_same(checkout: Checkout) -> None:
+def test_a_request_whose_last_entry_the_app_cancels_is_completed(checkout: Checkout) -> None:
     checkout.on_completed()
     checkout.accept()
     assert checkout.cancel(CHARGE)
@@ -183,7 +183,7 @@ def test_a_request_whose_last_entry_the_app_cancels_is_completed_all_the_same(ch
     assert checkout.accept().json() == {CHARGE: "cancelled"}
 
 
-def test_a_request_that_another_release_settled_is_completed_by_one_that_knows_how(
+def test_a_request_that_another_release_settled_is_completed_by_this_one(
     checkout: Checkout, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkout.accept()
@@ -253,7 +253,7 @@ def test_a_completion_that_fails_is_tried_again_and_nothing_is_sent_again(
 
 
 @pytest.mark.parametrize("with_a_callback", [False, True])
-def test_what_is_refused_at_the_commit_is_the_completions_where_there_is_no_callback(
+def test_without_a_callback_a_refusal_at_the_commit_is_the_completions(
     postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, with_a_callback: bool
 ) -> None:
     postgresql.execute(sa.text("CREATE TABLE fussy (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
@@ -297,7 +297,7 @@ def test_a_completion_answers_once(checkout: Checkout, caplog: pytest.LogCapture
     assert checkout.record.state == "accepted"
 
 
-def test_a_failed_completion_takes_the_callbacks_work_with_it_and_brings_it_back(checkout: Checkout) -> None:
+def test_a_failed_completion_undoes_the_callbacks_work_and_repeats_it(checkout: Checkout) -> None:
     failures = iter([True])
 
     def complete(session: Session, completed: Completed) -> None:
@@ -396,9 +396,7 @@ def test_an_async_completion_needs_an_async_engine(database: Database, ob: outbo
 # --- what it costs the others
 
 
-def test_entries_of_requests_that_were_answered_at_once_settle_in_the_batch(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_entries_of_requests_answered_at_once_settle_in_the_batch(database: Database, ob: outbox.Outbox) -> None:
     checkout = Checkout(database, ob)
     checkout.on_completed()
     with database.begin() as session, ob.idempotent(session, "k", scope="acct_1", request={}) as claim:

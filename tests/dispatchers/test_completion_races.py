@@ -158,7 +158,7 @@ def waiting_for_a_lock(database: Database) -> int:
     return found
 
 
-def test_a_cancel_that_commits_while_the_other_entry_settles_leaves_the_request_to_the_next_round(
+def test_a_cancel_while_another_entry_settles_leaves_it_to_the_next_round(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     checkout = Checkout(postgresql, ob)
@@ -250,7 +250,7 @@ KILLS = ["as the completion begins", "before its commit", "after its commit"]
 
 
 @pytest.mark.parametrize("moment", KILLS)
-def test_a_process_killed_around_the_completion_leaves_all_of_it_or_nothing(
+def test_a_kill_around_the_completion_leaves_all_of_it_or_nothing(
     checkout: Checkout, tmp_path: Path, moment: str
 ) -> None:
     checkout.accept()
@@ -274,7 +274,7 @@ def test_a_process_killed_around_the_completion_leaves_all_of_it_or_nothing(
 
 
 @pytest.mark.parametrize("moment", KILLS)
-def test_a_process_killed_in_a_completion_without_a_settling_leaves_it_to_the_next(
+def test_a_kill_in_a_completion_without_settling_leaves_it_to_the_next(
     checkout: Checkout, tmp_path: Path, moment: str
 ) -> None:
     checkout.accept()

@@ -90,7 +90,7 @@ def test_send_again_takes_the_next_key_where_the_old_one_is_worth_nothing(
 
 
 @pytest.mark.parametrize(("earlier", "epoch"), [(timedelta(0), 1), (INSTANT, 0)])
-def test_the_last_moment_for_the_same_key_counts_from_when_it_is_really_sent(earlier: timedelta, epoch: int) -> None:
+def test_the_last_moment_for_the_same_key_counts_from_the_real_send(earlier: timedelta, epoch: int) -> None:
     sent_at = LEASED_AT + QUIESCENCE
     doubt = sent_at - (WINDOW - TIMEOUT - MARGIN) + earlier
 

@@ -421,7 +421,7 @@ def unsent(database: Database) -> int:
     return sum(row.attempts - 1 for row in database.rows(TABLES.settlement))
 
 
-def test_outcomes_are_settled_when_the_database_comes_back_during_the_drain(
+def test_outcomes_settle_when_the_database_comes_back_during_the_drain(
     postgresql: Database, server_url: sa.URL, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     with sending_two(postgresql, ob, tmp_path, GATED) as process:

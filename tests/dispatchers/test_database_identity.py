@@ -117,14 +117,14 @@ def test_a_database_without_the_last_mark_that_was_committed_is_suspicious() -> 
     )
 
 
-def test_a_mark_that_somebody_wrote_since_in_the_place_of_the_lost_one_hides_nothing() -> None:
+def test_a_mark_written_since_in_place_of_the_lost_one_hides_nothing() -> None:
     rewritten = replace(MARK, checked_at=NOON + timedelta(hours=1))
 
     assert "an older state was restored" in str(suspicion(NOW, rewritten, MARK))
     assert suspicion(NOW, replace(rewritten, number=8), MARK) is None
 
 
-def test_what_was_lost_came_after_the_mark_unless_somebody_wrote_that_later() -> None:
+def test_what_was_lost_came_after_the_mark_unless_that_was_written_later() -> None:
     lost = replace(MARK, checked_at=NOON + timedelta(minutes=1), number=8)
     promoted = replace(NOW, timeline="00000002")
 
@@ -148,7 +148,7 @@ def test_a_position_grows_with_the_log_whatever_its_digits() -> None:
     assert position("0/FF000000") < position("1/0") < position("1/A") < position("A/0")
 
 
-def test_a_mark_is_due_after_its_time_and_never_while_the_clock_is_behind_it() -> None:
+def test_a_mark_is_due_after_its_time_and_never_while_the_clock_is_behind() -> None:
     assert is_due(replace(MARK, checked_at=NOON + IDENTITY_EVERY), MARK)
     assert not is_due(replace(MARK, checked_at=NOON + IDENTITY_EVERY / 2), MARK)
     assert not is_due(replace(MARK, checked_at=NOON - timedelta(days=1)), MARK)

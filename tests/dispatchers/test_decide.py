@@ -154,7 +154,7 @@ def test_a_rejection_keeps_its_reason_and_what_the_service_answered() -> None:
     assert change == Settle("failed", attempts=1, result={"code": "card_declined"}, reason="card_declined")
 
 
-def test_an_uncertain_rejection_says_both_what_was_answered_and_why_that_proves_nothing() -> None:
+def test_an_uncertain_rejection_has_the_answer_and_why_it_proves_nothing() -> None:
     change = after(in_doubt(), Rejected("no such charge"))
 
     assert isinstance(change, MarkUncertain)
@@ -234,7 +234,7 @@ def test_in_doubt_there_is_no_retry_from_the_last_safe_moment_on(outcome: Outcom
     assert state_of(after(in_doubt(first), outcome, jitter=0)) == "uncertain"
 
 
-def test_a_doubt_that_began_past_the_window_while_its_process_slept_is_uncertain() -> None:
+def test_a_doubt_past_the_window_while_its_process_slept_is_uncertain() -> None:
     change = after(fresh(leased_at=NOW - WINDOW), Unknown("reset"))
 
     assert isinstance(change, MarkUncertain)
@@ -250,7 +250,7 @@ def test_a_doubt_that_began_past_the_window_while_its_process_slept_is_uncertain
     ],
     ids=["just inside", "at its end", "long past"],
 )
-def test_a_conclusive_rejection_ends_doubt_only_while_the_service_surely_remembers(since: datetime, state: str) -> None:
+def test_a_conclusive_rejection_ends_doubt_while_the_service_remembers(since: datetime, state: str) -> None:
     """Past the window it may be the first answer that the service still knows of, not the first that there was."""
     change = after(in_doubt(since), Rejected("declined", conclusive=True))
 
@@ -286,7 +286,7 @@ def test_in_progress_is_not_success(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("outcome", [InProgress(), Unknown("reset")], ids=["in progress", "unknown"])
-def test_the_last_allowed_attempt_without_an_answer_leaves_the_entry_uncertain(outcome: Outcome) -> None:
+def test_the_last_allowed_attempt_without_an_answer_is_uncertain(outcome: Outcome) -> None:
     memory = Memory(window=WINDOW, attempts_max=4)
 
     last_but_one = after(in_doubt(attempts=2), outcome, memory)
@@ -296,7 +296,7 @@ def test_the_last_allowed_attempt_without_an_answer_leaves_the_entry_uncertain(o
     assert state_of(last) == "uncertain"
 
 
-def test_a_single_allowed_attempt_without_an_answer_leaves_the_entry_uncertain() -> None:
+def test_a_single_allowed_attempt_without_an_answer_is_uncertain() -> None:
     change = after(fresh(), Unknown("reset"), Memory(window=WINDOW, attempts_max=1))
 
     assert state_of(change) == "uncertain"
@@ -319,7 +319,7 @@ def test_deferred_does_not_use_up_the_allowed_attempts() -> None:
     ],
     ids=["deferred", "unknown", "in progress", "deferred in doubt", "unknown in doubt"],
 )
-def test_past_its_age_an_entry_is_failed_if_never_possibly_sent_else_uncertain(
+def test_past_its_age_an_entry_fails_if_never_sent_else_is_uncertain(
     entry: ClaimedEntry, outcome: Outcome, state: str
 ) -> None:
     just_inside = after(entry._replace(first_leased_at=NOW - KEYS.age_max + INSTANT), outcome, KEYS)
@@ -329,7 +329,7 @@ def test_past_its_age_an_entry_is_failed_if_never_possibly_sent_else_uncertain(
     assert state_of(at_the_limit) == state
 
 
-def test_the_age_counts_from_when_the_entry_was_due_first_not_from_its_place_in_the_queue() -> None:
+def test_the_age_counts_from_the_first_due_time_not_from_the_queue() -> None:
     change = after(fresh(first_leased_at=NOW - KEYS.age_max, queued_at=NOW), Deferred("busy"))
 
     assert state_of(change) == "failed"
@@ -344,7 +344,7 @@ def test_the_first_attempt_is_always_allowed_however_old_the_entry(memory: Memor
 
 
 @EVERY_SERVICE_WITH_KEYS
-def test_an_entry_that_two_senders_in_turn_vanished_with_waits_for_a_time_of_its_own(memory: Memory) -> None:
+def test_an_entry_that_two_senders_crashed_with_waits_for_its_own_time(memory: Memory) -> None:
     """It may be what ends them; those that were claimed with it are to come apart."""
     once, twice = in_doubt(deliveries=2), in_doubt(deliveries=3, attempts=2)
 
@@ -366,7 +366,7 @@ def test_a_sender_that_set_the_entry_to_wait_since_has_not_crashed(deliveries: i
     assert admit(in_doubt(deliveries=deliveries, outcome=outcome), KEYS, NOW) is None
 
 
-def test_what_senders_vanish_with_is_ended_by_its_attempts_and_its_window_alone() -> None:
+def test_what_senders_crash_with_is_ended_by_attempts_and_window_alone() -> None:
     old = in_doubt(deliveries=3, attempts=2, first_leased_at=NOW - 9 * KEYS.age_max)
     late = in_doubt(NOW - WINDOW, deliveries=3, attempts=2)
 
@@ -461,7 +461,7 @@ def test_a_huge_retry_after_is_clamped_to_the_window_where_doubt_begins(outcome:
 
 
 @pytest.mark.parametrize("outcome", [Deferred("busy"), InProgress(), Unknown("reset")])
-def test_after_the_last_attempt_before_the_window_ends_no_wait_is_cut_short_any_more(outcome: Outcome) -> None:
+def test_after_the_last_attempt_in_the_window_no_wait_is_cut_short(outcome: Outcome) -> None:
     """Else attempt would follow attempt without a pause, until the window's very end."""
     at_the_last = in_doubt(NOW - (WINDOW - TIMEOUT - MARGIN) + MARGIN)
     asking = replace(outcome, after=MARGIN)
@@ -487,7 +487,7 @@ def test_deferred_without_doubt_knows_no_window() -> None:
     assert change.delay == 2 * WINDOW
 
 
-def test_what_has_less_than_a_margin_left_and_is_to_wait_longer_is_not_sent_any_more() -> None:
+def test_what_must_wait_past_the_last_margin_is_not_sent_again() -> None:
     first = NOW - (WINDOW - TIMEOUT - MARGIN) + INSTANT
 
     change = after(in_doubt(first), Unknown("reset", HOUR))
@@ -508,9 +508,7 @@ def test_what_has_less_than_a_margin_left_and_is_to_wait_longer_is_not_sent_any_
         (1_000_000, BACKOFF_MAX),
     ],
 )
-def test_backoff_doubles_with_each_delivery_up_to_its_cap_and_jitter_takes_a_share(
-    deliveries: int, ceiling: timedelta
-) -> None:
+def test_backoff_doubles_with_each_delivery_up_to_its_cap_less_jitter(deliveries: int, ceiling: timedelta) -> None:
     assert backoff(deliveries, 0) == timedelta(0)
     assert backoff(deliveries, 0.5) == ceiling / 2
     assert 0.99 * ceiling < backoff(deliveries, 0.999) < ceiling
@@ -569,7 +567,7 @@ def test_without_doubt_there_is_no_window() -> None:
     assert admit(fresh(first_leased_at=NOW - 99 * WINDOW, leased_at=NOW - 99 * WINDOW), KEYS, NOW) is None
 
 
-def test_a_vanished_sender_leaves_an_entry_for_a_service_without_keys_uncertain() -> None:
+def test_a_crashed_sender_leaves_an_entry_without_keys_uncertain() -> None:
     change = admit(in_doubt(), NO_KEYS, NOW)
 
     assert isinstance(change, MarkUncertain)
@@ -577,7 +575,7 @@ def test_a_vanished_sender_leaves_an_entry_for_a_service_without_keys_uncertain(
     assert change.reason == "its sender crashed, and the service keeps no keys"
 
 
-def test_a_vanished_sender_is_followed_by_another_where_the_user_chose_at_least_once() -> None:
+def test_a_crashed_sender_is_followed_by_another_under_at_least_once() -> None:
     assert admit(in_doubt(NOW - 99 * DAY), NO_KEYS_AT_LEAST_ONCE, NOW) is None
 
 
@@ -600,7 +598,7 @@ def test_sent_too_often_without_doubt_is_failed() -> None:
 # --- the window by itself
 
 
-def test_the_window_allows_for_the_time_that_a_send_takes_and_for_the_clocks() -> None:
+def test_the_window_allows_for_the_time_of_a_send_and_for_the_clocks() -> None:
     assert last_safe_send(NOW, KEYS) == NOW + WINDOW - TIMEOUT - MARGIN
     assert last_safe_send(NOW, FOREVER_KEYS) is None
     assert last_safe_send(NOW, NO_KEYS) is None

@@ -155,7 +155,7 @@ def named(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("what", "given"), ALLOWED, ids=named)
-def test_a_decision_that_a_state_allows_makes_the_entry_due_and_is_on_record(
+def test_an_allowed_decision_makes_the_entry_due_and_is_on_record(
     database: Database, ob: outbox.Outbox, what: Any, given: str
 ) -> None:
     id = in_state(given, database, ob)
@@ -401,7 +401,7 @@ def test_nobody_can_hurry_what_waits_out_an_earlier_sender(database: Database, o
 
 
 @pytest.mark.parametrize("conclusive", [False, True])
-def test_a_rejection_of_a_later_epoch_is_uncertain_and_may_be_sent_again_under_one_more(
+def test_a_rejection_of_a_later_epoch_is_uncertain_and_may_get_one_more(
     database: Database, ob: outbox.Outbox, conclusive: bool
 ) -> None:
     id = uncertain(database, ob, KeyConflict("other"))
@@ -417,7 +417,7 @@ def test_a_rejection_of_a_later_epoch_is_uncertain_and_may_be_sent_again_under_o
 
 
 @pytest.mark.parametrize(("conclusive", "ends"), [(False, "uncertain"), (True, "failed")])
-def test_under_the_same_key_a_rejection_is_uncertain_unless_it_is_conclusive(
+def test_under_the_same_key_a_rejection_is_uncertain_unless_conclusive(
     database: Database, ob: outbox.Outbox, conclusive: bool, ends: str
 ) -> None:
     id = in_doubt(database, ob)

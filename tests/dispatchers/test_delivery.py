@@ -81,7 +81,7 @@ def test_the_payload_is_the_body_parsed() -> None:
     assert delivery(b'{"amount": 250, "lines": ["a", null, 1.5]}').payload == {"amount": 250, "lines": ["a", None, 1.5]}
 
 
-def test_the_payload_is_parsed_anew_each_time_so_that_changing_one_changes_no_other() -> None:
+def test_the_payload_is_parsed_each_time_so_that_changes_stay_apart() -> None:
     sent = delivery(b'{"lines": []}')
 
     sent.payload["lines"].append("changed")
@@ -173,7 +173,7 @@ OF_THE_DISPATCHER = {"margin", "fencing_delay", "can_look_up"}
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Memory) if field.name not in OF_THE_DISPATCHER])
-def test_what_decide_knows_of_a_service_has_the_names_and_defaults_of_an_adapter(name: str) -> None:
+def test_what_decide_knows_of_a_service_has_an_adapters_names_and_defaults(name: str) -> None:
     assert getattr(Memory(window=None), name) == getattr(Adapter, name)
 
 

@@ -220,7 +220,7 @@ def test_what_is_being_sent_or_may_have_been_sent_cannot_be_cancelled(database: 
     assert state(database, id) == "retry"
 
 
-def test_an_operation_that_nobody_here_serves_waits_uncounted_and_is_logged(
+def test_an_operation_that_nobody_serves_waits_uncounted_and_is_logged(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     id = put_one(database, ob, payload={"card": "4242"})
@@ -421,7 +421,7 @@ def test_without_keys_only_who_asked_for_it_sends_again(
     assert len(adapter.deliveries) == (3 if at_least_once else 1)
 
 
-def test_an_adapter_that_is_pinned_otherwise_sends_only_what_was_never_sent(
+def test_an_adapter_pinned_otherwise_sends_only_what_was_never_sent(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = MemoryAdapter(), MemoryAdapter()
@@ -491,9 +491,7 @@ def test_a_lost_row_enqueued_again_with_other_content_meets_its_old_key(database
     assert "holds this key for another request" in (reasons(database, id)[0] or "")
 
 
-def test_a_lost_row_enqueued_again_unchanged_is_delivered_without_a_second_charge(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_lost_row_enqueued_again_is_delivered_without_a_second_charge(database: Database, ob: outbox.Outbox) -> None:
     with running_stripe() as stripe:
         adapter = StripeAdapter(api_key=API_KEY, base_url=stripe.url)
         for _ in range(2):

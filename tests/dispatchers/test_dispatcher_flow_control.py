@@ -205,9 +205,7 @@ def test_outcomes_are_kept_while_the_database_is_away_and_settled_once(
 
 
 @pytest.mark.usefixtures("one_group")
-def test_run_once_raises_what_the_database_raises_and_the_next_call_settles(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_run_once_raises_the_databases_error_and_the_next_call_settles(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
     adapter = MemoryAdapter()
     store = WrappedStore(DatabaseStore(database.engine, ob.configuration), "", "before")
@@ -424,7 +422,7 @@ def test_what_would_outlive_its_lease_is_handed_back_unsent(ob: outbox.Outbox) -
     assert [type(change) for change in store.changes] == [Release, Release]
 
 
-def test_nothing_is_sent_whose_key_took_so_long_to_come_that_the_lease_is_over(ob: outbox.Outbox) -> None:
+def test_nothing_is_sent_whose_key_came_after_the_end_of_the_lease(ob: outbox.Outbox) -> None:
     store = FakeStore()
     store.queue = [fake_entry(0, maybe_sent=True, key_epoch=1)]
     store.lag_of_keys = 70.0
@@ -437,7 +435,7 @@ def test_nothing_is_sent_whose_key_took_so_long_to_come_that_the_lease_is_over(o
 
 
 @pytest.mark.parametrize(("seconds_more", "sent"), [(0, 1), (3, 0)])
-def test_the_window_is_measured_by_the_databases_clock_and_the_time_since_the_claim(
+def test_the_window_counts_by_the_databases_clock_and_since_the_claim(
     ob: outbox.Outbox, seconds_more: int, sent: int
 ) -> None:
     store = FakeStore()

@@ -62,9 +62,7 @@ def hold(database: Database, reason: str = "restored") -> None:
 # --- the mark
 
 
-def test_the_first_look_writes_a_mark_and_the_next_ones_leave_it_for_a_while(
-    store: DatabaseStore, database: Database
-) -> None:
+def test_the_first_look_writes_a_mark_and_the_next_ones_leave_it(store: DatabaseStore, database: Database) -> None:
     first = check_identity(store)
     again = check_identity(store, first.identity)
 
@@ -100,7 +98,7 @@ def test_of_two_that_renew_a_mark_at_once_the_second_leaves_the_firsts(
     assert [(row.number, row.checked_at) for row in database.rows(META)] == [(2, first.checked_at)]
 
 
-def test_a_mark_that_another_writes_during_a_look_is_not_one_of_a_longer_log(
+def test_a_mark_that_another_writes_during_a_look_is_not_of_a_longer_log(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DatabaseStore(postgresql.engine, ob.configuration)
@@ -155,7 +153,7 @@ def test_a_mark_that_was_renewed_after_the_loss_does_not_tell_since_when(
     assert database.rows(META)[0].checked_at is None  # so `resume` asks for it
 
 
-def test_a_hold_that_a_person_has_ended_meanwhile_is_not_put_on_record_again(
+def test_a_suspension_that_a_person_has_ended_is_not_put_on_record_again(
     store: DatabaseStore, database: Database
 ) -> None:
     identity = mark_of(check_identity(store))
@@ -179,7 +177,7 @@ def test_a_copied_file_is_another_place(sqlite: Database, ob: outbox.Outbox, tmp
     copy.dispose()
 
 
-def test_a_server_that_does_not_let_its_user_ask_is_watched_by_what_it_does_tell(
+def test_a_server_with_fewer_rights_is_watched_by_what_it_does_report(
     postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = f"poor_{os.getpid()}"
@@ -251,7 +249,7 @@ def test_nothing_is_claimed_where_a_mark_was_seen_and_none_is(
     ],
     ids=["failed", "wait", "hand back"],
 )
-def test_of_what_is_in_flight_only_success_is_believed_while_every_dispatcher_holds(
+def test_while_dispatchers_are_suspended_only_success_counts_in_flight(
     store: DatabaseStore, database: Database, ob: outbox.Outbox, end: Any
 ) -> None:
     id = put_one(database, ob)
@@ -284,7 +282,7 @@ def test_nothing_is_cancelled_while_every_dispatcher_holds(
         assert ob.cancel(session, id)
 
 
-def test_an_entry_that_counts_as_maybe_sent_is_looked_at_before_its_first_claim_sends_it(
+def test_an_entry_that_counts_as_maybe_sent_is_looked_up_before_it_is_sent(
     database: Database, ob: outbox.Outbox
 ) -> None:
     id = put_one(database, ob)
@@ -317,7 +315,7 @@ def test_run_once_raises_held_with_the_reason_and_the_way_out(database: Database
     assert service.deliveries == []
 
 
-def test_a_dispatcher_at_work_stays_up_while_it_holds_and_goes_on_when_told(
+def test_a_dispatcher_at_work_stays_up_while_suspended_and_then_resumes(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.pipeline.claim_loops.SWEEP_SECONDS", 0.0)

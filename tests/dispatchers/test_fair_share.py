@@ -88,9 +88,7 @@ def test_nobody_gets_more_than_another_that_had_more(entries: list[int], permits
 
 
 @given(entries=rings, permits=st.integers(1, 60))
-def test_to_count_no_further_than_is_told_changes_no_share_of_those_that_have_less(
-    entries: list[int], permits: int
-) -> None:
+def test_to_count_no_further_than_needed_changes_no_smaller_share(entries: list[int], permits: int) -> None:
     """Only what may be many can be dealt more than there is."""
     exact = Counter(deal(permits, ring(*entries), MANY))
     many = counted_max(permits, sum(count > 0 for count in entries))
@@ -105,7 +103,7 @@ def test_to_count_no_further_than_is_told_changes_no_share_of_those_that_have_le
 
 
 @given(scopes=st.integers(1, 12), claims=st.lists(st.integers(1, 30), min_size=1, max_size=20))
-def test_scopes_that_are_always_busy_get_as_much_as_one_another_in_the_long_run(scopes: int, claims: list[int]) -> None:
+def test_scopes_that_are_always_busy_get_equal_shares_in_the_long_run(scopes: int, claims: list[int]) -> None:
     got: Counter[str] = Counter({f"{number:03}": 0 for number in range(scopes)})
     after = None
     for permits in claims:

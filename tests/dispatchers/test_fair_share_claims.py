@@ -103,9 +103,7 @@ def bench(database: Database, ob: outbox.Outbox) -> Bench:
 # --- what stands in the queue
 
 
-def test_whose_an_entry_is_stands_in_the_queue_of_a_fair_destination_and_of_no_other(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_only_a_fair_destinations_entries_have_their_scope_in_the_queue(database: Database, ob: outbox.Outbox) -> None:
     ada = outbox.ParentKey("order:1", scope="ada")
     with database.begin() as session:
         ob.enqueue(session, "crm.upsert", {}, parent=ada)
@@ -141,7 +139,7 @@ def test_an_entry_of_a_fair_destination_is_cancelled_as_any_other(database: Data
 # --- who gets how much
 
 
-def test_a_tenant_with_three_entries_does_not_wait_for_one_with_ten_thousand(bench: Bench) -> None:
+def test_a_tenant_with_three_entries_waits_for_none_with_ten_thousand(bench: Bench) -> None:
     bench.flood("big", 10_000)
     small = [bench.put("small") for _ in range(3)]
 
@@ -169,7 +167,7 @@ def test_without_being_told_that_it_is_fair_the_oldest_go_first(bench: Bench, un
     assert bench.claim(64) == {"big": 64}
 
 
-def test_big_ones_share_what_the_small_ones_leave_over_and_each_scope_has_its_oldest_sent_first(bench: Bench) -> None:
+def test_big_scopes_share_what_small_ones_leave_and_each_sends_its_oldest(bench: Bench) -> None:
     big = bench.flood("big", 500)  # the later in the list, the older
     bench.flood("other", 500)
     bench.put("small")
@@ -204,7 +202,7 @@ def test_one_slot_at_a_time_goes_round(bench: Bench) -> None:
     assert turns == ["big", "other", "small", "big", "other", "big", "big"]
 
 
-def test_tenants_behind_very_many_that_have_nothing_due_are_found_within_a_round(
+def test_tenants_behind_many_with_nothing_due_are_found_within_a_round(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (fair_share, store_fair_share):
@@ -221,7 +219,7 @@ def test_tenants_behind_very_many_that_have_nothing_due_are_found_within_a_round
     assert sum(rounds.values()) >= 7 * 16  # what nobody else is found for goes to the oldest
 
 
-def test_a_claim_takes_no_more_than_entries_max_and_fair_destinations_stand_beside_others(bench: Bench) -> None:
+def test_a_claim_keeps_entries_max_and_serves_fair_destinations_and_others(bench: Bench) -> None:
     bench.flood("big", 100)
     bench.put("small")
     for _ in range(4):
@@ -258,7 +256,7 @@ def test_a_hint_that_the_newest_have_moved_on_hides_nothing_that_is_older(bench:
 # --- what a claim has always done
 
 
-def test_an_expired_lease_is_taken_over_in_its_scopes_turn_and_leaves_doubt(bench: Bench) -> None:
+def test_an_expired_lease_goes_over_in_its_scopes_turn_and_leaves_doubt(bench: Bench) -> None:
     small = bench.put("small")
     bench.claim(1)
     bench.flood("big", 100)
@@ -303,7 +301,7 @@ def test_what_is_not_to_be_sent_now_has_no_turn(bench: Bench, not_ready: dict[st
     assert bench.claim(8) == {}
 
 
-def test_nothing_of_a_fair_destination_that_is_paused_is_claimed_but_what_was_admitted(bench: Bench) -> None:
+def test_of_a_paused_fair_destination_only_what_was_admitted_is_claimed(bench: Bench) -> None:
     bench.flood("big", 20)
     bench.put("small")
     with bench.database.engine.begin() as connection:
@@ -336,9 +334,7 @@ def test_the_entries_of_a_group_stay_in_order(database: Database, ob: outbox.Out
 # --- switched on, and off
 
 
-def test_what_was_enqueued_before_the_switch_has_its_turns_as_one_scope_more(
-    bench: Bench, unfair: outbox.Outbox
-) -> None:
+def test_what_was_enqueued_before_the_switch_has_its_turns_as_one_scope(bench: Bench, unfair: outbox.Outbox) -> None:
     bench.flood("before", 1000, ob=unfair)
     bench.flood("big", 1000)
     bench.put("small")
@@ -384,9 +380,7 @@ def test_claimers_at_once_never_get_the_same_entry_and_leave_none(postgresql: Da
     assert {row.deliveries for row in postgresql.queue} == {1}
 
 
-def test_a_claim_that_is_not_committed_yet_keeps_nothing_from_others_but_what_it_takes(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
+def test_an_uncommitted_claim_keeps_from_others_only_what_it_takes(postgresql: Database, ob: outbox.Outbox) -> None:
     bench = Bench(postgresql, ob)
     for scope in ("ada", "ben"):
         bench.flood(scope, 2)
@@ -440,9 +434,7 @@ def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
 # --- the whole dispatcher
 
 
-def test_a_dispatcher_sends_a_small_tenants_entries_among_the_first_and_all_of_the_others(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_dispatcher_sends_a_small_tenants_entries_first_and_all_others(database: Database, ob: outbox.Outbox) -> None:
     bench = Bench(database, ob)
     bench.flood("big", 600)
     small = {bench.put("small") for _ in range(3)}

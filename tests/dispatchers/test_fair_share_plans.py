@@ -67,7 +67,7 @@ def read_by(database: Database, fair: outbox.Outbox) -> list[str]:
     return [f"{node['Node Type']} by {node.get('Index Name')}" for node in found if "Scan" in node["Node Type"]]
 
 
-def test_sharing_out_reads_no_table_from_end_to_end_whatever_the_statistics_say(
+def test_sharing_reads_no_table_from_end_to_end_whatever_the_statistics(
     postgresql: Database, fair: outbox.Outbox
 ) -> None:
     for table in ("outbox_queue", "outbox_entry"):
@@ -134,9 +134,7 @@ def test_a_claim_costs_the_same_few_statements_however_many_scopes_wait(
     ]  # with the guards
 
 
-def test_a_claim_looks_no_further_than_it_takes_to_find_an_entry_for_each_slot(
-    postgresql: Database, fair: outbox.Outbox
-) -> None:
+def test_a_claim_looks_no_further_than_to_an_entry_for_each_permit(postgresql: Database, fair: outbox.Outbox) -> None:
     fill_scopes(postgresql, 100, 1)
 
     with postgresql.engine.connect() as connection:

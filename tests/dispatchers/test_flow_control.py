@@ -96,7 +96,7 @@ def test_a_probe_that_was_never_sent_leaves_its_place_at_once() -> None:
     assert admitted(state, THREE, NOW + 11 * SECOND, 50) == 1
 
 
-def test_a_probe_whose_lease_ran_out_leaves_its_place_and_its_word_counts_no_more() -> None:
+def test_a_probe_whose_lease_expired_leaves_its_place_and_counts_no_more() -> None:
     at = NOW + 10 * SECOND + LEASE
     assert admitted(on_trial(), THREE, at, 50) == 1
     second = claimed(on_trial(), THREE, at, 1, ANOTHER, LEASE)
@@ -122,7 +122,7 @@ def test_without_a_breaker_nothing_opens_but_what_others_opened_is_kept_to() -> 
 # --- cool-down and pause
 
 
-def test_a_destination_that_asks_for_quiet_gets_it_and_the_longer_one_counts() -> None:
+def test_a_destination_that_asks_for_a_cooldown_gets_the_longer_one() -> None:
     state = heard(CALM, News(cooldown=60 * SECOND), THREE, NOW)
     state = heard(state, News(cooldown=5 * SECOND), THREE, NOW)
 
@@ -232,7 +232,7 @@ NEWS = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(NEWS, min_size=1, max_size=6))
-def test_news_told_together_make_of_a_calm_destination_what_they_make_one_by_one(told: list[News]) -> None:
+def test_news_at_once_make_of_a_calm_destination_what_they_make_one_by_one(told: list[News]) -> None:
     assume(not any(news.answered and index for index, news in enumerate(told)))  # an opened breaker would stay so
     apart, together = CALM, told[0]
     for news in told:

@@ -227,9 +227,7 @@ def test_a_probe_that_fails_shuts_it_for_longer(database: Database, ob: outbox.O
     assert work(database, ob, crm, limits=FRAGILE) == 1
 
 
-def test_a_dispatcher_that_dies_with_the_probe_leaves_it_to_another_when_its_lease_ends(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_dead_dispatchers_probe_goes_to_another_when_its_lease_ends(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=5)
     crm = Crm(Unknown("HTTP 500"))
     work(database, ob, crm, limits=FRAGILE)
@@ -305,9 +303,7 @@ def test_dispatchers_that_come_at_once_keep_to_it_too(database: Database, ob: ou
     assert sum(claimed) == 7
 
 
-def test_a_dispatcher_goes_on_when_its_rate_allows_it_without_waiting_for_its_poll(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_dispatcher_resumes_when_its_rate_allows_without_its_poll(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=6)
     crm = Crm(Delivered())
     working = dispatcher(
@@ -322,9 +318,7 @@ def test_a_dispatcher_goes_on_when_its_rate_allows_it_without_waiting_for_its_po
 # --- pauses
 
 
-def test_a_paused_destination_is_sent_nothing_by_anybody_until_it_is_resumed(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_paused_destination_is_sent_nothing_until_it_is_resumed(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
     put(database, ob, "mail.send")
     crm, mail = Crm(Delivered()), MemoryAdapter()
@@ -374,9 +368,7 @@ def test_while_it_is_paused_nothing_ages(database: Database, ob: outbox.Outbox) 
     assert state(database, id) == "failed"
 
 
-def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_has_stopped(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_stopped(database: Database, ob: outbox.Outbox) -> None:
     """A dispatcher that has just begun, and whose first look takes its time."""
     id = put_one(database, ob)
     crm = Crm(Deferred("busy"))
@@ -441,7 +433,7 @@ def test_to_resume_ends_a_cool_down_and_closes_a_breaker(database: Database, ob:
 # --- whom it costs nothing
 
 
-def test_a_dead_destination_takes_its_few_failures_and_then_no_slot_and_no_statement(
+def test_a_dead_destination_takes_few_failures_then_no_permit_or_statement(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     dead, mail = Crm(Unknown("timeout")), MemoryAdapter()
@@ -465,9 +457,7 @@ def test_a_dead_destination_takes_its_few_failures_and_then_no_slot_and_no_state
     assert len(about) == 1  # the sweep
 
 
-def test_a_process_that_stopped_while_it_held_a_destinations_row_stops_nobody(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
+def test_a_process_stopped_with_a_destinations_row_locked_stops_nobody(postgresql: Database, ob: outbox.Outbox) -> None:
     limits = {"crm": Limits(rate=1000)}
     put(postgresql, ob, count=3)
     put(postgresql, ob, "mail.send", count=3)
@@ -504,7 +494,7 @@ def test_news_that_could_not_be_told_are_told_later(postgresql: Database, ob: ou
     asyncio.run(main())
 
 
-def test_a_small_tenant_with_a_destination_of_its_own_is_served_beside_the_backlog_of_another(
+def test_a_small_tenants_own_destination_is_served_beside_anothers_backlog(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     put(postgresql, ob, count=10_000, destination="crm:big")
@@ -540,7 +530,7 @@ def test_a_probe_that_settles_with_its_callback_opens_the_way_too(database: Data
     )
 
 
-def test_the_log_says_what_keeps_a_destination_from_going_on_and_when_it_does(
+def test_the_log_says_what_stops_a_destination_and_when_it_resumes(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "outbox.dispatcher")

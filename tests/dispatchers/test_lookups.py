@@ -264,7 +264,7 @@ def test_an_answer_that_the_service_has_stored_needs_a_new_key(database: Databas
     assert (row.state, row.key_epoch, row.maybe_sent) == ("pending", 1, False)
 
 
-def test_a_key_that_the_service_holds_for_another_request_is_never_looked_for(
+def test_a_key_that_the_service_has_for_another_request_is_never_looked_up(
     database: Database, ob: outbox.Outbox
 ) -> None:
     """What a look finds under it is that other request's effect, and what it does not find proves nothing of this one."""
@@ -296,9 +296,7 @@ def test_within_the_window_the_same_key_is_good_enough(database: Database, ob: o
 # --- what became uncertain when nobody could look
 
 
-def test_what_became_uncertain_without_a_find_is_looked_for_once_there_is_one(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_what_became_uncertain_without_a_find_is_looked_up_with_one(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=None)
     id = put_one(database, ob)
     run_once(database, ob, adapters={"crm": adapter})

@@ -98,9 +98,7 @@ def test_a_run_stops_after_the_batch_in_which_the_drain_begins(database: Databas
     assert kept(database)["entry"] == 4
 
 
-def test_a_batch_that_fails_takes_the_others_along_neither_before_it_nor_at_the_next_run(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_failed_batch_stops_neither_the_ones_before_nor_the_next_run(database: Database, ob: outbox.Outbox) -> None:
     settled_long_ago(database, ob, 6)
     inner = maintenance(database)._run
     calls = 0
@@ -165,7 +163,7 @@ def test_a_run_that_fails_is_reported_without_what_it_was_about(
     assert record.exc_info is None
 
 
-def test_a_keep_shorter_than_an_adapters_window_keeps_a_dispatcher_from_starting(
+def test_a_keep_shorter_than_an_adapters_window_stops_a_dispatchers_start(
     database: Database, ob: outbox.Outbox
 ) -> None:
     with pytest.raises(
@@ -194,7 +192,7 @@ def test_a_daemon_cleans_up_beside_its_sending_and_stops_with_the_drain(
     assert "Error" not in process.output
 
 
-def test_a_drain_in_the_middle_of_a_run_leaves_the_rest_to_the_next_process(
+def test_a_drain_in_the_middle_of_a_run_leaves_the_rest_to_the_next(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     settled_long_ago(postgresql, ob, 3000)
@@ -214,7 +212,7 @@ def test_a_drain_in_the_middle_of_a_run_leaves_the_rest_to_the_next_process(
 # --- how long entries have been due
 
 
-def test_the_oldest_due_entry_that_nobody_sends_tells_the_lag_of_its_destination(
+def test_the_oldest_due_entry_that_nobody_sends_is_the_destinations_lag(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = DatabaseStore(database.engine, ob.configuration)

@@ -52,7 +52,7 @@ def decide(database: Database, decision: Any, id: UUID, *arguments: Any, **setti
 # --- in order
 
 
-def test_entries_of_one_key_go_out_in_the_order_in_which_they_were_committed(
+def test_entries_of_one_key_are_sent_in_the_order_in_which_they_committed(
     database: Database, ob: outbox.Outbox
 ) -> None:
     service = OrderedService()
@@ -153,9 +153,7 @@ def ids_of(database: Database) -> dict[str, UUID]:
     return {entry.parent: entry.id for entry in database.entries}
 
 
-def test_many_that_are_due_but_not_the_head_keep_no_other_entry_from_being_sent(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_many_due_entries_that_are_no_head_keep_no_other_from_being_sent(database: Database, ob: outbox.Outbox) -> None:
     """More than a claim takes: the claims that bring none that may go are not the end of the work."""
     service = OrderedService(head=BUSY)
     put_in_group(database, ob, "head", *(f"behind {number}" for number in range(7)))
@@ -189,9 +187,7 @@ def test_a_daemon_sends_the_next_in_the_round_trip_that_settles_the_head(databas
 # --- what leaves no hole
 
 
-def test_a_savepoint_that_is_rolled_back_takes_its_entries_out_of_the_group(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_savepoint_rolled_back_takes_its_entries_out_of_the_group(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService()
 
     def enqueue(session: Session, name: str) -> None:
@@ -320,9 +316,7 @@ def test_a_persons_word_on_what_was_passed_by_blocks_nothing_anew(database: Data
     assert blocked(database) == {}
 
 
-def test_what_is_sent_again_goes_before_those_that_its_group_was_blocked_for(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_what_is_sent_again_goes_before_those_its_group_was_blocked_for(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService()
     ids = uncertain_head(database, ob, service)
 
@@ -511,7 +505,7 @@ def test_a_flush_takes_so_many_statements(
     assert len(flush_once) == count
 
 
-def test_what_has_no_ordering_key_is_claimed_and_settled_by_one_statement_each(
+def test_without_an_ordering_key_claim_and_settling_are_one_statement_each(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     put(postgresql, ob, count=5)

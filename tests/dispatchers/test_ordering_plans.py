@@ -30,7 +30,7 @@ FILL = """
 """
 
 
-def test_the_head_of_a_long_group_and_who_comes_after_it_are_found_by_the_index(
+def test_the_head_of_a_long_group_and_its_follower_are_found_by_the_index(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     put_in_group(postgresql, ob, "head", group="group 0")

@@ -182,7 +182,7 @@ def test_a_follower_that_is_being_blocked_is_seen_by_who_settles_the_head(
     assert claim_one(store).id == follower
 
 
-def test_a_follower_is_not_blocked_behind_a_head_that_is_just_being_settled(
+def test_a_follower_is_not_blocked_behind_a_head_that_is_being_settled(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     service = OrderedService()
@@ -200,7 +200,7 @@ def test_a_follower_is_not_blocked_behind_a_head_that_is_just_being_settled(
     assert service.came == {"ada": ["next", "follower"]}
 
 
-def test_a_follower_is_not_blocked_behind_a_head_that_an_app_may_be_cancelling(
+def test_a_follower_is_not_blocked_behind_a_head_that_an_app_may_cancel(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     service = OrderedService()
@@ -238,7 +238,7 @@ def test_a_cancel_waits_for_who_blocks_behind_it_and_lets_that_go(
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_cancel_whose_snapshot_does_not_show_who_waits_behind_it_is_refused_by_the_database(
+def test_the_database_refuses_a_cancel_whose_snapshot_hides_a_follower(
     postgresql: Database, ob: outbox.Outbox, level: str
 ) -> None:
     (head,) = put_in_group(postgresql, ob, "head")
@@ -349,7 +349,7 @@ def test_a_settling_that_waits_for_a_cancel_delays_no_app_that_enqueues(
 # --- the block, and the release
 
 
-def test_a_follower_that_is_being_blocked_is_seen_by_who_releases_the_group(
+def test_a_follower_that_is_being_blocked_is_seen_by_the_groups_release(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     put_in_group(postgresql, ob, "head")

@@ -104,7 +104,7 @@ def test_a_charge_that_a_lossy_failover_forgot_is_not_made_twice(
         assert reasons(standby, mail)[0].endswith("UTC: the disk was lost")
 
 
-def test_a_dispatcher_that_is_at_work_during_a_lossy_failover_sends_nothing_until_it_is_told(
+def test_in_a_lossy_failover_a_dispatcher_sends_nothing_until_resumed(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path
 ) -> None:
     address = Address(primary)
@@ -141,7 +141,7 @@ def test_a_dispatcher_that_is_at_work_during_a_lossy_failover_sends_nothing_unti
         assert len(keys) == len(set(keys))
 
 
-def test_a_switch_to_a_standby_that_lost_nothing_is_gone_on_from_without_doubt(
+def test_a_switch_to_a_standby_that_lost_nothing_resumes_without_doubt(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path
 ) -> None:
     run_once(primary, ob, adapters=adapters(stripe))
@@ -181,7 +181,7 @@ def test_a_fleet_whose_promotions_lose_nothing_continues_by_itself(
 
 
 @pytest.mark.parametrize("since", ["", "2d"], ids=["young", "older than the service's memory"])
-def test_a_charge_made_after_the_backup_is_sent_again_only_while_its_key_is_remembered(
+def test_a_charge_after_the_backup_is_repeated_only_while_its_key_is_known(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path, since: str
 ) -> None:
     run_once(primary, ob, adapters=adapters(stripe))
@@ -205,7 +205,7 @@ def test_a_charge_made_after_the_backup_is_sent_again_only_while_its_key_is_reme
 
 
 @pytest.mark.usefixtures("marked_at_every_look")
-def test_an_older_state_on_the_same_timeline_is_noticed_by_the_mark_outside_the_database(
+def test_the_mark_outside_the_database_shows_an_older_state_of_a_timeline(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path
 ) -> None:
     identity = tmp_path / "mark"
@@ -225,7 +225,7 @@ def test_an_older_state_on_the_same_timeline_is_noticed_by_the_mark_outside_the_
 
 
 @pytest.mark.usefixtures("marked_at_every_look")
-def test_a_dispatcher_at_work_claims_nothing_from_an_older_state_even_before_it_looks(
+def test_from_an_older_state_nothing_is_claimed_even_before_the_check(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path
 ) -> None:
     """The claim itself is refused: `run_once` and `pump` look first, but a server may be exchanged between look and claim."""
@@ -286,7 +286,7 @@ def test_a_copy_within_the_same_server_is_noticed(primary: Cluster, ob: outbox.O
     copy.dispose()
 
 
-def test_a_copy_for_another_deployment_sends_its_own_entries_and_never_those_it_was_copied_with(
+def test_a_copy_for_another_deployment_never_sends_what_it_was_copied_with(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path
 ) -> None:
     theirs = put_charge(primary, ob)

@@ -23,7 +23,7 @@ ENTRY = {"entry": 1, "settlement": 1, "event": 1}
 
 
 @pytest.mark.parametrize("state", ["delivered", "failed", "cancelled"])
-def test_a_settled_entry_goes_with_its_settlement_and_events_once_it_was_kept_long_enough(
+def test_a_settled_entry_goes_with_its_settlement_and_events_in_time(
     database: Database, ob: outbox.Outbox, state: str
 ) -> None:
     put(database, ob)
@@ -53,9 +53,7 @@ def test_an_unsettled_entry_is_never_deleted(database: Database, ob: outbox.Outb
     assert kept(database) == {"entry": 1, "queue": 1, "event": 1}
 
 
-def test_an_entry_that_blocks_its_group_is_kept_until_the_group_is_released(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_an_entry_that_blocks_its_group_is_kept_until_its_release(database: Database, ob: outbox.Outbox) -> None:
     ids = put(database, ob, count=2, ordering_key="acct_1")
     settle_all(database, "failed")
     blocked = {"ordering_key": "acct_1", "entry_id": ids[0], "reason": "declined", "since": NEVER}
@@ -69,9 +67,7 @@ def test_an_entry_that_blocks_its_group_is_kept_until_the_group_is_released(
     assert clean(database) == {"entries": 1}
 
 
-def test_the_same_natural_key_is_a_new_effect_under_the_same_key_once_its_entry_is_deleted(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_natural_key_is_a_new_effect_once_its_entry_is_deleted(database: Database, ob: outbox.Outbox) -> None:
     first = put_one(database, ob, parent="invoice:42")
     (before,) = database.entries
     settle_all(database)
@@ -98,9 +94,7 @@ def test_an_entry_is_kept_as_long_as_its_requests_record(database: Database, ob:
     assert kept(database) == {}
 
 
-def test_an_entry_under_a_requests_key_is_kept_as_long_as_the_record_also_if_it_was_enqueued_outside_of_it(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_an_entry_under_a_requests_key_is_kept_as_long_as_the_record(database: Database, ob: outbox.Outbox) -> None:
     request(database, ob, keep=3 * KEEP)
     put_one(database, ob, parent=outbox.ParentKey("retry-001", scope="acct_1", source="http"))
     settle_all(database)
@@ -122,9 +116,7 @@ def test_a_settlement_whose_entry_is_missing_goes_too(database: Database, ob: ou
 # --- records and their tombstones
 
 
-def test_a_record_goes_at_its_time_and_a_tombstone_stands_while_its_entries_are_kept(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_tombstone_stands_after_its_record_while_its_entries_are_kept(database: Database, ob: outbox.Outbox) -> None:
     request(database, ob, "retry-001", "crm.upsert", "mail.send")
     (record,) = database.records
     settle_all(database)
@@ -141,9 +133,7 @@ def test_a_record_goes_at_its_time_and_a_tombstone_stands_while_its_entries_are_
         assert getattr(tombstone, name) == getattr(record, name)
 
 
-def test_a_recycled_key_is_refused_until_its_tombstone_is_forgotten_and_is_free_then(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_recycled_key_is_refused_until_its_tombstone_is_forgotten(database: Database, ob: outbox.Outbox) -> None:
     request(database, ob, "retry-001", "crm.upsert")
     settle_all(database)
     refused_after = [DAY + A_MOMENT, AUDIT_WINDOW, KEEP, KEEP + BEHIND - A_MOMENT]
@@ -174,7 +164,7 @@ def test_a_record_without_entries_leaves_no_tombstone(database: Database, ob: ou
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_record_with_an_unsettled_entry_is_never_deleted_nor_are_the_others_of_its_entries(
+def test_a_record_with_an_unsettled_entry_is_never_deleted_nor_its_entries(
     database: Database, ob: outbox.Outbox, state: str
 ) -> None:
     first, last = request(database, ob, "retry-001", "crm.upsert", "mail.send")
@@ -278,7 +268,7 @@ def test_settlements_of_one_instant_are_all_looked_at(database: Database, ob: ou
 
 
 @pytest.mark.parametrize("windows", [[timedelta(days=30)], [timedelta(days=30), FOREVER, None, timedelta(hours=1)]])
-def test_a_keep_that_is_shorter_than_a_window_is_refused_and_both_are_named(windows: list[Window]) -> None:
+def test_a_keep_shorter_than_a_window_is_refused_and_both_are_named(windows: list[Window]) -> None:
     with pytest.raises(outbox.ConfigurationError) as refused:
         Retention.of(timedelta(days=30), windows)
 

@@ -104,7 +104,7 @@ def scans(database: Database) -> list[str]:
     return [f"{node['Node Type']} of {node.get('Relation Name')} by {node.get('Index Name')}" for node in found]
 
 
-def test_no_batch_reads_a_table_from_end_to_end_whatever_the_statistics_say(postgresql: Database) -> None:
+def test_no_batch_reads_a_table_from_end_to_end_whatever_the_statistics(postgresql: Database) -> None:
     run(postgresql, "ALTER TABLE outbox_{} SET (autovacuum_enabled = off)")
     fill(postgresql, 300)
     run(postgresql, "ANALYZE outbox_{}")

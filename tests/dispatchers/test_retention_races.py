@@ -130,7 +130,7 @@ def test_a_record_stays_while_its_last_entry_is_being_settled(postgresql: Databa
     assert kept(postgresql) == {"tombstone": 1, "entry": 1, "settlement": 1}
 
 
-def test_beside_a_dispatcher_that_settles_nothing_is_lost_and_no_record_goes_before_its_entries_have_ended(
+def test_beside_a_dispatcher_no_record_goes_before_its_entries_have_ended(
     database: Database, ob: outbox.Outbox
 ) -> None:
     count = 200
@@ -192,9 +192,7 @@ def test_a_claim_of_a_key_whose_record_is_being_deleted_is_refused(postgresql: D
     assert batch.deleted == 1
 
 
-def test_a_claim_of_the_key_of_a_tombstone_that_is_being_deleted_does_not_wait(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
+def test_a_claim_does_not_wait_for_the_deletion_of_its_keys_tombstone(postgresql: Database, ob: outbox.Outbox) -> None:
     request(postgresql, ob, "retry-001", "crm.upsert")
     settle_all(postgresql)
     elapse(postgresql, PAST_KEEP)
@@ -267,7 +265,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_maintenance_run_killed_in_the_middle_of_a_batch_leaves_everything_whole(
+def test_a_maintenance_run_killed_in_a_batch_leaves_everything_whole(
     database: Database, ob: outbox.Outbox, moment: str
 ) -> None:
     for number in range(3):

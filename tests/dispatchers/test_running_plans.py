@@ -52,7 +52,7 @@ def test_no_statement_of_a_running_dispatcher_reads_the_whole_queue(postgresql: 
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_statements_prepared_on_empty_tables_never_read_the_grown_ones_from_end_to_end(
+def test_statements_prepared_on_empty_tables_never_read_grown_ones_whole(
     postgresql: Database, ob: outbox.Outbox, driver: str
 ) -> None:
     """Drivers prepare what they send often, and PostgreSQL may keep a plan that it made for the tables as they were."""

@@ -18,7 +18,7 @@ def claimed(destination: str, queued_at: datetime = NOW) -> ClaimedEntry:
     return blank._replace(id=uuid4(), destination=destination, queued_at=queued_at)
 
 
-def test_a_claim_takes_half_of_a_destinations_slots_and_a_second_one_the_other_half() -> None:
+def test_a_claim_takes_half_of_a_destinations_permits_another_the_rest() -> None:
     turns = Scheduler(["stripe"], permits=10, permits_in_all=100)
 
     assert [(quota.destination, quota.permits) for quota in turns.take(0)] == [("stripe", 5)]
@@ -82,7 +82,7 @@ def test_a_destination_with_a_concurrency_of_its_own_has_so_many_slots() -> None
     assert sorted(quotas) == [("mail", 1), ("stripe", 15), ("stripe", 15)]
 
 
-def test_the_hint_follows_the_latest_due_time_with_some_slack_and_a_sweep_forgets_it() -> None:
+def test_the_hint_follows_the_latest_due_time_with_slack_until_a_sweep() -> None:
     turns = Scheduler(["stripe"], permits=4, permits_in_all=10)
 
     turns.found(turns.take(0), [claimed("stripe", NOW), claimed("stripe", NOW - timedelta(hours=1))])

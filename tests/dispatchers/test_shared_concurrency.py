@@ -52,7 +52,7 @@ THREE_OF_CRM = {"crm": THREE}
 # --- the rules
 
 
-def test_what_one_claim_takes_no_other_gets_until_its_sends_are_told_to_have_ended() -> None:
+def test_what_one_claim_takes_no_other_gets_until_its_sends_have_ended() -> None:
     state = claimed(CALM, THREE, NOW, 2, FIRST, LEASE)
     assert admitted(state, THREE, NOW, 50) == 1
     state = claimed(state, THREE, NOW, 1, SECOND_ONE, LEASE)
@@ -66,7 +66,7 @@ def test_what_one_claim_takes_no_other_gets_until_its_sends_are_told_to_have_end
     assert [each.token for each in state.permits_taken] == [SECOND_ONE]
 
 
-def test_slots_of_which_nothing_is_heard_come_free_when_their_lease_ends_and_no_sooner() -> None:
+def test_permits_without_news_are_free_when_their_lease_ends_not_sooner() -> None:
     state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
 
     assert admitted(state, THREE, NOW + LEASE - SECOND, 50) == 0
@@ -208,9 +208,7 @@ def work(database: Database, ob: outbox.Outbox, adapter: Any, **settings: Any) -
     return len(adapter.deliveries) - before
 
 
-def test_dispatchers_together_send_no_more_at_once_than_their_limit_and_use_all_of_it(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_dispatchers_together_use_all_of_their_limit_and_no_more(database: Database, ob: outbox.Outbox) -> None:
     limits = {"crm": Limits(concurrency=2, concurrency_in_all=3)}  # so that neither takes them all
     put(database, ob, count=30)
     crm, mails = Blocking(), [MemoryAdapter(), MemoryAdapter()]
@@ -253,9 +251,7 @@ def test_dispatchers_that_claim_at_once_keep_to_it_too(database: Database, ob: o
     assert sum(each.permits for each in taken_of(database)) == 7
 
 
-def test_who_finds_no_slot_returns_and_gets_those_of_a_dead_dispatcher_when_its_lease_ends(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_who_finds_no_permit_gets_a_dead_dispatchers_when_its_lease_ends(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=10)
     held_by_another(database, ob)
     crm = MemoryAdapter()
@@ -301,7 +297,7 @@ def test_a_dispatcher_uses_its_own_slots_again_at_once(
     asyncio.run(pumping(working, lambda: states(database) == {"delivered": 10}))
 
 
-def test_a_dispatcher_that_waits_takes_what_another_frees_without_asking_all_the_time(
+def test_a_dispatcher_that_waits_takes_what_another_frees_and_asks_seldom(
     database: Database, ob: outbox.Outbox
 ) -> None:
     put(database, ob, count=4)
@@ -333,9 +329,7 @@ def test_a_dispatcher_that_waits_takes_what_another_frees_without_asking_all_the
     assert passed[0] > 2 * PERMITS_WAIT.total_seconds()
 
 
-def test_what_settles_with_a_callback_leaves_its_slot_before_a_dispatcher_ends(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_what_settles_with_a_callback_frees_its_permit_before_the_end(database: Database, ob: outbox.Outbox) -> None:
     effects = Operations()
     effects.on_settled("crm")(lambda session, settlement: None)
     put(database, ob, count=5)
@@ -375,7 +369,7 @@ def test_slots_that_cannot_be_freed_at_once_are_freed_a_moment_later(
     assert taken_of(postgresql) == ()
 
 
-def test_a_process_that_stays_on_a_destinations_row_keeps_nobody_from_ending(
+def test_a_process_that_locks_a_destinations_row_keeps_nobody_from_ending(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.pipeline.claim_loops.PERMIT_REPORTS_MAX", 2)
@@ -413,9 +407,7 @@ def test_a_breaker_a_rate_and_a_pause_hold_back_what_has_a_slot(database: Databa
     assert states(database) == {"delivered": 10}
 
 
-def test_a_probe_that_gets_through_frees_its_slot_and_lets_everything_through(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_successful_probe_frees_its_permit_and_lets_everything_through(database: Database, ob: outbox.Outbox) -> None:
     limits = {"crm": Limits(concurrency_in_all=1, breaker=Breaker(failures=1, wait=HOUR, wait_max=HOUR))}
     put(database, ob, count=6)
     crm = MemoryAdapter([Unknown("HTTP 500")])

@@ -52,9 +52,7 @@ def test_what_no_dispatcher_has_served_for_a_minute_is_cancelled_at_once(databas
     assert state(database, behind) == "delivered"
 
 
-def test_a_cancellation_that_no_process_takes_up_is_settled_by_any_dispatcher_after_a_minute(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_a_cancellation_nobody_serves_is_settled_by_any_after_a_minute(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob, TYPO)
 
     told = document("cancel", str(id), "--reason", "a slip", database=database)
@@ -67,9 +65,7 @@ def test_a_cancellation_that_no_process_takes_up_is_settled_by_any_dispatcher_af
     assert settlement_row(database, id).reason == "a slip"
 
 
-def test_the_process_that_serves_it_settles_a_cancellation_with_its_callback(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_the_process_that_serves_it_settles_a_cancel_with_its_callback(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     effects, ended = Operations(), []
 
@@ -109,9 +105,7 @@ def test_the_reason_stays_that_of_the_process_that_serves_the_entry(database: Da
     assert shown(database, before)["reason"] == "no adapter here serves it"
 
 
-def test_while_it_is_being_sent_it_has_no_reason_of_a_process_that_could_not(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_while_it_is_sent_it_has_no_reason_of_a_process_that_could_not(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     others(database, ob)
     seen: list[Any] = []
@@ -166,7 +160,7 @@ def test_a_callback_that_fits_no_operation_is_reported_at_the_start(
 
 
 @pytest.mark.parametrize(("name", "meant"), [("cmr", "; did you mean 'crm'?"), ("crm.contacts", ""), ("eu-bank", "")])
-def test_a_limit_of_a_destination_that_is_not_served_is_reported_at_the_start(
+def test_a_limit_of_an_unserved_destination_is_reported_at_the_start(
     sqlite: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, name: str, meant: str
 ) -> None:
     limits = dict.fromkeys(("crm", "crm:acct_1", name), Limits(rate=5))

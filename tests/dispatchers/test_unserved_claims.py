@@ -139,7 +139,7 @@ def test_a_decision_that_others_are_to_carry_out_first_is_looked_at_seldom(
 # --- when everything that is due is read again
 
 
-def test_a_destination_with_something_unserved_is_read_whole_only_now_and_then() -> None:
+def test_a_destination_with_unserved_entries_is_read_whole_only_at_times() -> None:
     turns = Scheduler(["crm"], permits=10, permits_in_all=100)
     turns.pass_over("crm.gone", "crm")
 
@@ -175,7 +175,7 @@ def test_a_claim_that_failed_is_no_read_of_all_that_is_due() -> None:
     assert quota.recent is None
 
 
-def test_a_claim_that_began_before_anything_unserved_was_met_is_no_read_of_all_that_is_due() -> None:
+def test_a_claim_from_before_anything_unserved_is_no_full_read() -> None:
     turns = Scheduler(["crm"], permits=10, permits_in_all=100)
     (early,) = turns.take(100.0)
     turns.pass_over("crm.gone", "crm")

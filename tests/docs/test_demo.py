@@ -51,7 +51,7 @@ def check_that_one_was_resolved(output: str) -> None:
     assert f"{id}" in output.partition("Settled by a person's word, as shown:")[2]
 
 
-def test_the_demo_does_everything_once_on_both_databases_and_fails_where_the_keys_are_forgotten() -> None:
+def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten() -> None:
     """Three runs of half a minute, most of it waiting: side by side, and so in one test."""
     with ExitStack() as stack:
         runs = [

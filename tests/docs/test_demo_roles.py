@@ -28,7 +28,7 @@ def lease(number: int, token: str) -> Lease:
     return Lease(UUID(int=number), token, "email")
 
 
-def test_a_kill_is_due_only_when_enough_has_ended_and_something_is_being_sent() -> None:
+def test_a_kill_is_due_when_enough_has_ended_and_something_is_being_sent() -> None:
     killer = Killer(entries=100)
     enough = int(POINTS[0] * 100)
 
@@ -70,7 +70,7 @@ def finding(statement: Statement, found: str | None) -> Finding:
     return Finding(order_id="A", entry=statement, found=found)
 
 
-def test_a_person_looks_up_each_uncertain_entry_in_the_ledger_of_its_own_remote(tmp_path: Path) -> None:
+def test_a_person_looks_up_each_uncertain_entry_in_its_services_ledger(tmp_path: Path) -> None:
     files = Files(tmp_path)
     StripeLedger(files.payments).add_effects([charge("A", id="ch_A"), charge("C", id="ch_C")])
     MailRecord(files.mails).accept(mail("C", message_id="<C>"))
@@ -131,7 +131,7 @@ def mailed(tmp_path: Path, times: int = 1, **manners: float) -> list[Outcome]:
     return asyncio.run(main())
 
 
-def test_a_mail_that_the_server_accepts_is_in_its_ledger_with_the_key_and_the_order(tmp_path: Path) -> None:
+def test_an_accepted_mail_is_in_the_ledger_with_its_key_and_order(tmp_path: Path) -> None:
     (outcome,) = mailed(tmp_path)
 
     assert isinstance(outcome, Delivered)
@@ -147,7 +147,7 @@ def test_a_mail_that_the_server_accepts_is_in_its_ledger_with_the_key_and_the_or
     ]
 
 
-def test_a_mail_whose_reply_is_lost_is_in_the_ledger_and_its_fate_unknown_to_the_sender(tmp_path: Path) -> None:
+def test_a_mail_whose_reply_is_lost_is_in_the_ledger_and_in_doubt(tmp_path: Path) -> None:
     (outcome,) = mailed(tmp_path, lose=1)
 
     assert isinstance(outcome, Unknown)
@@ -160,7 +160,7 @@ def test_a_mail_whose_reply_is_lost_is_in_the_ledger_and_its_fate_unknown_to_the
     ("manners", "how"),
     [({"busy": 1}, "421 too many connections"), ({"hang_up": 1}, "hung up"), ({"greylist": 1}, "450 greylisted")],
 )
-def test_a_mail_that_is_turned_away_is_to_be_sent_later_and_not_among_the_accepted(
+def test_a_refused_mail_is_to_be_sent_later_and_not_among_the_accepted(
     tmp_path: Path, manners: dict[str, float], how: str
 ) -> None:
     outcomes = mailed(tmp_path, times=2, **manners)

@@ -116,7 +116,7 @@ def test_the_encodings_have_the_printed_lengths() -> None:
 # --- docs/adapter-contract.md
 
 
-def test_the_declarations_of_the_page_and_their_defaults_are_those_of_the_code() -> None:
+def test_the_declarations_of_the_page_and_their_defaults_are_the_codes() -> None:
     rows = rows_of((ROOT / "docs" / "adapter-contract.md").read_text(), "declaration", "default")
 
     declared = {name for name, value in vars(Adapter).items() if not name.startswith("_") and not callable(value)}

@@ -164,7 +164,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
             shop.close()
 
 
-def test_an_order_placed_twice_is_charged_and_receipted_once_although_stripe_s_answer_was_lost(shop: Shop) -> None:
+def test_an_order_placed_twice_is_charged_once_though_its_answer_was_lost(shop: Shop) -> None:
     shop.stripe.force(Fault.LOSE_RESPONSE)
 
     first, again = shop.place("cart-1"), shop.place("cart-1")

@@ -54,7 +54,7 @@ def be_fatal(delivery: Delivery) -> None:
 
 
 @pytest.mark.parametrize("misbehave", [out_of_memory, exit_the_process])
-def test_an_adapter_that_runs_out_of_memory_or_would_end_the_process_is_in_doubt_alone(
+def test_an_adapter_without_memory_or_that_exits_is_alone_in_doubt(
     database: Database, ob: outbox.Outbox, misbehave: Callable[[Delivery], None]
 ) -> None:
     put(database, ob, count=5)
@@ -90,9 +90,7 @@ def test_a_payload_too_large_for_the_memory_harms_no_other_entry(
     assert reasons(database, large) == ["the adapter raised MemoryError"]
 
 
-def test_an_adapter_that_raises_what_nobody_may_catch_leaves_its_entry_to_its_lease(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_an_adapters_uncatchable_exception_leaves_its_entry_to_its_lease(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=5)
     adapter = Misbehaving(be_fatal)
 
@@ -108,7 +106,7 @@ def test_an_adapter_that_raises_what_nobody_may_catch_leaves_its_entry_to_its_le
 # --- an adapter that blocks the event loop
 
 
-def test_while_an_adapter_blocks_the_event_loop_another_process_takes_over_and_nothing_happens_twice(
+def test_while_an_adapter_blocks_the_loop_another_process_takes_over_once(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     put(postgresql, ob, count=6)
@@ -162,7 +160,7 @@ class Stepwise(MemoryAdapter):
 
 
 @pytest.mark.parametrize(("window", "others"), [(FOREVER, set()), (None, {"uncertain"})], ids=["keys", "no keys"])
-def test_a_task_cancelled_at_whichever_await_leaves_what_the_next_one_finishes(
+def test_a_task_cancelled_at_any_await_leaves_what_the_next_one_finishes(
     sqlite: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, window: Window, others: set[str]
 ) -> None:
     monkeypatch.setattr(store_database, "Transactions", StepwiseTransactions)

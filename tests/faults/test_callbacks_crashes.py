@@ -71,7 +71,7 @@ def make():
 @pytest.mark.parametrize(
     "moment", ["as the callback begins", "before the callback's commit", "after the callback's commit"]
 )
-def test_a_chain_whose_process_is_killed_around_the_callback_has_each_effect_once(
+def test_a_chain_killed_around_the_callback_has_each_effect_once(
     database: Database, ob: outbox.Outbox, tmp_path: Path, moment: str
 ) -> None:
     put_one(database, ob, CHARGE, parent="invoice:42")

@@ -179,7 +179,7 @@ def struck(database: Database) -> int:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_process_killed_at_any_moment_leaves_work_that_the_next_one_finishes_under_the_same_key(
+def test_a_kill_at_any_moment_leaves_work_that_ends_under_the_same_key(
     database: Database, ob: outbox.Outbox, tmp_path: Path, moment: str
 ) -> None:
     id = put_one(database, ob, parent="invoice:42")

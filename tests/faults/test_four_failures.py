@@ -55,7 +55,7 @@ def test_two_threads_same_key_one_order(postgresql):
     assert postgresql.counts() == ALL
 
 
-def test_a_crash_before_commit_leaves_nothing_and_the_retry_places_the_order(postgresql):
+def test_a_crash_before_commit_leaves_nothing_and_the_retry_orders(postgresql):
     child = multiprocessing.get_context("spawn").Process(target=crash_before_commit, args=(postgresql.url,))
     child.start()
     child.join(PATIENCE)

@@ -55,9 +55,7 @@ def make_room(database: Database) -> None:
     database.execute(sa.text("DROP FUNCTION no_space CASCADE"))
 
 
-def test_a_full_disk_at_the_enqueue_keeps_nothing_and_the_request_may_come_again(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
+def test_a_full_disk_at_the_enqueue_keeps_nothing_and_a_retry_may_come(postgresql: Database, ob: outbox.Outbox) -> None:
     client = Client(postgresql, ob, is_async=False)
     fill_disk(postgresql, f"INSERT ON {TABLES.entry.name}")
 
@@ -71,9 +69,7 @@ def test_a_full_disk_at_the_enqueue_keeps_nothing_and_the_request_may_come_again
     assert postgresql.counts() == ALL
 
 
-def test_a_full_disk_under_sqlite_keeps_nothing_and_the_request_may_come_again(
-    sqlite: Database, ob: outbox.Outbox
-) -> None:
+def test_a_full_disk_under_sqlite_keeps_nothing_and_a_retry_may_come(sqlite: Database, ob: outbox.Outbox) -> None:
     client = Client(sqlite, ob, is_async=False)
 
     def place_large_order(session: sa.orm.Session, claim: outbox.Claim) -> None:
@@ -91,7 +87,7 @@ def test_a_full_disk_under_sqlite_keeps_nothing_and_the_request_may_come_again(
 
 
 @pytest.mark.parametrize(("statement", "sent"), [(f"UPDATE ON {QUEUE}", 0), (f"INSERT ON {SETTLEMENT}", 3)])
-def test_a_full_disk_at_the_claim_or_the_settling_sends_nothing_twice_and_goes_on_when_there_is_room(
+def test_a_full_disk_at_claim_or_settling_sends_nothing_twice_and_recovers(
     postgresql: Database,
     ob: outbox.Outbox,
     caplog: pytest.LogCaptureFixture,
@@ -123,7 +119,7 @@ def test_a_full_disk_at_the_claim_or_the_settling_sends_nothing_twice_and_goes_o
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_fifty_in_flight_make_do_with_a_pool_of_one_and_leave_it_to_the_app(
+def test_fifty_in_flight_make_do_with_a_pool_of_one_beside_the_app(
     postgresql: Database, ob: outbox.Outbox, is_async: bool
 ) -> None:
     put(postgresql, ob, count=50)
@@ -161,7 +157,7 @@ def test_fifty_in_flight_make_do_with_a_pool_of_one_and_leave_it_to_the_app(
 # --- commits that come late
 
 
-def test_an_entry_that_commits_late_is_sent_though_all_after_it_went_before(
+def test_an_entry_that_commits_late_is_sent_though_all_others_went_before(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     adapter = MemoryAdapter()
@@ -204,7 +200,7 @@ def set_clock_apart(database: Database, by: timedelta) -> None:
 
 
 @pytest.mark.parametrize("by", [YEAR, -YEAR], ids=["a year ahead", "a year behind"])
-def test_with_the_databases_clock_a_year_away_leases_waits_and_windows_are_as_they_should_be(
+def test_with_the_databases_clock_a_year_away_all_times_are_right(
     postgresql: Database, ob: outbox.Outbox, by: timedelta
 ) -> None:
     answers: dict[str, Outcome] = {

@@ -61,7 +61,7 @@ def test_a_handler_killed_at_any_moment_and_taken_over_charges_once(
     assert database.counts() == ALL
 
 
-def test_two_owners_who_both_charge_are_charged_once_and_the_second_answers(
+def test_two_owners_who_both_charge_do_it_once_and_the_second_answers(
     database: Database, ob: outbox.Outbox, stripe_process: tuple[str, StripeLedger]
 ) -> None:
     url, ledger = stripe_process

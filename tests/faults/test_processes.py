@@ -59,7 +59,7 @@ def make():
 @pytest.mark.parametrize(
     ("window", "meanwhile", "sent"), [(FOREVER, "delivered", 2), (None, "uncertain", 1)], ids=["keys", "no keys"]
 )
-def test_a_process_stopped_in_mid_send_beyond_its_lease_does_no_harm_when_it_wakes(
+def test_a_process_stopped_in_a_send_beyond_its_lease_does_no_harm_later(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path, window: Window, meanwhile: str, sent: int
 ) -> None:
     id = put_one(postgresql, ob, parent="invoice:42")
@@ -121,7 +121,7 @@ def put_poison_first(database: Database, ob: outbox.Outbox) -> tuple[UUID, str]:
     return poison.id, poison.child_key
 
 
-def test_a_payload_that_kills_every_process_that_sends_it_ends_uncertain_and_the_others_are_delivered(
+def test_a_payload_that_kills_its_sender_ends_uncertain_beside_others(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     id, key = put_poison_first(postgresql, ob)
@@ -136,7 +136,7 @@ def test_a_payload_that_kills_every_process_that_sends_it_ends_uncertain_and_the
     assert broken_rules(postgresql) == {}
 
 
-def test_a_payload_that_kills_is_sent_once_where_no_keys_are_kept_and_takes_along_what_was_claimed_with_it(
+def test_a_payload_that_kills_is_sent_once_where_no_keys_are_kept(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     id, key = put_poison_first(postgresql, ob)
@@ -156,7 +156,7 @@ def test_a_payload_that_kills_is_sent_once_where_no_keys_are_kept_and_takes_alon
 @pytest.mark.parametrize(
     ("signals", "told"), [(1, "grace period over and the database does not answer"), (2, "second SIGTERM")]
 )
-def test_a_daemon_whose_database_swallows_everything_ends_when_told_and_loses_nothing(
+def test_a_daemon_whose_database_is_silent_ends_and_loses_nothing(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path, signals: int, told: str
 ) -> None:
     put(postgresql, ob, count=3)
@@ -199,9 +199,7 @@ def make():
 """
 
 
-def test_a_database_that_crashes_again_and_again_loses_nothing_and_has_nothing_sent_without_its_knowledge(
-    ob: outbox.Outbox, tmp_path: Path
-) -> None:
+def test_a_database_that_crashes_repeatedly_loses_nothing_that_was_sent(ob: outbox.Outbox, tmp_path: Path) -> None:
     write_factory(tmp_path, QUICK)
     with temporary_postgres(durable=False) as server:
         database = Database(sa.make_url(server.url))
@@ -280,7 +278,7 @@ def make():
 """
 
 
-def test_a_process_stopped_between_its_settling_and_the_commit_keeps_nobody_waiting(
+def test_a_process_stopped_before_its_commit_keeps_nobody_waiting(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     id = put_one(postgresql, ob)

@@ -115,7 +115,7 @@ def test_what_surely_never_left_counts_no_attempt_and_may_be_cancelled(
         *(pytest.param(faulty.answer(status), LONG, id=str(status)) for status in (500, 502, 503, 504)),
     ],
 )
-def test_what_tells_nothing_leaves_doubt_and_the_same_request_goes_out_again(
+def test_what_proves_nothing_leaves_doubt_and_the_same_request_goes_again(
     sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, behaviour: Behaviour, timeout: timedelta
 ) -> None:
     id = put_contact(sqlite, ob)
@@ -166,7 +166,7 @@ def test_what_says_success_is_delivered_and_never_sent_again(
 
 @pytest.mark.parametrize(("status", "first", "later"), [(400, "failed", "uncertain"), (422, "uncertain", "uncertain")])
 @pytest.mark.parametrize("is_first", [True, False], ids=["at first", "later"])
-def test_a_refusal_proves_that_it_did_not_happen_only_if_nothing_went_before(
+def test_a_refusal_is_proof_against_it_only_if_nothing_went_before(
     sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, status: int, first: str, later: str, is_first: bool
 ) -> None:
     """400: it is refused as it stands. 422, at this service: the key belongs to another request."""
@@ -186,7 +186,7 @@ def test_a_refusal_proves_that_it_did_not_happen_only_if_nothing_went_before(
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_who_is_not_let_in_keeps_the_whole_destination_waiting_and_counts_no_attempt(
+def test_an_authentication_error_delays_the_destination_without_an_attempt(
     sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, status: int
 ) -> None:
     first = put_contact(sqlite, ob)
@@ -220,7 +220,7 @@ DATED = format_datetime(datetime.now(UTC) + 2 * HOUR, usegmt=True)
         ("soon", 0, 60),
     ],
 )
-def test_a_429_keeps_the_whole_destination_waiting_for_as_long_as_it_asks_within_the_limits(
+def test_a_429_delays_the_destination_as_long_as_it_asks_within_limits(
     sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, asked: str | None, least: int, most: int
 ) -> None:
     id = put_contact(sqlite, ob)
@@ -270,7 +270,7 @@ def answers(stripe: RunningStripe) -> list[tuple[int, bool]]:
     return [(answer.status, answer.replayed) for answer in stripe.ledger.answers if answer.method == "POST"]
 
 
-def test_a_charge_that_is_still_executing_is_asked_for_again_until_its_answer_is_there(
+def test_a_charge_that_still_executes_is_repeated_until_its_answer(
     sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe
 ) -> None:
     id = put_charge(sqlite, ob)
@@ -298,7 +298,7 @@ def test_a_charge_that_is_still_executing_is_asked_for_again_until_its_answer_is
         (Fault.FAIL_BEFORE, False, "uncertain", 0),
     ],
 )
-def test_a_500_that_the_service_repeats_is_looked_for_and_goes_out_again_under_a_new_key_only_if_it_is_absent(
+def test_a_repeated_500_is_looked_up_and_gets_a_new_key_only_if_absent(
     sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: Fault, lookup: bool, becomes: str, charges: int
 ) -> None:
     """FAIL_AFTER: it was executed. FAIL_BEFORE: it was not, and never will be under this key. Which of them nobody tells."""
@@ -319,7 +319,7 @@ def test_a_500_that_the_service_repeats_is_looked_for_and_goes_out_again_under_a
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["at first", "later"])
-def test_a_key_that_the_service_holds_for_another_request_is_uncertain_and_never_sent_again(
+def test_a_key_of_another_request_is_uncertain_and_never_sent_again(
     sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, is_first: bool
 ) -> None:
     id = put_charge(sqlite, ob)

@@ -26,7 +26,7 @@ def engine_of(driver: str, url: sa.URL, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("pings", [True, False], ids=["pinged", "not pinged"])
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg async", "asyncpg"])
-def test_a_dispatcher_goes_on_with_new_connections_when_its_own_are_forgotten(
+def test_a_dispatcher_continues_with_new_connections_when_its_own_are_lost(
     postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, driver: str, pings: bool
 ) -> None:
     service = MemoryAdapter(timeout=timedelta(seconds=1))

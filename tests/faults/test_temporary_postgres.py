@@ -45,7 +45,7 @@ def test_it_listens_on_no_port_of_the_machine():
 
 
 @pytest.mark.parametrize(("durable", "fsync"), [(True, "on"), (False, "off")])
-def test_commits_wait_for_the_log_and_only_a_durable_server_waits_for_the_disk(durable, fsync):
+def test_commits_wait_for_the_log_and_only_a_durable_server_for_the_disk(durable, fsync):
     with temporary_postgres(durable=durable) as server:
         assert ask(server, "SHOW synchronous_commit") == "on"
         assert ask(server, "SHOW fsync") == fsync
@@ -81,7 +81,7 @@ def test_a_set_folder_wins_and_the_server_says_so(monkeypatch):
         assert f"of OUTBOX_PG_BIN={folder}" in server.origin
 
 
-def test_a_set_folder_without_binaries_is_an_error_and_nothing_else_is_tried(monkeypatch, tmp_path):
+def test_a_set_folder_without_binaries_is_an_error_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("OUTBOX_PG_BIN", str(tmp_path))
 
     with pytest.raises(PostgresUnavailable, match="no executable initdb"), temporary_postgres():
@@ -143,7 +143,7 @@ def test_nothing_is_left_when_the_caller_is_killed(how):
 
 
 @needs_linux
-def test_nothing_is_left_when_the_caller_is_killed_and_a_process_that_it_forked_lives_on():
+def test_nothing_is_left_of_a_killed_caller_although_its_fork_lives():
     with a_caller("fork") as (caller, pid, directory, forked):
         caller.kill()
         try:

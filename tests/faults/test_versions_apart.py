@@ -71,9 +71,7 @@ def test_this_release_works_on_a_database_that_is_one_migration_ahead(ahead: Dat
     assert (entry.state, entry.result) == ("delivered", {"id": str(entry.id)})
 
 
-def test_this_release_checks_a_database_that_is_one_migration_ahead_and_leaves_it_so(
-    ahead: Database, ob: outbox.Outbox
-) -> None:
+def test_this_release_accepts_a_database_one_migration_ahead_unchanged(ahead: Database, ob: outbox.Outbox) -> None:
     working = dispatcher(ahead, ob, adapters={"crm": MemoryAdapter()})
 
     migrations.check(ahead.url)
@@ -99,7 +97,7 @@ def test_a_dispatcher_does_not_start_on_a_database_that_is_behind_it(
 # An app of a newer release
 
 
-def test_an_entry_that_only_a_newer_release_can_read_waits_and_is_reported_while_others_go_on(
+def test_an_entry_for_a_newer_release_waits_and_is_reported_beside_others(
     migrated: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     newer, *others = put(migrated, ob, count=4)

@@ -232,7 +232,7 @@ def test_importing_outbox_does_not_load(installed, modules_of_outbox):
     assert installed not in modules_of_outbox
 
 
-def test_importing_outbox_loads_nothing_but_sqlalchemy_and_the_standard_library(modules_of_outbox):
+def test_importing_outbox_loads_only_sqlalchemy_and_the_standard_library(modules_of_outbox):
     known = {*sys.stdlib_module_names, "outbox", "sqlalchemy", "typing_extensions", "greenlet", "cython_runtime"}
     # What site.py loads before anything else: an editable install, coverage and the like.
     bare = set(loaded_by("pass"))

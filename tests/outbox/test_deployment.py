@@ -123,7 +123,7 @@ def test_an_entry_of_another_env_is_never_sent_and_stops_nobody(
     assert (state(database, foreign), state(database, behind)) == ("cancelled", "delivered")
 
 
-def test_a_running_dispatcher_ends_when_its_database_is_adopted_by_another_env(
+def test_a_running_dispatcher_ends_when_another_env_adopts_its_database(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.pipeline.claim_loops.SWEEP_SECONDS", 0.0)
@@ -199,9 +199,7 @@ def test_only_the_env_that_has_the_database_can_be_adopted_from(
     )
 
 
-def test_an_adopted_database_suspends_what_it_was_adopted_with_and_sends_its_own(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_an_adopted_database_suspends_the_old_entries_and_sends_its_own(database: Database, ob: outbox.Outbox) -> None:
     serve(database, ob)
     theirs = put_one(database, ob)
     staging = outbox.Outbox(ob.configuration.keyring, env="staging")

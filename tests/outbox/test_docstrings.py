@@ -57,7 +57,7 @@ def test_whatever_a_face_hands_out_says_what_it_is(name: str) -> None:
     assert [each for each, value in called.items() if not inspect.getdoc(value)] == []
 
 
-def test_every_function_that_is_imported_from_where_it_lives_says_what_it_does() -> None:
+def test_every_function_that_is_imported_from_its_home_says_what_it_does() -> None:
     silent = []
     for path in OPEN:
         tree = ast.parse((ROOT / path).read_text())

@@ -45,7 +45,7 @@ def test_1_a_field_that_no_list_names_counts():
     assert of(before) != of(after)
 
 
-def test_2_what_stands_inside_a_member_counts_and_so_do_bodies_without_any_known_field():
+def test_2_what_is_inside_a_member_counts_as_do_bodies_of_unknown_fields():
     one, other = {"cart": {"amount": 1}}, {"cart": {"amount": 2}}
     assert whitelisted(one) == whitelisted(other)
 
@@ -161,7 +161,7 @@ def test_leaving_out_changes_nothing_of_the_callers():
     assert body == {"trace": {"id": 1}}
 
 
-def test_a_body_without_what_is_left_out_has_the_fingerprint_of_one_that_leaves_nothing_out():
+def test_a_body_without_left_out_members_has_the_plain_fingerprint():
     """So a path may be added to the list while clients that never sent it retry."""
     assert of({"amount": 1}, leave_out=["/sent_at"]) == of({"amount": 1})
 
@@ -264,7 +264,7 @@ def test_decimals_are_equal_exactly_if_their_values_are(number, other):
 
 
 @pytest.mark.parametrize("version", [FINGERPRINT_VERSION - 1, FINGERPRINT_VERSION + 1])
-def test_a_fingerprint_of_another_version_is_not_compared_and_the_answer_is_replayed(database, client, version):
+def test_a_fingerprint_of_another_version_is_not_compared_but_replayed(database, client, version):
     """A refusal would tell the client to take a new key, and to be charged twice, in every roll-out and roll-back."""
     first = client.request()
     database.execute(TABLES.record.update().values(fingerprint_version=version))

@@ -117,7 +117,7 @@ def test_epochs_give_keys_of_their_own():
     assert len({tag_of(FIRST, epoch=epoch) for epoch in range(12)}) == 12
 
 
-def test_an_epoch_of_the_public_ring_is_neither_its_first_nor_a_secret_rings():
+def test_an_epoch_of_the_public_ring_is_not_its_first_nor_a_secret_rings():
     public = outbox.Keyring.public()
 
     keys = {tag_of(FIRST, keyring=ring, epoch=epoch) for ring in (KEYRING, public) for epoch in (0, 1)}
@@ -207,7 +207,7 @@ def test_names_are_not_normalised():
 
 
 @given(data=st.binary(min_size=32, max_size=32))
-def test_the_encodings_have_the_lengths_and_alphabets_that_services_are_told(data):
+def test_the_encodings_have_the_lengths_and_alphabets_of_the_documents(data):
     tag = Tag(data)
 
     assert re.fullmatch(r"ck1_[A-Za-z0-9_-]{32}", encode_native(tag))
@@ -316,7 +316,7 @@ def test_what_is_no_clean_text_is_refused(field, value, text):
 
 
 @pytest.mark.parametrize("name", ["Stripe.create", "a..b", ".a", "a.", "a b", "a-b", "é", "a.b\n", "{a}"])
-def test_an_operation_that_is_not_lower_case_words_joined_by_dots_is_refused(name):
+def test_an_operation_that_is_not_lower_case_words_with_dots_is_refused(name):
     with pytest.raises(outbox.InvalidValue) as caught:
         MAKE["operation"](name)
 

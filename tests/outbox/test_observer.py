@@ -205,7 +205,7 @@ def test_an_observer_that_raises_breaks_no_request_and_is_logged_once(database, 
     assert "acct_1" not in caplog.text
 
 
-def test_an_error_of_the_database_while_claiming_is_raised_and_nothing_is_told(database, told, ob):
+def test_a_database_error_while_claiming_is_raised_and_not_observed(database, told, ob):
     client = Client(database, ob, is_async=False)
     database.execute(sa.text("DROP TABLE outbox_record"))
 

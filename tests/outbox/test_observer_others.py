@@ -59,7 +59,7 @@ def test_a_first_leased_request_is_a_miss_and_its_retry_a_hit(shop, told):
     assert told == [observed("miss"), observed("hit")]
 
 
-def test_a_lease_is_told_of_when_it_is_committed_and_before_the_handler_runs(shop, told):
+def test_a_lease_is_observed_when_committed_and_before_the_handler_runs(shop, told):
     seen = []
 
     shop.request(lambda claim: seen.extend((*told, len(shop.database.records))))
@@ -85,7 +85,7 @@ def test_a_request_under_a_lease_is_in_flight(shop, told, database, ob):
     assert told == [observed("miss"), observed("in_flight")]
 
 
-def test_a_wait_in_vain_for_a_lease_is_a_timeout_with_the_time_that_it_took(shop, told, database, ob):
+def test_a_failed_wait_for_a_lease_is_a_timeout_with_its_duration(shop, told, database, ob):
     def ask_again(claim):
         with pytest.raises(outbox.KeyInFlight):
             Shop(database, ob).request(fail, in_flight="wait", wait=MOMENT)
@@ -96,7 +96,7 @@ def test_a_wait_in_vain_for_a_lease_is_a_timeout_with_the_time_that_it_took(shop
     assert MOMENT <= told[1].waited < PATIENCE
 
 
-def test_a_wait_for_a_leased_requests_answer_is_a_hit_with_the_time_that_it_took(shop, told, database, ob):
+def test_a_wait_for_a_leased_requests_answer_is_a_hit_with_its_duration(shop, told, database, ob):
     was_refused = Event()
     with ThreadPoolExecutor(1) as pool:
 
@@ -158,7 +158,7 @@ def consumer(request, database, ob):
     return Consumer(database, ob, is_async=request.param == "async")
 
 
-def test_a_first_message_is_a_miss_and_its_redelivery_a_hit_of_the_consumers_source(consumer, told):
+def test_a_first_message_is_a_miss_and_its_redelivery_a_hit_of_its_source(consumer, told):
     consumer.consume()
     consumer.consume()
     consumer.consume(consumer="shipping")
@@ -189,7 +189,7 @@ def test_a_message_that_is_handled_elsewhere_is_in_flight_or_a_timeout(postgresq
     assert told[1].waited >= MOMENT
 
 
-def test_a_wait_for_who_handles_a_message_is_a_hit_with_the_time_that_it_took(postgresql, ob, told):
+def test_a_wait_for_who_handles_a_message_is_a_hit_with_its_duration(postgresql, ob, told):
     consumer = Consumer(postgresql, ob, is_async=False)
     with ThreadPoolExecutor(1) as pool:
         with postgresql.begin() as session:

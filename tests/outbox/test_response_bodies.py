@@ -37,7 +37,7 @@ def numbered(number: int) -> Any:
 # --- where bodies stand
 
 
-def test_a_body_stands_in_the_partition_of_its_day_and_is_replayed_from_there(shop: Client, by_day: Database) -> None:
+def test_a_body_is_in_the_partition_of_its_day_and_is_replayed_from_there(shop: Client, by_day: Database) -> None:
     first = shop.request()
 
     replayed = shop.request()
@@ -85,7 +85,7 @@ def test_an_answer_without_a_body_needs_no_partition(shop: Client, by_day: Datab
     assert stored_bodies(by_day) == []
 
 
-def test_a_key_that_was_freed_and_used_again_the_same_day_has_its_new_answer(shop: Client, by_day: Database) -> None:
+def test_a_key_that_was_freed_and_used_again_that_day_has_its_new_answer(shop: Client, by_day: Database) -> None:
     shop.request(numbered(1))
     record = TABLES.record
     by_day.execute(sa.update(record).values(replay_until=sa.func.now()))
@@ -132,7 +132,7 @@ def test_what_refuses_a_retry_refuses_it_in_this_layout_too(shop: Client, by_day
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-def test_a_request_that_was_answered_after_the_snapshot_is_told_so_at_any_level(
+def test_a_request_answered_after_the_snapshot_is_reported_at_any_level(
     by_day: Database, ob: outbox.Outbox, level: Any
 ) -> None:
     shop = Client(by_day, ob, is_async=False)
@@ -176,9 +176,7 @@ def test_an_app_of_the_release_before_writes_answers_that_this_one_replays(by_da
 # --- what a missing partition does
 
 
-def test_without_todays_partition_a_body_stays_in_its_record_and_no_request_fails(
-    shop: Client, by_day: Database
-) -> None:
+def test_without_todays_partition_a_body_stays_in_its_record(shop: Client, by_day: Database) -> None:
     take_away(by_day, today(by_day))
 
     first = shop.request()
@@ -242,9 +240,7 @@ def test_partitions_are_made_ahead_and_each_once(by_day: Database) -> None:
 # --- what it costs
 
 
-def test_a_replay_is_one_statement_and_touches_the_partition_of_its_day_only(
-    by_day: Database, ob: outbox.Outbox
-) -> None:
+def test_a_replay_is_one_statement_and_touches_only_its_days_partition(by_day: Database, ob: outbox.Outbox) -> None:
     shop = Client(by_day, ob, is_async=False)
     shop.request(keep=9 * DAY)
     days_pass(by_day, 2)

@@ -109,9 +109,7 @@ def test_a_record_with_an_unsettled_entry_keeps_its_body_when_its_day_goes(shop:
     assert clean(by_day) == {"records": 1}
 
 
-def test_after_the_layout_was_switched_off_what_is_carried_over_goes_into_its_record(
-    shop: Client, by_day: Database
-) -> None:
+def test_with_the_layout_off_what_is_carried_over_goes_into_its_record(shop: Client, by_day: Database) -> None:
     first = shop.request(keep=90 * DAY)
     days_pass(by_day, 3)
     by_day.execute(sa.update(TABLES.record).values(keep_until=sa.func.now() - DAY))
@@ -202,7 +200,7 @@ def test_detaching_waits_for_a_reader_and_nobody_waits_for_it(
     assert shop.request(key="today") == today_s
 
 
-def test_what_a_process_that_died_had_begun_to_detach_is_finished_by_the_next(shop: Client, by_day: Database) -> None:
+def test_what_a_dead_process_began_to_detach_is_finished_by_the_next(shop: Client, by_day: Database) -> None:
     shop.request(answer_only)
     days_pass(by_day, MONTH)
     clean(by_day)
@@ -307,7 +305,7 @@ def test_a_dispatcher_makes_days_ahead_and_drops_those_that_are_past(
     ]
 
 
-def test_a_dispatcher_that_cannot_make_tomorrows_partition_raises_the_alarm(
+def test_a_dispatcher_that_cannot_make_tomorrows_partition_logs_an_alarm(
     by_day: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     take_away(by_day, today(by_day) + DAY)

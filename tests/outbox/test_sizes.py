@@ -1,12 +1,14 @@
 """A reader takes in each file at one sitting, and each function at one glance."""
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for package in ("outbox", "dispatchers") for path in sorted((ROOT / package).rglob("*.py"))]
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
+NAME_LENGTH_MAX = 70
 DISPATCHER_LINES_MAX = 39  # of `Dispatcher.__init__`: its keywords, and nothing but its settings
 
 
@@ -37,3 +39,13 @@ def test_the_dispatcher_takes_its_keywords_and_little_more() -> None:
 
     (count,) = [count for name, count in found.items() if name.startswith("__init__")]
     assert count <= DISPATCHER_LINES_MAX
+
+
+def test_no_name_of_a_test_is_longer_than_70_characters() -> None:
+    names = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.M)
+    }
+
+    assert {name for name in names if len(name) > NAME_LENGTH_MAX} == set()

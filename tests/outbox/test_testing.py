@@ -235,9 +235,7 @@ def test_draining_ahead_looks_again_when_no_sender_can_be_at_work(database: Data
     assert len({delivery.key for delivery in adapter.deliveries}) == len(adapter.deliveries) == 2
 
 
-def test_draining_ahead_ends_at_what_is_uncertain_and_does_not_wait_for_another_look(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_draining_ahead_ends_at_what_is_uncertain_without_another_lookup(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, "crm.upsert")
     lookup: list[Delivery] = []
 

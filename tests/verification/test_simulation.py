@@ -56,7 +56,7 @@ def test_a_seed_plays_the_same_run_again_in_any_process() -> None:
     assert len(set(traces[0])) == 30
 
 
-def test_a_broken_invariant_is_told_with_its_seed_and_the_command_that_shows_it_again(
+def test_a_broken_promise_has_its_seed_and_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = first_broken("the fence is gone")

@@ -146,7 +146,7 @@ def test_in_autocommit_mode_it_is_refused(postgresql: Database, ob: outbox.Outbo
 
 
 @pytest.mark.owner
-def test_tables_under_another_schema_and_prefix_have_a_function_of_their_own(postgresql: Database) -> None:
+def test_tables_under_another_schema_and_prefix_have_their_own_function(postgresql: Database) -> None:
     ob = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test", schema="My Schema", prefix="weird-prefix_")
     tables = ob.configuration.tables
     functions = sa.text("SELECT count(*) FROM pg_proc WHERE proname = 'weird-prefix_cancel'")

@@ -53,7 +53,7 @@ def rows_of(database, moment):
     }
 
 
-def test_killed_at_any_moment_a_request_leaves_all_or_nothing_and_its_retry_makes_one_order(database):
+def test_a_request_killed_at_any_moment_and_its_retry_make_one_order(database):
     found = []
 
     with crashing_shop(database) as shop:

@@ -70,7 +70,7 @@ def test_what_is_read_is_the_same_with_and_without_a_listener(postgresql: Databa
 @pytest.mark.parametrize(
     ("prepares", "made_in_all"), [({}, 1), ({"prepare_threshold": None}, 3)], ids=["prepares", "never"]
 )
-def test_a_connection_that_prepares_keeps_its_cursor_for_the_next_transactions(
+def test_a_connection_that_prepares_keeps_its_cursor_for_the_next_ones(
     postgresql: Database,
     ob: outbox.Outbox,
     monkeypatch: pytest.MonkeyPatch,
@@ -148,7 +148,7 @@ def test_a_driver_that_writes_values_into_the_statement_is_served_too(
     assert settled == 2
 
 
-def test_an_async_driver_that_writes_values_into_the_statement_is_served_too(
+def test_an_async_driver_that_writes_values_into_statements_is_served_too(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     async def main() -> None:

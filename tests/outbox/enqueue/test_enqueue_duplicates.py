@@ -46,7 +46,7 @@ def test_a_second_enqueue_in_one_session_is_refused_at_once_by_name(database, ob
 
 
 @pytest.mark.parametrize("others", [0, 3])
-def test_a_second_enqueue_after_the_first_was_written_is_refused_at_the_flush(database, ob, others):
+def test_a_second_enqueue_after_the_first_was_written_fails_at_the_flush(database, ob, others):
     with database.begin() as session:
         first = enqueue(ob, session)
 
@@ -176,7 +176,7 @@ def test_a_rotation_does_not_hide_a_duplicate(database):
     assert len(database.entries) == 1
 
 
-def test_two_transactions_with_the_same_entries_in_opposite_order_do_not_deadlock(postgresql, ob):
+def test_transactions_with_equal_entries_in_opposite_order_do_not_deadlock(postgresql, ob):
     """Unsorted, each would hold what the other waits for: PostgreSQL would kill one of them after a second (40P01)."""
     rounds, entries_per_round = 5, 200
     barrier = threading.Barrier(2)
@@ -208,7 +208,7 @@ def refused(ob, session, *discriminators):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_the_duplicate_among_new_ones_is_named_when_this_transaction_wrote_the_first(database, ob, number):
+def test_the_duplicate_is_named_when_this_transaction_wrote_the_first(database, ob, number):
     names = [f"line:{each}" for each in range(4)]
     with database.session() as session:
         first = enqueue(ob, session, discriminator=names[number])
@@ -217,7 +217,7 @@ def test_the_duplicate_among_new_ones_is_named_when_this_transaction_wrote_the_f
         assert refused(ob, session, *names) == first.id
 
 
-def test_the_duplicate_is_named_when_a_savepoint_has_written_the_first_and_another_was_rolled_back(database, ob):
+def test_the_duplicate_is_named_when_a_savepoint_has_written_the_first(database, ob):
     with database.session() as session:
         with session.begin_nested():
             first = enqueue(ob, session, discriminator="kept")
@@ -229,7 +229,7 @@ def test_the_duplicate_is_named_when_a_savepoint_has_written_the_first_and_anoth
         assert refused(ob, session, "undone", "kept", "new") == first.id
 
 
-def test_the_duplicate_is_named_when_another_session_of_this_transaction_has_written_the_first(database, ob):
+def test_the_duplicate_is_named_when_another_session_has_written_the_first(database, ob):
     with database.engine.connect() as connection, connection.begin():
         with Session(connection) as session:
             first = enqueue(ob, session, discriminator="first")
@@ -238,7 +238,7 @@ def test_the_duplicate_is_named_when_another_session_of_this_transaction_has_wri
             assert refused(ob, session, "a", "first", "z") == first.id
 
 
-def test_several_duplicates_from_here_and_elsewhere_are_all_kept_as_they_were(database, ob):
+def test_several_duplicates_from_here_and_elsewhere_are_kept_as_they_were(database, ob):
     with database.begin() as session:
         enqueue(ob, session, amount=1, discriminator="elsewhere")
     with database.begin() as session:

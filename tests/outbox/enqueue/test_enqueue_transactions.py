@@ -164,7 +164,7 @@ def test_without_autoflush_the_commit_writes_all_the_same(database, ob):
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-def test_what_is_enqueued_before_or_after_a_savepoint_survives_its_rollback(database, ob, flushed):
+def test_what_is_enqueued_around_a_savepoint_survives_its_rollback(database, ob, flushed):
     with database.begin() as session:
         enqueue(ob, session, "before")
         if flushed:
@@ -221,7 +221,7 @@ def test_a_savepoint_of_an_async_session_takes_its_entries_along(database, ob):
     assert parents(database) == ["before"]
 
 
-def test_a_flush_that_fails_inside_a_savepoint_leaves_the_entries_before_it(database, ob):
+def test_a_flush_that_fails_in_a_savepoint_leaves_the_entries_before_it(database, ob):
     with database.begin() as session:
         session.add(colliding_order())
 
@@ -486,7 +486,7 @@ def test_a_listener_may_enqueue_in_a_flush_that_then_has_nothing_to_do(database,
     assert parents(database) == ["from the listener"]
 
 
-def test_a_savepoint_left_open_at_the_commit_keeps_what_its_listeners_enqueue(database, ob):
+def test_a_savepoint_open_at_the_commit_keeps_what_its_listeners_enqueue(database, ob):
     with database.session() as session:
         transaction = session.begin()
         savepoint = session.begin_nested()

@@ -283,7 +283,7 @@ def answer_of(app: Any, **scope: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("do", "status"), [("meets another", 418), ("meets another at its commit", 503)])
-def test_an_apps_own_handler_of_refusals_answers_until_the_answer_has_begun(
+def test_an_apps_own_handler_of_refusals_answers_until_the_answer_begins(
     postgresql: Database, ob: outbox.Outbox, do: str, status: int
 ) -> None:
     """Starlette refuses to handle what the commit raises, which comes after the answer's first message."""
@@ -345,7 +345,7 @@ def test_a_claim_after_the_answer_has_begun_is_an_error(shop: Shop) -> None:
         answer_of(app_of(handler))
 
 
-def test_a_refusal_after_the_answer_has_begun_is_not_sent_as_a_second_answer() -> None:
+def test_a_refusal_after_the_answer_has_begun_is_no_second_answer() -> None:
     async def chunks() -> Any:
         yield b"first"
         raise outbox.KeyMissing("too late")
@@ -469,7 +469,7 @@ def test_an_exception_is_undone_even_if_its_handler_answers_well(shop: Shop) -> 
 # --- FastAPI
 
 
-def test_an_exception_is_undone_even_if_its_handler_answers_well_in_fastapi(shop: Shop) -> None:
+def test_an_exception_is_undone_even_if_its_handler_answers_in_fastapi(shop: Shop) -> None:
     app = FastAPI()
     app.add_middleware(IdempotencyMiddleware)
     app.add_exception_handler(LoginNeeded, to_login)

@@ -206,9 +206,7 @@ def test_a_session_can_be_had_without_a_claim(shop: Database, ob: outbox.Outbox)
     assert shop.counts() == ALL | {"records": 0}
 
 
-def test_a_claim_that_is_open_at_the_end_keeps_all_of_it_from_being_committed(
-    shop: Database, ob: outbox.Outbox
-) -> None:
+def test_a_claim_that_is_open_at_the_end_keeps_all_from_being_committed(shop: Database, ob: outbox.Outbox) -> None:
     def leave_it_open() -> None:
         with transaction.atomic(), joined_session() as session:
             ob.idempotent(session, "retry-001", scope="ada", request=b"").__enter__()

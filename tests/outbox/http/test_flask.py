@@ -48,7 +48,7 @@ def test_a_retry_is_replayed_on_every_database(shop: Shop) -> None:
     assert shop.database.counts() == ALL
 
 
-def test_the_session_of_a_scoped_session_is_the_one_that_the_rest_of_the_app_uses(shop: Shop, app: flask.Flask) -> None:
+def test_the_session_of_a_scoped_session_is_the_one_of_the_rest_of_the_app(shop: Shop, app: flask.Flask) -> None:
     sessions = scoped_session(sessionmaker(shop.database.engine))
     idempotency = idempotency_of(shop, sessions=sessions)
 
@@ -129,9 +129,7 @@ def test_sessions_that_are_asynchronous_are_refused_at_once(shop: Shop) -> None:
     assert str(refused.value) == NOT_ASYNC
 
 
-def test_a_function_that_makes_asynchronous_sessions_is_refused_at_the_first_request(
-    shop: Shop, app: flask.Flask
-) -> None:
+def test_a_factory_of_async_sessions_is_refused_at_the_first_request(shop: Shop, app: flask.Flask) -> None:
     sessions = shop.async_sessions()
     idempotency = idempotency_of(shop, sessions=lambda: sessions())
 
@@ -181,7 +179,7 @@ def test_an_error_that_the_app_handles_is_undone(shop: Shop, app: flask.Flask) -
     assert shop.database.counts() == NOTHING
 
 
-def test_a_form_that_was_read_before_the_claim_is_an_error_that_says_what_to_do(shop: Shop, app: flask.Flask) -> None:
+def test_a_form_that_was_read_before_the_claim_is_an_error_with_advice(shop: Shop, app: flask.Flask) -> None:
     """Its body is gone: two different forms would look like one request, and the second get the first's answer."""
     idempotency = idempotency_of(shop)
 

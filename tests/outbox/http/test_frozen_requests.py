@@ -83,7 +83,7 @@ def test_a_deploy_between_two_attempts_changes_neither_a_byte_nor_a_header(
     assert (state(database, id), len(service.ledger.charges)) == ("delivered", 1)
 
 
-def test_what_waits_while_a_deploy_changes_the_defaults_goes_out_as_it_was_enqueued(
+def test_what_waits_while_a_deploy_changes_defaults_is_sent_as_enqueued(
     database: Database, ob: outbox.Outbox, stripe: tuple[RunningStripe, list[Request]]
 ) -> None:
     service, requests = stripe
@@ -100,7 +100,7 @@ def test_what_waits_while_a_deploy_changes_the_defaults_goes_out_as_it_was_enque
     assert {charge.amount for charge in service.ledger.charges} == {2000}
 
 
-def test_in_doubt_under_a_default_that_has_changed_it_waits_for_a_process_of_the_old_one(
+def test_in_doubt_under_a_changed_default_it_waits_for_an_old_process(
     database: Database, ob: outbox.Outbox, stripe: tuple[RunningStripe, list[Request]]
 ) -> None:
     service, requests = stripe
@@ -138,9 +138,7 @@ def test_only_what_the_options_name_may_differ(pinned: str, options: dict[str, A
 # --- what only a newer process can send
 
 
-def test_an_unknown_operation_waits_is_listed_and_goes_on_with_a_newer_dispatcher(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_an_unknown_operation_waits_listed_for_a_newer_dispatcher(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob, "crm.tenants.merge")
 
     class Older(MemoryAdapter):
@@ -156,7 +154,7 @@ def test_an_unknown_operation_waits_is_listed_and_goes_on_with_a_newer_dispatche
     assert state(database, id) == "delivered"
 
 
-def test_an_entry_of_a_newer_release_waits_is_listed_and_goes_on_with_a_newer_dispatcher(
+def test_a_newer_releases_entry_waits_listed_for_a_newer_dispatcher(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = put_one(database, ob, payload={"amount": 1})

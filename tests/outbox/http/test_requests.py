@@ -187,7 +187,7 @@ class TestConflict:
         return shop_with_a_hot_row(postgresql, ob)
 
     @pytest.mark.parametrize("do", ["meets another", "meets another at its commit"])
-    def test_a_request_that_the_database_undoes_is_told_to_come_again_and_then_works(
+    def test_a_request_that_the_database_undoes_works_when_it_comes_again(
         self, caller: Caller, shop: Shop, do: str
     ) -> None:
         undone = caller.post(do)

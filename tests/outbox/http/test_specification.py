@@ -221,7 +221,7 @@ def test_a_document_that_is_not_valid_is_noticed() -> None:
         openapi_spec_validator.validate(fragment)
 
 
-def test_a_route_of_the_fragment_has_the_header_its_own_parameters_and_the_refusals() -> None:
+def test_a_route_of_the_fragment_has_header_parameters_and_refusals() -> None:
     routes = [Route.of("POST /orders/{id}/refunds"), Route.of("PATCH /orders/{id}/refunds")]
 
     path = openapi_of(specified(settings={"routes": routes}))["paths"]["/orders/{id}/refunds"]

@@ -90,7 +90,7 @@ def test_an_open_request_shows_its_state_its_effects_and_when_to_ask_again(check
     }
 
 
-def test_a_completed_request_shows_the_results_and_the_response_that_a_retry_gets(checkout: Checkout) -> None:
+def test_a_completed_request_shows_results_and_the_response_of_a_retry(checkout: Checkout) -> None:
     checkout.on_completed()
     checkout.accept(CHARGE)
     checkout.run_once(MemoryAdapter(answer=lambda delivery: Delivered({"charge": "ch_1"})))

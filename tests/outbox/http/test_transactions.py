@@ -64,7 +64,7 @@ def test_a_claim_in_a_new_session_takes_two_round_trips_more_than_no_claim(
     assert postgresql.counts() == ALL
 
 
-def test_a_session_that_holds_something_already_keeps_its_own_kind_of_savepoint(
+def test_a_session_that_holds_something_keeps_its_own_kind_of_savepoint(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     with postgresql.session() as session:
@@ -80,9 +80,7 @@ def test_a_session_that_holds_something_already_keeps_its_own_kind_of_savepoint(
     assert verbs(sent) == ["SELECT", "SAVEPOINT", "UPDATE", "ROLLBACK", "SAVEPOINT", "SELECT", "RELEASE", "INSERT"]
 
 
-def test_a_session_that_holds_something_of_an_earlier_transaction_keeps_its_own_kind_too(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
+def test_a_session_that_holds_something_earlier_keeps_its_kind_too(postgresql: Database, ob: outbox.Outbox) -> None:
     with postgresql.session() as session:
         earlier = earlier_order(postgresql, session)
         session.commit()
@@ -154,7 +152,7 @@ def test_a_caller_who_survives_an_exception_and_commits_keeps_nothing(
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_rejection_undoes_what_the_session_has_written_to_another_database(
+def test_a_rejection_undoes_what_the_session_wrote_to_another_database(
     postgresql: Database, sqlite: Database, ob: outbox.Outbox, nested: bool
 ) -> None:
     elsewhere = {"bind_arguments": {"bind": sqlite.engine}}
@@ -170,7 +168,7 @@ def test_a_rejection_undoes_what_the_session_has_written_to_another_database(
     assert sqlite.orders == []
 
 
-def test_what_the_session_has_written_to_another_database_is_committed_with_the_answer(
+def test_what_the_session_wrote_elsewhere_commits_with_the_answer(
     postgresql: Database, sqlite: Database, ob: outbox.Outbox
 ) -> None:
     with postgresql.session() as session:

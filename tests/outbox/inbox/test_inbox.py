@@ -96,7 +96,7 @@ def test_the_record_holds_no_answer(consumer, database):
 # --- a handler that fails
 
 
-def test_a_handler_that_raises_stores_nothing_and_the_message_is_worked_on_when_it_comes_again(consumer, database):
+def test_a_handler_that_raises_stores_nothing_and_the_next_delivery_works(consumer, database):
     def fail(session, message):
         consumer.place_order(session, message)
         session.flush()
@@ -110,7 +110,7 @@ def test_a_handler_that_raises_stores_nothing_and_the_message_is_worked_on_when_
     assert database.counts() == ALL
 
 
-def test_one_poison_message_of_a_batch_leaves_the_others_of_the_transaction_standing(database, ob):
+def test_one_poison_message_leaves_the_others_of_its_transaction_standing(database, ob):
     """Ten messages, one commit: the block of the one that fails is undone, and it alone is left unacknowledged."""
     failed = []
     with database.begin() as session:
@@ -317,7 +317,7 @@ def test_a_message_may_be_known_for_longer(consumer, database):
     assert abs(record.keep_until - datetime.now(UTC) - timedelta(days=365)) < A_MOMENT
 
 
-def test_past_its_time_a_message_is_a_duplicate_while_what_it_caused_is_remembered(consumer, database):
+def test_past_its_time_a_message_is_a_duplicate_while_effects_are_known(consumer, database):
     consumer.consume()
     database.age_records(timedelta(days=36))
 

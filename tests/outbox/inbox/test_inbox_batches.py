@@ -334,7 +334,7 @@ def uses(ob: outbox.Outbox) -> list[Action]:
     ]
 
 
-def test_a_session_whose_transaction_was_ended_can_be_used_after_a_rollback(
+def test_a_session_whose_transaction_was_ended_is_usable_after_a_rollback(
     database: Database, ob: outbox.Outbox
 ) -> None:
     for number, use in enumerate(uses(ob)):

@@ -51,7 +51,7 @@ def test_an_event_is_the_same_in_every_encoding_and_over_every_transport() -> No
     assert [identify(each) for each in received] == [IDENTITY] * len(received)
 
 
-def test_an_event_that_comes_twice_over_different_transports_is_handled_once(billing: Billing) -> None:
+def test_an_event_that_comes_over_two_transports_is_handled_once(billing: Billing) -> None:
     billing.handle(identify(http.from_http_event(http.to_structured_event(event()))))
     billing.handle(identify(kafka.from_kafka_event(kafka.to_binary_event(event()))))
 

@@ -244,9 +244,7 @@ def test_a_message_that_cannot_be_buried_is_not_acknowledged(topic: Topic, proce
     assert process.committed < 0  # none
 
 
-def test_by_offset_a_redelivery_is_a_duplicate_and_the_same_event_elsewhere_is_not(
-    cluster: Cluster, topic: Topic
-) -> None:
+def test_by_offset_a_redelivery_is_a_duplicate_and_an_equal_event_is_not(cluster: Cluster, topic: Topic) -> None:
     def by_offset(message: Message, topic_id: str = "topic-id-1") -> inboxes.MessageIdentity:
         return inboxes.kafka.by_offset(message, cluster=cluster.id, topic_id=topic_id)
 
@@ -306,7 +304,7 @@ def test_the_same_offset_of_another_partition_or_leader_is_another_message() -> 
     assert ids == ["0:7:3", "1:7:3", "0:7:4", "0:7"]
 
 
-def test_names_of_clusters_and_topics_are_told_apart_wherever_their_boundary_is() -> None:
+def test_names_of_clusters_and_topics_differ_wherever_their_boundary_is() -> None:
     assert inboxes.kafka.by_offset(At(), cluster="a:b", topic_id="c") != inboxes.kafka.by_offset(
         At(), cluster="a", topic_id="b:c"
     )

@@ -242,7 +242,7 @@ def test_a_poison_message_is_buried_and_handled_once_when_redriven(billing: Bill
     assert billing.orders == billing.duplicates == ["evt_1"]
 
 
-def test_a_redrive_under_the_streams_own_message_id_is_dropped_by_the_stream(billing: Billing) -> None:
+def test_a_redrive_under_the_streams_own_message_id_is_dropped_by_it(billing: Billing) -> None:
     """Why the recipe gives the event's id a header of its own."""
 
     async def run() -> Any:
@@ -253,7 +253,7 @@ def test_a_redrive_under_the_streams_own_message_id_is_dropped_by_the_stream(bil
     assert asyncio.run(run()).duplicate
 
 
-def test_by_default_the_event_id_is_the_one_that_the_stream_deduplicates_by(billing: Billing) -> None:
+def test_by_default_the_event_id_is_the_one_the_stream_deduplicates_by(billing: Billing) -> None:
     message = first_message(billing, **{"Nats-Msg-Id": "evt_7"})
 
     assert inboxes.nats.by_event_id(message, scope="shop") == {"scope": "shop", "message_id": "evt_7"}
@@ -280,7 +280,7 @@ def test_two_headers_that_differ_in_case_alone_are_refused(billing: Billing) -> 
 # --- by its place in the stream
 
 
-def test_by_sequence_a_redelivery_is_a_duplicate_and_another_message_is_not(billing: Billing) -> None:
+def test_by_sequence_a_redelivery_is_a_duplicate_and_another_is_not(billing: Billing) -> None:
     async def run() -> None:
         async with consuming(billing, redelivery_seconds=0.5, identify=inboxes.nats.by_sequence) as consumer:
             await consumer.stream.send()
@@ -296,7 +296,7 @@ def test_by_sequence_a_redelivery_is_a_duplicate_and_another_message_is_not(bill
     assert [id.split(":")[0] for id in billing.duplicates] == ["1"]
 
 
-def test_a_running_consumer_handles_what_comes_after_its_stream_was_made_again(billing: Billing) -> None:
+def test_a_running_consumer_continues_after_its_stream_was_made_again(billing: Billing) -> None:
     """It does not notice: its subscription works on, and the sequences begin again at 1."""
 
     async def run() -> None:
@@ -316,7 +316,7 @@ def test_a_running_consumer_handles_what_comes_after_its_stream_was_made_again(b
     assert billing.duplicates == []
 
 
-def test_a_running_consumer_handles_what_comes_after_its_stream_was_restored(billing: Billing) -> None:
+def test_a_running_consumer_continues_after_its_stream_was_restored(billing: Billing) -> None:
     """The stream keeps the time of its creation, and counts on from the last message of the backup."""
 
     async def run() -> None:

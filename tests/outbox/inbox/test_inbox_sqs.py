@@ -263,7 +263,7 @@ def test_a_poison_message_is_dead_lettered_and_a_redrive_handled_once(
     assert (queue.left, queue.count(queue.dead)) == (0, 0)
 
 
-def test_a_redrive_of_what_was_handled_after_all_is_a_duplicate_by_its_event_id(
+def test_a_redrive_of_what_was_handled_is_a_duplicate_by_its_event_id(
     consumer: Consumer, queue: Queue, billing: Billing
 ) -> None:
     """Committed each time, deleted never: the message went to the dead-letter queue although it was handled."""
@@ -280,9 +280,7 @@ def test_a_redrive_of_what_was_handled_after_all_is_a_duplicate_by_its_event_id(
     assert queue.left == 0
 
 
-def test_by_sqs_own_id_a_redelivery_is_a_duplicate_and_a_redriven_message_another_one(
-    queue: Queue, billing: Billing
-) -> None:
+def test_by_sqs_own_id_a_redelivery_is_a_duplicate_and_a_redrive_is_not(queue: Queue, billing: Billing) -> None:
     queue.send(event_id=None)
     identities = [inboxes.sqs.by_message_id(queue.receive()[0], queue=queue.url) for _ in range(DELIVERIES_MAX)]
     assert queue.receive() == []
@@ -294,7 +292,7 @@ def test_by_sqs_own_id_a_redelivery_is_a_duplicate_and_a_redriven_message_anothe
     assert inboxes.sqs.by_message_id(redriven, queue=queue.url) != identities[0]
 
 
-def test_killed_at_any_moment_a_consumer_leaves_work_that_the_next_one_does_once(
+def test_a_consumer_killed_at_any_moment_leaves_work_that_is_done_once(
     server: str, queue: Queue, consumer: Consumer, billing: Billing, postgresql: Database
 ) -> None:
     queue.limit_deliveries(1000)  # until the database has noticed that a consumer is dead, its message is in flight

@@ -99,7 +99,7 @@ def service(endpoint: Endpoint) -> Stripe:
     return Stripe(endpoint)
 
 
-def test_an_event_is_handled_and_every_further_delivery_of_it_is_a_duplicate(service: Stripe, billing: Billing) -> None:
+def test_an_event_is_handled_and_every_further_delivery_is_a_duplicate(service: Stripe, billing: Billing) -> None:
     answers = [service.deliver(age_seconds=age).status_code for age in (60, 30, 0)]
 
     assert answers == [204, 204, 204]
@@ -107,7 +107,7 @@ def test_an_event_is_handled_and_every_further_delivery_of_it_is_a_duplicate(ser
     assert billing.duplicates == ["evt_1", "evt_1"]
 
 
-def test_an_event_whose_answer_was_lost_is_delivered_again_and_is_a_duplicate(
+def test_an_event_whose_answer_was_lost_comes_again_and_is_a_duplicate(
     service: Stripe, endpoint: Endpoint, billing: Billing
 ) -> None:
     endpoint.dies_before_it_answers = True
@@ -119,9 +119,7 @@ def test_an_event_whose_answer_was_lost_is_delivered_again_and_is_a_duplicate(
     assert billing.orders == billing.duplicates == ["evt_1"]
 
 
-def test_an_event_in_flight_elsewhere_is_refused_so_that_it_is_delivered_again(
-    service: Stripe, billing: Billing
-) -> None:
+def test_an_event_in_flight_elsewhere_is_refused_so_that_it_comes_again(service: Stripe, billing: Billing) -> None:
     with billing.elsewhere({"scope": "stripe:live::", "message_id": "evt_1"}):
         refused = service.deliver()
 
@@ -142,7 +140,7 @@ def test_a_poison_event_is_handled_once_when_it_is_sent_again_by_hand(service: S
     assert billing.orders == billing.duplicates == ["evt_1"]
 
 
-def test_an_event_that_is_read_from_the_api_after_its_webhook_is_a_duplicate(service: Stripe, billing: Billing) -> None:
+def test_an_event_read_from_the_api_after_its_webhook_is_a_duplicate(service: Stripe, billing: Billing) -> None:
     service.deliver()
     listed = stripe.Event.construct_from(PAID, key="sk_test")
 

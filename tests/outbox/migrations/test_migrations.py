@@ -18,7 +18,7 @@ pytest_plugins = ["support.blank_databases"]
 # What upgrade makes is what schema.py says
 
 
-def test_an_upgraded_database_is_to_the_letter_what_create_all_makes_of_the_schema(blank, another_blank):
+def test_an_upgraded_database_equals_what_create_all_makes_of_the_schema(blank, another_blank):
     for names in names_for(blank):
         migrations.upgrade(blank.url, **names)
         create_all(another_blank, **names)
@@ -29,7 +29,7 @@ def test_an_upgraded_database_is_to_the_letter_what_create_all_makes_of_the_sche
     assert all(upgraded.values())
 
 
-def test_alembic_finds_no_difference_between_an_upgraded_database_and_the_schema(blank):
+def test_alembic_finds_no_difference_between_an_upgrade_and_the_schema(blank):
     for names in names_for(blank):
         migrations.upgrade(blank.url, **names)
         config = Config(stdout=io.StringIO())
@@ -52,7 +52,7 @@ def test_the_comparison_with_the_schema_would_notice_a_change(blank, another_bla
     assert snapshot(blank) != snapshot(another_blank)
 
 
-def test_postgresql_stores_the_queue_with_room_for_leases_and_vacuums_it_by_count(blank_postgresql):
+def test_postgresql_keeps_room_for_leases_and_vacuums_the_queue_by_count(blank_postgresql):
     migrations.upgrade(blank_postgresql.url)
 
     with blank_postgresql.begin() as connection:

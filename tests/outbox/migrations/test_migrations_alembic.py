@@ -35,7 +35,7 @@ BOTH_WAYS = [pytest.param(AMONG, id="among the app's tables"), pytest.param(LEFT
 # The outbox's tables in the app's target_metadata
 
 
-def test_autogenerate_writes_a_script_that_makes_what_our_own_migrations_make(blank, another_blank, project):
+def test_autogenerate_writes_a_script_that_makes_what_our_migrations_make(blank, another_blank, project):
     for names in names_for(blank):
         ours = project(blank, names, **AMONG)
         script = ours.autogenerate("outbox").read_text()
@@ -80,7 +80,7 @@ def test_a_second_autogenerate_has_nothing_to_add(blank, project):
         ours.downgrade()
 
 
-def test_the_downgrade_that_autogenerate_writes_leaves_what_was_there_before(blank, project):
+def test_the_downgrade_that_autogenerate_writes_restores_what_was_there(blank, project):
     for names in names_for(blank):
         ours = project(blank, names, **AMONG)
         ours.autogenerate("outbox")
@@ -130,7 +130,7 @@ def test_two_outboxes_in_one_schema_are_made_by_one_script(blank_postgresql, pro
 # The app's migration calls the outbox's
 
 
-def test_the_apps_migration_calls_ours_and_its_autogenerate_leaves_the_tables_alone(blank, project):
+def test_the_apps_migration_calls_ours_and_autogenerate_spares_the_tables(blank, project):
     for names in names_for(blank):
         theirs = project(blank, names, **LEFT_OUT)
         theirs.autogenerate("orders")

@@ -63,7 +63,7 @@ def holding_everyone_up(database: Database) -> Iterator[Callable[[int], None]]:
         yield release
 
 
-def test_a_migration_that_meets_a_long_transaction_gives_up_and_changes_nothing(blank_postgresql, monkeypatch):
+def test_a_migration_that_meets_a_long_transaction_gives_up_unchanged(blank_postgresql, monkeypatch):
     monkeypatch.setattr(locks, "TABLE_LOCK_WAIT_SECONDS", 0.1)
     migrations.upgrade(blank_postgresql.url)
     before = everything(blank_postgresql)

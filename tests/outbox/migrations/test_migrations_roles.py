@@ -498,9 +498,7 @@ def test_one_role_may_play_two_parts(blank_postgresql: Blank, names: dict[str, s
         connection.exec_driver_sql("DELETE FROM outbox_tombstone")
 
 
-def test_tables_that_the_apps_own_metadata_made_have_no_version_table_and_need_none(
-    blank_postgresql: Blank, names: dict[str, str]
-) -> None:
+def test_tables_made_by_the_apps_metadata_need_no_version_table(blank_postgresql: Blank, names: dict[str, str]) -> None:
     with blank_postgresql.begin() as connection:
         migrations.metadata().create_all(connection)
     without = rights(blank_postgresql)

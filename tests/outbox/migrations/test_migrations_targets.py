@@ -91,7 +91,7 @@ def test_a_url_in_memory_is_refused_as_it_would_be_gone_at_once(url):
         ("postgresql+psycopg2://db/shop?ssl=x", "postgresql+psycopg2://db/shop?ssl=x"),
     ],
 )
-def test_a_url_for_asyncio_leads_to_the_same_database_by_a_synchronous_driver(url, same):
+def test_a_url_for_asyncio_leads_to_its_database_by_a_synchronous_driver(url, same):
     told = synchronous(make_url(url))
 
     assert told == make_url(same)
@@ -163,7 +163,7 @@ def test_an_async_connection_upgrades_by_run_sync(blank):
     migrations.check(blank.url)
 
 
-def test_an_upgrade_inside_the_apps_own_alembic_migration_leaves_alembics_globals_alone(blank):
+def test_an_upgrade_inside_the_apps_migration_spares_alembics_globals(blank):
     from alembic import op
 
     with blank.begin() as connection, Operations.context(MigrationContext.configure(connection)):

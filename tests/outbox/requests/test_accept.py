@@ -282,7 +282,7 @@ def test_the_older_a_request_the_later_it_is_to_be_asked_for(age: timedelta, exp
         pytest.param(lambda connection: read_open_records(connection, TABLES), id="the gauges"),
     ],
 )
-def test_what_looks_for_open_requests_reads_their_index_and_no_answered_one(
+def test_what_looks_for_open_requests_reads_only_their_index(
     database: Database, ob: outbox.Outbox, read: Callable[[sa.Connection], object]
 ) -> None:
     plans: list[str] = []

@@ -98,7 +98,7 @@ def test_an_equal_body_within_the_window_is_a_retry(client, database):
     assert (entry.parent, entry.source, entry.record_id) == (record.parent, "http.body", record.id)
 
 
-def test_two_equal_requests_a_second_apart_across_the_edge_of_two_spans_meet(client, database, monkeypatch):
+def test_equal_requests_a_second_apart_across_the_edge_of_two_spans_meet(client, database, monkeypatch):
     with monkeypatch.context() as patch:
         at(patch, EDGE - SECOND)
         first = client.request(key=BODY)
@@ -109,7 +109,7 @@ def test_two_equal_requests_a_second_apart_across_the_edge_of_two_spans_meet(cli
     assert database.counts() == ALL
 
 
-def test_after_the_window_an_equal_body_is_a_new_request_with_other_child_keys(client, database, monkeypatch):
+def test_after_the_window_an_equal_body_is_new_and_has_new_child_keys(client, database, monkeypatch):
     with monkeypatch.context() as patch:
         at(patch, EDGE - SECOND)
         client.request(key=BODY)
@@ -123,7 +123,7 @@ def test_after_the_window_an_equal_body_is_a_new_request_with_other_child_keys(c
     assert len({bytes(entry.tag) for entry in database.entries}) == 2
 
 
-def test_after_the_window_an_equal_body_meets_its_successor_and_not_the_first(client, database, monkeypatch):
+def test_after_the_window_an_equal_body_meets_its_successor_not_the_first(client, database, monkeypatch):
     """The first stands at the end of one span, the second a window later, at the end of the next, the third just after it."""
     answers = []
     for number, instant in enumerate((EDGE - SECOND, EDGE + WINDOW - SECOND, EDGE + WINDOW)):
@@ -136,7 +136,7 @@ def test_after_the_window_an_equal_body_meets_its_successor_and_not_the_first(cl
     assert answers == [0, 1, 1]
 
 
-def test_another_body_another_scope_and_another_endpoint_are_other_requests(client, database):
+def test_another_body_scope_or_endpoint_is_another_request(client, database):
     client.request(key=BODY)
     client.request(key=BODY, request={"customer": "ada", "amount": 2001})
     client.request(key=BODY, scope="acct_2")
@@ -326,7 +326,7 @@ def test_what_cannot_name_a_body_is_refused(client, database, changed):
 # --- natural keys
 
 
-def test_a_natural_key_is_remembered_without_a_scope_and_its_children_are_those_of_enqueue(client, database, ob):
+def test_a_natural_key_needs_no_scope_and_its_children_are_enqueues(client, database, ob):
     natural = {"key": "invoice:42", "source": "app", "scope": ""}
     first = client.request(**natural)
 

@@ -22,7 +22,7 @@ def place(database: Database, ob: outbox.Outbox, key: str, *operations: str, **e
         claim.respond(201, PLACED)
 
 
-def test_a_claimed_request_with_entries_takes_three_round_trips_more_than_without_a_claim(
+def test_a_claim_of_a_request_with_entries_takes_three_more_round_trips(
     postgresql: Database, ob: outbox.Outbox
 ) -> None:
     with statements_of(postgresql.engine) as seen:
@@ -77,9 +77,7 @@ def test_a_record_without_a_statement_to_go_with_is_written_by_its_own(
     assert all(abs(one - other) < timedelta(seconds=1) for one, other in zip(*kept, strict=True))
 
 
-def test_a_record_that_somebody_else_has_written_meanwhile_lets_nothing_of_the_block_be_committed(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
+def test_a_record_that_another_has_written_meanwhile_stops_the_commit(postgresql: Database, ob: outbox.Outbox) -> None:
     place(postgresql, ob, "invoice:41", CHARGE)
     (first,) = postgresql.records
 

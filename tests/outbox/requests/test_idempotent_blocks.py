@@ -315,7 +315,7 @@ def roll_back_on_the_connection(session, claim, ob):
         roll_back_on_the_connection,
     ],
 )
-def test_a_transaction_ended_on_its_connection_stores_no_answer_and_says_so(client, database, ob, handler):
+def test_a_transaction_ended_on_its_connection_stores_no_answer_and_raises(client, database, ob, handler):
     with pytest.raises(outbox.ClaimLost) as caught:
         client.request(lambda session, claim: handler(session, claim, ob))
 

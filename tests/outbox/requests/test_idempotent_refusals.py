@@ -255,7 +255,7 @@ def test_a_key_in_flight_is_refused_at_once_and_the_transaction_lives_on(postgre
     assert postgresql.counts() == {"orders": 1, "records": 1, "entries": 0, "queue": 0}
 
 
-def test_a_key_in_flight_on_sqlite_is_refused_when_its_busy_timeout_runs_out(sqlite, ob):
+def test_a_key_in_flight_on_sqlite_is_refused_after_its_busy_timeout(sqlite, ob):
     impatient = sqlite.new_engine(connect_args={"timeout": 0.01})
 
     with sqlite.begin() as first, claim_of(ob, first) as claim:
@@ -284,7 +284,7 @@ def lock_timeout(session):
 
 
 @pytest.mark.parametrize(("own", "wait"), [("0", timedelta(milliseconds=20)), ("7s", timedelta(0))])
-def test_a_wait_that_runs_out_leaves_the_callers_transaction_and_lock_timeout_alone(postgresql, ob, own, wait):
+def test_a_wait_that_times_out_spares_the_callers_transaction_and_timeout(postgresql, ob, own, wait):
     with postgresql.begin() as first, claim_of(ob, first) as claim:
         with postgresql.begin() as second:
             second.add(Order(customer="second", amount=1))

@@ -55,7 +55,7 @@ def test_a_transaction_ended_in_favour_of_another_is_told_by_its_code(code, conf
 # --- idempotent
 
 
-def test_of_ten_at_once_that_try_until_they_are_answered_one_works_to_the_end(shop):
+def test_of_ten_at_once_that_try_until_they_are_answered_one_works(shop):
     answers = at_once(10, lambda: retried(shop.request))
 
     assert len({answer.body for answer in answers}) == 1
@@ -81,7 +81,7 @@ def test_while_one_works_the_other_is_told_at_once(shop):
     assert shop.database.counts() == ALL
 
 
-def test_the_one_that_waited_replays_or_is_told_to_ask_again_and_does_not_work(shop, level):
+def test_the_one_that_waited_replays_or_must_ask_again_and_does_not_work(shop, level):
     shop.while_working = lambda session: shop.wait_until_others_wait(1)
 
     outcomes = at_once(2, lambda: shop.request(**WAIT))
@@ -109,7 +109,7 @@ def test_the_one_that_waited_works_if_the_first_gives_up(shop):
     assert shop.database.counts() == ALL
 
 
-def test_what_was_answered_after_the_snapshot_is_replayed_or_refused_and_never_done_again(shop, level):
+def test_what_was_answered_after_the_snapshot_is_never_done_again(shop, level):
     def be_overtaken(session):
         take_snapshot(session)
         at_once(1, shop.request)  # on a thread: an event loop is running here
@@ -160,7 +160,7 @@ def test_an_expired_key_is_freed_by_one_and_the_one_overtaken_is_told(shop, leve
     assert shop.database.counts() == ALL
 
 
-def test_a_conflict_inside_the_block_frees_the_key_and_the_unit_is_run_again(shop, level):
+def test_a_conflict_in_the_block_frees_the_key_and_the_unit_is_run_again(shop, level):
     """Two orders of different customers count on the same row: at a strict level one of them is a 40001."""
     with shop.database.begin() as session:
         session.add(Order(id=1_000, customer="stock", amount=5))
@@ -189,7 +189,7 @@ def test_a_conflict_inside_the_block_frees_the_key_and_the_unit_is_run_again(sho
 # --- enqueue, status, cancel
 
 
-def test_an_effect_enqueued_by_another_since_the_snapshot_is_a_duplicate_or_a_conflict_then_a_duplicate(shop, level):
+def test_an_effect_enqueued_since_the_snapshot_is_duplicate_or_conflict(shop, level):
     def enqueue(session):
         shop.ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
         flush_all(session)
@@ -390,7 +390,7 @@ def test_on_an_engine_in_autocommit_mode_the_store_has_transactions(postgresql, 
     assert first == second
 
 
-def test_the_trial_of_a_strict_level_leaves_no_record_when_the_block_is_left_unanswered(shop):
+def test_the_trial_of_a_strict_level_leaves_no_record_if_unanswered(shop):
     def give_up(session):
         raise outbox.OutboxError("gives up")
 

@@ -43,7 +43,7 @@ def test_the_order_the_entry_and_the_answer_commit_together(shop, database):
     assert abs(record.replay_until - record.answered_at - timedelta(hours=24)) < MINUTE
 
 
-def test_while_the_handler_works_the_lease_is_committed_and_no_transaction_is_open(shop, database):
+def test_while_the_handler_works_no_transaction_is_open(shop, database):
     seen = []
 
     def look(claim):
@@ -135,7 +135,7 @@ def test_a_request_under_a_lease_is_in_flight_until_the_lease_ends(shop, other):
     assert shop.request(ask_again).status == 201
 
 
-def test_another_request_under_its_key_is_a_mismatch_before_and_after_the_lease_has_run_out(shop, other):
+def test_another_request_under_its_key_is_a_mismatch_whatever_its_lease(shop, other):
     def ask_otherwise(claim):
         for _ in range(2):
             with pytest.raises(outbox.RequestMismatch):
@@ -180,7 +180,7 @@ def test_a_key_in_a_one_transaction_claim_is_in_flight_for_a_lease(database, ob)
 # --- what ends a lease
 
 
-def test_an_exception_stores_nothing_and_the_next_attempt_takes_over_at_once(shop, database):
+def test_an_exception_stores_nothing_and_the_next_attempt_takes_over(shop, database):
     with pytest.raises(ZeroDivisionError):
         shop.request(fail)
     assert database.counts() == LEASED
@@ -324,7 +324,7 @@ def test_an_interrupted_handler_leaves_its_lease_to_run_out(database, ob, interr
     assert shop.request().status == 201
 
 
-def test_a_client_that_hangs_up_leaves_a_lease_that_runs_out_as_a_call_may_go_on_in_a_thread(database, ob):
+def test_a_client_that_hangs_up_leaves_a_lease_that_runs_out(database, ob):
     shop = Shop(database, ob, is_async=True)
 
     async def hang_up():

@@ -38,9 +38,7 @@ def test_an_abandoned_request_is_kept_for_the_audit_window_and_then_goes(shop: S
     assert clean(database) == {"records": 1}
 
 
-def test_its_key_is_refused_for_as_long_as_a_service_may_remember_what_was_called(
-    shop: Shop, database: Database
-) -> None:
+def test_its_key_is_refused_as_long_as_a_service_may_remember_the_call(shop: Shop, database: Database) -> None:
     abandon(shop)
     elapse(database, AUDIT + DAY)
     clean(database)

@@ -88,7 +88,7 @@ def test_a_slow_owner_cannot_answer_while_the_second_attempt_works(shop, other, 
         other.request()
 
 
-def test_a_transaction_that_lost_its_lease_cannot_commit_even_if_the_error_is_caught(database, ob):
+def test_a_transaction_that_lost_its_lease_cannot_commit_despite_a_catch(database, ob):
     shop = Shop(database, ob)
     claim = shop.block(database.engine).__enter__()
     shop.run_out()
@@ -120,7 +120,7 @@ def test_respond_and_renew_after_a_take_over_raise_and_change_nothing(database, 
     assert claim.response is None
 
 
-def test_an_awaited_respond_and_renew_after_a_take_over_raise_and_change_nothing(database, ob):
+def test_an_awaited_respond_or_renew_after_a_take_over_changes_nothing(database, ob):
     shop, other = Shop(database, ob, is_async=True), Shop(database, ob)
 
     async def be_overtaken():

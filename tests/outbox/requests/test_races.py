@@ -20,7 +20,7 @@ def shop(postgresql, ob):
     return RacingShop(postgresql, ob, is_async=False)
 
 
-def test_two_threads_with_the_same_key_one_works_and_the_other_is_told_at_once(shop):
+def test_of_two_threads_with_one_key_one_works_and_one_is_refused_at_once(shop):
     told = threading.Event()
     shop.while_working = lambda session: told.wait(PATIENCE) or pytest.fail("the other was made to wait")
 
@@ -40,7 +40,7 @@ def test_two_threads_with_the_same_key_one_works_and_the_other_is_told_at_once(s
 
 
 @pytest.mark.parametrize("wait", [timedelta(seconds=PATIENCE), timedelta(days=365)])
-def test_two_threads_with_the_same_key_one_works_and_the_other_waits_for_its_answer(shop, wait):
+def test_of_two_threads_with_one_key_one_works_and_one_awaits_its_answer(shop, wait):
     shop.while_working = lambda session: shop.wait_until_others_wait(1)
 
     outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=wait))
@@ -49,7 +49,7 @@ def test_two_threads_with_the_same_key_one_works_and_the_other_waits_for_its_ans
     assert shop.database.counts() == ALL
 
 
-def test_of_fifty_with_the_same_key_one_works_and_the_others_are_told_at_once(shop):
+def test_of_fifty_with_one_key_one_works_and_the_others_are_refused(shop):
     told = threading.Semaphore(0)
 
     def wait_for_the_others(session):

@@ -98,7 +98,7 @@ def test_a_handler_without_an_answer_keeps_nothing(database, ob):
     assert database.counts() == NOTHING
 
 
-def test_a_plain_function_on_an_async_session_is_told_to_be_a_coroutine_and_keeps_nothing(database, ob):
+def test_a_plain_function_on_an_async_session_is_refused_and_keeps_nothing(database, ob):
     async def run_and_commit():
         async with database.async_session() as session:
             with pytest.raises(outbox.ClaimError) as refused:
@@ -125,7 +125,7 @@ def test_a_plain_function_that_returns_a_coroutine_does_as_well(database, ob):
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_a_coroutine_on_a_session_is_told_to_be_a_plain_function_and_keeps_nothing(database, ob):
+def test_a_coroutine_on_a_session_is_refused_and_keeps_nothing(database, ob):
     with database.session() as session:
         handler = Handler(ob, session)
         with pytest.raises(outbox.ClaimError) as refused:
@@ -186,7 +186,7 @@ def test_a_cancelled_handler_keeps_nothing_and_frees_the_key(database, ob):
     assert database.counts() == ALL
 
 
-def test_a_cancelled_handler_leaves_nothing_pending_for_a_caller_who_commits(database, ob):
+def test_a_cancelled_handler_leaves_nothing_pending_for_a_later_commit(database, ob):
     async def hang_up():
         async with database.async_session() as session:
             await cancel_in_the_block(ob, session, asyncio.Event().wait)
@@ -197,7 +197,7 @@ def test_a_cancelled_handler_leaves_nothing_pending_for_a_caller_who_commits(dat
     assert database.counts() == NOTHING
 
 
-def test_a_handler_cancelled_while_the_database_works_keeps_nothing_and_frees_the_key(postgresql, ob):
+def test_a_handler_cancelled_in_a_statement_frees_its_key(postgresql, ob):
     async def hang_up():
         async with postgresql.async_engine().connect() as blocker, postgresql.async_session() as session:
             await blocker.execute(sa.text("SELECT pg_advisory_xact_lock(1)"))
