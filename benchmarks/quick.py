@@ -38,6 +38,9 @@ DRAINED = 10_000
 BATCH = 500
 GOALS = {1: 1.5, 10: 2.0, 100: 6.0}
 DRAIN_GOAL = 0.5
+PLAIN_CORE = {
+    "outbox_plain_core": True
+}  # what the short way to the driver is compared with: outbox/sql/fast_execute.py
 
 numbers = count()
 
@@ -92,7 +95,13 @@ def compare_enqueue(engine: Engine, bench: outbox.Outbox) -> bool:
     for entries in counts:
         transactions_cpu(engine, bench, entries)  # warm-up
     gc.freeze()  # what is loaded by now is not walked at each collection, whichever side caused it
-    rounds = [{entries: transactions_cpu(engine, bench, entries) for entries in counts} for _ in range(ENQUEUE_ROUNDS)]
+    plain, short, core = engine.execution_options(**PLAIN_CORE), [], []
+    transactions_cpu(plain, bench, 1)  # warm-up
+    rounds = []
+    for _ in range(ENQUEUE_ROUNDS):
+        rounds.append({entries: transactions_cpu(engine, bench, entries) for entries in counts})
+        short.append(transactions_cpu(engine, bench, 1))
+        core.append(transactions_cpu(plain, bench, 1))
     print("a transaction with entries, over the same transaction (one ORM row) without: CPU of client and server;")
     print(f"medians of {ENQUEUE_ROUNDS} rounds")
     print(f"{'entries':>10}{'us':>10}{'ratio':>10}{'at most':>10}")
@@ -102,6 +111,10 @@ def compare_enqueue(engine: Engine, bench: outbox.Outbox) -> bool:
         ratio = statistics.median(r[entries] / r[0] for r in rounds)
         met &= ratio <= most
         print(f"{entries:>10}{statistics.median(r[entries] for r in rounds):>10.0f}{ratio:>10.2f}{most:>10.1f}")
+    saved = statistics.median(b - a for a, b in zip(short, core, strict=True))
+    print(
+        f"with 1 entry through plain Core: {statistics.median(core):.0f} us; the short way to the driver saves {saved:.0f} us"
+    )
     print()
     return met
 
@@ -140,23 +153,28 @@ async def compare_drain(engine: Engine, bench: outbox.Outbox) -> bool:
         return Delivered()
 
     ours: list[Rate] = []
+    core: list[Rate] = []
     bare: list[Rate] = []
     with tuned_interpreter():  # as the daemon does
         for measured in [False] + [True] * ROUNDS:
             # Twice the batch: one half is sent while the other is settled and claimed.
-            dispatcher = Dispatcher(engine, outbox=bench, include=[operations], concurrency=2 * BATCH)
-            fill(engine, bench)
-            rate = await drain_by_dispatcher(dispatcher)
+            rates = []
+            for each in (engine, engine.execution_options(**PLAIN_CORE)):
+                dispatcher = Dispatcher(each, outbox=bench, include=[operations], concurrency=2 * BATCH)
+                fill(engine, bench)
+                rates.append(await drain_by_dispatcher(dispatcher))
             fill(engine, bench)
             floor = drain_bare(engine)
             if measured:
-                ours.append(rate)
+                ours.append(rates[0])
+                core.append(rates[1])
                 bare.append(floor)
     ratio = statistics.median(a.per_second / b.per_second for a, b in zip(ours, bare, strict=True))
     print(f"draining {DRAINED} entries to an adapter that does nothing, one process, batches of {BATCH}")
     print(f"{'':>34}{'a second':>10}{'ratio':>10}{'at least':>10}{'client us':>11}")
     print(f"{'bare psycopg, claim and delete':>34}{median(bare):>10.0f}{'':>20}{median_cpu(bare):>11.1f}")
     print(f"{'the dispatcher':>34}{median(ours):>10.0f}{ratio:>10.2f}{DRAIN_GOAL:>10.1f}{median_cpu(ours):>11.1f}")
+    print(f"{'the dispatcher, plain Core':>34}{median(core):>10.0f}{'':>20}{median_cpu(core):>11.1f}")
     return ratio >= DRAIN_GOAL
 
 

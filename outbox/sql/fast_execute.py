@@ -1,28 +1,37 @@
-"""The short way to the database's driver, for the few statements that run all the time."""
+"""The short way to the database's driver, for the few statements that run all the time; else plain SQLAlchemy Core.
 
+`dev.py bench --quick` prints what the short way saves. It calls one private method of SQLAlchemy, for errors only. Where a
+release of SQLAlchemy has no such method, or an engine has the option `outbox_plain_core`, every statement runs through Core.
+"""
+
+import inspect
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, CursorResult, Dialect, Executable
-from sqlalchemy.sql import ClauseElement
 
 from outbox.sql.schema import STATEMENTS_MAX
 from outbox.sql.statement_errors import hide_values, may_quote
 
+PLAIN_CORE = "outbox_plain_core"
+"""An execution option: `create_engine(url, execution_options={"outbox_plain_core": True})`."""
+
 
 class Executed(NamedTuple):
-    """What a statement gave."""
+    """The result of a statement."""
 
     rowcount: int
     rows: Sequence[Any]
 
 
 def execute(connection: Connection, statement: Executable, parameters: dict[str, Any]) -> Executed:
-    """Like `connection.execute`, in half its time where the driver converts values by itself and nobody listens to statements.
+    """Like `connection.execute`, with less CPU where the driver converts values by itself and no listener is registered.
 
     connection: in a transaction. statement: built once and kept, as all that varies in it is in `parameters`.
     """
+    if not _CONVERTS_ERRORS or connection.get_execution_options().get(PLAIN_CORE):
+        return _executed(connection.execute(statement, parameters))
     pooled: Any = connection.connection
     cursor = pooled.info.pop(_KEPT, None)
     if cursor is None and not speaks_binary(connection):
@@ -38,28 +47,48 @@ def execute(connection: Connection, statement: Executable, parameters: dict[str,
             cursor.execute(sql, parameters)
             executed = Executed(cursor.rowcount, cursor.fetchall() if cursor.pgresult.nfields else ())
     except BaseException as error:
-        # SQLAlchemy's own way out: the error's class, the connection's fate, the app's error handlers. It gets no values to show.
-        # Without the statement it wraps nothing but the driver's own: a time limit's signal comes out as what it is.
-        quotes = may_quote(error, connection.dialect)
-        if quotes:
-            hide_values(error)
-        connection._handle_dbapi_exception(error, sql if quotes else None, None, None, None)
+        _raise_as_core_does(connection, error, sql)
+        raise
     if _holds_nothing(cursor):
         pooled.info[_KEPT] = cursor
     return executed
 
+
+def _raise_as_core_does(connection: Connection, error: BaseException, sql: str) -> None:
+    """Raise SQLAlchemy's error of the driver's, which decides about the connection, and call the app's error handlers.
+
+    They get no values to show. Without the statement SQLAlchemy wraps only the driver's own errors: the signal of a time limit
+    is raised as it is.
+    """
+    quotes = may_quote(error, connection.dialect)
+    if quotes:
+        hide_values(error)
+    connection._handle_dbapi_exception(error, sql if quotes else None, None, None, None)
+
+
+_CONVERTS_ERRORS = [*inspect.signature(getattr(Connection, "_handle_dbapi_exception", lambda: None)).parameters][
+    :6
+] == [
+    "self",
+    "e",
+    "statement",
+    "parameters",
+    "cursor",
+    "context",
+]
+"""Whether this release of SQLAlchemy has the method, as it is called here."""
 
 _KEPT = "sqlalchemy-outbox cursor"
 """Where a connection keeps a cursor for the next statement: making one takes psycopg as long as converting its values."""
 
 
 def _holds_nothing(cursor: Any) -> bool:
-    """No rows; nor, once psycopg has prepared its statement, the values that were sent."""
+    """Whether it holds no rows; nor, once psycopg has prepared its statement, the values that were sent."""
     return not cursor.pgresult.nfields and cursor.connection.prepare_threshold is not None
 
 
 def forget_cursor(connection: Connection) -> None:
-    """For who changes what the driver's connection knows of types: a cursor knows what it did when the cursor was made."""
+    """Call this after a change of the types that the driver's connection knows: a cursor keeps those of its creation."""
     connection.info.pop(_KEPT, None)
 
 
@@ -75,9 +104,9 @@ def speaks_binary(connection: Connection) -> bool:
     """
     if connection.dialect.driver not in ("psycopg", "psycopg_async"):
         return False
-    psycopg, driver_connection = connection.dialect.loaded_dbapi, connection.connection.driver_connection
-    ordinary: bool = driver_connection.cursor_factory in (psycopg.Cursor, psycopg.AsyncCursor)  # type: ignore[union-attr]  # typed as any driver's
-    return ordinary
+    psycopg: Any = connection.dialect.loaded_dbapi
+    driver_connection: Any = connection.connection.driver_connection
+    return driver_connection.cursor_factory in (psycopg.Cursor, psycopg.AsyncCursor)
 
 
 def _executed(result: CursorResult[Any]) -> Executed:
@@ -86,10 +115,16 @@ def _executed(result: CursorResult[Any]) -> Executed:
 
 def _has_listeners(connection: Connection) -> bool:
     """Whether statements are logged or reported to listeners: `echo`, an event, a tracing library."""
-    return connection._has_events or connection.engine._has_events or bool(connection._echo)
+    events: Any = connection.dispatch
+    return bool(
+        events.before_cursor_execute
+        or events.after_cursor_execute
+        or events.before_execute
+        or events.after_execute
+        or connection.engine.echo
+    )
 
 
 @lru_cache(STATEMENTS_MAX)
-def _sql(statement: Executable, dialect: Dialect) -> str:
-    compiled: ClauseElement = statement  # type: ignore[assignment]  # every statement is both
-    return str(compiled.compile(dialect=dialect))
+def _sql(statement: Any, dialect: Dialect) -> str:
+    return str(statement.compile(dialect=dialect))

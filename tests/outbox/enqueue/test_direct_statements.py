@@ -17,8 +17,11 @@ from support.entries import run_once
 import outbox
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
+from outbox.sql import fast_execute
 
 ONE_CONNECTION: dict[str, Any] = {"pool_size": 1, "max_overflow": 0}
+PLAIN_CORE: dict[str, Any] = {"execution_options": {"outbox_plain_core": True}}
+BOTH_WAYS = pytest.mark.parametrize("way", [{}, PLAIN_CORE], ids=["short way", "plain core"])
 
 
 def enqueue(
@@ -55,6 +58,65 @@ def test_echo_logs_every_statement(postgresql: Database, ob: outbox.Outbox, capl
     assert "INSERT INTO outbox_entry" in caplog.text
 
 
+def binary_cursors(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each cursor of psycopg that is made from now on is binary, as those of the short way are."""
+    made: list[bool] = []
+    make = psycopg.Connection.cursor
+
+    def cursor(connection: Any, *arguments: Any, binary: bool = False, **settings: Any) -> Any:
+        made.append(binary)
+        return make(connection, *arguments, binary=binary, **settings)
+
+    monkeypatch.setattr(psycopg.Connection, "cursor", cursor)
+    return made
+
+
+@BOTH_WAYS
+@pytest.mark.owner
+def test_an_engine_chooses_between_the_short_way_and_plain_core(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
+) -> None:
+    """What is claimed, replayed, enqueued, sent and settled is the same."""
+    made = binary_cursors(monkeypatch)
+    engine = postgresql.new_engine(**way)
+    answers = []
+    for _ in range(2):
+        with (
+            Session(engine) as session,
+            session.begin(),
+            ob.idempotent(session, "invoice:42", scope="a", request={"b": 1}) as claim,
+        ):
+            answers.append(claim.replayed)
+            if not claim.replayed:
+                for line in range(3):
+                    ob.enqueue(session, "crm.upsert", {"line": line}, discriminator=str(line), options={"account": "a"})
+                claim.respond(201, {"order": 1})
+    service = MemoryAdapter()
+    settled = run_once(engine, ob, adapters={"crm": service})
+
+    assert answers == [False, True]
+    assert settled == 3
+    assert sorted((delivery.payload["line"], delivery.options["account"]) for delivery in service.deliveries) == [
+        (0, "a"),
+        (1, "a"),
+        (2, "a"),
+    ]
+    assert any(made) == (way == {})
+
+
+def test_a_sqlalchemy_without_the_private_method_gets_plain_core(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = binary_cursors(monkeypatch)
+    monkeypatch.setattr(fast_execute, "_CONVERTS_ERRORS", False)
+
+    enqueue(postgresql.new_engine(**ONE_CONNECTION), ob)
+
+    assert len(postgresql.entries) == 1
+    assert made
+    assert not any(made)
+
+
 def test_what_is_read_is_the_same_with_and_without_a_listener(postgresql: Database, ob: outbox.Outbox) -> None:
     client = Client(postgresql, ob, is_async=False)
     first = client.request()
@@ -79,14 +141,7 @@ def test_a_connection_that_prepares_keeps_its_cursor_for_the_next_ones(
 ) -> None:
     """Another would keep the values of its last statement, too."""
     engine = postgresql.new_engine(**ONE_CONNECTION, connect_args=prepares)
-    made: list[bool] = []
-    make = psycopg.Connection.cursor
-
-    def cursor(connection: Any, *arguments: Any, binary: bool = False, **settings: Any) -> Any:
-        made.append(binary)
-        return make(connection, *arguments, binary=binary, **settings)
-
-    monkeypatch.setattr(psycopg.Connection, "cursor", cursor)
+    made = binary_cursors(monkeypatch)
     for number in range(3):
         enqueue(engine, ob, parent=f"order:{number}")
 
@@ -106,9 +161,12 @@ def test_a_new_dispatcher_leaves_what_its_connection_has_prepared(postgresql: Da
     assert any("INSERT INTO outbox_entry" in statement for statement in prepared)
 
 
-def test_a_connection_that_has_written_one_entry_writes_many(postgresql: Database, ob: outbox.Outbox) -> None:
+@BOTH_WAYS
+def test_a_connection_that_has_written_one_entry_writes_many(
+    postgresql: Database, ob: outbox.Outbox, way: dict[str, Any]
+) -> None:
     """The types of arrays are taught to a connection when it first needs them."""
-    engine = postgresql.new_engine(**ONE_CONNECTION)
+    engine = postgresql.new_engine(**ONE_CONNECTION, **way)
 
     for number, lines in enumerate((1, 3, 1)):
         enqueue(engine, ob, parent=f"order:{number}", lines=lines)
@@ -116,8 +174,11 @@ def test_a_connection_that_has_written_one_entry_writes_many(postgresql: Databas
     assert len(postgresql.entries) == 5
 
 
-def test_a_connection_on_which_a_statement_failed_serves_the_next(postgresql: Database, ob: outbox.Outbox) -> None:
-    engine = postgresql.new_engine(**ONE_CONNECTION)
+@BOTH_WAYS
+def test_a_connection_on_which_a_statement_failed_serves_the_next(
+    postgresql: Database, ob: outbox.Outbox, way: dict[str, Any]
+) -> None:
+    engine = postgresql.new_engine(**ONE_CONNECTION, **way)
     postgresql.execute(sa.text("ALTER TABLE outbox_entry ADD CONSTRAINT picky CHECK (operation <> 'crm.refused')"))
     try:
         for number in range(3):
@@ -163,17 +224,21 @@ def test_an_async_driver_that_writes_values_into_statements_is_served_too(
     assert sorted(row.discriminator for row in postgresql.entries) == ["1", "2"]
 
 
-def test_an_error_of_the_database_is_one_of_sqlalchemys(refusing: Database, ob: outbox.Outbox) -> None:
+@BOTH_WAYS
+def test_an_error_of_the_database_is_one_of_sqlalchemys(
+    refusing: Database, ob: outbox.Outbox, way: dict[str, Any]
+) -> None:
     with pytest.raises(sa.exc.IntegrityError, match="refusing") as caught:
-        enqueue(refusing.engine, ob)
+        enqueue(refusing.new_engine(**way), ob)
 
     assert not caught.value.connection_invalidated
     assert caught.value.statement is not None
     assert refusing.entries == []
 
 
-def test_a_connection_that_broke_is_thrown_away(postgresql: Database, ob: outbox.Outbox) -> None:
-    engine = postgresql.new_engine(**ONE_CONNECTION)
+@BOTH_WAYS
+def test_a_connection_that_broke_is_thrown_away(postgresql: Database, ob: outbox.Outbox, way: dict[str, Any]) -> None:
+    engine = postgresql.new_engine(**ONE_CONNECTION, **way)
 
     with Session(engine) as session:
         pid = session.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
@@ -187,8 +252,9 @@ def test_a_connection_that_broke_is_thrown_away(postgresql: Database, ob: outbox
     assert [row.parent for row in postgresql.entries] == ["order:2"]
 
 
-def test_an_apps_own_error_handler_is_asked(refusing: Database, ob: outbox.Outbox) -> None:
-    engine = sa.create_engine(refusing.url)
+@BOTH_WAYS
+def test_an_apps_own_error_handler_is_asked(refusing: Database, ob: outbox.Outbox, way: dict[str, Any]) -> None:
+    engine = sa.create_engine(refusing.url, **way)
     seen: list[str] = []
 
     @sa.event.listens_for(engine, "handle_error")
@@ -202,12 +268,15 @@ def test_an_apps_own_error_handler_is_asked(refusing: Database, ob: outbox.Outbo
     assert seen == ["IntegrityError"]
 
 
+@BOTH_WAYS
 @pytest.mark.owner
-def test_a_cancelled_statement_leaves_no_connection_half_read(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_a_cancelled_statement_leaves_no_connection_half_read(
+    postgresql: Database, ob: outbox.Outbox, way: dict[str, Any]
+) -> None:
     """As SQLAlchemy's own do: a task that is cancelled while the database is asked gives the connection up."""
 
     async def main() -> None:
-        engine = create_async_engine(postgresql.url, **ONE_CONNECTION)
+        engine = create_async_engine(postgresql.url, **ONE_CONNECTION, **way)
         with Session(postgresql.engine) as holder:
             holder.execute(sa.text("LOCK TABLE outbox_entry"))
 
