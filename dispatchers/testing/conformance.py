@@ -11,8 +11,7 @@
         def adapter(self, remote, timeout): return CrmAdapter(remote.url, token="crm_token_1", timeout=timeout)
         def raising(self, error, monkeypatch): ...
 
-Needs pytest, and no fixture or conftest of yours. `HttpSuite`, in `dispatchers.testing.conformance_http`, brings a
-faulty HTTP server and what it does to every adapter.
+Needs pytest alone. `HttpSuite`, in `dispatchers.testing.conformance_http`, brings a faulty HTTP server and scenarios.
 """
 
 import asyncio
