@@ -1,4 +1,4 @@
-"""The heart of the sending side: the loops that claim, have sent what they claimed, and settle.
+"""The loops that claim entries, have them sent, and settle them.
 
 A claim is committed before anything is sent, and no transaction is open during a send. While one loop waits for the database,
 what the other has claimed is sent.
@@ -44,7 +44,7 @@ PERMIT_REPORTS_MAX = (
 
 
 class Progress(NamedTuple):
-    """What an exchange brought. asked: whether it asked for anything. claimed: with what was passed over."""
+    """The result of an exchange. asked: whether it had quotas. claimed: including the entries that were passed over."""
 
     asked: bool = False
     claimed: int = 0
@@ -52,7 +52,7 @@ class Progress(NamedTuple):
 
 
 class ClaimLoops:
-    """Claims, has what it claimed sent, and settles it with a later exchange.
+    """Claims entries, has them sent, and settles them with a later exchange.
 
     guard: stops the claims after a failover. env, keyring: asked when they are needed, as the app may configure them late.
     clock: ours, in seconds. refusal: why this process must end, if it must.
@@ -129,7 +129,7 @@ class ClaimLoops:
         return settled + self._collector.settled_alone
 
     def until(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
-        """The loops, to be awaited together; a database that is away is waited for."""
+        """The loops, to be awaited together; while the database is unavailable they wait."""
         return [self._claim_loop(stopping) for _ in range(CLAIM_LOOPS)]
 
     async def drain(self, grace: timedelta) -> None:
@@ -287,7 +287,7 @@ class ClaimLoops:
         return self._take_note(postponed, exchange)
 
     def _take_note(self, settlements: Sequence[Ending], exchange: Exchange) -> int:
-        """What became of these settlements; returns how many took effect."""
+        """Keep the postponed ones and report the lost ones; returns how many took effect."""
         self._collector.outcomes.postpone(settlements, exchange.postponed)
         written = _without_lost(settlements, exchange)
         return sum(not isinstance(change, Release) for _, change in written)
@@ -333,7 +333,7 @@ class ClaimLoops:
 
 
 def _without_lost(settlements: Sequence[Ending], exchange: Exchange) -> Sequence[Ending]:
-    """What the database took; what it will never take is reported."""
+    """The settlements that took effect; those whose lease was lost are logged."""
     if len(exchange.settled) == len(settlements):
         return settlements
     for entry, change in settlements:

@@ -1,4 +1,4 @@
-"""What one dispatcher knows of the throttling of its destinations, and must report to the others. No I/O.
+"""How this dispatcher's destinations are throttled, as far as it knows, and what it must report to the others. No I/O.
 
 The database's rows decide; what is kept here spares it questions whose answer is known.
 """

@@ -1,4 +1,4 @@
-"""Collects what ended: frees its permits, and has it settled in the next batch, or alone together with its callback."""
+"""Collects the transitions of claimed entries: frees their permits, and settles them in the next batch or with a callback."""
 
 import asyncio
 import logging
@@ -88,7 +88,7 @@ class OutcomeCollector:
     # --- after it
 
     def done(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
-        """This entry needs its permit no longer.
+        """The entry no longer needs its permit.
 
         outcome: what the adapter answered, if the entry was sent. change: None if the claim is left to its lease's end.
         """
@@ -133,7 +133,7 @@ class OutcomeCollector:
     # --- for the next exchange with the database
 
     def take(self) -> list[Ending]:
-        """What the next exchange settles."""
+        """The settlements of the next exchange."""
         return [self._hand_over(ending) for ending in self.outcomes.take()]
 
     def take_postponed(self, *, is_final: bool) -> list[Ending]:

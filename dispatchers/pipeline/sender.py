@@ -46,10 +46,10 @@ class Worker:
 
 
 class Sender:
-    """Starts sends and brings back what became of them.
+    """Runs sends and status lookups, and reports the transition of each.
 
-    done: called with each entry whose send has ended, with what its adapter answered and with its transition, if there are any.
-    keyring: asked only for a later key epoch. flow: knows what `decide` and `judge` are to believe of a service's memory.
+    done: called with each entry whose send has ended, with its adapter's answer and its transition, if there are any.
+    keyring: asked only for a later key epoch. flow: knows which destinations were paused.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class Sender:
             self._watch = loop.create_task(self._cancel_overdue(loop))
 
     async def finish(self, grace: timedelta) -> None:
-        """Let what is under way come to its end, but cancel it after `grace`."""
+        """Wait for what is in flight, and cancel it after `grace`."""
         if self._under_way:
             self._all_back = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._all_back], timeout=grace.total_seconds())
         await self.abandon()
 
     async def abandon(self) -> None:
-        """Cancel what is under way. It is in doubt, and found so when its lease ends."""
+        """Cancel what is in flight. It is in doubt, and the next claim finds it so when its lease has ended."""
         while self._ready:
             entry, *_ = self._ready.popleft()
             self._end(entry, None, Release("the process stopped before it was sent"))
@@ -120,8 +120,9 @@ class Sender:
     # --- the workers
 
     def _set_to_work(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Call one worker more for what is ready. When it comes, it calls the next one before its own send may have to
-        wait: so as many are at work as there are sends that wait, and one or two do all those that need not.
+        """Wake or start one more worker. It calls the next one before its own send may have to wait.
+
+        So there are as many workers as sends that wait; one or two do all sends that need not wait.
         """
         if not self._ready or self._called:
             return
@@ -155,7 +156,7 @@ class Sender:
             self._working.pop(worker, None)
 
     async def _cancel_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One watch for all: a timer for each costs as much as the rest of a send."""
+        """One task for all workers: a timer for each send would cost as much as the rest of the send."""
         while self._under_way:
             await asyncio.sleep(WATCH_SECONDS)
             now = loop.time()
@@ -196,7 +197,7 @@ class Sender:
         self._done(entry, outcome, change)
 
     async def _tag_of_epoch(self, worker: Worker, entry: ClaimedEntry) -> Tag | None:
-        """The tag of a later key epoch, after a "send again": only the first one's is stored. None if it is unavailable."""
+        """The tag of a later key epoch, after a "send again": only the first epoch's is stored. None if it is unavailable."""
         try:
             return derive_tag(self._keyring(), entry.kid, await self._store.key_fields(entry.id), entry.key_epoch)
         except asyncio.CancelledError:
@@ -248,7 +249,7 @@ class Sender:
     async def _answer(
         self, worker: Worker, entry: ClaimedEntry, route: Route, ask: Callable[[Delivery], Any], delivery: Delivery
     ) -> Any:
-        """What the adapter answers; an exception says nothing about the remote service."""
+        """The adapter's answer. An exception proves nothing about the remote service."""
         try:
             return await ask(delivery)
         except asyncio.CancelledError:
@@ -267,12 +268,12 @@ class Sender:
 
 
 def _is_overdue_only(worker: Worker) -> bool:
-    """Whether nobody but our own watch has cancelled it, if anybody has."""
+    """Whether only the deadline has cancelled it, if anything has."""
     return (worker.task.cancelling() if worker.task is not None else 0) <= worker.overdue
 
 
 def _delivery(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) -> Delivery | None:
-    """None if it cannot be made into one, which the log then tells."""
+    """None if it cannot be made into one; the reason is logged."""
     try:
         return Delivery(
             entry.id,

@@ -1,4 +1,4 @@
-"""The settlements that commit alone, each with a callback or with the completion of its request."""
+"""Settles the entries that commit alone, each with a callback or with the completion of its request."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ class Waiting(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Whether an entry settled, and what a batch is to store instead."""
+    """Whether an entry settled, and else the transition that a batch stores instead."""
 
     settled: bool
     instead: Transition | None = None
@@ -51,8 +51,9 @@ class SettlementWorker:
 
     at_once: how many callbacks run at the same time. usable: how long after its claim an entry may wait for its turn; then its
     outcome is stored, and the entry is released for any dispatcher. clock: ours, in seconds.
-    callbacks: tells which one another process must call. ended: called after each entry, with whether it settled, and else
-    with what a batch is to store instead, if anything. away: called with the error when the database is away; it is tried again.
+    callbacks: knows which callbacks only another process has. ended: called after each entry, with whether it settled, and else
+    with the transition that a batch stores instead, if any. away: called with the error when the database is unavailable; the
+    settlement is retried.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class SettlementWorker:
         return len(self._waiting) + len(self._delayed) + self._at_work
 
     def begin(self) -> None:
-        """Go on, on this event loop: workers and timers die with theirs, and each `asyncio.run` brings another."""
+        """Continue on this event loop: workers and timers end with their loop, and each `asyncio.run` brings another."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._workers, self._at_work, self._release_timer = loop, {}, 0, None
@@ -117,7 +118,7 @@ class SettlementWorker:
         self._watch_lease(waiting, loop)
 
     async def finish(self, grace: timedelta) -> None:
-        """Let them come to their end, but give up after `grace`."""
+        """Wait for the callbacks, and give up after `grace`."""
         until = self._clock() + grace.total_seconds()
         while self and (left := until - self._clock()) > 0:
             if self._workers:
@@ -127,7 +128,7 @@ class SettlementWorker:
         await self.abandon()
 
     async def abandon(self) -> None:
-        """Stop. What has not begun is stored; what has begun may yet commit, and else its lease runs out."""
+        """Stop. Where no callback has begun, the outcome is stored; one that has begun may still commit, or its lease expires."""
         not_begun = [*self._waiting, *self._stop_delays()]
         self._waiting = deque()
         for worker in self._workers:
@@ -217,7 +218,7 @@ class SettlementWorker:
                 workers.pop(me, None)
 
     async def _settle_one(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> Result | None:
-        """What became of it; None if the database is away, or another transaction has locked a row: it is tried again."""
+        """The result; None if the database is unavailable or another transaction has locked a row: it is tried again."""
         entry, end, calls = waiting.entry, waiting.end, waiting.calls
         began = self._clock()
         if (missing := self._callbacks.missing(entry, end)) is not None:
@@ -246,7 +247,7 @@ class SettlementWorker:
         return Result(settled)
 
     async def _learn_patiently(self) -> None:
-        """Read the record of callbacks again; if the database is away, the next try finds it changed once more."""
+        """Read the record of callbacks again. If the database is unavailable, the next try finds the record changed again."""
         try:
             self._callbacks.learn(await self._store.callbacks())
         except Exception as error:

@@ -13,6 +13,7 @@ from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.transitions import ClaimedEntry, Lookup, Plan, Release, Send, Transition
 from outbox.sql.schema import SCHEMA_VERSION
 
+_AT_THE_SERVICE = (Send, Lookup)  # a union costs each entry as much as all of `plan`
 UNSERVED_SECONDS = 5.0  # how long this process claims nothing of a destination of which it serves nothing
 
 
@@ -54,18 +55,20 @@ class Triage:
             if entry.schema_version > SCHEMA_VERSION:
                 self._leave_unreadable(entry)
                 continue
-            step = self._plan(entry, route, env)
-            if isinstance(step, Send | Lookup):
+            if entry.deliveries == 1 and not entry.maybe_sent:  # no rule asks for the jitter, a pause or the form
+                step = plan(entry, route.memory, entry.leased_at, 0.0, env=env, alike=True)
+            else:
+                step = self._plan_again(entry, route, env)
+            if isinstance(step, _AT_THE_SERVICE):
                 yield entry, route, step, started
             else:
                 self._decide_unsent(entry, step)
 
-    def _plan(self, entry: ClaimedEntry, route: Route, env: str) -> Plan:
-        memory, jitter = route.memory, 0.0
-        if entry.deliveries > 1:  # no rule asks for either at an entry's first claim
-            memory, jitter = self._flow.memory(entry, memory), self._rng.random()
+    def _plan_again(self, entry: ClaimedEntry, route: Route, env: str) -> Plan:
+        """The plan for an entry that was claimed before."""
+        memory = self._flow.memory(entry, route.memory)
         alike = entry.in_doubt_since is None or route.sends_alike(entry)
-        return plan(entry, memory, entry.leased_at, jitter, env=env, alike=alike)
+        return plan(entry, memory, entry.leased_at, self._rng.random(), env=env, alike=alike)
 
     def _leave_unserved(self, entry: ClaimedEntry) -> None:
         """Another process may serve it. A destination of which nothing is served here is left to the others."""

@@ -6,10 +6,11 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from dispatchers.stored_outcome import read_outcome
+from dispatchers.stored_outcome import NOTHING_STORED, read_outcome
 from dispatchers.transitions import ClaimedEntry
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
+_make = ClaimedEntry._make
 
 
 def claimed_entry(row: Sequence[Any], token: UUID) -> ClaimedEntry:
@@ -17,8 +18,9 @@ def claimed_entry(row: Sequence[Any], token: UUID) -> ClaimedEntry:
 
     Raises `ValueError` for a text that cannot be read: the claim fails, and the row is then set aside.
     """
-    texts = row[-3:]
-    return ClaimedEntry._make((*row[:-3], read_outcome(texts[0]), read_object(texts[1]), read_object(texts[2]), token))
+    if row[-3] is None and row[-2] == row[-1] == "{}":  # most
+        return _make((*row[:-3], NOTHING_STORED, _EMPTY, _EMPTY, token))
+    return _make((*row[:-3], read_outcome(row[-3]), read_object(row[-2]), read_object(row[-1]), token))
 
 
 def read_object(text: str) -> Mapping[str, Any]:
