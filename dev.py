@@ -1,6 +1,6 @@
 """Everything a developer runs, on a machine with Python 3.11 and a package registry and nothing else.
 
-    python3 dev.py demo [ARGS]     show it at work
+    python3 dev.py demo [ARGS]     show it running
     python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS; without ARGS also the tests that touch
                                    SQLAlchemy on the oldest release of it that is supported
     python3 dev.py bench --quick   a quick benchmark; with --requests, what a claim adds to a request

@@ -1,4 +1,4 @@
-"""Alembic's own commands over these migrations, for whoever writes the next one: `alembic revision --autogenerate`.
+"""Alembic's own commands over these migrations, for developers who write the next one: `alembic revision --autogenerate`.
 
 Apps and `outbox db` do not come through here: `outbox.migrations` hands `op`, the schema and the prefix to the scripts
 itself, so that Alembic's module-wide `op` and `context` stay those of the app's own migration, if one is running.

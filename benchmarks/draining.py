@@ -47,7 +47,7 @@ def draining_engine(prog: str, description: str | None) -> Iterator[Engine]:
 
 @contextmanager
 def filling(engine: Engine) -> Iterator[Session]:
-    """A session for all the entries that there are to be; afterwards the tables are vacuumed, and written out."""
+    """A session for all the entries; afterwards the tables are vacuumed, and written out."""
     with engine.begin() as connection:
         connection.execute(text(f"TRUNCATE {TABLES}"))
     with Session(engine) as session, session.begin():

@@ -6,9 +6,9 @@ The same unordered entries are drained with groups beside them and without any, 
 - drained: as many entries of another destination are drained at the same time by the same dispatcher, in groups; without, as many
   that are unordered, too.
 
-The median of the rounds' ratios is printed, of the time until the last unordered entry was sent. Groups that stand still are to
-cost nothing, 5 % at most. An entry that leaves a group takes its dispatcher longer than one that has no order, and so those wait
-that are claimed beside it: three times as long at most.
+The median of the rounds' ratios is printed, of the time until the last unordered entry was sent. Blocked groups must cost at
+most 5 %. An entry that leaves a group takes its dispatcher longer than one that has no order, and so those wait that are
+claimed beside it: three times as long at most.
 """
 
 import asyncio

@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def compare_enqueue(engine: Engine, bench: outbox.Outbox) -> bool:
-    """CPU of a transaction with entries over the same transaction without."""
+    """CPU of a transaction with entries over one without."""
     counts = (0, *GOALS)
     for entries in counts:
         transactions_cpu(engine, bench, entries)  # warm-up

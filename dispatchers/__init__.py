@@ -7,7 +7,7 @@
 
     Dispatcher(engine, include=[effects], adapters={"stripe": StripeAdapter(api_key=...)}).run()
 
-An adapter's author reads `delivery.py`. The heart is `dispatcher.py` and `pipeline/claim_loops.py`; what becomes of an entry is
+An adapter's author reads `delivery.py`. The heart is `dispatcher.py` and `pipeline/claim_loops.py`; what happens to an entry is
 decided in `decide.py`.
 Each name is imported when it is first asked for: `outbox --help` must not wait for SQLAlchemy.
 """

@@ -111,8 +111,8 @@ class Calls(NamedTuple):
 class Callbacks:
     """The registered callbacks; as with adapters, the longest dotted prefix of an operation's name wins.
 
-    A completion's name is met by itself only: it is no operation's.
-    to_record: those that settle entries, as they are put on record. What completes a request stands in the request's record.
+    A completion's name is matched exactly: it is no operation's.
+    to_record: those that settle entries, as they are put on record. What completes a request is in the request's record.
     """
 
     def __init__(self, sources: Iterable[Mapping[tuple[Kind, str], Function]]) -> None:
@@ -320,7 +320,7 @@ def begin_completed(connection: Connection, configuration: Configuration, sessio
 
 
 def require_no_awaitable(answer: object) -> None:
-    """Raise if a callback that is called as a sync one has only made a coroutine, which nobody would await."""
+    """Raise if a callback that is called as a sync one has only made a coroutine, which is never awaited."""
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()
@@ -333,7 +333,7 @@ def require_intact(connection: Connection) -> None:
     """Raise unless the transaction would really commit.
 
     A callback may have rolled it back, or caught a statement's error without a savepoint: PostgreSQL then answers COMMIT with a
-    quiet ROLLBACK. A connection that the server has ended is no fault of the callback's: that is raised as it is.
+    silent ROLLBACK. A connection that the server has ended is no fault of the callback's: that is raised as it is.
     """
     if connection.invalidated:
         raise ConnectionError("the database ended the connection during the callback")

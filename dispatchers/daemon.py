@@ -32,7 +32,7 @@ COLLECTOR_THRESHOLD = 10_000  # objects that can be in a cycle, made and not yet
 SWITCH_SECONDS = 0.0002  # how long one of Python's threads runs on while another waits; Python's own is 0.005
 SETTLE_SECONDS = 2.0  # after a second signal
 CHECK_SECONDS = (0.2, 5.0)  # until a database that is away at the start is asked again, doubling up to the second
-CLOSE_SECONDS = 2.0  # for connections, which a database that has vanished would never let go
+CLOSE_SECONDS = 2.0  # for connections, which an unreachable database would never release
 LATE_SECONDS = 5.0  # after the grace, a drain has ended unless the database does not answer
 STOPPED_AT_ONCE = 1  # the exit status then
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -153,7 +153,7 @@ def tuned_interpreter() -> Iterator[None]:
 
     The collector of cycles leaves alone what is loaded by now, and comes seldom, as a dispatcher makes next to no cycles: each
     full collection would walk all that is loaded, and draining would take 4 to 8 % longer.
-    Threads take turns often: the one that has an answer of the database goes on at once, not when others have sent all they have.
+    Threads switch often, so that the thread with a database answer continues at once.
     """
     thresholds, seconds = gc.get_threshold(), sys.getswitchinterval()
     gc.freeze()

@@ -1,25 +1,25 @@
-"""Whether the database is still the one that it was: a mark of its history, and what contradicts it. Pure.
+"""Detects that the database was failed over, restored or copied, by its stored identity. Pure.
 
-A mark is a few facts about the server, written into the database once a minute and remembered by whoever saw it committed.
-A database that has lost commits, or is a copy, contradicts a mark: in what its server says of itself now, or because its
-own mark is older than one that is remembered. What may be done then stands in docs/restore.md.
+An identity is a few facts about the server, written into the database once a minute and remembered by each process that saw it
+committed. A database that has lost commits, or is a copy, contradicts an identity: its server reports other facts, or its
+stored identity is older than a remembered one. See docs/restore.md.
 """
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 IDENTITY_EVERY = timedelta(minutes=1)
-"""How old a mark may get. What was lost was committed after the last one that survived: this much earlier, at most, does
-doubt begin."""
+"""The age at which an identity is renewed. Lost commits came after the last surviving one, so doubt begins at most this much
+earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseIdentity:
-    """What a server said of itself at one moment of its clock. What it does not tell is None.
+    """A server's own facts at one moment of its clock; None for what it does not report.
 
     environment: the deployment's name, as the dispatcher is configured. place: which database and table of the server, or
-    which file. lsn: how far its write-ahead log was. resumed_at: when a person last resumed after a restore. number: of the
-    marks that were written into the database, one after another; 0 for one that was not.
+    which file. lsn: how far its write-ahead log was. resumed_at: when an operator last resumed after a restore. number: of the
+    identities that were written into the database, one after another; 0 for one that was not.
     """
 
     environment: str
@@ -34,9 +34,9 @@ class DatabaseIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentityCheck:
-    """What a look at the database came to: its mark, and why every dispatcher holds, if they do.
+    """The result of a check: the stored identity, and why all sending is suspended, if it is.
 
-    continued: the promotion after which this look let all of them continue, as the fleet declares that none loses a commit.
+    continued: the promotion after which this check let sending continue, because the fleet declares that promotions lose nothing.
     """
 
     identity: DatabaseIdentity | None
@@ -45,10 +45,9 @@ class IdentityCheck:
 
 
 def suspicion(now: DatabaseIdentity, identity: DatabaseIdentity | None, known: DatabaseIdentity | None) -> str | None:
-    """Why the database cannot be trusted to remember what was sent; None if nothing speaks against it.
-
-    now: what the server says. mark: what is written in the database. known: what the asking process remembers, or its file.
-    All of one environment: a process of another one has refused itself before.
+    """Why the database may have lost commits; None if nothing shows it. now: what the server reports. identity: what is stored in
+    the database. known: what the asking process remembers, or its file. All of one environment: a process of another one has
+    refused itself before.
     """
     if is_outdated(known, identity):
         known = None
@@ -62,7 +61,7 @@ def suspicion(now: DatabaseIdentity, identity: DatabaseIdentity | None, known: D
 
 
 def is_promotion(now: DatabaseIdentity, identity: DatabaseIdentity | None, known: DatabaseIdentity | None) -> bool:
-    """Whether all that is suspicious is a later timeline: the same server's history, promoted, with every mark in it."""
+    """Whether all that is suspicious is a later timeline: the same server's history, promoted, with every identity in it."""
     if identity is None or identity.timeline is None or now.timeline is None:
         return False
     followed = [replace(each, timeline=now.timeline) if each else None for each in (identity, known)]
@@ -75,15 +74,14 @@ def is_outdated(known: DatabaseIdentity | None, identity: DatabaseIdentity | Non
 
 
 def bounds(now: DatabaseIdentity, identity: DatabaseIdentity, known: DatabaseIdentity | None) -> bool:
-    """Whether what was lost was committed after `mark`.
-
-    Not if only `known` tells of a loss, and `mark` is the younger: somebody who knew nothing wrote it after that.
+    """Whether the lost commits came after `identity`. Not if only `known` shows a loss and `identity` is younger: another process
+    wrote it after the loss.
     """
     return known is None or identity.checked_at <= known.checked_at or suspicion(now, identity, None) is not None
 
 
 def is_due(now: DatabaseIdentity, identity: DatabaseIdentity) -> bool:
-    """Whether the mark is to be written anew. It never goes back, whatever the clock does."""
+    """Whether the identity must be renewed. Its time never decreases."""
     return now.checked_at - identity.checked_at >= IDENTITY_EVERY
 
 
@@ -106,7 +104,7 @@ def _change(earlier: DatabaseIdentity, now: DatabaseIdentity) -> str | None:
 
 
 def position(lsn: str) -> int:
-    """The number of bytes that an LSN stands for. Source: PostgreSQL, "pg_lsn Type"."""
+    """The number of bytes that an LSN represents. Source: PostgreSQL, "pg_lsn Type"."""
     high, low = lsn.split("/")
     return (int(high, 16) << 32) + int(low, 16)
 
@@ -116,7 +114,7 @@ def _resumed(identity: DatabaseIdentity) -> datetime:
 
 
 def _follows(identity: DatabaseIdentity, known: DatabaseIdentity) -> bool:
-    """Whether `mark` is `known`, or may have been written after it."""
+    """Whether `identity` is `known`, or may have been written after it."""
     return identity.number > known.number or (
         identity.number == known.number and identity.checked_at == known.checked_at
     )

@@ -1,8 +1,8 @@
 """The contract that an adapter's author reads: what an adapter gets, what it answers, what it declares.
 
-An adapter is handed one `Delivery` and answers with one `Outcome`. It never retries by itself, never decides what
-becomes of the entry, and never touches the database: the dispatcher does all three. One that can look at its service says
-with `find` what it found there of an earlier attempt.
+An adapter is handed one `Delivery` and answers with one `Outcome`. It never retries by itself, never decides what happens to
+the entry, and never touches the database: the dispatcher does all three. An adapter with a status lookup reports with `find`
+what the service has of an earlier attempt.
 """
 
 import json
@@ -38,11 +38,11 @@ class Delivery(NamedTuple):
 
     body: the payload's JSON bytes as they were enqueued; they are what goes out, whatever the deploy.
     key: the child key in the form that the adapter declared: the same for every attempt.
-    attempt: 1 for the first; how many sends of this entry may have left, this one included. For a look, those before it.
+    attempt: 1 for the first; how many sends of this entry may have left, this one included. For a lookup, those before it.
     options: stored verbatim by `outbox.enqueue`, e.g. {"account": "acct_1"}.
     deadline: when the dispatcher cancels this send, on the event loop's clock (`asyncio.timeout_at(deadline)`).
     due_at: from when on the app wanted it sent, by the database's clock: the same for every attempt.
-    age: how long ago it was enqueued, by the same clock. No attempt is older, and clocks need not agree to tell.
+    age: how long ago it was enqueued, by the same clock. No attempt is older, even if clocks differ.
 
     Its repr shows no body, options or headers.
     """
@@ -104,7 +104,7 @@ class KeyConflict:
 class Deferred:
     """Certainly not executed; retry later, `after` at the earliest.
 
-    cools: the answer is about the whole destination, not this entry (429, 401): the whole destination waits.
+    cooldown: the answer is about the whole destination, not this entry (429, 401): the whole destination waits.
     account: the one account of many that the service refuses. Only that account's own destination counts it as a failure or waits
         (`stripe:acct_1`); in a destination that accounts share, only the entry waits.
     """
@@ -124,7 +124,7 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """It may have been executed. `final`: a retry under this key cannot give another answer. `cools`: as in `Deferred`."""
+    """It may have been executed. `final`: a retry under this key cannot give another answer. `cooldown`: as in `Deferred`."""
 
     reason: str
     after: timedelta | None = None
@@ -136,7 +136,7 @@ Outcome: TypeAlias = Delivered | Rejected | KeyConflict | Deferred | InProgress 
 """What `send` returns: one of these six."""
 
 
-# --- what a look finds: a closed union
+# --- the result of a lookup: a closed union
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +243,12 @@ class Adapter(Protocol):
     attempts_max: after so many sends without an answer that ends it, the entry ends: failed, or uncertain if in doubt.
     age_max: the same for the time since its first claim. Waiting for that has no limit.
     failure_blocks_group: whether a failed or uncertain entry blocks its ordering group until an operator releases it; False lets
-        the entries behind it go on.
+        the entries after it continue.
     pinned: what else must not change between two attempts (an API version, an account); a later attempt in doubt whose
         adapter differs here or in `key_format` is refused and reported.
 
-    find: a look at the service, async or sync, for an entry that may have been executed: given the `Delivery`, it answers
-        with a `Finding` within `timeout`, and changes nothing there. None, the default: it cannot be looked at. What it
+    find: the status lookup, async or sync, for an entry that may have been executed: given the `Delivery`, it answers
+        with a `Finding` within `timeout`, and changes nothing there. None, the default: no lookup. What it
         raises counts as `CannotTell`.
 
     An adapter with an `async def aclose()` has it called when its dispatcher stops.

@@ -1,6 +1,6 @@
 """The dispatcher as an app sees it: how it is set up, in which order its parts work, and how it ends.
 
-What it claims, sends and settles is in `pipeline.claim_loops`; what an attempt means is decided in `decide`. Time, chance and
+What it claims, sends and settles is in `pipeline.claim_loops`; what an attempt means is decided in `decide`. Time, randomness and
 the store are handed in.
 """
 
@@ -39,7 +39,7 @@ log = logging.getLogger("outbox.dispatcher")
 
 
 def steady_clock() -> float:
-    """Seconds that never go back, and go on while the machine is suspended."""
+    """Monotonic seconds that also count while the machine is suspended."""
     return time.clock_gettime(_STEADY)
 
 
@@ -63,7 +63,7 @@ class Dispatcher:
         otherwise stop every dispatcher until an operator resumes, it continues by itself, on record: see docs/restore.md.
     store, clock, chance: what it works with, for tests and simulations.
 
-    Raises `ConfigurationError` for adapters under which the promises could not be kept.
+    Raises `ConfigurationError` for adapters that break the guarantees.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Dispatcher:
         """Claim, send and settle whatever is due now; returns how many entries it settled, whatever their outcome.
 
         What comes due again meanwhile is left for the next call. Raises `Suspended` after a failover or a restore of the
-        database, until a person resumes, and what the database raises.
+        database, until an operator resumes, and what the database raises.
         """
         self._loops.begin()
         await self._loops.sweep()
@@ -209,7 +209,7 @@ class Dispatcher:
             raise self._loops.refusal
 
     async def reconcile(self) -> None:
-        """Have some of the entries looked for that became uncertain when nobody could look; the timetable asks for more."""
+        """Request lookups for a page of entries that became uncertain without one; the schedule repeats this."""
         if self._routes.can_look_up:
             self._sought = await self.store.request_lookups(
                 self._routes.may_look_up, self._settings.fencing_delay, self._sought

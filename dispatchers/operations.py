@@ -98,8 +98,8 @@ class Operations:
         """Register `function(session, completed)` to run when every entry of a request accepted under `name` has ended.
 
         It calls `completed.respond(...)`, the request's final response, in the transaction that settles the last entry, after
-        that entry's own callback. The same rules hold as for `on_settled`: if it raises, all of that is tried again with
-        backoff. What it enqueues does not keep the request open.
+        that entry's own callback. As with `on_settled`, if it raises, all of that is retried with backoff. What it enqueues
+        does not keep the request open.
         """
         check_operation(name, "completion")
         return self._callback("on_completed", name)

@@ -41,7 +41,7 @@ def storable(answer: object) -> Outcome:
 
 
 def storable_finding(answer: object) -> Finding:
-    """The same of what a look answered. What is no finding tells nothing: `CannotTell`."""
+    """The finding without what cannot be stored; anything that is no finding becomes `CannotTell`."""
     if isinstance(answer, Found):
         return Found(_result(answer.result))
     if isinstance(answer, Absent):
@@ -52,7 +52,7 @@ def storable_finding(answer: object) -> Finding:
 
 
 def _result(result: Any) -> Any:
-    """`result`, or what says why it is not kept: it happened all the same."""
+    """`result`, or what says why it is not kept: it happened nevertheless."""
     try:
         text = json.dumps(result, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A dispatcher's settings, checked once: what they are for is told at `Dispatcher`."""
+"""A dispatcher's settings, checked once; `Dispatcher` documents them."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from outbox.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one dispatcher. Raises `ConfigurationError` for values under which the promises could not be kept.
+    """The settings of one dispatcher. Raises `ConfigurationError` for values that break the guarantees.
 
     keep: checked by `Retention`, which knows the adapters' windows.
     """

@@ -28,7 +28,7 @@ class LookupState(NamedTuple):
     """The state of an entry that waits for a status lookup; nothing is sent while it is stored.
 
     why: what made the lookup necessary. inconclusive: how many lookups gave no result; after the first the entry is uncertain.
-    fenced_at: from then on no earlier sender can be at work, by the database's clock; absence counts only from then on.
+    fenced_at: from then on no earlier sender can be running, by the database's clock; absence counts only from then on.
     deliveries: how often the entry had been claimed when this was stored. stored: as in `MarkUncertain`.
     """
 

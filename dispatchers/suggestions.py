@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-LIKENESS = 0.65  # of 1: a letter or two of a word, two that changed places in a short one; not another word
+LIKENESS = 0.65  # of 1: one or two letters of a word, or two swapped in a short one; not another word
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -42,7 +42,7 @@ class Threads:
         return answer
 
     def start(self) -> None:
-        """Begin another one: also when one of them hangs, and nobody waits for it any more."""
+        """Begin another one: also when one of them hangs, and the wait was given up."""
         self._started += 1
         Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
 

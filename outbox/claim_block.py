@@ -34,7 +34,7 @@ class IdempotentBlock:
     """What `outbox.idempotent` returns: `with` it on a Session, `async with` it on an AsyncSession.
 
     savepoint_of: begins the savepoint of what is done in it. lock_wait: waits for the request in flight.
-    owns_transaction: whether who has opened it ends the session's transaction with it, whatever comes. Then nobody can commit
+    owns_transaction: whether who has opened it ends the session's transaction with it, in every case. Then no commit can follow
         what the block has lost: an error, and a rollback of the handler's, pass as they are.
     """
 
@@ -158,7 +158,7 @@ class IdempotentBlock:
                 state.claim = None
 
     def _abandon(self, claim: Claim, error: BaseException) -> None:
-        """Whoever survives the error, and commits, must not commit what the transaction has lost: raises that instead."""
+        """Make a later commit raise the error, if the caller has handled it: the transaction has lost work."""
         lost = claim.abandon()
         if lost is None or lost is error or self.owns_transaction or not isinstance(error, Exception):
             return
@@ -172,7 +172,7 @@ class IdempotentBlock:
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
-    """The exit or interrupt at which a handler rolled back, if one did. What that raised must not stand in its place."""
+    """The exit or interrupt at which a handler rolled back, if one did. The rollback's own error must not replace it."""
     while isinstance(error, Exception):
         error = error.__context__
     return error
@@ -192,7 +192,7 @@ def run(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
 
 
 async def run_async(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
-    """The same with a coroutine function."""
+    """`run_idempotent` with a coroutine function."""
     async with block as claim:
         if not claim.replayed:
             done = fn(claim)

@@ -99,8 +99,8 @@ def insert_entries(
 ) -> set[UUID]:
     """Insert entries and their queue rows; returns the ids that were there before, left as they were.
 
-    On PostgreSQL one statement, in which the companion goes along, and for those with an ordering key two more, whatever their
-    number. Where no such statement is needed, the companion stays behind.
+    On PostgreSQL this is one statement, which includes the piggybacked insert, and two more for all entries with an ordering
+    key. If no such statement is needed, the piggybacked insert is not written.
     """
     if connection.dialect.name != "postgresql":
         return _insert_one_by_one(connection, configuration, entries)
@@ -178,7 +178,7 @@ def _insert_in_groups(connection: Connection, configuration: Configuration, entr
 
 
 def _fair(configuration: Configuration, entries: Sequence[NewEntry]) -> dict[str, list[str]]:
-    """The parameter that tells the fair destinations, if any of these entries goes to one."""
+    """The parameter that lists the fair destinations, if any of these entries goes to one."""
     fair = configuration.fair
     if not fair or fair.isdisjoint(entry.destination for entry in entries):
         return {}
@@ -210,7 +210,7 @@ def _present_before(connection: Connection, tables: Tables, ids: set[UUID]) -> s
 
 _FAIR = """, CASE WHEN destination = ANY (CAST(:fair AS text[])) THEN destination END AS fair,
                 CASE WHEN destination = ANY (CAST(:fair AS text[])) THEN scope END AS scope"""
-"""Whose the entry is stands in the queue of a fair destination; only statements with entries of such a one ask."""
+"""The queue row stores the scope for fair destinations only; other statements do not read it."""
 
 
 @lru_cache(STATEMENTS_MAX)
@@ -222,7 +222,7 @@ def _statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
 
 @lru_cache(STATEMENTS_MAX)
 def _accompanied(tables: Tables, shape: Shape, piggybacked: str, *, is_fair: bool) -> TextClause:
-    """The same and the companion; the counts of both."""
+    """The insert of entries together with the piggybacked insert; returns both counts."""
     written, queue = _insertions(tables, shape, is_fair)
     return text(
         f"WITH {written}, queued AS ({queue} RETURNING 1), companion AS ({piggybacked} RETURNING 1)"
@@ -252,7 +252,7 @@ def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
 
 @lru_cache(STATEMENTS_MAX)
 def _group_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
-    """The same with positions. Of those that are written of one group, the first is due; it may yet be blocked."""
+    """The insert of entries with positions. The first written entry of a group is due; a claim may still block it."""
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     return text(
         f"""

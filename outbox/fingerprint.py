@@ -15,7 +15,7 @@ FINGERPRINT_VERSION = 1
 """Stored with each fingerprint; a change of the algorithm gets another number.
 
 Two of different versions, older or newer, are not compared, and the stored answer is replayed: during a roll-out or a roll-back
-a refusal would tell honest clients to take a new key, and so to do again what was done.
+a refusal would make honest clients take a new key and repeat the effect.
 """
 
 Path: TypeAlias = tuple[str, ...]
@@ -25,7 +25,7 @@ Path: TypeAlias = tuple[str, ...]
 class Fingerprint:
     """What must be equal in two requests of one key, for `request=`; made by `Fingerprint.raw` or `Fingerprint.json`.
 
-    method, route, content_type: what else tells requests apart. route: the template (`/orders/{id}/refunds`), which a
+    method, route, content_type: what else distinguishes requests. route: the template (`/orders/{id}/refunds`), which a
     new host or a trailing query does not change. digest: 32 bytes.
     """
 
@@ -142,7 +142,7 @@ def _path(pointer: object) -> Path:
 
 
 def _without(value: Any, paths: frozenset[Path]) -> Any:
-    """A copy of `value` that lacks what stands at `paths`; a path at which nothing stands does no harm."""
+    """A copy of `value` without the members at `paths`; a path to nothing is ignored."""
     if not paths:
         return value
     match value:
@@ -169,8 +169,8 @@ def _numbered(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 def canonical_json(value: Any) -> bytes:
     """RFC 8785: members sorted by UTF-16 code units, numbers as ECMAScript writes them, no white space.
 
-    Integers are written in full, also beyond 2**53, where the RFC would round them and two amounts could look alike; so
-    are decimals that no float says exactly.
+    Integers are written in full, also beyond 2**53, where the RFC would round them and two amounts could be equal; so are
+    decimals that no float represents exactly.
     """
     try:
         return _canonical(value).encode()
@@ -267,7 +267,7 @@ def _ecmascript_number(number: float) -> str:
     whole, _, fraction = mantissa.partition(".")
     fraction = "" if fraction == "0" else fraction
     digits = (whole + fraction).lstrip("0")
-    # The value is 0.digits times ten to the point: the form in which ECMA-262, Number::toString, tells its cases apart.
+    # The value is 0.digits times ten to the point: the form in which ECMA-262, Number::toString, distinguishes its cases.
     point = len(whole) + int(exponent or 0) - (len(whole + fraction) - len(digits))
     digits = digits.rstrip("0")
     if len(digits) <= point <= 21:

@@ -143,7 +143,7 @@ class Claim:
 
     def savepoint_ended(self, savepoint: SessionTransaction) -> None:
         """By `session.rollback()` or `close()`. What this raises keeps the transaction around the block open, with the work of
-        other blocks in it: it is to be seen, by its commit above all, that it must not commit.
+        other blocks in it: its later commit must fail.
         """
         if self._savepoint is not None and self._savepoint.is_taken_away(savepoint):
             if self._owns_transaction:  # all of it goes with the block, and the handler may answer with an error
@@ -230,7 +230,7 @@ class Claim:
         return AlreadyAnswered(f"a write inside a replay: {self._misuse()}")
 
     def _doom(self) -> ClaimError:
-        """Keep the transaction from committing, also if the caller survives the error that is to be raised."""
+        """Keep the transaction from committing, also if the caller survives the error that must be raised."""
         return state_of(self._session).doom(self._session, self._lost())
 
     def _require_unanswered(self, verb: str) -> None:
@@ -248,7 +248,7 @@ class Claim:
         return self._savepoint
 
     def _is_lost(self) -> bool:
-        """Whether the claim's transaction has ended: with the session's, or behind its back, on the connection itself."""
+        """Whether the claim's transaction has ended: with the session's, or outside it, on the connection itself."""
         if self._ended or self._connection.get_transaction() is not self._transaction:
             return True
         return self._savepoint is not None and self._savepoint.is_gone

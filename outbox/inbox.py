@@ -1,4 +1,4 @@
-"""Handle a consumed message once, with the same record as a request but no answer.
+"""Handle a consumed message once: a record like a request's, without an answer.
 
 The record, the consumer's rows and its entries commit together, and only then is the message acknowledged. A crash between the
 two brings the message back, and the record says that it was handled. Recipes for each broker: docs/inbox.md.
@@ -151,6 +151,6 @@ class _MessageBlock(IdempotentBlock):
         try:
             response = claim_key(connection, self._message_key, self._in_flight, self._wait, observation)
         except KeyExpired:
-            # What it caused is remembered still, so it was handled. Unlike a client's key, a message's id is not used anew.
+            # What it caused is remembered still, so it was handled. Unlike a client's key, a message's id is not used again.
             response = HANDLED
         return _MessageClaim(session, connection, self._message_key, response, self.savepoint_of)

@@ -214,7 +214,7 @@ def _parsed(text: object) -> dict[str, bytes] | str:
         try:
             secret = base64.b64decode(encoded, validate=True)
         except binascii.Error as error:
-            # Neither half is shown: whoever swaps them writes the secret where the kid belongs.
+            # Neither half is shown: a user who swaps them puts the secret in the place of the kid.
             return f"secret {number} of the key ring is not kid:base64: after its colon, {error}"
         if not KID.fullmatch(kid):
             return f"secret {number} of the key ring has no kid that matches {KID.pattern}"
@@ -255,7 +255,7 @@ _PARENT_ID = hashlib.sha256(_u64(5) + _parts(b"obx/parent-id/v1"))
 
 
 def derive_tag(keyring: Keyring, kid: str, fields: KeyFields, epoch: int = 0) -> Tag:
-    """The tag of one effect. `epoch` above 0 only after a person's, or a proof's, "send again"."""
+    """The tag of one effect. `epoch` above 0 only after an operator's or a lookup's "send again"."""
     if epoch == 0:
         message = (_CHILD_KEY_PUBLIC if keyring.is_public else _CHILD_KEY) + fields.encoded
     else:
@@ -274,7 +274,7 @@ def _keyed(secret: bytes) -> "tuple[Hash, Hash]":
 
 
 def _digest(begun: "Hash", rest: bytes) -> bytes:
-    """The digest of what `begun` has read, and of `rest`. Beginning anew takes as long as reading a short message."""
+    """The digest of what `begun` has read, and of `rest`. A new start takes as long as reading a short message."""
     hash = begun.copy()
     hash.update(rest)
     return hash.digest()
@@ -331,7 +331,7 @@ def encode_native(tag: Tag) -> ChildKey:
     return ChildKey("ck1_" + binascii.b2a_base64(tag[:24], newline=False).translate(_URLSAFE).decode())
 
 
-_URLSAFE = bytes.maketrans(b"+/", b"-_")  # base64.urlsafe_b64encode does the same in twice the time
+_URLSAFE = bytes.maketrans(b"+/", b"-_")  # base64.urlsafe_b64encode takes twice the time
 
 
 def encode_uuid(tag: Tag, version: Literal[4, 5, 8] = 8) -> ChildKey:

@@ -8,8 +8,8 @@
             session.add(Order(...))
             fence.respond(201, {"order": 42})
 
-Whoever holds the lease answers. Once it has run out another attempt takes the request over, and what the first one still
-stores is refused; the child keys are the same for both, so that the outside service deduplicates what both sent.
+The attempt that holds the lease answers. When the lease has expired, another attempt takes the request over, and later writes
+of the first one are refused; the child keys are the same for both, so that the outside service deduplicates what both sent.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class LeasedAttempt:
     """One attempt at a request under a lease, for sync and async handlers alike.
 
     parent: the key from which children derive theirs. replayed: whether the request was answered before; then `response` is
-    that answer, and nothing is to be done.
+    that answer, and nothing must be done.
     """
 
     def __init__(self, taken: Taken) -> None:
@@ -324,7 +324,7 @@ class LeasedBlock:
     def _lease_to_end(self, error: BaseException | None) -> Lease | None:
         """The lease, if the handler has come to its end without an answer that is stored for certain.
 
-        After a cancellation, an interrupt or an exit it has not: a call in a thread may be going on. Such a lease runs out.
+        After a cancellation, an interrupt or an exit it has not: a call in a thread may be running. Such a lease runs out.
         """
         claim = self._claim
         if claim is None:

@@ -1,4 +1,4 @@
-"""What an outbox tells of its claims: `outbox.configure(observe=...)`. Counting and exporting it is `outbox.metrics`."""
+"""Observation of an outbox's claims: `outbox.configure(observe=...)`. Counting and exporting it is `outbox.metrics`."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -18,12 +18,12 @@ ClaimOutcome = Literal["miss", "hit", "taken_over", "mismatch", "in_flight", "wa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedClaim:
-    """What became of one claim. There is no key, scope or payload in it.
+    """The outcome of one claim. There is no key, scope or payload in it.
 
     outcome: "miss", the key was free and the block ran; "hit", it was answered before; "taken_over", the lease of another
         attempt had run out, and the block ran again; "mismatch", it was used with another request; "in_flight", another
         transaction or lease held it; "wait_timeout", and still did when the wait was over; "expired".
-    source: where the key comes from, as the claim was told; a name in the app's code.
+    source: the claim's `source`; a name in the app's code.
     waited: for the transaction or the lease that held the key; None if the claim did not wait.
     """
 

@@ -59,9 +59,10 @@ class SessionState:
     is_released: the savepoint that is about to end was released.
     committed: the transaction has committed and is about to end: too late to write anything in it.
     claim: the open idempotency claim, if any.
-    doomed: why this transaction must not commit any more. Every later use raises it, until the transaction has ended.
-    companion: what may be written by the same statement as the pending entries, once.
-    at_end: what to call when the transaction has ended and its locks are gone, and tell whether it committed; it raises nothing.
+    rollback_only: why this transaction must not commit any more. Every later use raises it, until the transaction has ended.
+    piggybacked: what may be written by the same statement as the pending entries, once.
+    at_end: callbacks for when the transaction has ended and its locks are gone, called with whether it committed; they raise
+        nothing.
     """
 
     __slots__ = (
@@ -156,11 +157,11 @@ class SessionState:
         try:
             self.write(savepoint.session, around.connection(None) if around is not None else None)
         except BaseException:
-            savepoint.rollback()  # nobody has been handed it
+            savepoint.rollback()  # no caller has it yet
             raise
 
     def savepoint_ended(self, savepoint: SessionTransaction) -> None:
-        """Released or not: by `rollback`, by `close`, by an end of what it stood in."""
+        """Released or not: by `rollback`, by `close`, by the end of its outer transaction."""
         depth = _depth_of(savepoint)
         if self.is_released:
             self.is_released = False
@@ -262,7 +263,7 @@ def sync_session(session: Any) -> Session:
 
 
 def unscoped(session: Any) -> Any:
-    """The session that a scoped_session or async_scoped_session stands for here; any other as it is."""
+    """The current session of a scoped_session or async_scoped_session; any other session unchanged."""
     return session() if hasattr(session, "registry") else session
 
 
@@ -279,7 +280,7 @@ def in_session(session: Any, work: Callable[[Session], Result]) -> Result | Awai
     return awaitable
 
 
-# --- events, on every Session of the process; each costs one look at the session
+# --- events, on every Session of the process; each costs one check of the session
 
 
 @event.listens_for(Session, "after_begin")

@@ -125,7 +125,7 @@ def cancel_entry(configuration: Configuration, session: Session, entry_id: UUID)
 
 
 def _cancel_by_hand(connection: Connection, tables: Tables, entry_id: UUID) -> bool:
-    """The same where there are neither functions nor roles: one DELETE with the condition, and what follows from it."""
+    """Cancel where there are no functions or roles: one DELETE with the condition, and the inserts that follow."""
     queue, settlement = tables.queue, tables.settlement
     cancelled = connection.execute(
         delete(queue)

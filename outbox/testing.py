@@ -1,4 +1,4 @@
-"""For the tests of an app: what has it enqueued?
+"""Assertions for the tests of an app: what it has enqueued.
 
     from outbox.testing import assert_enqueued, refute_enqueued
 
@@ -6,7 +6,7 @@
     assert_enqueued(session, "stripe.payment_intents.create", {"amount": 2000}, parent="order:42")
     refute_enqueued(session, "email.send")
 
-They look in the session's own transaction, so that a test which rolls back at its end sees what its code would have committed,
+They read in the session's own transaction, so that a test which rolls back at its end sees what its code would have committed,
 and flush it first. With an AsyncSession they are awaited; one that is not cancels the test, which would pass otherwise.
 Nothing needs to be running: to send what was enqueued,
 `dispatchers.testing.drain`.
@@ -121,7 +121,7 @@ def assert_enqueued(
     count: int = 1,
     using: Outbox | None = None,
 ) -> Any:
-    """Raise AssertionError, which tells what there is instead, unless exactly `count` entries are as wanted. Returns those.
+    """Raise AssertionError, which lists the entries that exist, unless exactly `count` entries are as wanted. Returns those.
 
     payload: what it must hold; an object may have further members, at any depth. What is None may be anything.
     """

@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, DateTime, Dialect, TypeDecorator
 from sqlalchemy.types import TypeEngine
 
 NEVER = datetime(9999, 12, 31, tzinfo=UTC)
-"""The due time of what is not to be claimed. PostgreSQL's own 'infinity' cannot be read back by its drivers."""
+"""The due time of what must not be claimed. PostgreSQL's own 'infinity' cannot be read back by its drivers."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)

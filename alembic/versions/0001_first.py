@@ -20,7 +20,7 @@ NEVER = "9999-12-31T00:00:00+00:00"
 
 
 def instant(dialect: str) -> sa.types.TypeEngine[Any]:
-    """A point in time to the microsecond. All that differs between databases by type; MariaDB's DATETIME(6) will stand here."""
+    """A point in time to the microsecond. All that differs between databases by type; MariaDB's DATETIME(6) belongs here."""
     return sa.BigInteger() if dialect == "sqlite" else sa.DateTime(timezone=True)
 
 

@@ -1,4 +1,4 @@
-"""Reads one HTTP/1.1 answer from the bytes of a connection, and tells whether the connection may be used again. No I/O.
+"""Reads one HTTP/1.1 answer from the bytes of a connection, and returns whether the connection may be used again. No I/O.
 
 Everything doubtful ends the connection: it is used again only after an answer that ends exactly where its framing says.
 Source: RFC 9112.
@@ -9,7 +9,7 @@ from typing import Final
 
 import httpx
 
-HEAD_BYTES_MAX: Final = 100 * 1024  # of a head, of what stands between two chunks, of the trailers
+HEAD_BYTES_MAX: Final = 100 * 1024  # of a head, of what is between two chunks, of the trailers
 HEAD_END: Final = re.compile(rb"\n\r?\n")
 LINE_END: Final = re.compile(rb"\r?\n")
 STATUS_LINE: Final = re.compile(rb"HTTP/1\.([0-9]) ([1-9][0-9]{2})(?: .*)?")
@@ -127,7 +127,7 @@ class AnswerReader:
         self.status = status
 
     def _frame(self, status: int, *, keeps_by_default: bool) -> None:
-        """How long the body is, and whether the connection goes on after it."""
+        """How long the body is, and whether the connection continues after it."""
         lengths: set[bytes] = set()
         codings: list[bytes] = []
         connection = b""

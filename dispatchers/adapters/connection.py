@@ -51,9 +51,9 @@ class Connection(asyncio.Protocol):
         )
 
     def is_quiet(self) -> bool:
-        """Whether it is open, and the server has neither closed it nor said anything that nobody asked for.
+        """Whether it is open, and the server has neither closed it nor said anything that no one asked for.
 
-        The event loop may not have come to tell of it yet, so the socket itself is asked.
+        The event loop may not have come to report it yet, so the socket itself is asked.
         """
         if self._transport is None or self._transport.is_closing():
             return False
@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         return not poll.poll(0)
 
     def abort(self) -> None:
-        """Close it at once, whatever is under way."""
+        """Close it at once, whatever is in flight."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self._reader is None:  # nobody asked
+        if self._reader is None:  # no one asked
             self.abort()
             return
         try:

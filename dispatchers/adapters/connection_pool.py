@@ -22,7 +22,7 @@ class ConnectionPool:
         self._idle: dict[asyncio.AbstractEventLoop, dict[Origin, list[Connection]]] = {}
 
     def take(self, origin: Origin) -> Connection | None:
-        """One that nobody else uses; None if none waits."""
+        """One that no other process uses; None if none waits."""
         loop = asyncio.get_running_loop()
         waiting = self._waiting(loop).get(origin)
         while waiting:

@@ -14,7 +14,7 @@ from dispatchers.sanitize import RESULT_BYTES_MAX
 Sanitized = TypeVar("Sanitized")
 
 HIDDEN: Final = "(hidden: it quotes the adapter's credentials)"
-CHARS_MIN: Final = 8  # what is shorter stands in answers by chance
+CHARS_MIN: Final = 8  # a shorter value may occur in answers by accident
 SEGMENT_CHARS_MIN: Final = 16  # of a URL's path, if it does not mix letters and digits: "notifications" is no secret
 READINGS_MAX: Final = 20  # of one text: encoded in two ways, three times over
 ENCODED: Final = re.compile(r"[\\%&]")  # what a text in any encoding has: see `_decoded`
@@ -32,7 +32,7 @@ class Credentials:
         return "Credentials()"
 
     def removed_from(self, outcome: Sanitized) -> Sanitized:
-        """The same outcome or finding, without what its result and its reason quote, in whatever encoding."""
+        """The outcome or finding without credentials in its result and reason, in any encoding."""
         changed = {}
         for name in ("result", "reason"):
             value = getattr(outcome, name, None)
@@ -43,7 +43,7 @@ class Credentials:
     def hidden(self, value: Any) -> Any:
         """A JSON value with each text that quotes a credential replaced; `value` itself if none does, or if it cannot be stored.
 
-        It looks at the value as it is stored: parsed, and written anew.
+        It checks the value as it is stored: parsed and serialized again.
         """
         try:
             text = json.dumps(value)
@@ -100,7 +100,7 @@ def _basic(word: str) -> str:
 
 
 def _in_path(url: str) -> Iterator[str]:
-    """The segments of its path that look as if nobody was to guess them, as those of a webhook do."""
+    """The segments of its path that are secret by their form, as a webhook's are."""
     for segment in re.sub(r"^[^:/]+://[^/]*", "", url).partition("?")[0].split("/"):
         is_mixed = re.search(r"[A-Za-z]", segment) and re.search(r"\d", segment)
         if is_mixed or len(segment) >= SEGMENT_CHARS_MIN:

@@ -21,13 +21,13 @@ from dispatchers.delivery import (
 
 
 class MemoryAdapter(Adapter):
-    """Answers as it is told, remembers what it was sent, and deduplicates by key as a service with keys does.
+    """Answers as configured, remembers what it was sent, and deduplicates by key like a service with keys.
 
     answer: called with each delivery that is executed, or outcomes handed out in turn (then it delivers). Left out, it
         delivers, with {"id": the entry's id}.
     window: FOREVER, or what a test wants declared. With None it keeps no keys: every send is executed.
     keep: False for benchmarks: nothing is remembered, so nothing is deduplicated either.
-    find: how it is looked at: True by its own books, or a function of the delivery; None: it cannot be.
+    find: the status lookup: True reads its own record, or a function of the delivery; None: no lookup.
 
     The first `Delivered` or `Rejected` of a key is the answer to every later send of it: `replayed`, or `conclusive`.
     All other outcomes leave no trace under the key.

@@ -9,8 +9,7 @@ from email.utils import parsedate_to_datetime
 def retry_after(headers: Mapping[str, str]) -> timedelta | None:
     """The header in full, seconds or a date; None for what is neither, or lies in the past.
 
-    headers: `httpx.Headers`, or names in lower case. A date counts from the service's own clock where it tells it, else from
-    ours.
+    headers: `httpx.Headers`, or names in lower case. A date counts from the service's own clock if it is given, else from ours.
     Source: RFC 9110, 10.2.3.
     """
     text = headers.get("retry-after", "").strip()

@@ -39,7 +39,7 @@ def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str,
     Returns whether it will be sent; if its outcome is recorded, only its callback is called.
 
     Raises `EntryNotFound`, `InvalidValue` for an actor or reason outside its limits, and `DecisionRefused` unless the entry is
-    `pending` or `retry` and not held, or while it waits out an earlier sender after a "send again".
+    `pending` or `retry` and not suspended, or while it waits out an earlier sender after a "send again".
     """
     check_decision(actor, reason)
     row = _row(connection, tables, entry_id)
@@ -102,12 +102,12 @@ def resolve(
     reason: str,
     result: Any = None,
 ) -> None:
-    """Say what became of an uncertain entry, after a look at the service, or have it sent again.
+    """Record the outcome of an uncertain entry, after a check of the service, or have it sent again.
 
     happened: it is settled as delivered, with `result` (JSON, 64 KiB). did_not_happen: as failed. send_again: it waits out any
-    sender that may still be at work (lease and margin), then goes out: under the same key while the service surely
+    sender that may still be running (lease and clock-skew margin), then goes out: under the same key while the service surely
     remembers it and has stored nothing under it, else under the key's next epoch, so that IT MAY HAPPEN TWICE. Until a
-    dispatcher carries it out, a later word takes the place of an earlier one; both are on record.
+    dispatcher carries it out, a later decision replaces an earlier one; both are in the history.
     Raises `EntryNotFound`, `InvalidValue` for an empty reason, `NotSerializable`, and `DecisionRefused` unless the entry is
     uncertain.
     """
@@ -127,7 +127,7 @@ def resolve(
 def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> None:
     """Release a suspended entry: it is due now. An uncertain one still waits for a decision or a status lookup.
 
-    Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if it is not held.
+    Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if it is not suspended.
     """
     check_decision(actor, reason)
     row = _row(connection, tables, entry_id)
@@ -152,7 +152,7 @@ def release_group(
     row = connection.execute(gone).one_or_none()
     if row is None:
         raise EntryNotFound(f"ordering group {ordering_key!r} is not blocked")
-    advance(connection, tables, [Place(ordering_key, 0)])  # the first that waits, whoever that is
+    advance(connection, tables, [Place(ordering_key, 0)])  # the first that waits
     _record(connection, tables, row.entry_id, actor, reason or f"ordering group released from: {row.reason}")
 
 
@@ -256,7 +256,7 @@ def _refused(row: Row[Any], why: str) -> DecisionRefused:
 
 
 def _know(connection: Connection, tables: Tables, row: Row[Any], known: Known) -> None:
-    """Put on record what becomes of the entry; whichever dispatcher claims it next carries that out."""
+    """Store the decision about the entry; the next dispatcher that claims it carries it out."""
     outcome = write_outcome(known.reason or "", stored=read_outcome(row.outcome).stored, known=known)
     _write(connection, tables, row, outcome=outcome, due_at=clock())
 

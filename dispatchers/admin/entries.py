@@ -1,6 +1,7 @@
-"""The read side for operators: which entries there are, and all that is known of one. How the outbox is stands in `overview`.
+"""The read side for operators: which entries there are, and all that is known of one. The state of the whole outbox is in
+`overview`.
 
-Every function takes a Connection and reads with it, in whatever transaction it is in. Nothing here reads a payload but
+Every function takes a Connection and reads with it, in its current transaction. Nothing here reads a payload but
 `read_payload`.
 """
 
@@ -41,13 +42,13 @@ Place: TypeAlias = tuple[datetime, UUID]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntrySummary:
-    """One entry as it stands.
+    """One entry's present state.
 
     child_key: of epoch 0, in the native form; None for a role that may not read it.
-    due_at: None where no time makes it due: ended, held, behind another of its group, uncertain without another look to come,
+    due_at: None where no time makes it due: ended, suspended, after another of its group, uncertain without a scheduled lookup,
         waiting for a process that has its callback.
     behind: the entry that it waits for, or that blocks its group. reason: why it failed, waits or is uncertain, if it does.
-    known: what has become of it, by a person's word or by an outcome whose callback failed, and a dispatcher has yet to settle.
+    known: a decision, or an outcome whose callback failed, that a dispatcher has yet to settle.
         The dashboard's role reads neither this nor the reason of an entry that has not ended.
     """
 
@@ -287,7 +288,7 @@ def _summary(row: Row[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryEvent:
-    """What happened to an entry: an attempt that did not deliver, a look at the service, or a person's decision."""
+    """What happened to an entry: an attempt that did not deliver, a status lookup, or an operator's decision."""
 
     at: datetime
     kind: str

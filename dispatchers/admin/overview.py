@@ -1,6 +1,6 @@
 """The read side for operators: queue health by destination, and entries that make no progress.
 
-Every function takes a Connection and reads with it, in whatever transaction it is in.
+Every function takes a Connection and reads with it, in its current transaction.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from outbox.times import NEVER
 BLOCKED_GROUPS_MAX = 100
 OVERDUE_LEASES_MAX = 100
 UNSERVED_MAX = 1000
-"""How many of the entries that were released as unserved are looked at, and how many due ones of each of their destinations."""
+"""How many of the entries that were released as unserved are read, and how many due ones of each of their destinations."""
 UNSERVED_OPERATIONS_MAX = 10
 
 LONG_OVER = timedelta(minutes=1)
@@ -100,7 +100,7 @@ class LastResume:
 class Overview:
     """The outbox at one moment of the database's clock.
 
-    overdue: the leases that are long over, the oldest first. unserved: the operations that nobody has served for a while; None
+    overdue: the leases that are long over, the oldest first. unserved: the operations that no one has served for a while; None
     for a role that may not read why entries wait. suspended_reason: why sending is suspended, if it is.
     """
 
@@ -221,7 +221,7 @@ def _last_resume(meta: Row[Any] | None) -> LastResume | None:
 def _destinations(connection: Connection, tables: Tables, now: datetime) -> list[DestinationOverview]:
     queue = tables.queue
     claimable = or_(queue.c.lease_until.is_(None), queue.c.lease_until < now)
-    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)  # what was handed back has waited all the same
+    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)  # what was released has waited all the same
     counted = select(
         queue.c.destination,
         queue.c.state,

@@ -32,7 +32,7 @@ class OperatorDecision:
     """An operator's decision about the database. env: the deployment that it belongs to from now on.
 
     adopt_from: the deployment that it belonged to until now, if that is another one.
-    since: from when on commits may be missing; None for the last mark. nothing_lost: every commit is there.
+    since: from when on commits may be missing; None for the last stored identity. nothing_lost: every commit is there.
     """
 
     env: str
@@ -47,7 +47,7 @@ class OperatorDecision:
 class Resumed:
     """since: from when on they may have been sent; None if nothing was lost. doubted: how many entries count as maybe sent now.
 
-    held_back: how many are of another deployment, and held for good.
+    suspended: how many belong to another deployment and are suspended permanently.
     """
 
     since: datetime | None
@@ -56,10 +56,11 @@ class Resumed:
 
 
 def resume(engine: Engine, tables: Tables, decision: OperatorDecision) -> Resumed:
-    """Let the dispatchers go on. In short transactions, and to be called again where it was cut short: it goes on then.
+    """Let the dispatchers resume, in short transactions. Call it again if it was interrupted: it continues.
 
-    Also where nothing holds: a person may know of a restore that nothing shows. Raises, with nothing written, `InvalidValue`,
-    and `ConfigurationError` if the database belongs to another env than the one that is named to be adopted from.
+    It also works when nothing is suspended: an operator may know of a restore that was not detected. Raises, with nothing
+    written, `InvalidValue`, and `ConfigurationError` if the database belongs to another env than the one that is named to be
+    adopted from.
     """
     check_decision(decision.actor, decision.reason)
     if not decision.reason.strip():
@@ -166,7 +167,7 @@ def _suspend(connection: Connection, tables: Tables, foreign: Sequence[UUID]) ->
 
 
 def _go_on(engine: Engine, tables: Tables, decision: OperatorDecision) -> None:
-    """Write the mark anew, and who resumed and why: with this commit the dispatchers go on."""
+    """Store a new identity, and who resumed and why: with this commit the dispatchers resume."""
     with engine.begin() as connection:
         reads_server = can_read_server(connection, tables)
     with engine.begin() as connection:

@@ -1,7 +1,7 @@
-"""Does the stored history keep the promises? What `outbox verify` asks of every row that is still kept.
+"""`outbox verify`: checks the invariants on every row that is still stored.
 
-It reads, and changes nothing. A rule is a question with no answer as long as all is well: whatever it finds was changed by
-something else than this library, or is a bug in it.
+It reads, and changes nothing. A rule is a question with no answer as long as all is well: a finding was caused by other
+software, or is a bug in this library.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ from outbox.keys import Keyring, ParentKey, derive_tag, entry_id, key_fields, pa
 from outbox.sql.schema import Tables
 
 FOUND_MAX = 100
-"""How many violations of one rule are told; that there are more is told, too."""
+"""How many violations of one rule are returned; `has_more` is set if there are more."""
 
 ROWS_AT_ONCE = 1000
 
@@ -37,7 +37,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one rule. has_more: there are further violations than those told."""
+    """The outcome of one rule. has_more: there are further violations."""
 
     rule: str
     invariant: str
@@ -47,7 +47,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What was looked at, and what was found. entries: how many are kept. without_secret: of how many the key was not checked."""
+    """The number of checked rows, and the findings. entries: how many are kept. without_secret: of how many the key was not
+    checked."""
 
     entries: int
     without_secret: int
@@ -59,9 +60,9 @@ class Verification:
 
 
 def verify(connection: Connection, tables: Tables, keyring: Keyring | None = None) -> Verification:
-    """Ask every rule. Reads all entries, in whatever transaction the connection is in: one that keeps its snapshot, please.
+    """Ask every rule. Reads all entries, in the connection's transaction, which should keep its snapshot.
 
-    keyring: with it, the key of each entry is derived anew where its secret is in the ring.
+    keyring: with it, the key of each entry is derived again where its secret is in the ring.
     """
     keys = _Keys(keyring)
     rules: dict[str, tuple[str, Iterator[Finding]]] = {
@@ -130,7 +131,7 @@ DERIVED = "an entry's id and key are those of its fields"
 
 
 class _Keys:
-    """Derives each entry's id, its parent's and its key anew. without_secret: how many keys it could not."""
+    """Derives each entry's id, its parent's and its key again. without_secret: how many keys it could not."""
 
     def __init__(self, keyring: Keyring | None) -> None:
         self._keyring = keyring

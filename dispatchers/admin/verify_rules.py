@@ -1,6 +1,6 @@
 """The rules of `outbox verify` that a database can answer: each question selects the rows that break one, as (id, text).
 
-Only what can never be is asked for. What a failover, a person or late proof of success may have brought about is no answer.
+A rule selects only what is impossible, not what a failover, an operator or a late proof of success may cause.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from outbox.times import NEVER
 Question: TypeAlias = Callable[[Tables], Select[*tuple[Any, ...]]]
 
 
-# --- each entry stands in one place
+# --- each entry is in one place
 
 
 def _lost(tables: Tables) -> Select[*tuple[Any, ...]]:
@@ -163,7 +163,7 @@ def _sent_again(tables: Tables) -> Select[*tuple[Any, ...]]:
     return select(queue.c.id, text).where(queue.c.state == "pending", queue.c.maybe_sent, ~by_event)
 
 
-# --- the end is what the history tells
+# --- the end agrees with the history
 
 
 def _unexplained_end(tables: Tables) -> Select[*tuple[Any, ...]]:
@@ -188,7 +188,7 @@ def _unexplained_end(tables: Tables) -> Select[*tuple[Any, ...]]:
 
 
 def _last_verdict(tables: Tables) -> Any:
-    """What a person decided last for the very reason that the settlement has, as `decisions` puts it on record."""
+    """The operator's last decision with the settlement's reason, as `decisions` stores it."""
     settlement, event = tables.settlement, tables.event
     by_event = {verdict: literal(f"{verdict}: ") + settlement.c.reason for verdict in ("happened", "did_not_happen")}
     verdict = case(*((event.c.reason == text, name) for name, text in by_event.items()))
@@ -201,7 +201,7 @@ def _last_verdict(tables: Tables) -> Any:
 
 
 def _delivered_unsent(tables: Tables) -> Select[*tuple[Any, ...]]:
-    """Whatever else has a reason: a person's, or that it was found."""
+    """Other reasons: an operator's, or a lookup's."""
     settlement = tables.settlement
     text = literal("is delivered, but was never sent").label("text")
     unsent = settlement.c.state == "delivered", settlement.c.reason.is_(None), settlement.c.attempts == 0
@@ -287,7 +287,7 @@ def _has(column: Any, id: Any) -> Any:
 
 
 def _alike(text: str, table: Table, *names: str) -> Select[*tuple[Any, ...]]:
-    """The rows that have the same in these columns as another. No join: on stale statistics that compares each with each."""
+    """The rows that are equal to another in these columns. No join: on stale statistics that compares each with each."""
     columns = [table.c[name] for name in names]
     before = func.lag(table.c.id).over(partition_by=columns, order_by=table.c.id).label("before")
     rows = select(table.c.id, before).where(*(column.is_not(None) for column in columns)).subquery()
@@ -295,7 +295,7 @@ def _alike(text: str, table: Table, *names: str) -> Select[*tuple[Any, ...]]:
 
 
 def _proved_absent(tables: Tables, id: Any) -> Any:
-    """Whether a look has ended the doubt of the attempts before it, which count on."""
+    """Whether a lookup has ended the doubt of the attempts before it, which still count."""
     event = tables.event
     return exists().where(event.c.entry_id == id, event.c.kind == "lookup", event.c.reason.startswith(ABSENT))
 

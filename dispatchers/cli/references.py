@@ -9,7 +9,7 @@ import click
 
 
 def load(reference: str, *, what: str, example: str) -> Any:
-    """What `reference` stands for; modules of the working directory are found too.
+    """The object that `reference` names; modules of the working directory are found too.
 
     what: what the command calls the second half, FUNCTION for example.
     """
@@ -30,7 +30,7 @@ def load(reference: str, *, what: str, example: str) -> Any:
 
 
 def load_function(reference: str, *, example: str) -> Any:
-    """The function that `reference` stands for."""
+    """The function that `reference` names."""
     found = load(reference, what="FUNCTION", example=example)
     if not callable(found):
         raise click.BadParameter(

@@ -1,11 +1,11 @@
 """How the permits of a fair destination are shared out over the scopes that wait there. No I/O.
 
-The scopes stand in a ring, in the order of their names; at its end stand the entries without a scope, which were enqueued before
-the destination was fair, as if they were one scope more. A claim deals its permits out one at a time, round after round, and the
-next one goes on where it stopped. Whoever has no more entries is passed over, so what one does not need goes to the others.
+The scopes form a ring, in the order of their names; at its end are the entries without a scope, which were enqueued before
+the destination was fair, as if they were one scope more. A claim deals its permits out one at a time, round after round, and
+the next claim continues where it stopped. A scope without entries is skipped, so that the others get its share.
 
-A claim looks at `SCOPES_MAX` scopes at most. If there are more, it deals to those, and the next one goes on behind the last of
-them: each scope is looked at within as many claims as that takes.
+A claim checks `SCOPES_MAX` scopes at most. If there are more, it deals to those, and the next claim continues after the last of
+them: each scope is checked within as many claims as that takes.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class Backlog(NamedTuple):
 
     oldest: the due time of the first entry that may be claimed; None if there is none.
     entries: how many there are, counted up to one more than there are permits. unscoped: how many of those have no scope.
-    behind, before: the scopes behind the place where the last claim stopped, and those up to it. Only where there are more
+    behind, before: the scopes after the place where the last claim stopped, and those up to it. Only where there are more
     entries than permits; and no more of them than it takes to find one with entries for each permit.
     """
 
@@ -45,7 +45,7 @@ class Backlog(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a claim takes of each scope; what is left of its permits goes to the oldest, whoever's they are.
+    """What a claim takes of each scope; what is left of its permits goes to the oldest, of any scope.
 
     after: where it stopped. None for the ring's end.
     """
@@ -60,7 +60,7 @@ def counted_max(permits: int, scopes: int) -> int:
 
 
 def share_out(permits: int, backlog: Backlog, after: str | None) -> Share:
-    """What the scopes get of so many permits, from behind the place `after`."""
+    """What the scopes get of so many permits, from after the place `after`."""
     walked = [*backlog.behind, *backlog.before]
     waiting = sum(scope.entries > 0 for scope in walked)
     ring = [*backlog.behind, Waiting(None, backlog.unscoped), *backlog.before]
@@ -97,7 +97,7 @@ class FairCursor:
         return self._after.get(destination)
 
     def due_from(self, quota: Quota) -> datetime:
-        """Nothing that is due before this has been left behind: the want's own hint counts what the oldest first brings."""
+        """No entry due before this was skipped; the quota's own cursor counts only what comes oldest first."""
         return min(quota.due_from, self._oldest.get(quota.destination, EPOCH))
 
     def share_out(self, quota: Quota, backlog: Backlog) -> Mapping[str, int]:

@@ -1,7 +1,7 @@
 """The permits of a destination that all its dispatchers share: which claim has taken how many, and for how long. Pure.
 
-They stand in the destination's row, by lease token. A claim takes them while that row is locked; they come free one by one, as
-its sends are told to have ended, or all at once when its lease ends: nobody can tell sooner that a dispatcher is gone.
+They are stored in the destination's row, by lease token. A claim takes them while that row is locked; they are released one by
+one as its sends end, or all at once when its lease ends, which is the first sign that a dispatcher has crashed.
 """
 
 import json
@@ -15,7 +15,7 @@ NONE_LEFT: Mapping[UUID, int] = MappingProxyType({})
 
 
 class Taken(NamedTuple):
-    """What one claim has taken. token: its lease's. permits: how many of its sends may be under way. until: its lease's end."""
+    """What one claim has taken. token: its lease's. permits: how many of its sends may be in flight. until: its lease's end."""
 
     token: UUID
     permits: int
@@ -25,7 +25,7 @@ class Taken(NamedTuple):
 def still_taken(taken: Iterable[Taken], now: datetime, left: Mapping[UUID, int] = NONE_LEFT) -> tuple[Taken, ...]:
     """Without what has come free. left: of how many sends of a claim it is known that they have not ended.
 
-    A claim's permits only ever become fewer: what is told twice, or late, takes none again.
+    A claim's permits only decrease: a late or repeated report takes none.
     """
     lasting = (each for each in taken if each.until > now)
     kept = (each._replace(permits=min(each.permits, left.get(each.token, each.permits))) for each in lasting)

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 
 class Quota(NamedTuple):
-    """How many entries of one destination at most. hint: what was due before it was seen already.
-
-    admitted: whether its pressure was looked at already, under its row's lock; else the claim itself looks.
+    """At most `permits` entries of one destination. due_from: entries due earlier were seen already. admitted: whether its flow
+    state was checked under its row's lock; else the claim checks it.
     called_back: whether its permits are counted by the pace of the callbacks, too.
     recent: what became due longer ago than that was seen already, all of it; None if it was not.
     """

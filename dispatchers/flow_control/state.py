@@ -1,4 +1,4 @@
-"""What weighs on one destination, and what it then may be sent. Pure: the rules of cool-down, breaker, rate, permits and pause.
+"""The flow control of one destination. Pure: the rules of cooldown, breaker, rate, permits and pause.
 
 A `FlowState` is one row of the database, shared by all dispatchers. Each rule takes it as it is, says what it becomes, and is
 applied while the row is locked; `now` is always the database's. A refusal to send is no attempt: what is refused is not claimed.
@@ -26,7 +26,7 @@ DOUBLINGS_MAX = 20
 UNLIMITED = 1_000_000  # more than any claim wants
 
 
-# --- what a dispatcher is told
+# --- what a dispatcher is configured with
 
 
 def _require_whole(name: str, value: Any) -> None:
@@ -139,10 +139,10 @@ def service_of(destination: str) -> str:
 class FlowState:
     """One destination's row.
 
-    cooldown_until: it asked for quiet until then. breaker: `open` lets nothing through before `breaker_until`; `half_open` is
+    cooldown_until: it demanded a cooldown until then. breaker: `open` lets nothing through before `breaker_until`; `half_open` is
     under trial by the one entry whose lease token is `breaker_token`, until `breaker_until` at the latest. breaker_failures: in
     a row. rate_at: up to when its rate is used up. permits_taken: of those that all dispatchers share, of which there are
-    `permits_max`. resumed_at: when somebody last ended a pause.
+    `permits_max`. resumed_at: when an operator last ended a pause.
     """
 
     paused: bool = False
@@ -166,11 +166,11 @@ class FlowStates(NamedTuple):
 
 
 class News(NamedTuple):
-    """What one dispatcher's sends told of a destination since it last wrote that down.
+    """What one dispatcher's sends showed of a destination since its last report.
 
     answered: it did its work, or refused for what was asked. failures: sends that it did not serve, since it last answered.
-    cool: it asks for quiet. probe: the lease token of a probe that has ended; passed: whether it got through, None for nobody
-    knows, as it was never sent. left: how many sends of a claim have not ended, by lease token.
+    cooldown: the service demanded one. probe: the lease token of a probe that has ended; passed: whether it got through, None
+        if unknown, as it was never sent. left: how many sends of a claim have not ended, by lease token.
     """
 
     answered: bool = False
@@ -196,7 +196,7 @@ class News(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowUpdate:
-    """What an exchange with the database is to do about pressure.
+    """What an exchange with the database must do for flow control.
 
     news: by destination. decided: the destinations for which a claim must be decided under their row's lock.
     """

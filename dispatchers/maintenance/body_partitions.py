@@ -13,7 +13,7 @@ from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables
 
 LOCK_WAIT_SECONDS = 5
-"""How long the making of a partition waits for who changes the bodies' table too; nobody who uses it queues up behind."""
+"""How long the making of a partition waits for other changes of the bodies' table; readers and writers do not queue after it."""
 
 DROPPING_LOCK = int.from_bytes(b"bodies")
 """The advisory lock, of a transaction, under which days are dropped: a second maintenance leaves it to the first."""
@@ -46,8 +46,8 @@ def drop_days(tables: Tables, connection: Connection, *, dry: bool = False) -> D
     """Detach and drop the days that no record needs, for the owner of the tables only. dry: only say which they are.
 
     What it does, it does on a second connection of the engine, statement by statement: nothing can be detached concurrently in
-    a transaction. Detaching waits until everyone is done who reads or writes bodies just then, however long that takes, and
-    nobody waits for it. `connection`'s transaction only holds the lock meanwhile.
+    a transaction. Detaching waits for all current readers and writers of bodies, without limit; no other transaction waits for
+    it. `connection`'s transaction only holds the lock meanwhile.
     """
     if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": DROPPING_LOCK}).scalar_one():
         return Drops()
@@ -95,7 +95,7 @@ def _drop(connection: Connection, tables: Tables, day: Day) -> bool:
 
 
 def _carry_over(connection: Connection, tables: Tables, day: Day) -> bool:
-    """Store the bodies anew, as of today, of the few records that outlive their time: their entries are unsettled.
+    """Store again, as of today, the bodies of the few expired records whose entries are unsettled.
 
     Returns whether no record names the day any more.
     """

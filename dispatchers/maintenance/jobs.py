@@ -1,4 +1,4 @@
-"""What the timetable calls, beside the sending: retention in small batches, the bodies' partitions, and gauges."""
+"""The scheduled jobs: retention in small batches, the bodies' partitions, and gauges."""
 
 import asyncio
 import logging
@@ -44,11 +44,11 @@ class Run(Protocol):
 class Maintenance:
     """Deletes what has outlived its use, a batch at a time; several at once divide the work.
 
-    It goes through each table from the oldest row to the youngest that is old enough, and then begins anew: what may not go
-    yet is passed over, and does not keep it from getting on.
+    It goes through each table from the oldest row to the youngest that is old enough, and then begins again; rows that must
+    stay are skipped.
 
-    run: its way to the database. rows_max: how many rows a batch looks at. pause_seconds: between two batches, for those who
-    send. dry: look and count, but delete nothing.
+    run: its way to the database. rows_max: how many rows a batch reads. pause_seconds: between two batches, for those who
+    send. dry: count, but delete nothing.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Maintenance:
         self._places: dict[str, Place | None] = dict.fromkeys(STEPS)
 
     async def sweep(self, *, batches_max: int | None = None) -> AsyncGenerator[tuple[str, Batch], None]:
-        """Do one batch after another, at most `batches_max` of each step, and tell of each: (step, what it did).
+        """Do one batch after another, at most `batches_max` of each step, and yield each: (step, what it did).
 
-        Each step goes on where the sweep before this one left it, to its table's end. It may be left after any batch.
+        Each step continues where the sweep before this one stopped, to its table's end. It may be left after any batch.
         """
         for name in STEPS:
             done = 0

@@ -1,9 +1,9 @@
 """How long what has ended is kept. Pure: the SQL that goes by it is in `sql_retention`, the pace in `maintenance`.
 
 Three ages follow one another. A request's record goes when its `keep_until` has passed and none of its entries is unsettled;
-while entries of it remain, a tombstone stands for it, so that its key is refused when it is used again; so for one that was
-abandoned under a lease, as nobody knows what its handler did. An entry goes, with
-its settlement and its events, `keep` after it was settled and once no record stands for it. A tombstone goes last.
+while entries of it remain, a tombstone replaces it, so that its key is refused when it is used again; likewise for one that was
+abandoned under a lease, as its handler's effects are unknown. An entry goes, with its settlement and its events, `keep` after
+it was settled and once it has no record. A tombstone goes last.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
-"""Delete what has outlived its use, one bounded batch at a time: the same plain SQL on every database.
+"""Delete what has outlived its use, one bounded batch at a time: in plain SQL for every database.
 
-A batch is a transaction of the caller's. It looks at the next rows that are old enough, oldest first, takes those that nobody
-else holds (`SKIP LOCKED`: two upkeeps at once divide the work) and deletes what the rules let go. What it leaves is passed
-over: a batch tells where the next one is to begin. Conditions get "now" as a value, as an index needs one that stands still.
+A batch is a transaction of the caller's. It reads the next rows that are old enough, oldest first, locks those that are free
+(`SKIP LOCKED`: two maintenance runs divide the work) and deletes what the rules let go. What it leaves is passed
+over: a batch returns where the next one begins. Conditions get "now" as a value, as an index needs a constant.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a batch is to do. after: where the one before it ended. dry: look, but delete nothing."""
+    """What a batch is to do. after: where the one before it ended. dry: delete nothing."""
 
     retention: Retention
     rows_max: int
@@ -63,8 +63,8 @@ Step: TypeAlias = Callable[[Connection, Tables, Scan], Batch]
 def tombstone_records(connection: Connection, tables: Tables, scan: Scan) -> Batch:
     """Delete answered records past their `keep_until` whose entries have all ended; tombstones refuse their keys from then on.
 
-    A request under a lease that ran out, and that nobody took over, is deleted too: nobody may any more. What its handler did
-    at a service is unknown, so that it always leaves a tombstone. A record that is open otherwise is never deleted.
+    A request under an expired lease that was not taken over is deleted too: no attempt may take it over now. What its handler
+    did at a service is unknown, so it always leaves a tombstone. A record that is open otherwise is never deleted.
     """
     now = _now(connection)
     places = _next(connection, _of_records(tables), now, scan)
@@ -76,7 +76,7 @@ def tombstone_records(connection: Connection, tables: Tables, scan: Scan) -> Bat
 
 
 def delete_entries(connection: Connection, tables: Tables, scan: Scan) -> Batch:
-    """Delete settled entries, their settlements and their events, `keep` after the settling and once no record stands for them.
+    """Delete settled entries, their settlements and their events, `keep` after the settling and once they have no record.
 
     An entry that blocks its group is kept until the group is released. A dry run takes records that may go for gone.
     """
@@ -114,7 +114,7 @@ STEPS: Mapping[str, Step] = {
 
 
 def overdue(connection: Connection, tables: Tables, retention: Retention) -> dict[str, int]:
-    """How many rows each step has to look at: what a progress bar calls the whole. Reads all of them."""
+    """How many rows each step has to read: the total of a progress bar. Reads all of them."""
     now = _now(connection)
     before = {"records": now, "entries": now - retention.keep, "tombstones": now}
     aged = {"records": _of_records(tables), "entries": _of_entries(tables), "tombstones": _of_tombstones(tables)}
@@ -169,8 +169,8 @@ def _taken(
     scan: Scan,
     *conditions: ColumnElement[bool],
 ) -> list[UUID]:
-    """Those of `ids` that nobody else holds, for this transaction; on a dry run all. Their age is asked for again: another
-    maintenance may have put a new row in the place of the one that was looked at.
+    """Those of `ids` that are not locked, for this transaction; on a dry run all. Their age is asked for again: another
+    maintenance may have put a new row in the place of the one that was checked.
     """
     query = select(aged.id).where(_among(connection, aged.id, ids), *_old_enough(aged, before), *conditions)
     if not scan.dry:
@@ -197,7 +197,7 @@ def _that_may_go(
 
 
 def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, scan: Scan) -> set[UUID]:
-    """Those of the settled entries `ids` that stay: a record stands for them, or they block their groups."""
+    """Those of the settled entries `ids` that stay: they have a record, or they block their groups."""
     entry, blocked, record = tables.entry, tables.blocked_group, tables.record
     blocks = select(blocked.c.entry_id).where(blocked.c.ordering_key == entry.c.ordering_key).scalar_subquery()
     asked = select(entry.c.id, entry.c.parent_id, entry.c.record_id, blocks).where(_among(connection, entry.c.id, ids))
@@ -243,7 +243,7 @@ def _row_of(table: Table, id: Column[Any], column: Column[Any] | None = None) ->
 def _write_tombstones(
     connection: Connection, tables: Tables, tombstoned: Mapping[UUID, Children], retention: Retention
 ) -> None:
-    """For the records that entries remain of. One that stands there still is of the key's life before this one."""
+    """For the records that entries remain of. An older tombstone belongs to the key's previous use."""
     record, tombstone = tables.record, tables.tombstone
     forget_at = {id: at for id, children in tombstoned.items() if (at := children.forget_at(retention)) is not None}
     if not forget_at:

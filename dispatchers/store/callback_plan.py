@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
 
 Calling: TypeAlias = Generator[Call, None, bool]
-"""Yields what is to be called next, works on the connection between, and returns whether it has done what it is for."""
+"""Yields what must be called next, works on the connection between, and returns whether it has done what it is for."""
 
 
 def call_settled(
@@ -136,6 +136,6 @@ def described(error: BaseException) -> str:
 
 def _cause(error: BaseException) -> str:
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if cause is None or isinstance(error, SQLAlchemyError):  # below it is the driver's, of which the code is told
+    if cause is None or isinstance(error, SQLAlchemyError):  # below it is the driver's error, whose code is reported
         return ""
     return f"after {described(cause)}"

@@ -1,10 +1,10 @@
 """The callbacks on record: which ones some dispatcher of this database has registered, now or in an earlier deploy.
 
 An entry whose callback is on record settles only in a process that has that callback. A process that does not have it stores the
-outcome and names the callback in the entry's row of the queue; those that have it look for their names there.
+outcome and names the callback in the entry's row of the queue; the processes that have it search there for their names.
 
 A name is the callback's kind and what it was registered for: `on_settled bank.charge`. `on_completed` is not among them: what
-answers a request stands in the request's record.
+answers a request is in the request's record.
 """
 
 from collections.abc import Collection
@@ -101,6 +101,6 @@ def summary(names: Collection[str]) -> str:
 
 
 def summary_sql(tables: Tables) -> str:
-    """The same, as PostgreSQL reads it."""
+    """The registered names as a PostgreSQL array."""
     listed = "string_agg(c.name, ',' ORDER BY c.name COLLATE \"C\")"
     return f"COALESCE((SELECT {listed} FROM {quoted_table(tables.callback)} AS c), '')"

@@ -75,14 +75,14 @@ class Run:
                     raise self.overdue()
 
     def seconds_left(self) -> float:
-        """Until the callback at work is overdue, or until it is worth asking again."""
+        """Until the running callback is overdue, or until it is worth asking again."""
         with self._lock:
             if self._connection is None:
                 return self.seconds
             return max(0.0, self._began + self.seconds - time.monotonic())
 
     def give_up(self) -> bool:
-        """Give up the callback at work if it is overdue; returns whether."""
+        """Give up the running callback if it is overdue; returns whether it did."""
         with self._lock:
             if self._connection is None or time.monotonic() < self._began + self.seconds:
                 return False
@@ -90,7 +90,7 @@ class Run:
             return True
 
     def detach(self) -> Any:
-        """Take the driver's connection of a callback at work out of its pool, which opens another one when it needs one."""
+        """Take the driver's connection of a running callback out of its pool, which opens another one when it needs one."""
         with self._lock:
             if self._connection is None:
                 return None
@@ -179,7 +179,7 @@ class CallbackTransactions:
         raise overdue
 
     async def _end(self, run: Run) -> None:
-        """End the transaction of a callback that goes on, whatever it is doing."""
+        """End the transaction of a callback that still runs."""
         try:
             raw = run.detach()
             backend = run.backend
@@ -207,7 +207,7 @@ class CallbackTransactions:
                 return await self._call_async(run, connection, begin)
 
     async def _call_async(self, run: Run, connection: Any, begin: Callable[[Connection, Session], Calling]) -> bool:
-        from sqlalchemy.ext.asyncio import AsyncSession  # an extra: whoever has an AsyncEngine has it
+        from sqlalchemy.ext.asyncio import AsyncSession  # an extra that every AsyncEngine needs
 
         run.backend = await connection.run_sync(self._prepare)
         sync_connection: Connection = connection.sync_connection
@@ -251,4 +251,4 @@ def _next(calling: Calling) -> Call | bool:
 _TERMINATE = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = :pid AND xact_start = CAST(:began AS timestamptz)"
 )
-"""Only while it is in that transaction: behind a pooler the session may be at another client's work by now."""
+"""Only while it is in that transaction: with a pooler the session may serve another client by now."""

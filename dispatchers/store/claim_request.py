@@ -12,14 +12,15 @@ from outbox.times import NEVER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """What a dispatcher wants to take: at most `entries_max` in all, the first destinations first.
+    """What a dispatcher claims: at most `entries_max` in all, the first destinations first.
 
     token: random, new for each claim. cutoff: only what was due by then.
     forms: what an operation's first send is pinned to, by dotted prefix.
     completions: whether to ask who answers the entries' requests; else `record_id` and `completion` may stay None.
     callbacks: the names of those that this process has; an entry that waits for another one is passed over.
-    seen: which mark of the database's history this process has seen there; nothing is claimed where only an earlier one is.
-    pressing: what is to be written down of the destinations, and decided under their rows' lock; None for nothing.
+    seen: the number of the last database identity that this process has seen; nothing is claimed where the stored number is
+        lower.
+    flow_update: what to store for the destinations, and to decide under their rows' lock; None for nothing.
     unserved: operations that this process does not serve. Their entries are passed over, as are those that only a newer release
         can read, unless an operator has cancelled them. None while none of either was met.
     only: the entries that may be claimed; None for any.

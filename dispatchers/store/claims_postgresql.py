@@ -38,7 +38,7 @@ def claim(
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
     connection: in a transaction that has its guards (`guard`).
-    One statement for all destinations of which as many are wanted. Those that `rounds` tells are shared out over their scopes.
+    One statement for all destinations of which as many are wanted. Those in `rounds` are shared out over their scopes.
     """
     claimed: list[ClaimedEntry] = []
     for permits, wanted in _alike(request.quotas, rounds).items():
@@ -64,7 +64,7 @@ def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[int, list[Quota]
 
 
 def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor) -> list[ClaimedEntry]:
-    """The same for fair destinations: their scopes' shares, then with what these leave over the oldest, whoever's they are."""
+    """The same for fair destinations: their scopes' shares, then with what these leave over the oldest, of any scope."""
     quotas: list[Quota] = []
     for quota in request.quotas:
         permits = min(quota.permits, request.entries_max - sum(quota.permits for quota in quotas))
@@ -128,9 +128,9 @@ def settle(
     guards: Guards = GUARDS,
     callbacks: str | None = None,
 ) -> set[UUID]:
-    """Record what became of claimed entries, each only if its lease is still ours; returns the ids for which it was.
+    """Record the outcome of claimed entries, each only if its lease is still ours; returns the ids for which it was.
 
-    One exception: proof of success is taken late, from whoever brings it, while the key is the same.
+    One exception: proof of success is accepted after the lease, while the key is the same.
     callbacks: the record of callbacks as this process has read it. Nothing is settled if it has changed since; None to not ask.
     """
     ended = [_ended_row(entry, change) for entry, change in settlements if isinstance(change, Settle)]
@@ -204,7 +204,7 @@ def _quoted(tables: Tables) -> dict[str, str]:
 # ends a little early and a doubt that began a little early are on the safe side. `= ANY (ARRAY(...))`, not a join: on stale
 # statistics a join flips to a sequential scan. `holding`: a database that may have forgotten commits is asked in the statement
 # itself, on the very server that would lease the entry, however the connection came to lead there; of what was sent before,
-# only success is believed until a person resumes.
+# only success is accepted until an operator resumes.
 
 
 # Asked for only where there are completions: it takes some 3 % of a claim from entries without a record, 11 % from the others

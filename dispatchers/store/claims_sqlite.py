@@ -1,6 +1,6 @@
 """Claim and settle in plain SQL, row by row: SQLite's way, where a statement costs no round trip.
 
-The same rules as `sql_postgresql`, which says why; one suite of tests runs over both.
+The rules are those of `claims_postgresql`, which explains them; one suite of tests runs over both.
 """
 
 import json
@@ -34,7 +34,7 @@ def claim(
 ) -> list[ClaimedEntry]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
-    Those that `rounds` tells are shared out over their scopes; what these leave over goes to the oldest.
+    Those in `rounds` are shared out over their scopes; the rest goes to the oldest.
     """
     number = select(tables.meta.c.number).scalar_subquery()
     now, is_suspended, marked = connection.execute(select(clock(), _is_suspended(tables), number)).one()
@@ -149,9 +149,9 @@ def settle(
     guards: object = None,
     callbacks: str | None = None,
 ) -> set[UUID]:
-    """Record what became of claimed entries, each only if its lease is still ours; returns the ids for which it was.
+    """Record the outcome of claimed entries, each only if its lease is still ours; returns the ids for which it was.
 
-    One exception: proof of success is taken late, from whoever brings it, while the key is the same.
+    One exception: proof of success is accepted after the lease, while the key is the same.
     """
     if callbacks is not None and callbacks != callback_registry.summary(callback_registry.read(connection, tables)):
         return set()

@@ -224,7 +224,7 @@ class DatabaseStore:
         return await self._run(work, MAINTENANCE)
 
     async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
-        """The same, for work that may wait for hours: it keeps no other maintenance waiting, nor the process from ending."""
+        """Run work that may wait for hours, on a thread of its own: it blocks neither other maintenance nor shutdown."""
         return await self._transactions.run_apart(work)
 
 

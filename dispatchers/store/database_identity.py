@@ -1,4 +1,4 @@
-"""The mark in the database: what the server says of itself, what is written down, and a hold put on record."""
+"""The stored database identity: what the server reports, what is stored, and the suspension of sending."""
 
 import os
 from dataclasses import fields, replace
@@ -37,13 +37,13 @@ def check_identity(
     reads_server: bool = True,
     promotions_lose_nothing: bool = False,
 ) -> IdentityCheck:
-    """Compare the database with its mark and with `known`. Put a hold on record where they differ, else renew the mark.
+    """Compare the database with its stored identity and with `known`. Suspend sending where they differ, else renew the identity.
 
-    tells: whether the server lets its user ask for its identifier, its timeline and its log's position.
+    reads_server: whether the server lets its user ask for its identifier, its timeline and its log's position.
     promotions_lose_nothing: a promotion is recorded as resumed instead, if that is all that differs.
     Raises `ConfigurationError`, with nothing written, if the database is another env's.
     """
-    # The mark first: one that another writes meanwhile would lie ahead of what the server said.
+    # The stored identity first: one that another process writes meanwhile would be ahead of the server's facts.
     identity, suspended = read_identity(connection, tables)
     _require_environment(connection, tables, env, identity, known)
     now = read_server(connection, tables, env, reads_server=reads_server)
@@ -82,7 +82,7 @@ def is_suspended(connection: Connection, tables: Tables) -> bool:
 
 
 def read_identity(connection: Connection, tables: Tables) -> tuple[DatabaseIdentity | None, str | None]:
-    """The mark, and why every dispatcher holds, if they do."""
+    """The stored identity, and why sending is suspended, if it is."""
     row = connection.execute(select(tables.meta)).one_or_none()
     if row is None:
         return None, None
@@ -91,7 +91,7 @@ def read_identity(connection: Connection, tables: Tables) -> tuple[DatabaseIdent
 
 def _identity_of(row: Row[Any]) -> DatabaseIdentity | None:
     if row.checked_at is None:
-        return None  # held, and its mark tells nothing
+        return None  # suspended, and its identity is deleted
     return DatabaseIdentity(**{field.name: row._mapping[field.name] for field in fields(DatabaseIdentity)})
 
 
@@ -114,7 +114,7 @@ def read_server(connection: Connection, tables: Tables, env: str, *, reads_serve
 
 
 def can_read_server(connection: Connection, tables: Tables) -> bool:
-    """Whether the server tells this user all that is asked. Its transaction is of no further use."""
+    """Whether this user may read the server's identity. Aborts the transaction if not."""
     try:
         read_server(connection, tables, "", reads_server=True)
     except DBAPIError as error:
@@ -145,7 +145,7 @@ _SERVER = text(
 
 
 def renew(connection: Connection, tables: Tables, identity: DatabaseIdentity | None, now: DatabaseIdentity) -> None:
-    """Unless somebody else did, or put a hold on record, meanwhile."""
+    """Not if another process has done so, or suspended sending, meanwhile."""
     guard(connection)
     meta = tables.meta
     if identity is None:
@@ -161,9 +161,9 @@ def renew(connection: Connection, tables: Tables, identity: DatabaseIdentity | N
 def suspend(
     connection: Connection, tables: Tables, identity: DatabaseIdentity | None, reason: str, *, bounded: bool = True
 ) -> IdentityCheck:
-    """Put a hold on record, unless one is, or a person has resumed since `mark` was read.
+    """Suspend sending, unless it is suspended or an operator has resumed since `identity` was read.
 
-    bounded: whether what was lost was committed after `mark`. Else its time is forgotten, and a person must say since when.
+    bounded: whether the lost commits came after `identity`. If not, its time is deleted, and an operator must give one.
     """
     guard(connection)
     meta = tables.meta
@@ -182,9 +182,9 @@ def suspend(
 def continue_after(
     connection: Connection, tables: Tables, identity: DatabaseIdentity, now: DatabaseIdentity, promotion: str
 ) -> bool:
-    """Write the mark of the promoted server, as after an operator's `resume --nothing-lost`; returns whether this call did.
+    """Store the identity of the promoted server, as after an operator's `resume --nothing-lost`; returns whether this call did.
 
-    Not if another process did, or put a hold on record, meanwhile.
+    Not if another process did, or suspended sending, meanwhile.
     """
     guard(connection)
     meta = tables.meta

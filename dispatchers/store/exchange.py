@@ -2,7 +2,7 @@
 
 One row must never stop the others. An outcome that cannot be stored is found by halving: it is stored without its text, or its
 entry becomes uncertain, or it is set aside. A row that cannot be claimed is found in the same way, and set aside. An entry whose
-next one in its ordering group is locked by somebody else is left for a moment later.
+next one in its ordering group is locked by another transaction is settled a moment later.
 """
 
 import logging
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 log = logging.getLogger("outbox.dispatcher")
 
-PROBED_ROWS = 500  # at once, while a row is looked for that cannot be claimed
+PROBED_ROWS = 500  # at once, in the search for a row that cannot be claimed
 
 
 class Run(Protocol):
@@ -134,7 +134,7 @@ class Exchanges:
     def _claim(
         self, connection: Connection, request: ClaimRequest, passed: list[Ending], ended: dict[UUID, str]
     ) -> list[ClaimedEntry]:
-        """The claims that may go. passed: gets those that are handed back. ended: gets those that had ended before."""
+        """The claims that may go. passed: gets those that are released. ended: gets those that had ended before."""
         found: list[ClaimedEntry] = self._sql.claim(connection, self._tables, request, self._rounds)
         must_wait: list[Ending] = []
         if any(entry.ended for entry in found):
@@ -192,7 +192,7 @@ class Exchanges:
     async def _end_refused(
         self, entry: ClaimedEntry, change: Transition, callbacks_read: str | None, error: Exception
     ) -> None:
-        """The database does not store what became of one entry: end its lease in another way, and report it."""
+        """The database refuses one entry's outcome: end its lease in another way, and report it."""
         named, code = f"entry {entry.id} ({entry.operation})", code_of(error)
         removed = await self._try(lambda connection: remove_ended(connection, self._tables, [entry]))
         if removed is not None and removed.ended:

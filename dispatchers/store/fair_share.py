@@ -1,6 +1,6 @@
 """What waits at fair destinations: the scopes one after another, each found by a step in the index, however much it has waiting.
 
-On PostgreSQL one statement that tells whether there is anything to share out, and one more if so; in plain SQL, step by step.
+On PostgreSQL one statement finds whether there is anything to share out, and one more if so; in plain SQL, step by step.
 Nothing is locked here: what is then claimed of each scope may be less, where others claim at the same time.
 """
 
@@ -49,7 +49,7 @@ def read_fronts(
 def read_scopes(
     connection: Connection, tables: Tables, quota: Quota, cutoff: datetime, after: str | None
 ) -> tuple[list[Waiting], list[Waiting]]:
-    """The scopes behind `after`, and those up to it."""
+    """The scopes after `after`, and those up to it."""
     asked = {
         "name": quota.destination,
         "due_from": quota.due_from,
@@ -137,7 +137,7 @@ def _walk_statement(tables: Tables) -> TextClause:
 def read_backlog(
     connection: Connection, tables: Tables, quota: Quota, cutoff: datetime, now: datetime, after: str | None
 ) -> Backlog:
-    """What waits at one destination, from behind the scope `after`."""
+    """What waits at one destination, from after the scope `after`."""
     queue = tables.queue
     front = (
         select(queue.c.due_at, queue.c.fair)

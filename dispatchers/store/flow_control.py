@@ -1,6 +1,6 @@
 """The destinations' rows: read at the sweep, and locked while a claim is decided. For every database alike.
 
-A row that somebody else has locked is passed over, never waited for: a dispatcher that was stopped in the middle of a
+A row that another transaction has locked is skipped, never waited for: a dispatcher that was stopped in the middle of a
 transaction must not stop the others.
 """
 
@@ -43,7 +43,7 @@ def is_throttled(tables: Tables, now: Any) -> ColumnElement[bool]:
 
 
 def read_flow_states(connection: Connection, tables: Tables) -> FlowStates:
-    """Of every destination that has, or had, something to tell."""
+    """The rows of all destinations that have one."""
     destination = tables.destination
     now = connection.execute(select(clock())).scalar_one()
     telling = or_(is_throttled(tables, now), destination.c.breaker_failures > 0, destination.c.decided_at.is_not(None))
@@ -98,7 +98,7 @@ def _admitted(
             if permits:
                 yield quota._replace(permits=permits, admitted=True)
         elif name not in flow_update.decided:
-            yield quota  # the claim looks at its row, if it has one
+            yield quota  # the claim checks its row, if it has one
 
 
 def _lock(connection: Connection, tables: Tables, names: Iterable[str]) -> FlowStates:

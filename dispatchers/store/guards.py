@@ -1,4 +1,4 @@
-"""What a dispatcher's transactions tell PostgreSQL first, whatever the role's and the session's own settings.
+"""The settings of a dispatcher's PostgreSQL transactions, which override the role's and the session's.
 
 All of it is for the transaction only, so that PgBouncer in transaction mode works. The statements that settle bring it along;
 any other transaction begins with `guard`.
@@ -13,7 +13,7 @@ from sqlalchemy import Connection, TextClause, text
 from outbox.sql.schema import STATEMENTS_MAX
 
 DURABLE = "set_config('synchronous_commit', 'on', true)"
-"""A role may have it off, and a claim that a crash takes back would be a send that nobody remembers."""
+"""A role may have it off, and a claim that a crash undoes would be a send without a record."""
 
 LEASE_MIN, LEASE_MAX = timedelta(seconds=4), timedelta(seconds=60)
 
@@ -67,7 +67,7 @@ def guards_for(lease: timedelta) -> Guards:
 
 
 GUARDS = guards_for(timedelta(seconds=60))
-"""For the default lease, and for whoever has none."""
+"""For the default lease, and for callers without one."""
 
 
 def guard(connection: Connection, guards: Guards = GUARDS) -> None:

@@ -32,11 +32,11 @@ from outbox.times import NEVER
 log = logging.getLogger("outbox.dispatcher")
 
 MOMENT = timedelta(milliseconds=100)
-"""Until an entry is looked at again whose head is just being settled, cancelled or claimed by somebody else."""
+"""The delay before an entry is checked again whose head another transaction has locked."""
 
 
 class Sorted(NamedTuple):
-    """The claims of an exchange: those that may go, and those that may not yet, which are to be handed back."""
+    """The claims of an exchange: those that may go, and those that may not yet, which are released."""
 
     may_go: list[ClaimedEntry]
     must_wait: list[Ending]
@@ -65,9 +65,9 @@ def _waits(head: UUID, is_touched: bool) -> Release:
 
 
 def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
-    """For each group of these entries its first one that is not uncertain, and behind whom the group is blocked.
+    """For each group of these entries its first one that is not uncertain, and the entry that blocks the group.
 
-    Once for a group, however many entries are asked for: behind dead rows that vacuum may not remove, each look walks over them.
+    Once for a group, however many entries are asked for: each search walks over dead rows that vacuum may not remove.
     """
     queue, blocked = tables.queue, tables.blocked_group
     first, blocking = queue.alias("first"), queue.alias("blocking")
@@ -91,7 +91,8 @@ def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
 
 
 def _is_blocked(entry: ClaimedEntry, group: Row[Any]) -> bool:
-    """A group blocks behind an entry: that one, and those before it, may be sent again when a person says so."""
+    """A blocked group blocks the entries after the blocking one; that one and earlier ones may be sent again on an operator's
+    decision."""
     if group.blocked_by is None or entry.position is None:
         return False
     return group.blocked_at is None or entry.position > group.blocked_at
@@ -117,7 +118,7 @@ def _touch_heads(
 
 
 def _touch_blocks(connection: Connection, tables: Tables, ordering_keys: set[str]) -> set[str]:
-    """The same for groups that are blocked: nobody releases them without seeing what this transaction blocks."""
+    """Lock blocked groups, so that a release sees what this transaction blocks."""
     if not ordering_keys:
         return set()
     blocked = tables.blocked_group
@@ -132,7 +133,7 @@ def _touch_blocks(connection: Connection, tables: Tables, ordering_keys: set[str
 
 
 class NextIsLocked(Exception):
-    """Another transaction has locked the next entries behind these: an app may be cancelling them. Nothing may be committed.
+    """Another transaction has locked the next entries after these: an app may be cancelling them. Nothing may be committed.
 
     Settled a moment later they take their place; whatever else was to be settled with them need not wait.
     """

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class CallbacksChanged(Exception):
-    """Another dispatcher has put a callback on record, or somebody took one off it, since this process read the record.
+    """Another dispatcher has put a callback on record, or removed one, since this process read the record.
 
     Nothing is changed. Once `callbacks` has been asked again, it may be tried again.
     """
@@ -99,19 +99,18 @@ class Store(Protocol):
         ...
 
     async def request_lookups(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
-        """Have a page of those uncertain entries looked for that nobody has looked for yet: see `sql_looks.seek`."""
+        """Request lookups for a page of uncertain entries without one: see `queries.request_lookups`."""
 
     async def check_identity(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
-        """Compare the database with the mark of its history and with `known`, which this process remembers of it.
+        """Compare the database with its stored identity and with `known`, which this process remembers.
 
-        Where they differ every dispatcher holds; else the mark is renewed when it is old. What it comes to is committed on
-        return. A database that cannot lose anything has no mark. Raises `ConfigurationError`, with nothing written, if the
-        database is another env's.
+        Where they differ sending is suspended; else an old identity is renewed. The result is committed on return. Raises
+        `ConfigurationError`, with nothing written, if the database is another env's.
         """
         ...
 
     async def flow_states(self) -> FlowStates:
-        """Of the destinations on which something weighs, or that were paused once."""
+        """The states of the destinations that are throttled or were paused once."""
         ...
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
@@ -128,7 +127,7 @@ class Store(Protocol):
         ...
 
     async def unknown_kid(self, known: Sequence[str]) -> str | None:
-        """A key id among the unsettled entries that are looked at (`SAMPLE_MAX`) that is not in `known`, if there is one."""
+        """A key id among the unsettled entries that are read (`SAMPLE_MAX`) that is not in `known`, if there is one."""
         ...
 
     async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
@@ -139,7 +138,7 @@ class Store(Protocol):
         ...
 
     async def require_environment(self, env: str) -> None:
-        """Raise `ConfigurationError` if the database, or an unsettled entry that is not held, is of another env."""
+        """Raise `ConfigurationError` if the database, or an unsettled entry that is not suspended, is of another env."""
         ...
 
     @property

@@ -28,14 +28,14 @@ def destination_names(tables: Tables) -> CTE:
 
 # --- how long entries have been due
 
-DUE_ROWS_MAX = 100  # of each destination's first entries: behind one that was handed back there may be an older one
-RELEASED_WITHIN = timedelta(seconds=5)  # what nobody serves is due again within
+DUE_ROWS_MAX = 100  # of each destination's first entries: after a released one there may be an older one
+RELEASED_WITHIN = timedelta(seconds=5)  # what no dispatcher serves is due again within
 
 
 def read_lags(connection: Connection, tables: Tables, now: datetime) -> dict[str, timedelta]:
     """How long the oldest due entry of each destination has waited; not of those where nothing waits.
 
-    What a dispatcher claimed and handed back, because it does not serve it, has waited all the same. One probe of the index for
+    What a dispatcher released, because it does not serve it, counts as waiting. One probe of the index for
     each destination.
     """
     read_by_index(connection)
@@ -65,7 +65,7 @@ def is_claimable(tables: Tables, now: datetime) -> ColumnElement[bool]:
 # --- accepted requests
 
 
-ACCEPTED_MAX = 500  # looked at in one statement: some 3 ms
+ACCEPTED_MAX = 500  # read in one statement: about 3 ms
 
 
 class Accepted(NamedTuple):
@@ -78,7 +78,7 @@ class Accepted(NamedTuple):
 
 
 def next_accepted(connection: Connection, tables: Tables, after: Accepted | None) -> list[Accepted]:
-    """The next `ACCEPTED_MAX` accepted requests, oldest first, from the first one or from behind `after`."""
+    """The next `ACCEPTED_MAX` accepted requests, oldest first, from the first one or after `after`."""
     record = tables.record
     page = select(record.c.created_at, record.c.id, record.c.completion).where(is_open(record, "accepted"))
     if after is not None:
@@ -92,20 +92,19 @@ def next_accepted(connection: Connection, tables: Tables, after: Accepted | None
 # --- uncertain entries that were never looked up
 
 
-ROWS_MAX = 200  # at a time, once a minute: a service is not to be flooded with looks at what has long been uncertain
+ROWS_MAX = 200  # at a time, once a minute: a service must not be flooded with lookups of old entries
 PAGE_MAX = 10_000  # of the queue are read for them at a time: most of a long queue is not uncertain
 
 Wanted = Callable[[str, str | None], bool]
-"""Whether an entry of this operation, which was sent in this form, is to be looked for."""
+"""Whether an entry of this operation, which was sent in this form, needs a lookup."""
 
 
 def request_lookups(
     connection: Connection, tables: Tables, wanted: Wanted, fencing_delay: timedelta, after: UUID | None
 ) -> UUID | None:
-    """Have a page of them looked for, as soon as no sender can be at work any more; returns where the next page begins.
-
-    What is held, decided by a person, or was looked for before is left alone; so is a key that the service holds for another
-    request, whose effect a look would take for this one's.
+    """Request lookups for a page of them, due when no sender can be running any more; returns where the next page begins. Skipped
+    are entries that are suspended, decided by an operator or looked up before, and keys that the service has for another request,
+    whose effect a lookup would mistake for this one's.
     """
     read_by_index(connection)
     queue, entry = tables.queue, tables.entry
@@ -144,7 +143,7 @@ def request_lookups(
 
 
 def _page_end(connection: Connection, tables: Tables, after: UUID | None) -> UUID | None:
-    """The id up to which a page looks through the queue; None if that is its end."""
+    """The last id of a page of the queue; None at its end."""
     id = tables.queue.c.id
     page = select(id).order_by(id).offset(PAGE_MAX - 1).limit(1)
     if after is not None:

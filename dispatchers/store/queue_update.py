@@ -22,9 +22,9 @@ Unsettled: TypeAlias = Retry | MarkUncertain | AwaitLookup | SendAgain | RetryCa
 class QueueUpdate(NamedTuple):
     """delay: until it is due, None for never. uncounted: how many deliveries did not take place.
 
-    reason: for the entry's history. outcome: None to leave the old one. proof: it is known to have happened, which counts
-    even when the lease is lost. looked: a look led to this. anew: its age counts from the next claim. callback: which one it
-    waits for, if this process does not have it.
+    reason: for the entry's history. outcome: None to leave the old one. proof: it is known to have happened, which counts even
+    when the lease is lost. by_lookup: a lookup led to this. resets_age: its age counts from the next claim. callback: which one
+    it waits for, if this process does not have it.
     """
 
     state: str
@@ -93,7 +93,7 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
                 maybe_sent=change.maybe_sent,
                 in_doubt_since=change.in_doubt_since,
                 key_epoch=change.key_epoch,
-                reason=reason if change.absent else None,  # a person's word is in its history already
+                reason=reason if change.absent else None,  # an operator's decision is in its history already
                 outcome=write_outcome(reason),
                 by_lookup=change.absent,
                 resets_age=not change.absent,
@@ -112,7 +112,7 @@ def _callback_retry(entry: ClaimedEntry, change: RetryCallback) -> QueueUpdate:
         delay=change.delay,
         attempts=end.attempts,
         uncounted=0,  # also of a claim that sent nothing: proof may come twice, and would be taken off twice
-        maybe_sent=True,  # whatever it was: nobody may cancel it any more
+        maybe_sent=True,  # in any state: it cannot be cancelled any more
         in_doubt_since=end.in_doubt_since if isinstance(end, MarkUncertain) else entry.in_doubt_since,
         reason=change.reason if change.failed else None,
         outcome=write_outcome(change.reason, stored=known.stored, known=known),
@@ -138,7 +138,9 @@ def _as_it_was(entry: ClaimedEntry) -> QueueUpdate:
 def _state_before(entry: ClaimedEntry) -> str:
     """What the entry was before it was claimed, as far as it matters."""
     known, lookup = entry.outcome.known, entry.outcome.lookup
-    is_resolved = known is not None and known.attempts is None and known.state != "cancelled"  # by a person's word
+    is_resolved = (
+        known is not None and known.attempts is None and known.state != "cancelled"
+    )  # by an operator's decision
     has_callback_due = known is not None and known.state == "uncertain"
     if entry.maybe_sent and (is_resolved or has_callback_due):
         return "uncertain"

@@ -12,7 +12,7 @@ MOMENTARY = ("55P03", "57014")
 """PostgreSQL, appendix A: lock_timeout ran out; the statement was cancelled, as by statement_timeout."""
 
 OF_ONE_ROW = ("22", "23", "44", "54", "P0", "XX")
-"""The same: data, constraints, views' conditions, limits of a row or an index, what triggers raise, corruption."""
+"""Errors of one row: data, constraints, views' conditions, limits of a row or an index, what triggers raise, corruption."""
 
 
 def is_of_the_moment(error: BaseException) -> bool:
@@ -21,7 +21,7 @@ def is_of_the_moment(error: BaseException) -> bool:
 
 
 def is_of_one_row(error: BaseException) -> bool:
-    """Whether the same statement might well pass without one of its rows. Not where the server itself is the reason."""
+    """Whether the statement may succeed without one of its rows. Not where the server itself is the reason."""
     if isinstance(error, DBAPIError):
         code = sqlstate(error.orig)
         if code is not None:
@@ -42,7 +42,7 @@ def code_of(error: BaseException) -> str:
 
 
 def substitutes(entry: ClaimedEntry, change: Transition, code: str) -> Iterator[Transition]:
-    """What may be stored in place of `change`, the best first: the same without what anybody else has said, then doubt."""
+    """What may be stored in place of `change`, the best first: without the service's texts, then as uncertain."""
     text = f"the database refused its outcome ({code})"
     if isinstance(change, Settle):
         result = None if change.result is None else {"unstorable": code}

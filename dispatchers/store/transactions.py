@@ -51,7 +51,7 @@ class Transactions:
         return await self.run_unguarded(guarded, what)
 
     async def run_unguarded(self, work: Callable[[Connection], Result], what: str = "") -> Result:
-        """The same for work whose first statement brings the guards along."""
+        """Run work whose first statement sets the guards."""
         threads = self._maintenance_thread if what == MAINTENANCE else self._threads
         silence = Silence(self._engine, self._timeouts, what or getattr(work, "__name__", "a query"), threads.start)
         working: asyncio.Future[Any]
@@ -63,7 +63,7 @@ class Transactions:
         return result
 
     async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
-        """The same, without limits, for work that may wait for hours: it keeps nobody waiting, nor the process from ending."""
+        """Run work without limits that may wait for hours: it blocks neither other work nor shutdown."""
         if self._async_engine is not None:
             return await self._run_async(None, work)
         done: Result = await on_own_thread("outbox-bodies", self._run_blocking, None, work)

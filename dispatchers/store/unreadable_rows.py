@@ -25,12 +25,12 @@ class Removed(NamedTuple):
 
 
 def remove_ended(connection: Connection, tables: Tables, claimed: Sequence[ClaimedEntry]) -> Removed:
-    """Take those of our claims out of the queue that have a settlement: what it says stands, nothing is sent again."""
+    """Take those of our claims out of the queue that have a settlement: what it records is valid, nothing is sent again."""
     queue, settlement = tables.queue, tables.settlement
     found = select(queue.c.id, settlement.c.state).join(settlement, settlement.c.id == queue.c.id)
     ours = or_(*(and_(queue.c.id == entry.id, queue.c.lease_token == entry.lease_token) for entry in claimed))
     states = {row.id: row.state for row in connection.execute(found.where(ours).with_for_update(of=queue))}
-    # Their rows are locked by now, so what may be blocked behind them is to be seen.
+    # Their rows are locked by now, so entries blocked by them are visible.
     places = {
         Place(entry.ordering_key, entry.position): entry
         for entry in claimed
@@ -69,7 +69,7 @@ def candidates(
 
 
 def set_aside(connection: Connection, tables: Tables, id: UUID, reason: str) -> bool:
-    """Hold a row back that cannot be claimed: never due until a person releases it. Whoever had it may have sent it."""
+    """Suspend a row that cannot be claimed, until an operator releases it. Its last holder may have sent it."""
     queue = tables.queue
     is_free = or_(queue.c.lease_until.is_(None), queue.c.lease_until < clock())
     was_leased = queue.c.lease_token.is_not(None)

@@ -1,6 +1,6 @@
-"""A database that does not answer, and connections that nobody remembers: a proxy may forget them without a word.
+"""A database that does not answer, and connections that a proxy has dropped silently.
 
-Whoever waits for such a connection would wait for ever: TCP does not notice, as the proxy acknowledges what it swallows.
+A wait for such a connection would never end: TCP does not notice, as the proxy acknowledges what it swallows.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class DatabaseSilent(TimeoutError):
 
 
 class Timeouts:
-    """When silence is reported, when the connection is dropped, and when nobody waits any longer; all within half a lease."""
+    """When silence is reported, when the connection is dropped, and when the wait is given up; all within half a lease."""
 
     def __init__(self, lease: timedelta) -> None:
         seconds = limiting(lease).total_seconds()
@@ -39,7 +39,7 @@ class Timeouts:
 class Silence:
     """Watches one piece of work of a store: `connection` is the driver's, from when there is one to when it is given back.
 
-    what: what is done, for the log. given_up: called when nobody waits for the work any longer.
+    what: what is done, for the log. given_up: called when the wait for the work is given up.
     """
 
     def __init__(self, engine: Engine, timeouts: Timeouts, what: str, given_up: Callable[[], None]) -> None:
@@ -77,7 +77,7 @@ class Silence:
         )
 
     def _drop(self) -> None:
-        """Its own connection; without one it waits for the pool's, of which those may be forgotten that nobody has in use."""
+        """Its own connection; without one it waits for the pool's, whose idle connections may be dropped."""
         if self.connection is not None:
             dropped = int(break_off(self.connection))
         else:
@@ -99,7 +99,7 @@ def _pass_on(done: "asyncio.Future[Any]", answer: "asyncio.Future[Any]") -> None
     if done.cancelled():
         answer.cancel()
     elif answer.done():
-        done.exception()  # nobody waits for it any more
+        done.exception()  # the wait was given up
     elif (error := done.exception()) is not None:
         answer.set_exception(error)
     else:
@@ -107,7 +107,8 @@ def _pass_on(done: "asyncio.Future[Any]", answer: "asyncio.Future[Any]") -> None
 
 
 def break_off(connection: Any) -> bool:
-    """End a driver's connection from outside, whatever it waits for; whoever waits gets the driver's error. Returns whether."""
+    """End a driver's connection from outside, during any wait; the waiting caller gets the driver's error. Returns whether it
+    did."""
     terminate = getattr(connection, "terminate", None)  # asyncpg's
     if terminate is not None:
         terminate()
@@ -120,7 +121,7 @@ def break_off(connection: Any) -> bool:
     return True
 
 
-# --- which connections of a pool nobody has in use
+# --- the idle connections of a pool
 
 _idle: "WeakKeyDictionary[Engine, WeakSet[ConnectionPoolEntry]]" = WeakKeyDictionary()
 

@@ -16,12 +16,12 @@ from dispatchers.pipeline.sender import ABANDON_SECONDS
 
 T = TypeVar("T")
 
-QUIET_SECONDS = 0.25  # how long a remote service that is well again waits for a request that nobody should send
+QUIET_SECONDS = 0.25  # how long a remote service that has recovered waits for a request that must not come
 SHOWN_LEVEL = logging.INFO  # below it, clients write down what they exchange with the service
 
 
 class RemoteService(Protocol):
-    """What stands in for the service: `FaultyHttp`, or any object like this.
+    """The object that replaces the service: `FaultyHttp`, or any object like this.
 
     requests: what arrived, one item for each request, in order; only added to.
     """
@@ -30,7 +30,7 @@ class RemoteService(Protocol):
     def requests(self) -> Sequence[SupportsBytes]: ...
 
     def behave(self, behaviour: Any) -> None:
-        """Treat requests so from now on; whoever still waits for an answer is cut off."""
+        """Treat requests so from now on; open requests are cut off."""
         ...
 
 
@@ -38,7 +38,7 @@ class RemoteService(Protocol):
 class Observation:
     """What was seen of one attempt.
 
-    outcome: what the dispatcher would go on with, unchecked; None if the adapter raised, or was not back in time.
+    outcome: what the dispatcher would use, unchecked; None if the adapter raised, or was not back in time.
     raised: what escaped from the adapter. late: it did not come back in time, although it was cancelled at its deadline.
     requests: those that reached the remote service until the outcome. afterwards: how many more came after it.
     left: what still ran in the event loop after `aclose`. shown: the adapter's repr and what was logged, traces included.
@@ -54,13 +54,13 @@ class Observation:
 
 
 class NeverBack(Exception):
-    """The event loop stood still: an adapter blocked it, or would not be cancelled."""
+    """The event loop hung: an adapter blocked it, or would not be cancelled."""
 
 
 def in_a_loop(main: Callable[[], Coroutine[Any, Any, T]], within: timedelta) -> T:
     """What `main` returns, in an event loop of its own.
 
-    On a daemon thread, so that an adapter which blocks the loop, or will not be cancelled, is left behind there.
+    On a daemon thread, so that an adapter which blocks the loop, or will not be cancelled, is abandoned there.
     Raises what `main` raises, and `NeverBack`.
     """
     answer: Future[T] = Future()
@@ -107,8 +107,8 @@ async def attempt(
 ) -> Observation:
     """Send `delivery`, with the adapter's timeout as its deadline, and see what happens.
 
-    healthy: a behaviour with which the remote service then waits a moment for requests that nobody should send any more.
-    ask: `looked` to look for it instead.
+    healthy: a behaviour with which the remote service then waits a moment for requests that must not come any more.
+    ask: `look_up` for a status lookup instead.
     """
     loop = asyncio.get_running_loop()
     before = len(remote.requests)
@@ -180,7 +180,7 @@ def _ended(sending: asyncio.Task[Any], *, in_time: bool) -> dict[str, Any]:
 
 
 async def _left_behind(sending: asyncio.Task[Any]) -> list[str]:
-    """The tasks that go on although the attempt is over and the adapter closed."""
+    """The tasks that still run although the attempt is over and the adapter closed."""
     others = asyncio.all_tasks() - {asyncio.current_task(), sending}
     if others:
         _, others = await asyncio.wait(others, timeout=ABANDON_SECONDS)

@@ -40,7 +40,7 @@ Expected: TypeAlias = type[Any] | UnionType
 ENTRY = UUID("019a0000-0000-8000-8000-000000000001")
 TAGS = [Tag(bytes([number]) * 32) for number in range(1, 11)]  # ten: enough for sends to overlap in a pool
 UNHURRIED = timedelta(seconds=15)  # a remote service that answers at once, on a machine that is busy
-BLOCKED = timedelta(seconds=3)  # so long past its deadline, the event loop stands still
+BLOCKED = timedelta(seconds=3)  # so long past its deadline, the event loop is blocked
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,11 @@ class AdapterSuite:
     # --- what the author gives
 
     def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
-        """A new adapter that sends to `remote`. timeout: its own; far sides that hang are given no longer."""
+        """A new adapter that sends to `remote`. timeout: its own; remote services that hang are given no longer."""
         raise NotImplementedError(f"{type(self).__name__} needs adapter(self, remote, timeout)")
 
     def remote(self) -> AbstractContextManager[Any]:
-        """What stands in for the service; a new one for each scenario."""
+        """The object that replaces the service; a new one for each scenario."""
         raise NotImplementedError(f"{type(self).__name__} needs remote(self)")
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
@@ -270,7 +270,7 @@ class AdapterSuite:
                 return Observation(outcome=None, raised=None, late=True, requests=remote.requests)
 
     def delivery(self, adapter: Adapter, *, payload: Any = None, tag: Tag = TAGS[0], attempt: int = 1) -> Delivery:
-        """A delivery as the dispatcher makes it, of the suite's payload unless told; its deadline comes with the send."""
+        """A delivery as the dispatcher makes it, of the suite's payload by default; its deadline comes with the send."""
         return Delivery(
             id=ENTRY,
             operation=self.operation,
@@ -392,7 +392,7 @@ class _Nowhere:
     requests: Sequence[bytes] = ()
 
     def behave(self, behaviour: Any) -> None:
-        """Nobody is there."""
+        """No server listens."""
 
 
 def _names(expected: Expected) -> str:

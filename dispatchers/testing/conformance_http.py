@@ -20,14 +20,14 @@ from dispatchers.testing.faulty_http import FaultyHttp
 REDIRECTS = (301, 302, 303, 307, 308)
 QUOTING = (400, 401, 402, 403, 404, 409, 422, 429, 500, 503)
 HIDING = (401, 403, 429, 500, 503)  # what is there is not shown
-MEMORY_BYTES_MAX = faulty_http.LARGE_BYTES // 2  # half of what a giant answer holds: it was not held whole
+MEMORY_BYTES_MAX = faulty_http.LARGE_BYTES // 2  # half of a giant answer: it was not kept whole in memory
 
 
 class HttpSuite(AdapterSuite):
     """`AdapterSuite` against a `FaultyHttp`. A scenario's `behaviour` is one of `dispatchers.testing.faulty_http`.
 
     success: the status that says that it happened. unreadable: what a success means whose body cannot be read: it
-        happened, unless the service tells of failures with that status too; then `Delivered | Unknown`.
+        happened, unless the service reports failures with that status too; then `Delivered | Unknown`.
     """
 
     success: int = 200
@@ -37,7 +37,7 @@ class HttpSuite(AdapterSuite):
         return faulty_http.faulty_http()
 
     def fault_scenarios(self) -> Sequence[Scenario]:
-        """Nothing arrived; it arrived and no answer came; an answer came that cannot be read; somebody quotes us."""
+        """Nothing arrived; it arrived and no answer came; an answer came that cannot be read; the answer quotes the request."""
         success, unreadable = self.success, self.unreadable
         either = unreadable | Unknown
         return [
@@ -76,7 +76,7 @@ class HttpSuite(AdapterSuite):
             assert peak < MEMORY_BYTES_MAX, f"{peak} bytes were held of an answer of {faulty_http.LARGE_BYTES}"
 
     def test_an_answer_that_nobody_asked_for_is_not_the_next_one_s(self) -> None:
-        """Left over on a connection that is kept, it would tell of a request that failed that it was delivered."""
+        """Left over on a connection that is kept, it would report a failed request as delivered."""
         with self.remote() as remote:
             adapter = self.adapter(remote, UNHURRIED)
             remote.behave(faulty_http.answer_twice(self.success))

@@ -36,11 +36,11 @@ FINDINGS = (Found, Absent, CannotTell)
 class LookupSuite:
     """What every `find` must do, as tests. The author of one gives:
 
-    operation, payload, options: of an entry that is looked for, whose id is `conformance.ENTRY`.
+    operation, payload, options: of an entry to look up, whose id is `conformance.ENTRY`.
     scenarios: what the service shows, and the finding of each; one `Found` and one `CannotTell` among them, and one `Absent`
-        unless `never` says why it cannot be proved. A scenario's `requests` are not counted: a look may take several.
+        unless `never` says why it cannot be proved. A scenario's `requests` are not counted: a lookup may take several.
     secrets: what the adapter was given that must never be shown. () if nothing.
-    age: how long ago the entry was enqueued. remote_timeout: the timeout of a look at a remote service that hangs.
+    age: how long ago the entry was enqueued. remote_timeout: the timeout of a lookup at a service that hangs.
 
     What `find` raises counts as `CannotTell`, as for the dispatcher.
     """
@@ -62,11 +62,11 @@ class LookupSuite:
     # --- what the author gives
 
     def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
-        """A new adapter that looks at `remote`. timeout: its own; far sides that hang are given no longer."""
+        """A new adapter for `remote`. timeout: its own; it also limits services that hang."""
         raise NotImplementedError(f"{type(self).__name__} needs adapter(self, remote, timeout)")
 
     def remote(self) -> AbstractContextManager[Any]:
-        """What stands in for the service; a new one for each scenario."""
+        """The object that replaces the service; a new one for each scenario."""
         raise NotImplementedError(f"{type(self).__name__} needs remote(self)")
 
     def fault_scenarios(self) -> Sequence[Scenario]:
@@ -114,7 +114,7 @@ class LookupSuite:
     # --- what was seen
 
     def observe(self, scenario: Scenario) -> Observation:
-        """One look in that scenario: made once, and judged by several tests."""
+        """One lookup in that scenario: made once, and judged by several tests."""
         if scenario.name not in self._observed:
             self._observed[scenario.name] = self._look(scenario)
         return self._observed[scenario.name]

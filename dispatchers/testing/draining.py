@@ -72,7 +72,7 @@ def _waiting(connection: Connection, tables: Tables) -> Iterable[tuple[datetime 
         .where(or_(destination.paused.is_(None), ~destination.paused))
     )
     for state, outcome, *moments in connection.execute(found):
-        if state != "uncertain" or read_outcome(outcome).lookup is None:  # else it is only looked for again
+        if state != "uncertain" or read_outcome(outcome).lookup is None:  # else it is only looked up again
             yield tuple(moments)
 
 

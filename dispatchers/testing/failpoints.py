@@ -1,9 +1,9 @@
-"""Named points at which a process may be made to die, or to do anything else, to see what it leaves behind.
+"""Named points at which a test crashes a process, or runs other code.
 
     with failpoint("settle.before_commit"):      # by default: SIGKILL, the first time it gets there
         asyncio.run(dispatcher.run_once())
 
-They cost nothing while they are not asked for: nothing of them stands in the code that they are about. Each names a function
+They cost nothing while they are not asked for: the product's code does not mention them. Each names a function
 whose call it comes before or after.
 """
 
@@ -59,7 +59,7 @@ POINTS: Mapping[str, Seam] = {
     "callback.after_commit": Seam(
         (store_database.DatabaseStore,), "settle_with", "after", lambda arguments, settled: bool(settled)
     ),
-    # a person's decision, and the dispatcher that carries it out
+    # an operator's decision, and the dispatcher that carries it out
     "decision.before_commit": Seam((decisions,), "_record", "after"),
     "decision.before_it_is_carried_out": Seam(
         (triage,), "plan", "before", lambda arguments, _: arguments[0].outcome.known is not None

@@ -45,7 +45,7 @@ class Request:
 
 
 Behaviour: TypeAlias = Callable[[Request, asyncio.StreamWriter], Awaitable[bool]]
-"""What becomes of a request that was read: it may write, and says whether the connection may be used again."""
+"""The treatment of a request: it may write, and returns whether the connection may be used again."""
 
 
 # --- behaviours
@@ -114,7 +114,7 @@ def reset_in_body(status: int = 200) -> Behaviour:
 
 
 def answer_twice(status: int = 200) -> Behaviour:
-    """An answer, and in the same breath another, which nobody asked for and which waits for the next request."""
+    """An answer, and in the same breath another, which belongs to no request and waits for the next one."""
 
     async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
         writer.write(2 * (_head(status, {"Content-Length": "2"}) + b"{}"))
@@ -188,7 +188,7 @@ async def garble(request: Request, writer: asyncio.StreamWriter) -> bool:
 
 
 async def refuse(request: Request, writer: asyncio.StreamWriter) -> bool:
-    """Nobody listens any more: connections are refused, for good."""
+    """Stop listening: connections are refused permanently."""
     raise AssertionError("a server that does not listen was reached")
 
 
@@ -212,7 +212,7 @@ class FaultyHttp:
         return len(self._conversations)
 
     def behave(self, behaviour: Behaviour) -> None:
-        """Treat requests so from now on. Whoever still waits for an answer is cut off."""
+        """Treat requests so from now on. Open requests are cut off."""
 
         changed: Future[None] = Future()
 
@@ -247,7 +247,7 @@ class FaultyHttp:
         task = asyncio.current_task()
         assert task is not None
         self._conversations.add(task)
-        # Whoever goes away, speaks nonsense or is cut off needs no telling.
+        # A client that leaves, sends garbage or is cut off gets no answer.
         with contextlib.suppress(ConnectionError, h11.RemoteProtocolError, asyncio.CancelledError):
             while (request := await _request(reader, writer)) is not None:
                 self.requests.append(request)
@@ -263,7 +263,7 @@ class FaultyHttp:
 
 @contextlib.contextmanager
 def faulty_http() -> Iterator[FaultyHttp]:
-    """A server on a free loopback port, in a thread and event loop of its own; it answers 200 until told otherwise."""
+    """A server on a free loopback port, in a thread and event loop of its own; it answers 200 until changed."""
     remote = FaultyHttp()
     listening: Future[asyncio.Event] = Future()
     thread = threading.Thread(target=lambda: asyncio.run(remote.serve(listening)), name="faulty-http", daemon=True)

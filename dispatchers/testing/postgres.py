@@ -3,11 +3,11 @@
     with temporary_postgres(durable=False) as server:
         engine = create_engine(server.url)
 
-Between the caller and the server stands a supervisor: `postgres_supervisor.py`, run by a second interpreter in a session
+Between the caller and the server runs a supervisor: `postgres_supervisor.py`, run by a second interpreter in a session
 of its own, so that a Ctrl-C at the terminal does not reach it. It watches its parent, and when that ends, in whatever way, it
 stops the server and removes the directory. Should the supervisor itself be killed, the kernel (Linux) stops the server.
 
-The server listens on a Unix socket in a directory that only this user can enter: it trusts whoever connects, and on a
+The server listens on a Unix socket in a directory that only this user can enter: it trusts every client, and on a
 TCP port that would be everyone on the machine. Linux and macOS.
 """
 
@@ -37,7 +37,7 @@ class Server:
     """A running PostgreSQL, superuser `postgres`, no password.
 
     url: as `sqlalchemy.create_engine` takes it, for the driver psycopg.
-    origin: whose binaries these are, for a person to read: "embedded PostgreSQL 18.6".
+    origin: whose binaries these are, for humans: "embedded PostgreSQL 18.6".
     pid: the postmaster's. directory: holds its data, socket and log, and goes with it.
     """
 
@@ -114,7 +114,7 @@ def _system_folder() -> Path | None:
 
 
 def _origin(binaries: _Binaries, folder: Path) -> str:
-    """The words for `Server.origin`. Raises: PostgresUnavailable if these binaries do not even tell their version."""
+    """The words for `Server.origin`. Raises: PostgresUnavailable if these binaries do not report their version."""
     for name in ("initdb", "postgres"):
         if not os.access(folder / name, os.X_OK):
             raise PostgresUnavailable(f"no executable {name} in {str(folder)!r}")

@@ -1,4 +1,4 @@
-"""The process that starts a temporary PostgreSQL for `postgres.py`, watches its parent, and leaves nothing behind.
+"""The process that starts a temporary PostgreSQL for `postgres.py`, watches its parent, and leaves nothing over.
 
 It is run as a program, without site-packages: the standard library only, and nothing of this project.
 """
@@ -30,7 +30,7 @@ PORT: Final = 5432  # only part of the socket's name, and the directory is fresh
 
 
 class ServerFailed(RuntimeError):
-    """The server could not be started. The text says why, and is what the parent is told."""
+    """The server could not be started. The text says why, and is sent to the parent."""
 
 
 # --- as whom the server runs
@@ -116,7 +116,7 @@ def _identity_for(folder: Path) -> _Identity:
 
 
 def _supervise(folder: Path, durable: bool, taken_over: Path | None) -> None:
-    """Start a server, tell the parent on stdout, wait for the parent's end or word, and leave nothing behind."""
+    """Start a server, report it to the parent on stdout, wait for the parent's end or message, and leave nothing over."""
     signal.signal(signal.SIGTERM, _end_once)
     ends = _ends_of_parent()
     try:
@@ -134,7 +134,7 @@ def _end_once(signum: int, _frame: object) -> None:
 
 
 def _ends_of_parent() -> select.poll:
-    """What becomes readable when the parent ends or says so.
+    """A file descriptor that becomes readable when the parent ends or sends a message.
 
     The pipe alone would not do, as a process that the parent forked may keep it open; a pidfd is the parent itself.
     """
@@ -214,7 +214,7 @@ def _make_cluster(folder: Path, data: Path, log: Path, identity: _Identity) -> N
 
 
 def _take_over(source: Path, data: Path, identity: _Identity) -> None:
-    """Make `source` this server's data. Whatever stood in its way is gone with the server that it came from."""
+    """Make `source` this server's data. The previous data is gone with the server that it came from."""
     try:
         shutil.move(source, data)
         (data / "postmaster.pid").unlink(missing_ok=True)
@@ -246,7 +246,7 @@ def _spawn(command: list[str | Path], log: Path, identity: _Identity) -> subproc
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], pid_file: Path, log: Path) -> None:
-    """Wait as `pg_ctl --wait` does: line 8 of postmaster.pid tells the state, `standby` one that takes readers only.
+    """Wait as `pg_ctl --wait` does: line 8 of postmaster.pid has the state, `standby` one that takes readers only.
 
     Source: PostgreSQL's src/include/utils/pidfile.h, LOCK_FILE_LINE_PM_STATUS.
     """
@@ -262,7 +262,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], pid_file: Path, log: Path
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop it without a checkpoint: nobody will read this data again."""
+    """Stop it without a checkpoint: this data is not read again."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGQUIT)

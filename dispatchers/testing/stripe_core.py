@@ -91,7 +91,7 @@ class FakeStripe:
 
     accounts: which API key opens which account. With a `Stripe-Account` header the request is that account's.
     revoked: the connected accounts that have withdrawn our access.
-    ledger: what happened, in memory unless told. window: how long a key is remembered, from its first request on.
+    ledger: what happened, in memory by default. window: how long a key is remembered, from its first request on.
     faults: may be replaced at any time. clock: aware UTC. random: decides faults and ids, nothing else.
     """
 

@@ -13,7 +13,7 @@ class Fault(StrEnum):
     """Executed and remembered; the connection is dropped without an answer."""
 
     LOSE_REQUEST = "lose_request"
-    """Nothing executed, nothing remembered; the connection is dropped. The client cannot tell it from the other."""
+    """Nothing executed, nothing remembered; the connection is dropped. The client cannot distinguish it from the other fault."""
 
     FAIL_AFTER = "fail_after"
     """Executed, yet answered with a 500, which is remembered."""

@@ -1,6 +1,6 @@
 """What executing a request does at the fake Stripe: payment intents, refunds, customers, and a stand-in for the rest.
 
-Pure: ids and instants are handed in, effects are handed back. Payment intents, refunds and customers refuse what Stripe
+Pure: ids and instants are handed in, effects are released. Payment intents, refunds and customers refuse what Stripe
 refuses: an unknown parameter, a missing amount. Any other path under /v1/ is taken as "create one of these".
 
 One simplification: creating a payment intent charges at once, with or without `confirm`. That is what a test of
@@ -365,7 +365,7 @@ def created_within(each: Json, wanted: Any) -> bool:
 
 
 def page(matching: list[Json], parameters: Parameters) -> Json:
-    """Up to `limit` of them (10 unless told, at most 100), after `starting_after` or before `ending_before`."""
+    """Up to `limit` of them (default 10, at most 100), after `starting_after` or before `ending_before`."""
     limit = str(parameters.get("limit", "10"))
     if not limit.isdigit() or not 1 <= int(limit) <= 100:
         raise Refused(400, f"Invalid limit: {limit}; 1 to 100 are allowed", param="limit")

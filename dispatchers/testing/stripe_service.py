@@ -8,8 +8,8 @@
 
     python -m dispatchers.testing.stripe_service --port 0 --ledger ledger.sqlite --lose 0.1
 
-It speaks HTTP/1.1 by itself rather than through a framework: a lost response is a connection that really breaks, and a
-request goes on executing after its client has gone, as at Stripe.
+It speaks HTTP/1.1 by itself rather than through a framework: a lost response is a connection that really breaks, and a request
+continues after its client has gone, as at Stripe.
 """
 
 import argparse
@@ -94,7 +94,7 @@ async def serving(fake: FakeStripe, host: str, port: int) -> AsyncIterator[int]:
         try:
             await Conversation(fake, reader, writer).run()
         except (ConnectionError, h11.RemoteProtocolError, asyncio.CancelledError):
-            pass  # The client went away, spoke nonsense, or we are closing: there is nobody to tell.
+            pass  # The client went away, spoke nonsense, or we are closing: no one reads the answer.
         finally:
             writer.close()
             conversations.discard(task)

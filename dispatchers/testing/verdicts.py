@@ -36,7 +36,7 @@ def leaks(what: str, texts: Sequence[str], places: Mapping[str, Any]) -> Iterato
 
 
 def descendants(base: type[Exception]) -> Iterator[type[Exception]]:
-    """`base` and its public descendants in the same top-level package."""
+    """`base` and its public descendants in its top-level package."""
     package = base.__module__.partition(".")[0]
     if not base.__name__.startswith("_"):
         yield base

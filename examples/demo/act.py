@@ -1,4 +1,4 @@
-"""The processes at work: who is started, who is killed, and how things stand meanwhile."""
+"""The running processes: started, killed and observed."""
 
 import time
 import uuid
@@ -45,7 +45,7 @@ STRIPE, EMAIL = "stripe", "email"  # the destinations: what the operations' name
 
 
 class Stuck(RuntimeError):
-    """The play cannot go on; the text says why."""
+    """The demo cannot continue; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,9 @@ class Files:
 
 
 class Act:
-    """Starts them, kills the dispatcher, looks on until every entry has ended; then they are still at work.
+    """Starts them, kills the dispatcher, waits until every entry has ended; then they still run.
 
-    They end with `started`; `close` closes what was opened to look at them.
+    They end with `started`; `close` closes what was opened to observe them.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Act:
         self._ledger.close()
 
     def rush(self) -> Snapshot:
-        """Let the clients come, and return how things stand when every entry has ended, or no more of them end.
+        """Start the clients, and return the state when every entry has ended, or no more of them end.
 
         A slow machine gets the time that it needs.
         """
@@ -168,7 +168,7 @@ class Act:
         return self._start_dispatcher()
 
     def _leases_left(self) -> list[Lease]:
-        """What a killed dispatcher holds, once nothing moves: the COMMIT of a claim may still be under way in the database."""
+        """What a killed dispatcher holds, once nothing moves: the COMMIT of a claim may still be in flight in the database."""
         _, leases = self._look()
         while True:
             time.sleep(QUIET_SECONDS)
@@ -205,7 +205,7 @@ class Act:
         arguments += ["--promises", str(self._files.promises)]
         return self._children.start("clients", "examples.demo.clients", arguments)
 
-    # --- how things stand
+    # --- the current state
 
     def _look(self) -> tuple[dict[str, Tally], list[Lease]]:
         """By destination, how many entries are in which state; and the lease of each that is being sent."""

@@ -1,6 +1,6 @@
-"""The audit: what the clients were promised against what the payment service and the mail server did. Pure.
+"""The audit: what the clients were answered against what the payment service and the mail server did. Pure.
 
-The clients' promises say which orders there are. The far sides' own ledgers say what was charged and mailed. The only words
+The clients' records list the orders. The services' own ledgers list what was charged and mailed. The only words
 taken from the outbox are its statements about each order's charge and receipt, and those are put to the test too:
 `delivered` must have happened once, `failed` never, and `uncertain` at most once and with an excuse.
 """
@@ -23,7 +23,7 @@ class Excuses:
     stored_500: the keys under which the payment service has stored a 500, which it would only repeat.
     struck: the entries that a kill left under a lease. SMTP knows no keys, so a mail among them is not sent again. A charge
         is, under its key: no kill makes one uncertain, and it finds no excuse here.
-    decided: the entries that a person has resolved.
+    decided: the entries that an operator has resolved.
     """
 
     stored_500: Collection[str] = ()
@@ -161,7 +161,8 @@ def receipt_problems(case: Case, excuses: Excuses) -> Iterator[str]:
 
 
 def allowed(entries: Sequence[Statement], excuses: Excuses) -> set[int]:
-    """How often it may have happened, given what the outbox says. Cards and addresses are good: only a person says `failed`."""
+    """How often it may have happened, given what the outbox says. Cards and addresses are good: only an operator decides
+    `failed`."""
     match [entry.state for entry in entries]:
         case ["delivered"]:
             return {1}

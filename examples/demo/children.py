@@ -34,7 +34,7 @@ class Child:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL: it gets no chance to clean up."""
+        """SIGKILL: it cannot clean up."""
         self.process.kill()
         self.process.wait()
 

@@ -1,9 +1,9 @@
-"""The clients: each wants one thing, asks until it is told 201, and always under the same Idempotency-Key.
+"""The clients: each repeats one request until it gets a 201, under one Idempotency-Key.
 
     python -m examples.demo.clients SHOP_URL --orders 300 --promises FILE --seed 1
 
 Some hang up after a few milliseconds, whatever the shop is doing just then. Some ask twice at once, as a double click
-does. Every promise is written when its checkout is done.
+does. Each result is written when its checkout is done.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def checkouts(orders: int, seconds: float, seed: int, run: str) -> list[Checkout
 
 
 async def check_out(http: httpx.AsyncClient, wish: Checkout, random: Random) -> Promise:
-    """Ask until told, once or from two sides."""
+    """Repeat until answered, once or from two clients."""
     counts: Counter[str] = Counter()
     asking = [ask(http, wish, random, counts) for _ in range(2 if wish.racing else 1)]
     answers = await asyncio.gather(*asking)

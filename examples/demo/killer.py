@@ -10,7 +10,7 @@ POINTS = (0.08, 0.25, 0.42, 0.60, 0.78)
 
 
 class Lease(NamedTuple):
-    """An entry that is being sent. token: the same for all that one claim took."""
+    """An entry that is being sent. token: shared by all entries of one claim."""
 
     entry_id: UUID
     token: str
@@ -22,8 +22,8 @@ class Killer:
     """Decides; others kill.
 
     entries: how many there will be, a charge and a receipt for each order.
-    struck: what each kill left under a lease. A killed process's leases outlive it for some seconds, so they are told apart
-    by their tokens: only those of the process that is now at work count.
+    struck: what each kill left under a lease. A killed process's leases outlive it for some seconds, so they are distinguished
+        by their tokens: only those of the running process count.
     """
 
     entries: int
@@ -39,7 +39,7 @@ class Killer:
     def strike(self, leases: Collection[Lease]) -> list[Lease]:
         """Note a kill, given the leases that are left after it; returns those that it struck."""
         struck = self._of_the_living(leases)
-        if struck:  # else they were settled at the last moment, and that was no kill at work
+        if struck:  # else they were settled at the last moment, and the kill hit no send
             self.struck.append(struck)
         self._orphaned.update(lease.token for lease in leases)
         return struck

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mail:
-    """A message that the server accepted, and so delivers. reply_lost: its sender was not told."""
+    """A message that the server accepted, and so delivers. reply_lost: its sender got no reply."""
 
     message_id: str
     key: str

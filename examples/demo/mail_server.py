@@ -96,7 +96,7 @@ class TooBusy(asyncio.Protocol):
 
 
 def hang_up(server: SMTP) -> None:
-    """Whatever is still to be said is not heard."""
+    """Later input is ignored."""
     assert isinstance(server.transport, asyncio.WriteTransport)
     server.transport.abort()
 

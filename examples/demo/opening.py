@@ -1,4 +1,4 @@
-"""What is told before it begins."""
+"""The introduction."""
 
 from rich.console import Console
 from rich.table import Table

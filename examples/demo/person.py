@@ -1,4 +1,4 @@
-"""What a person does about an uncertain entry: look at the remote service, and put on record what happened."""
+"""An operator resolves an uncertain entry: checks the service, and records what happened."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""What clients were promised with a 201: one promise a checkout, one JSON line each."""
+"""What clients got with a 201: one JSON line for each checkout."""
 
 import json
 from dataclasses import asdict, dataclass

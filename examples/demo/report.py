@@ -1,4 +1,4 @@
-"""The final tables: what it took to get there, what is uncertain, and what the far sides' own ledgers say."""
+"""The final tables: what it took to get there, what is uncertain, and what the remote services' own ledgers say."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -95,7 +95,7 @@ def happened(verb: str, count: int) -> str:
 
 
 def slide(ending: Ending) -> Table:
-    """The one table to show: both far sides' ledgers, beside what the outbox says."""
+    """The one table to show: both remote services' ledgers, beside what the outbox says."""
     cases, last = ending.audit.cases, ending.last
     lost = last.payments.lost + last.mails.lost
     title = (

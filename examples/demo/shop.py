@@ -25,7 +25,7 @@ from examples.demo.orders import Order, connect
 
 
 def place_order(engine: Engine, customer: str, key: str, body: bytes) -> tuple[outbox.Response, bool]:
-    """Answer a checkout, anew or as it was answered before. Committed when this returns."""
+    """Answer a checkout, or replay its answer. Committed when this returns."""
     with Session(engine) as session, session.begin():
         with outbox.idempotent(
             session, key, scope=customer, source="http", request=body, in_flight="conflict"
@@ -74,7 +74,7 @@ async def checkout(request: Request) -> Response:
 
 
 async def progress(request: Request) -> Response:
-    """How things stand in the outbox: for the live view and the killer."""
+    """How things are in the outbox: for the live view and the killer."""
     return JSONResponse(await run_in_threadpool(look, request.app.state.engine))
 
 

@@ -1,4 +1,4 @@
-"""How things stand at one moment, for the live view and the final tables."""
+"""The current state at one moment, for the live view and the final tables."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Tally(Counter[str]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """answered: checkouts whose client was told 201. charges, receipts: the outbox's entries. struck: by each kill."""
+    """answered: checkouts whose client got a 201. charges, receipts: the outbox's entries. struck: by each kill."""
 
     seconds: float
     orders: int

@@ -1,4 +1,4 @@
-"""The play: the database, the rush, the person who looks at what is uncertain, and the audit."""
+"""The demo: the database, the load, the operator who resolves an uncertain entry, and the audit."""
 
 import base64
 import secrets
@@ -29,7 +29,7 @@ from outbox import migrations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What is left when the processes have gone. resolved: the entry that a person has looked at, if any."""
+    """What is left when the processes have gone. resolved: the entry that the operator resolved, if any."""
 
     audit: Audit
     last: Snapshot
@@ -75,7 +75,7 @@ def audited(
     struck: set[UUID],
     decided: set[UUID],
 ) -> Audit:
-    """Read the far sides' ledgers, the outbox and the shop's table, and compare them."""
+    """Read the remote services' ledgers, the outbox and the shop's table, and compare them."""
     with closing(StripeLedger(files.payments)) as ledger:
         return audit(
             orders=script.orders,

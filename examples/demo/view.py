@@ -19,7 +19,7 @@ LINE_EVERY_SECONDS = 1.0
 
 class View(Protocol):
     def show(self, now: Snapshot) -> None:
-        """How things stand; called several times a second."""
+        """The current state; called several times a second."""
 
     def tell(self, seconds: float, event: str) -> None:
         """Something happened."""

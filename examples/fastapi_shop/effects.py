@@ -26,7 +26,7 @@ def charged(session: Session, settlement: Settlement) -> None:
 
 @effects.on_uncertain("stripe.payment_intents.create")
 def unclear(session: Session, settlement: Settlement) -> None:
-    """Nobody knows whether the card was charged: not paid, not unpaid. Somebody looks, and `outbox resolve`s it."""
+    """It is unknown whether the card was charged. An operator checks, and runs `outbox resolve`."""
     order_of(session, settlement).state = "unclear"
 
 

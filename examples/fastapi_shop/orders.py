@@ -28,7 +28,7 @@ class Order(Base):
 
     @property
     def parent(self) -> outbox.ParentKey:
-        """Where its effects are found: the same scope and source as the request's claim."""
+        """Where its effects are found: with the scope and source of the request's claim."""
         return outbox.ParentKey(self.request_key, scope=self.customer, source="http")
 
 

@@ -53,7 +53,7 @@ class Answer:
 
 
 class Verdict(Enum):
-    """What becomes of the transaction of a request that was answered."""
+    """What happens to the transaction of a request that was answered."""
 
     KEEP_SENT = auto()
     KEEP_CHOSEN = auto()
@@ -61,10 +61,10 @@ class Verdict(Enum):
 
 
 def judge(chosen: Response | None, status: int) -> Verdict:
-    """What becomes of the transaction, given what `claim.respond` or `reject` chose and the status that the app sends.
+    """What happens to the transaction, given what `claim.respond` or `reject` chose and the status that the app sends.
 
-    An answer below 400 is kept. One from 400 on is kept only if it was chosen: an error that nobody chose undoes all and
-    frees the key. Raises `ClaimError` if one answer was chosen and another, a good one, is sent.
+    An answer below 400 is kept. One from 400 on is kept only if it was chosen: an error that no one chose rolls back and frees
+    the key. Raises `ClaimError` if one answer was chosen and another, a good one, is sent.
     """
     if chosen is not None and chosen.status == status:
         return Verdict.KEEP_CHOSEN
@@ -122,7 +122,7 @@ def plain_answer(kept: Response) -> Answer:
 
 
 def replay(kept: Response) -> Answer:
-    """`kept` as a retry gets it: the same status, the same bytes, and a header that says so."""
+    """`kept` as a retry gets it: the same status and bytes, and the replay header."""
     return _answer(kept, [(REPLAYED, "true")])
 
 

@@ -62,7 +62,7 @@ class ClaimedRequest:
     """A request whose key is claimed: what the view works with.
 
     session: for `outbox.enqueue` and the like, in Django's own transaction. claim: for `respond` and `reject`, if the answer is
-    an error that is to be kept.
+    an error that must be kept.
     """
 
     session: Session
@@ -100,7 +100,7 @@ class Idempotency:
     def claimed(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
         """Decorate a view: after the request it is given the `ClaimedRequest`; its answer is kept, a retry does not reach it.
 
-        A view that raises, or answers with an error that `claim` was not told, is undone, and its key is free.
+        A view that raises, or answers with an error without `claim.reject`, is undone, and its key is free.
         Raises `ConfigurationError` for an async view, whose ORM works on another thread.
         """
         if inspect.iscoroutinefunction(view):
@@ -222,7 +222,7 @@ def as_response(answer: KeptResponse | Answer) -> HttpResponse:
 def joined_session(using: str = "default") -> Iterator[Session]:
     """A Session in the transaction that `transaction.atomic()` has open, and in a savepoint of it.
 
-    At the block's end it is committed into that transaction: for good when Django commits. An exception undoes what the
+    At the block's end it is committed into that transaction: permanently when Django commits. An exception undoes what the
     session has written, and what Django has written since the block began. Raises `ConfigurationError` outside of `atomic()`, on
     another database than PostgreSQL with psycopg 3, and without USE_TZ.
     """
@@ -289,18 +289,18 @@ class _Borrowed:
 
 @cache
 def _engine(using: str) -> Engine:
-    """Connects to whatever this thread's connection of Django is, each time anew."""
+    """Connects to this thread's current Django connection, each time."""
     return create_engine(
         "postgresql+psycopg://",
         creator=lambda: _Borrowed(connections[using].connection),
         poolclass=NullPool,
-        use_native_hstore=False,  # it would look for the type on the connection, which is none of psycopg's
+        use_native_hstore=False,  # it would search for the type on the connection, which is none of psycopg's
     )
 
 
 @contextmanager
 def _undone_for_django() -> Iterator[None]:
-    """The same as `undone_by_conflict` for what Django's ORM, and its commit, raise."""
+    """`undone_by_conflict` for the errors of Django's ORM and of its commit."""
     try:
         yield
     except DjangoError as error:

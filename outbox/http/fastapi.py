@@ -1,4 +1,4 @@
-"""Requests to FastAPI: the claim as a dependency, after the app's own one that tells who is calling.
+"""Requests to FastAPI: the claim as a dependency, after the app's own one that identifies the caller.
 
 Claimed = Annotated[ClaimedRequest[AsyncSession], Depends(claimed(async_sessionmaker(engine), scope=customer_of))]
 
@@ -40,7 +40,7 @@ def claimed(
     """A dependency that claims the request's key, and hands out the session to work in.
 
     scope: a dependency: who is calling, as text. It runs first, and what it raises comes before any claim; let it
-        refuse those who may not ask, since a replay goes to whoever it lets pass. There is no default.
+        refuse those who may not ask, since a replay goes to every caller that it lets pass. There is no default.
     sessions, content, policy: as of `outbox.http.starlette.Idempotency`.
     Raises `ConfigurationError` without a scope function, and for what makes no sessions.
     """

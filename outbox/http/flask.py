@@ -10,7 +10,7 @@
         outbox.enqueue(request.session, "stripe.payment_intents.create", {...})
         return {"order": 42}, 201
 
-What stands above the decorator, and the app's `before_request`, come before the claim. Refusals are problem documents.
+What is above the decorator, and the app's `before_request`, come before the claim. Refusals are problem documents.
 """
 
 from collections.abc import Callable, Iterable
@@ -55,7 +55,7 @@ class ClaimedRequest:
     """A request whose key is claimed: what the view works with.
 
     session: of the one transaction in which the rows, the entries and the record commit, after the view.
-    claim: for `respond` and `reject`, if the answer is an error that is to be kept.
+    claim: for `respond` and `reject`, if the answer is an error that must be kept.
     """
 
     session: Session
@@ -95,7 +95,7 @@ class Idempotency:
     def claimed(self, view: Callable[..., Any]) -> Callable[..., FlaskResponse]:
         """Decorate a view: its first argument is the `ClaimedRequest`, its answer is kept, a retry does not reach it.
 
-        A view that raises or aborts, or answers with an error that `claim` was not told, is undone, and its key is free.
+        A view that raises or aborts, or answers with an error without `claim.reject`, is undone, and its key is free.
         """
 
         @wraps(view)
@@ -191,9 +191,9 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 def _forget_unread_stream() -> None:
-    """Let a look at request.form, .values or .files be none, where the body is no form.
+    """Undo an access to request.form, .values or .files where the body is no form.
 
-    Werkzeug has made the stream for it and read nothing; it is to be made anew, of no more bytes than are allowed.
+    Werkzeug has made the stream for it and read nothing; it must be made again, of no more bytes than are allowed.
     """
     kept = vars(request._get_current_object())  # type: ignore[attr-defined]
     is_unparsed = "form" in kept and "_cached_data" not in kept and request.mimetype not in FORMS
@@ -202,7 +202,7 @@ def _forget_unread_stream() -> None:
 
 
 def _position(stream: Any) -> int:
-    """How much of it was read. Of a server's own stream that cannot tell, nothing is assumed to be."""
+    """How many bytes were read; 0 for a server's own stream without a position."""
     try:
         return int(stream.tell())
     except (AttributeError, OSError):
@@ -212,8 +212,8 @@ def _position(stream: Any) -> int:
 def _is_left_over() -> bool:
     """Whether the app has taken some of the body from the request's stream, and the request has not kept it.
 
-    Werkzeug keeps what it has read of a request in the request's own dict. For a body with a length it is not asked: its
-    length tells.
+    Werkzeug keeps what it has read of a request in the request's own dict. A body with a length is compared by its length
+    instead.
     """
     kept = vars(request._get_current_object())  # type: ignore[attr-defined]
     return request.content_length is None and "stream" in kept and "_cached_data" not in kept

@@ -46,7 +46,7 @@ def parse_key(lines: Sequence[str], *, strict: bool = False, are_joined: bool = 
     forms are one key.
 
     Raises `KeyMissing` if there is no line; `KeyMalformed` for two lines, also if a proxy has joined them by a comma,
-    and for a value that is no key of 1 to 255 bytes. Two lines that are joined may look like one String: `"a` and `b"`.
+    and for a value that is no key of 1 to 255 bytes. Two joined lines may equal one String: `"a` and `b"`.
     are_joined: the server joins lines, so that a comma is refused wherever it is.
     """
     if not lines:

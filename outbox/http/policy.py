@@ -42,7 +42,7 @@ class Policy:
     keep: how long a retry is answered with the stored response.
     kept_headers: the headers of an answer that are kept for its replays. Those of one connection or caller, Set-Cookie
         above all, are refused.
-    problem_types: what stands before a problem's name in its type URI, or the URI of each name.
+    problem_types: what precedes a problem's name in its type URI, or the URI of each name.
     """
 
     outbox: Outbox = field(default=default)
@@ -132,8 +132,8 @@ def body_was_read(left: str, remedy: str) -> ClaimError:
 def require_whole_body(size: int, headers: Iterable[tuple[str, str]], remedy: str) -> None:
     """Raise unless the `size` bytes that are left of a body are what the request's headers say that there was.
 
-    `ClaimError`: some of it was read before the claim. Two requests that differ in what is gone would look like one.
-    `RequestRefused`: it has no length, and whether an empty one was empty when it came, nobody can say any more.
+    `ClaimError`: some of it was read before the claim. Two requests that differ only in the part read would seem equal.
+    `RequestRefused`: it has no length, and whether its body was empty on arrival is unknown.
     """
     by_name = {name.lower(): value for name, value in headers}
     declared = by_name.get("content-length", "").strip()

@@ -19,12 +19,12 @@ from outbox.http.answers import Answer
 
 MEDIA_TYPE = "application/problem+json"  # RFC 9457, section 3
 
-# Never fetched, only told apart: a `tag:` URI, as RFC 9457, section 3.1.1, has it for a type without a page.
+# Never fetched, only compared: a `tag:` URI, as RFC 9457, section 3.1.1, has it for a type without a page.
 TYPES = "tag:sqlalchemy-outbox,2026:"
 
 
 class Kind(NamedTuple):
-    """A kind of refusal. remedy: what the client is to do. says_when: whether Retry-After tells it when."""
+    """A kind of refusal. remedy: what the client is to do. has_retry_after: whether the answer has Retry-After."""
 
     name: str
     title: str
@@ -76,7 +76,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
         "Read what `detail` says.",
     ),
 }
-"""What there is to say of each refusal; of a class that is not here, what is said of the first of its bases that is."""
+"""The text of each refusal; a class that is not listed uses the first of its bases that is."""
 
 NAMES = frozenset(kind.name for kind in KINDS.values())
 
@@ -84,7 +84,7 @@ NAMES = frozenset(kind.name for kind in KINDS.values())
 def problem_of(refusal: RequestRefused, types: str | Mapping[str, str] = TYPES) -> Answer:
     """The answer to a refused request: `type`, `title`, `status` and `detail`, and Retry-After if it says when to ask again.
 
-    types: what stands before the problem's name in its type URI, such as `https://api.example.com/problems/`, or the
+    types: what precedes the problem's name in its type URI, such as `https://api.example.com/problems/`, or the
     URI of each name; a name without one has the URI that it has by default.
     """
     kind = next(KINDS[base] for base in type(refusal).__mro__ if base in KINDS)
@@ -101,5 +101,5 @@ def problem_of(refusal: RequestRefused, types: str | Mapping[str, str] = TYPES) 
 
 
 def type_uri(kind: Kind, types: str | Mapping[str, str]) -> str:
-    """The problem's type, by which programs tell it from others."""
+    """The problem's type URI, by which programs recognise it."""
     return types + kind.name if isinstance(types, str) else types.get(kind.name, TYPES + kind.name)

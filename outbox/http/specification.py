@@ -1,4 +1,4 @@
-"""What an API must tell its clients of its idempotency keys, read from what is in force. Pure.
+"""The documentation of idempotency keys that an API must publish, from its settings. Pure.
 
 The draft of the header has it that a server publishes this: draft-ietf-httpapi-idempotency-key-header-07, section 2.5.2, with the
 expiry of keys at least (2.3), and best the key's format and what errors mean (2.7, 5). `specification_page` and
@@ -83,11 +83,11 @@ class Route:
 class Specification:
     """What holds for the idempotency keys of one API.
 
-    scope: who the caller is, to whom keys belong; None if the app does not tell. compared: what must be equal in a retry.
+    scope: who the caller is, to whom keys belong; None if the app does not document it. compared: what must be equal in a retry.
     in_flight, wait_seconds: what a request meets whose key is held; for how long it waits at most.
     retry_seconds: how long a retry is answered with the first answer. audit_seconds: how long that can be looked up.
-    refused_seconds: how long after the last effect of its request a key is refused; None if the app does not tell.
-    status_url: where an accepted request can be watched; None if none is accepted.
+    refused_seconds: how long after the last effect of its request a key is refused; None if the app does not document it.
+        status_url: where an accepted request can be watched; None if none is accepted.
     """
 
     routes: Sequence[Route]
@@ -123,7 +123,7 @@ def specify(
 ) -> Specification:
     """The specification of an API that receives its requests by `policy`.
 
-    scope, content: the app's own functions, as the integrations have them; what they do, only their docstrings can tell.
+    scope, content: the app's own functions, as the integrations have them; their docstrings describe what they do.
     body_bytes_max: as the integrations have it. refused: for how long a dispatcher keeps what a key has caused.
     Raises `InvalidValue` for a function without a docstring, `ConfigurationError` if the outbox is not configured.
     """

@@ -50,7 +50,7 @@ class ClaimedRequest(Generic[SessionT]):
     """A request whose key is claimed: what the handler works with.
 
     session: of the one transaction in which the rows, the entries and the record commit; the middleware commits it.
-    claim: for `respond` and `reject`, if the answer is an error that is to be kept; see `as_response`.
+    claim: for `respond` and `reject`, if the answer is an error that must be kept; see `as_response`.
     """
 
     session: SessionT
@@ -158,7 +158,7 @@ class IdempotencyMiddleware:
 
     claims: claim each request of these `methods` before the app sees it; the app then asks `claimed_request` for it. Here
         an exception counts as what the app's handler of it answers, since no other trace of it comes out of the app.
-        It must stand inside of what authenticates. Without it the app claims by itself.
+        It must be inside of what authenticates. Without it the app claims by itself.
     body_bytes_max: of a request that is claimed; a larger one is a 413. As much of each body is held in memory.
     """
 
@@ -208,7 +208,7 @@ class IdempotencyMiddleware:
 
 
 def _checked_methods(methods: Collection[str]) -> frozenset[str]:
-    """As requests have them. One that no request has would leave every request unclaimed, without a word."""
+    """As requests have them. A method that no request has would leave every request unclaimed, unnoticed."""
     if isinstance(methods, str):
         raise ConfigurationError(f"methods must be a collection of names, such as ('POST', 'PATCH'), not {methods!r}")
     return frozenset(method.upper() for method in methods)

@@ -42,11 +42,11 @@ class Replayed(HTTPException):
 class _AnsweredByTheApp(HTTPException):
     """Makes a refusal an HTTPException too: the app's innermost layer answers it, and no middleware sees an exception.
 
-    Whoever reads its status answers any HTTPException, and not the refusal: that answer is not sent.
+    A handler that reads its status would answer any HTTPException: that answer is not sent.
     """
 
     @property
-    def status_code(self) -> int:  # type: ignore[override]  # an attribute there, which nobody sets here
+    def status_code(self) -> int:  # type: ignore[override]  # an attribute there, which this class never sets
         vars(self)["asked"]()
         return PLACEHOLDER
 
@@ -247,7 +247,7 @@ def _decoded(headers: Headers) -> list[tuple[str, str]]:
 
 
 class RequestBody:
-    """The request's body, which both the claim and the app read: each gets all of it, whoever comes first."""
+    """The request's body, which both the claim and the app read: each gets all of it, in any order."""
 
     def __init__(self, receive: Receive, headers: Headers, bytes_max: int) -> None:
         self._receive = receive

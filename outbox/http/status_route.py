@@ -3,7 +3,7 @@
     app.mount("/requests", StatusRoute(sessionmaker(engine), caller=scope_of))
 
 It answers GET and HEAD with 200 and JSON, open or final, as Google's long-running operations and Microsoft's guidelines have it:
-a final response of 402 is what became of the request, not of the question. While the request is open, Retry-After says when
+a final response of 402 is the outcome of the request, not of the GET. While the request is open, Retry-After says when
 to ask again. Nothing of it may be cached (RFC 9111, section 5.2.2.5).
 """
 
@@ -43,9 +43,9 @@ class StatusRoute:
 
     sessions: makes a Session (used on a thread) or an AsyncSession: a `sessionmaker` or an `async_sessionmaker`.
     caller: the app's own function, sync or async. Given ASGI's connection scope, it returns the scope that the authenticated
-        caller's requests are claimed under, or None for nobody; so does everything else that can be no scope, an empty text above
-        all, which many frameworks have for who is not logged in. To answer otherwise (401), it raises the framework's error.
-    sources: whose records are shown, as the claims were told. Name others than HTTP's only if `caller` tells them apart: jobs
+        caller's requests are claimed under, or None for an anonymous caller. Everything else that can be no scope counts as
+        None too, such as the empty text of many frameworks. To answer otherwise (401), it raises the framework's error.
+    sources: the sources of the claims whose records are shown. Name others than HTTP's only if `caller` distinguishes them: jobs
         ("app") and messages (inboxes) have ids that can be guessed.
     outbox: by default the configured one.
 

@@ -111,10 +111,7 @@ class RequestTransaction:
         return answer
 
     def close(self) -> None:
-        """Roll back what was not committed, and give the connection back.
-
-        A handler whose flush failed, or who rolled back itself, has lost the transaction already: its answer stands.
-        """
+        """Roll back what was not committed, and return the connection."""
         with self.session:
             self._end_block(Undone())
             if self.replay is not None:

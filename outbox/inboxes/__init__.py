@@ -1,4 +1,4 @@
-"""How each broker's messages are told apart: from a client library's message to what `outbox.inbox` is called with.
+"""The identity of each broker's messages: turns a client library's message into the arguments of `outbox.inbox`.
 
     from outbox import inboxes
 

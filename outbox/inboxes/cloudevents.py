@@ -12,7 +12,7 @@ def by_event_id(event: Any, *, sender: str) -> MessageIdentity:
 
     sender: who sent it, as authenticated: a webhook's caller, or one name for all who may write to a topic. An event's `source`
     is whatever its sender writes there; without this one sender could use up the ids of another's events.
-    A source that is too long stands in the scope as its SHA-256. Raises `InvalidValue` for an event without source or id, and
+    A source that is too long is in the scope as its SHA-256. Raises `InvalidValue` for an event without source or id, and
     for no sender.
     """
     place_name(

@@ -1,4 +1,4 @@
-"""What tells one message from every other."""
+"""The identity of a message."""
 
 from typing import TypedDict
 
@@ -25,12 +25,12 @@ def event_id(found: object, place: str, way_out: str) -> str:
 
 
 def place_name(field: str, found: object, way_out: str) -> str:
-    """A name of the broker's own, which tells its messages from another's. Raises `InvalidValue` for none: they would meet."""
+    """A name of the broker, which distinguishes its messages from another's. Raises `InvalidValue` for none."""
     if not isinstance(found, str) or not found:
         raise InvalidValue(field, found, f"must be a str that is not empty: {way_out}")
     return found
 
 
 def joined(*names: str) -> str:
-    """Names as one text, from which they can be told again: `a:b` and `c` are not `a` and `b:c`."""
+    """Names as one text that can be split again: `a:b` and `c` are not `a` and `b:c`."""
     return ":".join(name.replace("%", "%25").replace(":", "%3A") for name in names)

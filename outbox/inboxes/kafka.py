@@ -20,7 +20,7 @@ class KafkaMessage(Protocol):
 
 
 def by_event_id(message: KafkaMessage, *, scope: str, header: str) -> MessageIdentity:
-    """The producer's id, in the header named: the same in a retry topic, a dead-letter topic, a mirror, a second sending.
+    """The producer's id, from the named header. It stays the same in a retry topic, a dead-letter topic, a mirror or a resend.
 
     scope: whose ids these are, e.g. the producer's name; not the topic. Raises `InvalidValue` for a message that has not
     exactly one such header.
@@ -39,9 +39,9 @@ def by_offset(message: KafkaMessage, *, cluster: str, topic_id: str) -> MessageI
 
     The leader's epoch is in the id: after an unclean election the same offset is given to another message.
     cluster, topic_id: the broker's own ids as text, for a topic that was deleted and made again counts from 0 and must not be
-    taken for the old one: `AdminClient.describe_cluster()`, `.describe_topics()`. Ask anew at each assignment of partitions: a
-    running consumer does not notice that a topic was made again.
-    Raises `InvalidValue` for a message that was never in a log, and for a cluster or topic without an id.
+    mistaken for the old one: `AdminClient.describe_cluster()`, `.describe_topics()`. Ask again at each assignment of
+    partitions: a running consumer does not notice that a topic was made again. Raises `InvalidValue` for a message that was
+    never in a log, and for a cluster or topic without an id.
     """
     way_out = "take it from AdminClient.describe_cluster(), describe_topics()"
     if topic_id == NO_TOPIC_ID:

@@ -40,8 +40,8 @@ def by_sequence(message: JetStreamMessage) -> MessageIdentity:
     message.
 
     A stream that is restored from a backup, or deleted and made again, counts through the same sequences once more, and a
-    subscription outlives that unnoticed; the time tells the messages apart. Raises `InvalidValue` for a naive time, and what the
-    client raises for a message that came from no stream.
+    subscription outlives that unnoticed; the time distinguishes the messages. Raises `InvalidValue` for a naive time, and what
+    the client raises for a message that came from no stream.
     """
     place = message.metadata
     if not isinstance(place.timestamp, datetime) or place.timestamp.tzinfo is None:

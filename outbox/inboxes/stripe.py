@@ -10,11 +10,11 @@ KINDS = ("event", "v2.core.event")
 def by_event_id(event: object, *, account: str = "") -> MessageIdentity:
     """`event.id`: the same in every delivery of the event, also when it is sent again by hand.
 
-    Events of connected accounts, and those of test and live mode, are told apart by what the event says.
+    Events of connected accounts, and those of test and live mode, are distinguished by the event's fields.
     account: a name for the Stripe account whose endpoint, or key, the event came by; for an app that has several.
 
-    Raises `InvalidValue` for a body that was merely parsed: anybody can write one. An Event that was made by
-    `stripe.Event.construct_from` cannot be told from a verified one: make none of what a request brings.
+    Raises `InvalidValue` for a body that was merely parsed: anyone can write one. An Event that was made by
+    `stripe.Event.construct_from` cannot be distinguished from a verified one: make none of what a request brings.
     """
     # the type alone is shown: the event is a payload
     shown = type(event).__name__

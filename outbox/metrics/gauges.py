@@ -54,7 +54,7 @@ def check_engine(engine: object) -> None:
 
 
 def read_through(engine: Any, read: Callable[[Connection], Result]) -> Result:
-    """What `read` returns of a connection of an Engine or an AsyncEngine, whoever asks: also a running event loop.
+    """What `read` returns for a connection of an Engine or an AsyncEngine; also callable from a running event loop.
 
     An AsyncEngine is read on an event loop of a thread of its own, through a pool of its own made as the engine's is: the
     engine's own loop may be the one that waits here, and its connections belong to that loop.
@@ -67,7 +67,7 @@ def read_through(engine: Any, read: Callable[[Connection], Result]) -> Result:
 
 
 async def _read_async(engine: Any, read: Callable[[Connection], Result]) -> Result:
-    from sqlalchemy.ext.asyncio import create_async_engine  # an extra: whoever has an AsyncEngine has it
+    from sqlalchemy.ext.asyncio import create_async_engine  # an extra that every AsyncEngine needs
 
     own = create_async_engine(engine.url, pool=engine.sync_engine.pool.recreate())
     try:
@@ -102,12 +102,12 @@ def _open_records(connection: Connection, tables: Tables, state: str) -> OpenRec
     ).all()
     if not rows:
         return OpenRecords(state=state)
-    ages = [now - created_at for created_at, now, _ in rows]  # of one row, if it stands for both
+    ages = [now - created_at for created_at, now, _ in rows]  # of one row, if it is both
     return OpenRecords(state=state, count=rows[0].among, age_p95=ages[0], age_p99=ages[-1])
 
 
 def _number_at(percent: int, among: ColumnElement[int]) -> ColumnElement[int]:
-    """Which of so many stands at this percentile, counted from the youngest: the nearest rank, rounded up."""
+    """The rank at this percentile, counted from the youngest: the nearest rank, rounded up."""
     return (among * percent + 99) // 100
 
 

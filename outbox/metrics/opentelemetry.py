@@ -50,7 +50,7 @@ def register_gauges(engine: Engine | AsyncEngineLike, *, outbox: Outbox = defaul
 
     engine: an Engine or an AsyncEngine, whose role may SELECT the records. Each of the five gauges takes one connection, for one
     short transaction that writes nothing: of the Engine's pool, or for an AsyncEngine one that is opened for it. What the
-    database raises goes to OpenTelemetry, which logs it and goes on. Raises `ConfigurationError` for what is no engine.
+    database raises goes to OpenTelemetry, which logs it and continues. Raises `ConfigurationError` for what is no engine.
     """
     check_engine(engine)
     meter = meter or get_meter("outbox")

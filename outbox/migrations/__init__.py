@@ -6,7 +6,7 @@
 Every run is one transaction: whole or not at all. Runs at the same time wait for one another, and the later ones find
 nothing to do. `schema` and `prefix` are the `Outbox`'s; each pair is a set of tables of its own with its own version table.
 
-A `target` is a URL, a sync Engine, or an AsyncEngine, whose URL is opened anew with a sync driver: its connect_args do not
+A `target` is a URL, a sync Engine, or an AsyncEngine, whose URL is opened with a sync driver: its connect_args do not
 follow. Or it is a Connection, and then the transaction is the caller's, to commit or to roll back: inside the app's own
 Alembic migration (`upgrade(op.get_bind())`), or from asyncio (`await connection.run_sync(upgrade)`).
 

@@ -1,6 +1,6 @@
-"""What autogenerate knows nothing of: the PostgreSQL schema, the sequence, storage parameters, the functions.
+"""The comparisons that autogenerate lacks: the PostgreSQL schema, the sequence, storage parameters, the functions.
 
-Importing this module registers the comparison with Alembic; it looks at the metadata that `environment.metadata` made.
+Importing this module registers the comparison with Alembic; it checks the metadata that `environment.metadata` made.
 """
 
 from collections.abc import Collection, Iterator
@@ -22,7 +22,7 @@ NAMES = "sqlalchemy-outbox"
 """The key of `MetaData.info` under which an outbox's schema and prefix stand."""
 
 LAST: dict[str, Any] = {}
-try:  # what is compared last stands last in the script: storage parameters after their tables
+try:  # what is compared last is last in the script: storage parameters after their tables
     from alembic.util import DispatchPriority
 except ImportError:
     pass  # before Alembic 1.18, what is registered last is compared last

@@ -10,13 +10,13 @@ from outbox.errors import NoTransaction, SchemaError
 from outbox.sql.dialect import LOCK_NOT_AVAILABLE, sqlstate
 
 MIGRATION_LOCK = int.from_bytes(b"outbox")
-"""The advisory lock of PostgreSQL under which a database is migrated; of a transaction, so PgBouncer may stand between."""
+"""The advisory lock of PostgreSQL under which a database is migrated; of a transaction, so PgBouncer may be between."""
 
 MIGRATION_WAIT_SECONDS = 60
 """How long a run waits for another one: longer than any migration that holds a table's lock may take."""
 
 TABLE_LOCK_WAIT_SECONDS = 5
-"""How long a migration waits for a table. Everyone who comes after it queues behind it, so it gives up early."""
+"""How long a migration waits for a table. Later statements queue after it, so the timeout is short."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def exclusively(connection: Connection, *, is_callers: bool) -> Iterator[None]:
         f"another session, perhaps a long transaction, has locked one of the tables for {TABLE_LOCK_WAIT_SECONDS} s"
     ):
         yield
-    _set_lock_timeout(connection, waits_before)  # a caller's transaction goes on as it was
+    _set_lock_timeout(connection, waits_before)  # a caller's transaction continues unchanged
 
 
 def _set_lock_timeout(connection: Connection, value: str) -> None:

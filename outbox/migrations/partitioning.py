@@ -20,10 +20,10 @@ ADDING_LOCK = int.from_bytes(b"body")
 def partition(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:
     """Keep the bodies of answers from now on in a table partitioned by day. Does nothing where it is so already.
 
-    No row is moved or rewritten: a body that stands in its record stays there, is replayed from there, and goes with it. To be
+    No row is moved or rewritten: a body that is in its record stays there, is replayed from there, and goes with it. To be
     run by the tables' owner, once every process that replays is of a release that knows the layout.
 
-    Raises: SchemaError on SQLite, where the tables are not those of this release, or when a lock is not to be had; nothing is
+    Raises: SchemaError on SQLite, where the tables are not those of this release, or when a lock is unavailable; nothing is
     changed then.
     """
     with _postgresql(target, schema, prefix) as (connection, tables):
@@ -35,9 +35,9 @@ def partition(target: Target, *, schema: str | None = None, prefix: str = "outbo
 def unpartition(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> None:
     """Keep the bodies of answers from now on in their records again. Does nothing where it is so already.
 
-    Those that stand in partitions stay there, are replayed from there, and go with their day.
+    Those that are in partitions stay there, are replayed from there, and go with their day.
 
-    Raises: SchemaError on SQLite, or when a lock is not to be had; nothing is changed then.
+    Raises: SchemaError on SQLite, or when a lock is unavailable; nothing is changed then.
     """
     with _postgresql(target, schema, prefix) as (connection, tables):
         trigger, record = quoted(f"{prefix}move_body"), quoted(tables.record.name, schema)
@@ -94,7 +94,7 @@ _AS_OWNER = "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_
 
 
 def _move_body(schema: str, prefix: str) -> str:
-    """Move the body into today's partition, if there is one: looked for beforehand, as a failed insert would end the request.
+    """Move the body into today's partition, if there is one: looked up beforehand, as a failed insert would end the request.
 
     An answer of the same day under a key that was freed meanwhile takes the place of the one before.
     """
@@ -119,9 +119,9 @@ $move$"""
 
 
 def _add_days(schema: str, prefix: str) -> str:
-    """Make the partitions of today and the days to come, and tell how many were missing.
+    """Make the partitions of today and the days to come; returns how many were missing.
 
-    Made apart and then attached: that waits for nobody who reads or writes bodies, as CREATE TABLE ... PARTITION OF would.
+    Made apart and then attached: that waits for no reader or writer of bodies, as CREATE TABLE ... PARTITION OF would.
     Source: PostgreSQL, "CREATE TABLE", "PARTITION OF".
     """
     body = quoted(f"{prefix}body", schema)
@@ -154,7 +154,7 @@ def _partition_of(day: str, schema: str, prefix: str) -> str:
 
 
 def _grants(connection: Connection, table: str, right: str, *, like: str) -> Iterator[str]:
-    """Give `right` to whoever has the right `like` on `table`: `outbox db roles` need not be run anew."""
+    """Grant `right` to each role that has the right `like` on `table`, so that `outbox db roles` need not be run again."""
     grantees = connection.scalars(
         text(
             "SELECT DISTINCT CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE CAST(CAST(acl.grantee AS regrole) AS text) END"

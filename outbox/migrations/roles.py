@@ -27,7 +27,7 @@ APP = {
     "kid": "SELECT",
 }
 
-# FOR UPDATE, by which upkeeps at once keep out of each other's way, asks for the right to update a column, if only one.
+# FOR UPDATE, by which maintenance runs at once keep out of each other's way, asks for the right to update a column, if only one.
 MAINTENANCE = {
     "entry": "SELECT, UPDATE (id), DELETE",
     "queue": "SELECT",
@@ -38,7 +38,7 @@ MAINTENANCE = {
     "tombstone": "SELECT, INSERT, UPDATE, DELETE",
 }
 
-# What it enqueues in callbacks is written as the app writes it, and its timetable does what maintenance does.
+# What it enqueues in callbacks is written as the app writes it, and its schedule does what maintenance does.
 DISPATCHER = {
     "queue": "SELECT, INSERT, UPDATE, DELETE",
     "entry": "SELECT, INSERT, UPDATE (id), DELETE",
@@ -148,7 +148,7 @@ def _let_read(version_table: str, roles: str) -> str:
 
 
 def _let_keep_bodies(schema: str | None, prefix: str, roles: str, *, readers: str, keepers: str) -> str:
-    """The bodies' table, where `outbox db partition` made one. Nobody writes to it but by the trigger.
+    """The bodies' table, where `outbox db partition` made one. Only the trigger writes to it.
 
     Making a partition ahead is a function for those who keep the tables. Dropping one is left to the owner: PostgreSQL has no
     right for it that could be granted.

@@ -23,7 +23,7 @@ def upgrade(target: Target, *, schema: str | None = None, prefix: str = "outbox_
 
     A PostgreSQL schema that does not exist is created. On SQLite a schema is an attached database, and must be attached.
 
-    Raises: SchemaError when a lock is not to be had (nothing is changed then), when the database belongs to a newer release,
+    Raises: SchemaError when a lock is unavailable (nothing is changed then), when the database belongs to a newer release,
     or when tables of these names exist that no migration made.
     """
     scripts = open_scripts()
@@ -47,7 +47,7 @@ def downgrade(target: Target, revision: str = "base", *, schema: str | None = No
 
     The version table goes too, and the PostgreSQL schema if `upgrade` created it and nothing else is in it by now.
 
-    Raises: SchemaError when a lock is not to be had; nothing is changed then.
+    Raises: SchemaError when a lock is unavailable; nothing is changed then.
     """
     scripts = open_scripts()
     is_callers = isinstance(target, Connection)
@@ -68,7 +68,7 @@ def sql(
 ) -> str:
     """The SQL that makes the tables, as one transaction, for someone to read and run by hand.
 
-    since: the revision that the database is at (`current` tells); left out, the database is empty. At the newest one there is
+    since: the revision that the database is at (see `current`); left out, the database is empty. At the newest one there is
         nothing to run, and the SQL is a comment.
     Raises: SchemaError for a revision that this release does not know.
     """
@@ -85,7 +85,7 @@ def sql(
         dialect_opts={"paramstyle": "named"},  # with the driver's own, every % would be printed twice
         as_sql=True,
         literal_binds=True,
-        transactional_ddl=False,  # BEGIN and COMMIT stand below, around the locks too
+        transactional_ddl=False,  # BEGIN and COMMIT are below, around the locks too
         output_buffer=printed,
         starting_rev=since,
         fn=lambda at, _: scripts._upgrade_revs("head", at),

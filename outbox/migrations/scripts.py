@@ -1,4 +1,4 @@
-"""The migration scripts, and Alembic held so that its module-wide proxies are never touched."""
+"""The migration scripts, and a use of Alembic that never touches its module-wide proxies."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

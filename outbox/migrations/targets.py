@@ -87,7 +87,7 @@ def _open(url: URL) -> Engine:
 
 
 def synchronous(url: URL) -> URL:
-    """The same database by a synchronous driver, for the drivers of asyncio that we know."""
+    """The database's URL with a synchronous driver, for known asyncio drivers."""
     if url.drivername not in SYNC_DRIVERS:
         return url
     if url.drivername == "postgresql+asyncpg":

@@ -22,7 +22,7 @@ POLL_LAST = timedelta(minutes=1)
 def accepted_response(configuration: Configuration, id: UUID, body: Any, headers: Any) -> Response:
     """The 202, with the status URL as its Location.
 
-    It tells the state and points to where that can be watched. Source: RFC 9110, section 15.3.3. Location and Retry-After as in
+    It shows the state and the URL to poll. Source: RFC 9110, section 15.3.3. Location and Retry-After as in
     Microsoft's REST API guidelines, "Long-Running Operations".
     """
     given = dict(headers or {})
@@ -55,7 +55,7 @@ def is_waiting(tables: Tables, record_id: Any) -> ColumnElement[bool]:
 
 
 def require_open_entries(connection: Connection, key: RecordKey) -> None:
-    """Raise unless the request that is to be accepted has something to wait for."""
+    """Raise unless the request to accept has something to wait for."""
     tables = key.configuration.tables
     if not connection.execute(select(is_waiting(tables, key.id))).scalar_one():
         raise ClaimError(

@@ -1,7 +1,7 @@
 """Keys for requests that bring none: the body's own, for a while.
 
-A caller that cannot send a key is told from a new one by what it sends, within a window that the app chooses. The price: two
-identical orders within the window look like one. Where the request has an identity of its own, that is the better key:
+A retry of a caller that cannot send a key is recognised by its body, within a window that the app chooses. The price: two
+identical orders within the window count as one. Where the request has an identity of its own, that is the better key:
 `idempotent(session, "invoice:42", source="app", scope="", ...)`.
 """
 
@@ -29,11 +29,11 @@ PUBLIC_SECRET = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class BodyKey:
-    """Stands for the key that a caller cannot send: `outbox.idempotent(session, outbox.BodyKey(window), ...)`.
+    """Replaces the key that a caller cannot send: `outbox.idempotent(session, outbox.BodyKey(window), ...)`.
 
     window: for how long an equal request of the same scope is a retry of the first, by the database's clock. Two requests
-    within it always meet, wherever it falls. It takes the place of `keep`, and should be a little longer than the
-    caller's retries last: a second order that is meant, and equals the first, is lost in it.
+    within it always conflict, wherever it falls. It takes the place of `keep`, and should be a little longer than the caller's
+    retries last: a second order that is meant, and equals the first, is lost in it.
     """
 
     window: timedelta
@@ -45,7 +45,7 @@ class BodyKey:
 def body_key(fingerprint: bytes, window: timedelta, at: datetime) -> tuple[str, str]:
     """The keys under which a request that comes `at` may stand: of the span of time before, and of the one that `at` is in.
 
-    Time is cut into spans of the window's length. What came up to one window ago stands in one of these two. Pure.
+    Time is cut into spans of the window's length. What came up to one window ago is in one of these two. Pure.
     """
     span = (at - EPOCH) // window
     return _key(fingerprint, window, span - 1), _key(fingerprint, window, span)
@@ -58,7 +58,7 @@ def _key(fingerprint: bytes, window: timedelta, span: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyRequest:
-    """A request known by its body. Which of its two keys is its own, only the database can tell."""
+    """A request known by its body. Only the database knows which of its two keys applies."""
 
     configuration: Configuration
     scope: str
@@ -108,12 +108,12 @@ def choose_key(
     observation: ClaimObservation | None = None,
     lock_wait: LockWait = wait_for_lock,
 ) -> RecordKey:
-    """The key of `request`: for a body, that of the span before while a request stands in it, else the current one.
+    """The key of `request`: for a body, that of the span before while a request is in it, else the current one.
 
     The clock that decides is read under the current key's lock: before it there may be any wait, at whose end the span has passed
-    and an equal request stands in the next one. It then chooses again. The locks of all keys that it looked at are kept to the
-    transaction's end, for a request that has begun has no record yet. Spans are locked in their order, so that nobody waits for
-    one another. Raises `KeyInFlight` if another request is at work.
+    and an equal request is in the next one. It then chooses again. The locks of all keys that it checked are kept to the
+    transaction's end, for a request that has begun has no record yet. Spans are locked in their order, so that no deadlock
+    occurs. Raises `KeyInFlight` if another request is in flight.
     """
     if isinstance(request, RecordKey):
         return request
@@ -144,7 +144,8 @@ class _Waiting:
         self._lock_wait = lock_wait
 
     def lock_unless_current(self, key: RecordKey) -> bool:
-        """Take the key's lock; returns whether a request stands under it. Then the lock may be another's."""
+        """Take the key's lock; returns whether the key has a current request. If it has, the lock may be another
+        transaction's."""
         locked, keeps_snapshot = try_lock(self._connection, key.id)
         if _is_current(self._connection, key):
             return True

@@ -46,7 +46,7 @@ class ThreadRenewal:
 
 
 class TaskRenewal:
-    """The same as a task of the running event loop."""
+    """Renews a lease in a task of the running event loop."""
 
     def __init__(
         self, renew: Callable[[], Awaitable[None]], record_id: UUID, lease: timedelta, renew_for: timedelta

@@ -106,8 +106,8 @@ def claim_key(
     """Take the key for this transaction, or return the answer that it has. Raises what refuses the request.
 
     One statement finds the record and tries the lock, and takes no lock for an answer to replay, so that two replays at once
-    are both answered. Under the lock it has looked again: the lock's holder may just have committed. After a wait for the lock
-    another statement does.
+    are both answered. It reads the record again under the lock, since the lock's last holder may just have committed. After a
+    wait another statement does.
     """
     require_transaction(connection, key.configuration.schema)
     require_prepared(connection)
@@ -132,7 +132,7 @@ def claim_key(
 
 
 def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | None:
-    """The same under the lock, in a transaction that sees no later commit than its first statement did.
+    """Answer under the lock, in a transaction that keeps the snapshot of its first statement.
 
     A record that was committed since is met by an insert only, here one that is taken back. Without it the request would be
     worked through, to fail at its end. Savepoints, so that the caller's transaction lives on.
@@ -164,14 +164,14 @@ def key_in_flight(name: str, rest: timedelta = RETRY_AFTER) -> KeyInFlight:
 def insert_record(connection: Connection, key: RecordKey, response: Response, completion: str | None = None) -> None:
     """Store the answer; it becomes visible with the caller's commit.
 
-    completion: who builds the final answer of a request that is only accepted: `response` stands in for it until then.
+    completion: who builds the final answer of a request that is only accepted: `response` replaces it until then.
     """
     statement = _insertion(key.configuration.tables, connection.dialect.name, completion is not None)
     require_written(key, execute(connection, statement, _values(key, response, completion)).rowcount)
 
 
 def record_insert(connection: Connection, key: RecordKey, response: Response) -> PiggybackedInsert | None:
-    """The same, to go with the request's entries in one statement; None where the database has none for both."""
+    """`insert_record` as part of the statement that inserts the entries; None where the database has no such statement."""
     if connection.dialect.name != "postgresql":
         return None
     return PiggybackedInsert(key.configuration, _insertion_sql(key.configuration.tables), _values(key, response, None))
@@ -212,7 +212,7 @@ _GIVEN = (
 
 @lru_cache(STATEMENTS_MAX)
 def _insertion_sql(tables: Tables) -> str:
-    """The same for an answered request as PostgreSQL's text, which may stand inside another statement."""
+    """The insert of an answered request as PostgreSQL text, for use inside another statement."""
     record = tables.record
     values = ", ".join(f":new_{name}" for name in _GIVEN)
     return (
@@ -240,7 +240,7 @@ def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
 
 
 def _answer_under_lock(connection: Connection, key: RecordKey, found: "_Found") -> Response | None:
-    """The answer to replay, or None if the key is free, as it is for whoever holds the key's lock."""
+    """The answer to replay, or None if the key is free, as it is for the holder of the key's lock."""
     answer = _answer(key, found)
     if answer is None and found.status is not None:
         _free_expired(connection, key)
@@ -263,7 +263,7 @@ def _answer(key: RecordKey, found: "_Found") -> Response | None:
 
 
 def require_same_request(key: RecordKey, fingerprint: bytes, version: int) -> None:
-    """Raise `RequestMismatch` if the fingerprint that is stored tells this request from the first one."""
+    """Raise `RequestMismatch` if the stored fingerprint differs from this request's."""
     if version == FINGERPRINT_VERSION and fingerprint != key.fingerprint:
         raise RequestMismatch(
             f"key {key.parent.key!r} was used before with another request: use a new key for a new request"
@@ -297,15 +297,15 @@ class _Found(NamedTuple):
 
 
 def _read(connection: Connection, key: RecordKey) -> _Found:
-    """One row always: the record's answer, whether it has expired, whether a tombstone stands for it."""
+    """One row always: the record's answer, whether it has expired, whether a tombstone replaces it."""
     statement = _reading(key.configuration.tables)
     return _Found._make(execute(connection, statement, {"wanted": key.id}).rows[0])
 
 
 def _read_and_lock(connection: Connection, key: RecordKey) -> _Found:
-    """The same, and try the key's lock, unless there is an answer to replay or to refuse with; under it, look again.
+    """Read the record; unless it has an answer to replay or to refuse with, try the key's lock and read it again under it.
 
-    On SQLite a transaction that may write is the only one, and looks once.
+    On SQLite a writing transaction is the only one and reads once.
     """
     if connection.dialect.name != "postgresql":
         return _read(connection, key)
@@ -353,7 +353,7 @@ def _is_current(tables: Tables) -> ColumnElement[bool]:
 def _free_expired(connection: Connection, key: RecordKey) -> None:
     """Free a key whose retry window has passed, unless something that it caused is still remembered.
 
-    Entries are kept for as long as any service may remember their keys, so an entry here stands for an open window.
+    Entries are kept for as long as any service may remember their keys, so an entry here means an open window.
     """
     record, entry = key.configuration.tables.record, key.configuration.tables.entry
     elsewhere = and_(entry.c.record_id == key.id, entry.c.record_id != entry.c.parent_id)

@@ -1,6 +1,6 @@
 """What refuses a write in the block of a replay: through the session, on its connection, or as plain SQL.
 
-It reports the mistake to whoever made it. What it cannot recognise, such as a SELECT of a function that writes, is undone with
+It reports the mistake to the caller. What it cannot recognise, such as a SELECT of a function that writes, is undone with
 the block's savepoint.
 """
 
@@ -55,6 +55,6 @@ class ReplayGuard:
 
 
 def first_word(statement: str) -> str:
-    """The statement's first word in capitals, behind its comments; also the TO of ROLLBACK TO."""
+    """The statement's first word in capitals, after its comments; also the TO of ROLLBACK TO."""
     found = _FIRST_WORD.match(statement)
     return " ".join(found[1].upper().split()) if found else ""

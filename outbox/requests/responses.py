@@ -11,7 +11,7 @@ from outbox.payload import encode_json
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 HEADER_VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")  # RFC 9110, section 5.5
-WITHOUT_CONTENT = frozenset({204, 304})  # RFC 9110, section 6.4.1: servers break off what has a body all the same
+WITHOUT_CONTENT = frozenset({204, 304})  # RFC 9110, section 6.4.1: some servers abort an answer that has a body
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from outbox.sql.fast_execute import execute
 
 
 class Savepoint(Protocol):
-    """Begun behind the key's lock, which so outlives the way back.
+    """A savepoint begun after the key's lock, so that a rollback to it keeps the lock.
 
-    is_active: whether the block can go on in it. is_open: whether it can still be gone back to. is_aborted: whether nothing else
-    can be done, as far as the driver knows. is_gone: whether it could not be released, so that the transaction cannot be
+    is_active: whether the block can continue in it. is_open: whether it can still be gone back to. is_aborted: whether nothing
+    else can be done, as far as the driver knows. is_gone: whether it could not be released, so that the transaction cannot be
     committed either.
     """
 
@@ -54,7 +54,7 @@ def nested_savepoint(session: Session) -> Savepoint:
 
 
 def request_savepoint(session: Session) -> Savepoint:
-    """For a session that holds nothing, and whose transaction begins and ends with the request: it needs not be told.
+    """For an empty session whose transaction begins and ends with the request: the session need not track it.
 
     The session's own kind takes a tenth of a small request: it is released with a statement, where COMMIT does as well, and
     keeps a second set of books for objects that have no past.

@@ -1,4 +1,4 @@
-"""What became of a request: the read side of a status URL."""
+"""The outcome of a request: the read side of a status URL."""
 
 import json
 from collections.abc import Collection

@@ -1,7 +1,7 @@
-"""Where responses' bodies stand in the layout at scale: one partition a day, beside the small table of records.
+"""The layout at scale: responses' bodies in one partition a day, beside the small table of records.
 
 `outbox db partition` switches it on, in PostgreSQL only: a trigger then moves the body of every answer into the partition of
-the day (UTC) and leaves in its record which day that was. So whoever writes a record needs to know nothing of it. A day whose
+the day (UTC) and leaves in its record which day that was. So a writer of records need not know of it. A day whose
 partition is missing keeps its bodies in the records, as the ordinary layout does: no request fails for it.
 Readers find both: `outbox.sql.dialect.stored_body`.
 """
@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def lacks_days(self) -> bool:
-        """Whether partitions are to be made."""
+        """Whether partitions must be made."""
         return self.is_on and not (self.has_today and self.ahead >= DAYS_AHEAD)
 
     @property
@@ -92,7 +92,7 @@ def prefix_of(tables: Tables) -> str:
 
 
 def read_layout(connection: Connection, tables: Tables) -> Layout | None:
-    """The layout at scale as it stands, or None where it was never switched on. Locks nothing."""
+    """The layout at scale as it is, or None where it was never switched on. Locks nothing."""
     if connection.dialect.name != "postgresql":
         return None
     prefix = prefix_of(tables)

@@ -95,7 +95,7 @@ def queue(prefix: str) -> list[Any]:
         Column("position", BigInteger),
         Column("suspended_reason", Text),
         Column("outcome", Text),
-        Column("waiting_since", Instant),  # it was due then, and has only been handed back since
+        Column("waiting_since", Instant),  # it was due then, and was only released since
         Column("fair", String(255)),  # its destination, where that is fair; else NULL, as is
         Column("scope", String(255)),  # its parent's
         Column(
@@ -282,9 +282,9 @@ def record(prefix: str) -> list[Any]:
             name=f"{prefix}record_lease",
         ),
         _storable(f"{prefix}record_instants", "lease_until", "created_at", "answered_at", "replay_until", "keep_until"),
-        # serves retention: the records that nobody may ask for any more, in its order
+        # serves retention: the records that no retry may use any more, in its order
         Index(f"{prefix}record_keep", "keep_until", "id"),
-        # serves the dispatcher, which looks for accepted requests that wait for nothing, and the gauges of those that are open
+        # serves the dispatcher's search for accepted requests that wait for nothing, and the gauges of those that are open
         Index(
             f"{prefix}record_open",
             "state",

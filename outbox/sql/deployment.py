@@ -15,7 +15,7 @@ from outbox.sql.places import place_of
 from outbox.sql.schema import Tables
 
 SAMPLE_MAX = 1000
-"""How many unsettled entries a check looks at: if one in a hundred is amiss, it finds one."""
+"""How many unsettled entries a check reads: it finds a problem that affects one in a hundred."""
 
 # --- the environment
 
@@ -29,8 +29,8 @@ def recorded_environment(connection: Connection, tables: Tables) -> str | None:
 def require_environment(connection: Connection, tables: Tables, env: str) -> None:
     """Raise `ConfigurationError` if the database is of another env. Writes nothing.
 
-    Of which env it is, its mark says; before there is one, the unsettled entries. Once it is ours, one of another env stops
-    nobody: the dispatchers leave it unsent.
+    The database identity names the env; before there is one, the unsettled entries do. An entry of another env stops no
+    dispatcher: it is left unsent.
     """
     recorded = recorded_environment(connection, tables)
     if recorded is not None:
@@ -51,7 +51,7 @@ def refuse_other_environment(connection: Connection, recorded: str, env: str, *,
 
 
 def require_own_entries(connection: Connection, tables: Tables, env: str) -> None:
-    """Looks at `SAMPLE_MAX` of the unsettled entries."""
+    """Reads `SAMPLE_MAX` of the unsettled entries."""
     read_by_index(connection)
     some = _some_entries(tables, tables.entry.c.env)
     found = select(some.c.env).where(some.c.env != env, some.c.suspended_reason.is_(None)).limit(1)

@@ -37,16 +37,16 @@ from outbox.times import Instant
 
 SUPPORTED = ("postgresql", "sqlite")
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
-SERIALIZATION_FAILURE = "40001"  # the same: it would have to change, or overlook, what its snapshot does not show
-DEADLOCK = "40P01"  # the same: one of those who wait for one another is ended
-ABORTED = "25P02"  # the same: a statement has failed, and nothing but a way back is left
-SAVEPOINT_GONE = ("3B001", "25P01", ABORTED)  # the same: no such savepoint; no transaction at all
-TIMEOUTS = (LOCK_NOT_AVAILABLE, "57014", DEADLOCK)  # the same: query_canceled, by statement_timeout
+SERIALIZATION_FAILURE = "40001"  # it would have to change, or overlook, what its snapshot does not show
+DEADLOCK = "40P01"  # one of the deadlocked transactions is ended
+ABORTED = "25P02"  # a statement has failed, and only a rollback is possible
+SAVEPOINT_GONE = ("3B001", "25P01", ABORTED)  # no such savepoint; no transaction at all
+TIMEOUTS = (LOCK_NOT_AVAILABLE, "57014", DEADLOCK)  # query_canceled, by statement_timeout
 CONFLICTS = (SERIALIZATION_FAILURE, DEADLOCK)
 LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
 TRANSACTION_STATUS_INERROR = 3  # libpq, PQtransactionStatus
 PASSING = ("08", "40001", "40P01", "53", "55P03", "57P")
-"""Appendix A: connections, victims of a conflict, resources, a lock that was not to be had in time, shutdown."""
+"""Appendix A: connections, victims of a conflict, resources, a lock that was unavailable in time, shutdown."""
 SQLITE_CLOCK = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"  # microseconds; 2440587.5 is 1970
 
 _prepared: WeakSet[Dialect] = WeakSet()
@@ -55,7 +55,7 @@ _prepared: WeakSet[Dialect] = WeakSet()
 # --- the database's clock, the only one that decides
 
 
-class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function that it stands for
+class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function that it renders
     """The database's clock now, not the transaction's start."""
 
     type = Instant()
@@ -88,7 +88,7 @@ def _later_sqlite(element: _later, compiler: SQLCompiler, **kw: Any) -> str:
 
 
 def clock_plus(delay: timedelta | BindParameter[float]) -> ColumnElement[Any]:
-    """The database's clock, `delay` from now; a parameter tells it in seconds."""
+    """The database's clock, `delay` from now; a parameter gives it in seconds."""
     return _later(literal(delay.total_seconds()) if isinstance(delay, timedelta) else delay)
 
 
@@ -236,13 +236,13 @@ def is_busy(error: DBAPIError) -> bool:
 
 
 def is_conflict(error: DBAPIError) -> bool:
-    """Whether PostgreSQL ended the transaction in favour of another one. Nothing of it is committed; run anew, it may be."""
+    """Whether PostgreSQL ended the transaction in favour of another one. Nothing of it is committed; a retry may succeed."""
     return sqlstate(error.orig) in CONFLICTS
 
 
 def lost_savepoint(error: DBAPIError) -> bool:
-    """Whether a savepoint could not be released: a statement had failed in it, or its transaction was ended behind SQLAlchemy's
-    back, with a ROLLBACK as text, say. SQLAlchemy takes it for ended then, and does not go back to it."""
+    """Whether a savepoint could not be released: a statement had failed in it, or its transaction was ended without SQLAlchemy,
+    with a ROLLBACK as text, say. SQLAlchemy takes it for ended then, and does not go back to it."""
     return sqlstate(error.orig) in SAVEPOINT_GONE or "no such savepoint" in str(error.orig)
 
 
@@ -274,7 +274,8 @@ def is_passing(error: Exception) -> bool:
 
 
 class try_locking(FunctionElement[Any]):  # noqa: N801
-    """Takes the transaction-level lock of a number if nobody holds it, and tells. Never waits. SQLite's only writer holds all."""
+    """Takes the transaction-level lock of a number if it is free; returns whether it did. Never waits. SQLite's only writer holds
+    all."""
 
     type = Boolean()
     inherit_cache = True
@@ -292,7 +293,7 @@ def _try_locking_sqlite(element: try_locking, compiler: SQLCompiler, **kw: Any) 
 
 class keeps_snapshot(FunctionElement[Any]):  # noqa: N801
     """Whether the transaction reads as of its first statement (REPEATABLE READ, SERIALIZABLE): what a lock's last holder has
-    committed may stay unseen. Not on SQLite: BEGIN IMMEDIATE, and nobody has written since its snapshot."""
+    committed may stay unseen. Not on SQLite: BEGIN IMMEDIATE, and no one has written since its snapshot."""
 
     type = Boolean()
     inherit_cache = True
@@ -309,20 +310,20 @@ def _keeps_snapshot_sqlite(element: keeps_snapshot, compiler: SQLCompiler, **kw:
 
 
 class Lock(NamedTuple):
-    """What became of a try to lock: whether the lock is held now, and whether the transaction keeps its snapshot."""
+    """The result of a lock attempt: whether the lock is held now, and whether the transaction keeps its snapshot."""
 
     taken: bool
     keeps_snapshot: bool
 
 
 def try_lock(connection: Connection, id: UUID) -> Lock:
-    """Take the transaction-level lock of `id` if nobody holds it."""
+    """Take the transaction-level lock of `id` if it is free."""
     return Lock._make(connection.execute(_TRY_LOCK, {"lock": lock_number(id)}).one())
 
 
 def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
-    """The same, waiting up to `budget`, or to the end of a shorter statement_timeout, or until PostgreSQL finds that others wait
-    for this transaction meanwhile. The caller's transaction and its own lock_timeout survive either way."""
+    """`try_lock` that waits up to `budget`, or to the end of a shorter statement_timeout, or until PostgreSQL finds that others
+    wait for this transaction meanwhile. The caller's transaction and its own lock_timeout survive either way."""
     if connection.dialect.name == "sqlite":
         return True
     milliseconds = min(max(1, int(budget.total_seconds() * 1000)), LOCK_TIMEOUT_MAX)

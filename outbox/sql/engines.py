@@ -1,4 +1,4 @@
-"""Engines made from a URL that somebody typed: what is wrong with it is said without showing it."""
+"""Engines made from a URL that a user typed: errors do not show the URL."""
 
 from typing import Any
 

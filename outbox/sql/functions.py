@@ -46,15 +46,16 @@ def closing(function: DatabaseFunction) -> str:
 
 
 def creation(function: DatabaseFunction) -> tuple[str, ...]:
-    """The statements that make it as it is to be."""
+    """The statements that create it."""
     return (function.create, closing(function)) if function.closed else (function.create,)
 
 
 def suspended_sql(meta: str) -> str:
     """PostgreSQL's condition, over the quoted name of `meta`, under which the database may have forgotten commits.
 
-    A hold is on record; or nobody has noticed yet that the server is on another timeline than the one marked, because a
-    standby was promoted or a backup was recovered. CASE, since a server that marked no timeline may refuse the question.
+    A suspension is stored, or the server is on another timeline than the stored identity's and no dispatcher has noticed yet,
+    because a standby was promoted or a backup was recovered. CASE, since a server without a stored timeline may refuse the
+    question.
     """
     return (
         f"EXISTS (SELECT FROM {meta} AS m WHERE m.suspended_reason IS NOT NULL OR CASE WHEN m.timeline IS NOT NULL"
@@ -101,7 +102,7 @@ END""".strip()
 
 
 def _body_of(schema: str | None, prefix: str) -> str:
-    """By which a body is read that stands in its day's partition: `outbox.sql.body_partitions`.
+    """By which a body is read that is in its day's partition: `outbox.sql.body_partitions`.
 
     It has the rights of who calls it. EXECUTE plans for the day that is asked for: no other day's partition is opened or
     locked, whereas a prepared plan would lock all of them. NULL: the partition is gone.
@@ -122,9 +123,9 @@ $read$""".strip()
 def _claim_key(schema: str | None, prefix: str) -> str:
     """By which a request asks for its key in one round trip: `outbox.requests.records`.
 
-    It finds the record, and unless that or a tombstone has an answer tries the key's lock and looks again: each query in it has a
-    snapshot of its own, so that under the lock it sees what the lock's last holder has committed. Not where the transaction keeps
-    its first snapshot, and then it says so. It has the rights of who calls it.
+    It finds the record, and unless that or a tombstone has an answer tries the key's lock and reads it again: each query in it
+    has a snapshot of its own, so that under the lock it sees what the lock's last holder has committed. Not where the
+    transaction keeps its first snapshot, and then it says so. It has the rights of who calls it.
     """
     claim_key, body_of = (function_name(short, schema, prefix) for short in ("claim_key", "body_of"))
     record, tombstone = (quoted(f"{prefix}{name}", schema) for name in ("record", "tombstone"))

@@ -15,7 +15,7 @@ body, the end of a schema's name."""
 
 
 def check_table_names(schema: str | None, prefix: str) -> None:
-    """Raise `InvalidValue` for a schema or prefix under which the tables cannot be made, or not be told apart."""
+    """Raise `InvalidValue` for a schema or prefix under which the tables cannot be made, or are ambiguous."""
     _check("prefix", prefix, 0, PREFIX_BYTES_MAX, "give a shorter one, or a schema of their own to the tables")
     if schema is not None:
         _check(
@@ -36,6 +36,6 @@ def quoted(name: str, schema: str | None = None) -> str:
 
 
 def quoted_table(table: Table) -> str:
-    """The same of a table that there is."""
+    """The quoted name of an existing table."""
     written: str = postgresql.dialect().identifier_preparer.format_table(table)  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
     return written

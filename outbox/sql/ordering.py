@@ -5,23 +5,23 @@ every earlier one of its group visible beside it.
 
 Whether an entry is the head of its group is decided when it is claimed, not when it is enqueued
 (`dispatchers/store/ordering.py`): one that is not gets the due time NEVER, and is *blocked*. Nothing leaves but through that
-decision, so whatever makes an entry due too early costs one claim, and no order. It is safe because whoever claims an entry
-sees every earlier one. Only "send again", by a person or on a look's proof of absence, puts an entry before others that may be
-under way, and it waits out every lease.
+decision, so whatever makes an entry due too early costs one claim, and no order. It is safe because the claim of an entry sees
+every earlier one. Only "send again", by an operator or on a lookup's proof of absence, puts an entry before others that may be
+in flight, and it waits out every lease.
 
-No group stands still. Whoever blocks an entry has, in the same transaction, locked and touched the row of the head before it.
-Whoever takes an entry out of its group makes the next one due in the same transaction, by a later statement (`advance`).
+No group stops. A transaction that blocks an entry has locked and touched the row of the head before it. A transaction that
+takes an entry out of its group makes the next one due, by a later statement (`advance`).
 
-- The head is taken out after the blocking: whoever does it sees the blocked entry. At REPEATABLE READ it might not; but then the
+- The head is taken out after the blocking: that transaction sees the blocked entry. At REPEATABLE READ it might not; but then the
   touched row has changed since its snapshot, and it fails with a serialization error, to be tried again.
-- The head is being taken out while someone wants to block: its row is locked, nothing is blocked, and the entry is looked at
+- The head is being taken out while someone wants to block: its row is locked, nothing is blocked, and the entry is checked
   again a moment later.
 - The next one's row is locked by another transaction: an app that is about to cancel it, or a claim. A dispatcher does not wait
   for it. It does not take the head out now, but a moment later; nothing else that it has to settle waits for that.
-- `advance` touches the row that it finds, blocked or not: that one answers for the others behind it from now on.
+- `advance` touches the row that it finds, blocked or not: that one answers for the others after it from now on.
 - The process dies in between: nothing of its transaction has happened, and the head's lease runs out.
 
-Of the entries of one flush only the first of a group is due. The others are blocked behind it from the start: all of them become
+Of the entries of one flush only the first of a group is due. The others are blocked after it from the start: all of them become
 visible together. On SQLite all of this happens one after the other.
 """
 
@@ -51,19 +51,19 @@ from outbox.times import NEVER, Instant
 
 
 class Place(NamedTuple):
-    """Where an entry stands: the group's ordering key, and its position there."""
+    """An entry's place: its group's ordering key, and its position there."""
 
     ordering_key: str
     position: int
 
 
 def advance(connection: Connection, tables: Tables, left: Sequence[Place], *, cutoff: datetime = NEVER) -> None:
-    """Make the next entry behind each of these places due, if it is blocked. To be called by whoever takes an entry out.
+    """Make the next entry after each of these places due, if it is blocked. Called by each transaction that takes an entry out.
 
-    It waits for whoever has that next entry's row locked: an app that is about to cancel it.
-    cutoff: as of when it is due at the latest, so that a claim which looks no further finds it.
+    It waits for a transaction that has the next entry's row locked: an app that is cancelling it.
+    cutoff: as of when it is due at the latest, so that a claim with this cutoff finds it.
     """
-    places = sorted(set(left))  # whoever waits for one of these rows waits in this order
+    places = sorted(set(left))  # all transactions lock these rows in this order
     if not places:
         return
     if connection.dialect.name == "postgresql":
@@ -78,7 +78,8 @@ def advance(connection: Connection, tables: Tables, left: Sequence[Place], *, cu
 
 def _advancing_all(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
     """All of them in one statement. What its snapshot cannot show is no entry that waits for these heads: the transaction has
-    taken them out by an earlier statement, so whoever blocked one behind them has committed, and nobody can any more.
+    taken them out by an earlier statement, so a transaction that blocked an entry after them has committed, and none can do so
+    now.
     """
     queue = tables.queue
     following, places = _all_following(tables, lock=True)
@@ -92,7 +93,8 @@ def advance_unlocked(
 ) -> list[Place]:
     """As `advance`, but without waiting: returns the places whose next entry another transaction has locked.
 
-    Nobody would make that entry due, so what was taken out at these places must not be committed. On SQLite there is none.
+    No transaction would make that entry due, so what was taken out at these places must not be committed. On SQLite there is
+    none.
     """
     places = sorted(set(left))
     if not places or connection.dialect.name != "postgresql":
@@ -105,7 +107,7 @@ def advance_unlocked(
 
 
 def _advancing_unlocked(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
-    """The next entries are found first and locked then: passing over a locked one while looking would find the one behind it."""
+    """The next entries are found first and locked then: passing over a locked one while looking would find the one after it."""
     queue, row = tables.queue, tables.queue.alias("locked_row")
     following, places = _all_following(tables)
     found = (
@@ -129,7 +131,7 @@ def _advancing(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
 
 
 def _all_following(tables: Tables, *, lock: bool = False) -> tuple[Any, Any]:
-    """The next entry behind each of many places, and the places."""
+    """The next entry after each of many places, and the places."""
     left = func.unnest(bindparam("ordering_keys", type_=ARRAY(Text)), bindparam("places", type_=ARRAY(BigInteger)))
     places = left.table_valued("ordering_key", "place").render_derived()
     following = _following(tables, places.c.ordering_key, places.c.place)
@@ -155,7 +157,8 @@ def unblocked(connection: Connection, tables: Tables, cutoff: datetime = NEVER) 
 
 
 def is_blocked(queue: Any) -> Any:
-    """Whether a row of the queue waits for the head of its group: nothing else is never due without being held or uncertain."""
+    """Whether a row of the queue waits for the head of its group: only these are never due without being suspended or
+    uncertain."""
     return (
         queue.c.position.is_not(None) & (queue.c.due_at == NEVER) & queue.c.suspended_reason.is_(None) & _waits(queue)
     )

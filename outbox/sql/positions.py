@@ -1,9 +1,9 @@
 """An entry's position among those of its ordering key: positions are in commit order.
 
 A flush locks its ordering keys until its transaction ends, and then draws positions from a sequence. So a visible entry has every
-earlier one of its ordering key visible beside it. Locks are between those who enqueue; no dispatcher waits for one.
+earlier one of its ordering key visible beside it. Only transactions that enqueue take these locks; no dispatcher waits for one.
 
-The locks stand in PostgreSQL's lock table, which all of the server's databases share. So a transaction takes no more of them than
+The locks are in PostgreSQL's lock table, which all of the server's databases share. So a transaction takes no more of them than
 `BUDGET` says, whatever it enqueues: each flush also takes one lock of the whole queue, shared with others, and a flush with
 more ordering keys than are left takes that lock for itself alone, in place of theirs. No other transaction then enqueues with
 an ordering key before this one has ended.
@@ -52,7 +52,7 @@ def take_positions(connection: Connection, tables: Tables, ordering_keys: Sequen
         raise
 
 
-# Tables are told apart by their oid: one may have two names, by a schema and by a search_path. No ordering key is empty.
+# Tables are distinguished by their oid: one may have two names, by a schema and by a search_path. No ordering key is empty.
 # The counts are there for the locks: no position is drawn before the last of them is held, and no key's before the share.
 _TAKE_POSITIONS = text("""
     SELECT nextval(CAST(:sequence AS regclass)) FROM generate_series(1, :count), (

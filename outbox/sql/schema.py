@@ -1,7 +1,7 @@
 """The tables: what is remembered of entries, of their sending, and of requests.
 
-An entry is cold: written once in the app's transaction, never updated. What changes while it is sent stands in the narrow
-`queue`, one row per entry that has not ended; what became of it in `settlement`, one row, append-only.
+An entry is cold: written once in the app's transaction, never updated. What changes while it is sent is in the narrow
+`queue`, one row per entry that has not ended; the outcome of it in `settlement`, one row, append-only.
 """
 
 from collections.abc import Collection
@@ -96,7 +96,7 @@ def _listen_for(function: DatabaseFunction, tables: Tables) -> None:
 
     def listen(moment: str, *statements: str) -> None:
         def execute(target: MetaData, connection: Connection, tables: Collection[Table], **rest: object) -> None:
-            # `create_all` and `drop_all` may be told to spare some tables, or find them there
+            # `create_all` and `drop_all` may be called for some of the tables, or find them present
             if connection.dialect.name == "postgresql" and needed <= set(tables):
                 for statement in statements:
                     connection.execute(text(statement))
@@ -128,7 +128,7 @@ def is_open(record: FromClause, state: str) -> ColumnElement[bool]:
     """Whether a record is in this one of the `columns.OPEN` states, as its index has it.
 
     Written out, not a parameter, as the index is of these rows only. All of them are named too: SQLite takes a partial index
-    only for its own condition, word for word (sqlite.org/partialindex.html).
+    only for its own condition, verbatim (sqlite.org/partialindex.html).
     """
     return and_(
         record.c.state.bool_op("IN")(literal_column(columns.OPEN)), record.c.state == literal_column(f"'{state}'")

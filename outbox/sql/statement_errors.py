@@ -56,13 +56,13 @@ def hide_values_of(schema: str | None, prefix: str, tables: Collection[str], fun
 
 
 def _naming(schema: str | None, prefix: str, tables: Collection[str], functions: Collection[str]) -> re.Pattern[str]:
-    """What finds the names as identifiers, each as a whole; the app's own tables may begin alike, or stand in another schema."""
+    """What finds the names as identifiers, each as a whole; the app's own tables may begin alike, or are in another schema."""
     table, function = (f"(?:{'|'.join(map(_identifier, names))})" for names in (tables, functions))
     if schema is not None:
         return re.compile(rf"{_identifier(schema)}\.(?:{table}|{function})")
     if prefix:
         return re.compile(rf"(?<!\.)(?:{table}|{function})")
-    # Plain words, which columns have for names as well: only where a table or a function stands.
+    # Plain words that are column names too: only in the place of a table or a function.
     return re.compile(rf"(?i:{_BEFORE_TABLES})\s+{table}(?!\.)|(?<!\.){table}\.|(?<!\.){function}\(")
 
 

@@ -6,7 +6,7 @@
     outbox.enqueue(session, "email.send", {"to": "ada@example.com", "subject": "Your invoice", "text": "..."}, ...)
 
 The payload's fields are in `email_message`. Up to the final dot of its text a mail is certainly not sent; after it, only the
-server's reply tells. SMTP remembers no keys: a mail whose reply was lost is `uncertain`, unless `at_least_once`.
+server's reply is proof. SMTP remembers no keys: a mail whose reply was lost is `uncertain`, unless `at_least_once`.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class SmtpAdapter(Adapter):
     timeout: how long one send may take in all. The final dot leaves within half of it or not at all, so that the other half
         is left for the reply (RFC 5321, 4.5.3.2.6 would wait 10 minutes): servers that scan mail may need more.
     connections_max: at once, kept for the next mails.
-    find: looks for a mail that may have been sent: a function, async or sync, of the delivery and the mail's Message-ID, such
+    find: searches for a mail that may have been sent: a function, async or sync, of the delivery and the mail's Message-ID, such
         as an `ImapSearch`. SMTP itself cannot be asked.
 
     Any temporary refusal of a recipient defers the whole mail. An entry's headers are not sent, and it takes no options.

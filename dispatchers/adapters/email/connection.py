@@ -1,6 +1,6 @@
 """One connection to a mail server. The client speaks SMTP; only how a message ends is ours.
 
-The client writes message and final dot at once, so that whoever is interrupted there cannot tell whether it was sent. Here
+The client writes message and final dot at once, so that an interrupted sender could not know whether it was sent. Here
 the dot is written by itself, when everything before it has left.
 """
 
@@ -101,7 +101,7 @@ class Connection:
                 await self._client.rcpt(recipient, encoding=encoding)
             except aiosmtplib.SMTPRecipientRefused as refusal:
                 if not is_permanent(refusal.code):
-                    raise  # without him nobody gets it now, so that later everybody does
+                    raise  # without this recipient no one gets it now; the retry reaches all
                 exchange.refused.append(refusal)
         if len(exchange.refused) == len(message.recipients):
             raise aiosmtplib.SMTPRecipientsRefused(exchange.refused)
@@ -112,7 +112,9 @@ class Connection:
         exchange.phase = "message"
         self._writer.write(message.stuffed)
         await self._writer.drain()
-        for _ in range(2):  # a turn of the loop to look at the socket, and one to act: who has hung up gets no dot
+        for _ in range(
+            2
+        ):  # one iteration of the loop to poll the socket, and one to act: a closed connection gets no dot
             await asyncio.sleep(0)
 
     async def end(self, exchange: Exchange, latest: float) -> aiosmtplib.SMTPResponse:

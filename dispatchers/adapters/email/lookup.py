@@ -1,4 +1,4 @@
-"""How a mail that may have been sent is looked for: in a mailbox where every mail is filed, by its Message-ID.
+"""The status lookup of a mail: a search for its Message-ID in a mailbox where every mail is filed.
 
     sent = ImapSearch(host="imap.example.com", username="shop", password=os.environ["IMAP_PASSWORD"], mailbox="Sent")
     SmtpAdapter(host="smtp.example.com", sender="shop@example.com", find=sent)
@@ -21,7 +21,7 @@ class ImapSearch:
 
     host, port: the server's. username, password: never shown or logged. mailbox: where each mail is filed.
     files_at_once: the server files a mail before it says that it has accepted it. Only then is a mail that is not there proved
-        absent; where a copy takes its way through queues, it may yet come, and a look cannot tell.
+        absent; where a copy takes its way through queues, it may yet come, and a lookup cannot prove that.
     timeout: of each exchange with the server. tls_context: whom to trust.
     """
 

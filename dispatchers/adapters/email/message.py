@@ -44,7 +44,7 @@ _LOCAL_PART: Final = re.compile(rf"{_ATOM}(\.{_ATOM})*")
 _DOMAIN: Final = re.compile(
     r"(?!.{254})[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I
 )
-# Two versions of IDNA read these differently, so that the mail could reach somebody else's domain (RFC 5894, 7.2).
+# Two versions of IDNA read these differently, so that the mail could reach another domain (RFC 5894, 7.2).
 _AMBIGUOUS: Final = re.compile("[ß\u1e9eς\u200c\u200d]")
 HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,76}")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -72,7 +72,7 @@ class Address(NamedTuple):
 
     @property
     def written(self) -> str:
-        """As it stands in a header."""
+        """The text as a header."""
         if not self.name:
             return self.spec
         if self.name.isascii() and len(self.name) <= SHORT_CHARS_MAX and ENCODED_WORD not in self.name:
@@ -211,7 +211,7 @@ def _unquoted(name: str) -> str:
 
 
 def _visible(text: str, spared: str = JOINERS) -> str:
-    """`text` without characters that nobody sees, or that turn the direction of writing: two names would look alike."""
+    """`text` without invisible characters and those that change the direction of writing, which make two names look equal."""
     return "".join(char for char in text if char in spared or unicodedata.category(char) != "Cf")
 
 
@@ -294,7 +294,7 @@ def _body(payload: Mapping[str, Any], key: str) -> bytes:
         body.add_attachment(data, kind.maintype, kind.subtype, params=dict(kind.params), filename=filename)
     for number, part in enumerate(body.walk()):
         if part.is_multipart():
-            # "=_" stands in no quoted-printable and no base64 text (RFC 2045, 6.7).
+            # "=_" is in no quoted-printable and no base64 text (RFC 2045, 6.7).
             part.set_boundary(f"=_{key}_{number}")
     return body.as_bytes()
 

@@ -1,7 +1,7 @@
 """What a mail server's answers mean. Pure.
 
 Before the final dot is handed over, nothing is sent, whatever happens. After it, an answer is an answer (RFC 5321, 4.2.5:
-with 4yz or 5yz the server must not deliver), and without one nobody knows.
+with 4yz or 5yz the server must not deliver), and without one the fate is unknown.
 """
 
 import re
@@ -21,8 +21,8 @@ REPLY_CHARS_MAX: Final = 200  # ours: room for the id under which the server que
 class Exchange:
     """How far one send has come.
 
-    phase: the SMTP command under way. dot_left: the final dot was handed over, perhaps. recipients: how many are asked for.
-    refused: who was refused for good, and with which reply.
+    phase: the current SMTP command. dot_left: the final dot was handed over, perhaps. recipients: how many are asked for.
+    refused: who was refused permanently, and with which reply.
     """
 
     phase: str = "connect"
@@ -74,7 +74,7 @@ def is_permanent(code: int) -> bool:
 
 
 def refused(error: Any, exchange: Exchange) -> Outcome:
-    """MAIL, RCPT or DATA got another reply than the one that lets it go on."""
+    """MAIL, RCPT or DATA got an unexpected reply."""
     reason = _reason(exchange, error.code, error.message)
     if not is_permanent(error.code):
         return Deferred(reason)

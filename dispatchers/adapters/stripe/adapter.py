@@ -7,7 +7,7 @@
     outbox.enqueue(session, "stripe.checkout.sessions.create", {...}, options={"account": "acct_1"}, ...)
 
 What follows the first dot is the SDK's own name of the operation: `StripeClient.v1.<name>_async`.
-The payload is its parameters. An id that belongs in the URL stands among them, under the SDK's name for it (`intent`
+The payload is its parameters. An id that belongs in the URL is among them, under the SDK's name for it (`intent`
 above, `customer` for `stripe.customers.update`); no operation has a parameter and a URL id of one name.
 """
 
@@ -64,8 +64,8 @@ class StripeAdapter(Adapter):
     window: how long Stripe surely remembers a key.
 
     `metadata.outbox_id` is set to the entry's id on what a `.create` makes, where Stripe takes metadata and the payload
-    does not set it: by that mark, what may have been executed is looked for in Stripe's lists (`stripe_looks.LISTED` names
-    them). An entry's headers are not sent. `replays` counts the answers that Stripe only repeated.
+    does not set it: by that id a status lookup searches Stripe's lists (`lookup.LISTED` names them). An entry's headers are not
+    sent. `replays` counts the answers that Stripe only repeated.
     """
 
     replays_errors = "all"
@@ -117,7 +117,7 @@ class StripeAdapter(Adapter):
         except _Refused as refused:
             return refused.outcome
         except Exception as error:
-            # Not just stripe.StripeError: the SDK also trips over odd answers, and a 2xx is delivered all the same.
+            # Not just stripe.StripeError: the SDK also trips over odd answers, and a 2xx is delivered nevertheless.
             outcome = outcome_of(error, exchange)
         else:
             outcome = Delivered(remembered(answer, exchange), replayed=exchange.replayed)
@@ -337,5 +337,5 @@ def _target(url: str) -> Target:
 
 
 def _without_telemetry(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Without how long the last request took, which is nobody's business."""
+    """Does not send how long the last request took."""
     return [each for each in headers.items() if each[0].lower() != "x-stripe-client-telemetry"]

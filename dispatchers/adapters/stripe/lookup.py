@@ -1,4 +1,4 @@
-"""How an entry's effect is looked for at Stripe: by lists, which are up to date, never by search, which lags.
+"""The status lookup at Stripe: by lists, which are current, never by search, which lags.
 
 What a `.create` makes bears the entry's id in its metadata. Lists come newest first, so that reading back to before the entry
 was enqueued is reading all that could be its effect. Source: docs.stripe.com/api/pagination; docs.stripe.com/search, "Data
@@ -34,8 +34,9 @@ LISTED: Final[Mapping[str, tuple[str, ...]]] = {
     "customers": (),
     "checkout.sessions": ("customer",),
 }
-"""What can be looked for, and which parameters narrow the list. Not in it: what leaves its list again (a draft invoice that was
-deleted, a subscription that was cancelled), and what has no list by time. Source: docs.stripe.com/api, "List all ..."."""
+"""The objects with a lookup, and the parameters that narrow their lists. Not in it: what leaves its list again (a draft invoice
+that was deleted, a subscription that was cancelled), and what has no list by time. Source: docs.stripe.com/api, "List all
+..."."""
 
 ListPage = Callable[[dict[str, Any]], Awaitable[Any]]
 
@@ -46,7 +47,7 @@ class Unlistable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is looked for: an object that bears `mark`, in the list of `kind` with these filters."""
+    """The wanted object: one with `mark` in its metadata, in the list of `kind` with these filters."""
 
     kind: str
     mark: str
@@ -66,13 +67,13 @@ class Wanted:
         return cls(kind, str(delivery.id), filters, payload.get("confirm") in (True, "true"))
 
     def finding(self, found: Any) -> Finding:
-        """What it says of the entry that `found` bears its mark."""
+        """The finding, given that `found` has the entry's id."""
         result = remembered(found, Exchange())
         status = result.get("status")
         refused = (
             status == "failed" if self.kind == "charges" else self.confirmed and status == "requires_payment_method"
         )
-        if refused:  # made, and then declined: Stripe keeps it all the same
+        if refused:  # made, and then declined: Stripe keeps it
             return CannotTell(f"found {result.get('id')}, but declined: its status is {status}")
         return Found(result)
 

@@ -17,9 +17,9 @@ from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, O
 
 @dataclass(slots=True)
 class Exchange:
-    """What the transport saw of one send: more than the SDK's exceptions tell.
+    """What the transport saw of one send: more than the SDK's exceptions contain.
 
-    account: the connected account that the entry itself names. reads: it is a look, which only reads; a send never does.
+    account: the connected account that the entry itself names. reads: it is a lookup, which only reads; a send never does.
     started: the request was handed to a connection. status: None until an answer's head was read.
     """
 
@@ -122,14 +122,14 @@ def declined(failure: Failure) -> Outcome:
 
 
 def refused(failure: Failure) -> Outcome:
-    """Not executed. Validation comes before the key is looked at, unless the answer says that it was stored."""
+    """Not executed. Validation comes before the key is read, unless the answer says that it was stored."""
     return Rejected(failure.reason, conclusive=failure.replayed, result=failure.result)
 
 
 def barred(failure: Failure) -> Outcome:
     """The API key or its rights: mended outside, and then sent under the same key; unless Stripe stored the answer.
 
-    Of an entry that names an account it says only that this account lets us do nothing.
+    For an entry that names an account it concerns only that account.
     """
     if failure.replayed:
         return refused(failure)
@@ -150,7 +150,7 @@ def unanswered(failure: Failure) -> Outcome:
 
 
 def by_status(failure: Failure) -> Outcome:
-    """What the SDK's class does not tell: 5xx, 409, redirects, answers of something in between, broken answers."""
+    """What the SDK's class does not decide: 5xx, 409, redirects, answers of something in between, broken answers."""
     match failure.status:
         case int(status) if 200 <= status < 300:
             return Delivered({"unparsed": True, **failure.result}, replayed=failure.replayed)
@@ -183,7 +183,7 @@ ROWS: Final[dict[type[BaseException], Row]] = {
     # Never raised by themselves.
     stripe.StripeError: by_status,
     stripe.StripeErrorWithParamCode: by_status,
-    # Of webhooks: from a call, it would tell nothing.
+    # Of webhooks: from a call, it would prove nothing.
     stripe.SignatureVerificationError: by_status,
     # The SDK's reading of any answer whose `error` is a text, which v1 never sends: something in between spoke.
     oauth_error.OAuthError: by_status,
@@ -233,7 +233,7 @@ def remembered(answer: object, exchange: Exchange) -> dict[str, Any]:
 
 
 def _ids_in(details: Mapping[str, Any]) -> dict[str, str]:
-    """What a declined request left behind: creating with `confirm` makes a PaymentIntent even so."""
+    """The ids that a declined request made: creating with `confirm` makes a PaymentIntent even so."""
     made = {name: details.get(name) for name in ("payment_intent", "setup_intent", "charge")}
     ids = {name: value.get("id") if isinstance(value, Mapping) else value for name, value in made.items()}
     return {name: word for name, value in ids.items() if (word := _word(value))}

@@ -192,7 +192,7 @@ FORGED: dict[str, dict[str, str]] = {
     "under another key": {"epoch": "1"},
     "uncertain": {"state": "'uncertain'"},
     "under a lease": LEASED,
-    "held": {"more": ", hold", "values": ", 'mine'"},
+    "held": {"more": ", suspended_reason", "values": ", 'mine'"},
     "with an outcome": {"more": ", outcome", "values": ", '{}'"},
     "for another callback": {"more": ", callback", "values": ", 'settled'"},
     "sent as another form": {"more": ", sent_as", "values": ", 'uuid'"},
