@@ -205,7 +205,7 @@ class Signals:
         try:
             await self._working
         except asyncio.CancelledError:
-            if not self._is_cancelled:  # by whoever runs us
+            if not self._is_cancelled:  # by the caller
                 raise
 
     def _hear(self, number: int, frame: FrameType | None) -> None:

@@ -299,7 +299,7 @@ def without_block(change: Transition) -> Transition:
 
 
 def _look_up_first(entry: ClaimedEntry, change: Transition, memory: Memory, now: datetime) -> Transition:
-    """A status lookup before the entry becomes uncertain, where one is possible; by then no sender can be at work."""
+    """A status lookup before the entry becomes uncertain, where one is possible; by then no sender can be running."""
     if not (isinstance(change, MarkUncertain) and memory.can_look_up) or change.reason.startswith(KEY_CONFLICT):
         return change
     state = LookupState(change.reason, 0, now + memory.fencing_delay, entry.deliveries, change.stored)

@@ -1,7 +1,7 @@
 """The policy of status lookups, for an entry that may have been executed and whose service can be asked. Pure.
 
 Nothing is sent while a lookup is due: `admit_lookup` is asked after the claim, `judge` after the lookup. `decide.py` calls both.
-A lookup proves absence only if it began when no earlier sender could be at work any more.
+A lookup proves absence only if it began when no earlier sender could be running any more.
 """
 
 from datetime import datetime, timedelta

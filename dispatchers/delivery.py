@@ -270,7 +270,8 @@ class Adapter(Protocol):
         return True
 
     def nearest(self, operation: str) -> str | None:
-        """The known operation, or prefix of one, closest to `operation`; None if it has no list. For hints only."""
+        """The known operation, or prefix of one, closest to `operation`; None if it has no list. For suggestions in errors
+        only."""
         return None
 
     def sends_alike(self, pinned: str, options: Mapping[str, Any]) -> bool:

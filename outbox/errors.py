@@ -66,7 +66,7 @@ class ParentRequired(OutboxError):
 
 
 class DuplicateEntry(OutboxError):
-    """The same operation of the same parent, with the same discriminator, was enqueued before."""
+    """An entry with this operation, parent and discriminator was enqueued before."""
 
     def __init__(self, message: str, entry_id: UUID) -> None:
         super().__init__(message)

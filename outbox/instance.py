@@ -88,13 +88,13 @@ class Outbox:
         payload: JSON, at most `payload_bytes_max` bytes (256 KiB); the bytes that go out are these.
         parent: the key of what caused it; may be left out inside an `outbox.idempotent` block. A bare str has no scope:
             two tenants' `invoice:42` meet.
-        discriminator: tells two effects of one operation under one parent apart, e.g. a line's id; never a counter.
+        discriminator: shows two effects of one operation under one parent apart, e.g. a line's id; never a counter.
         destination: what may be slow or down by itself; by default the operation's first segment, and with an account in
             the options `<segment>:<account>`.
         options: stored verbatim for the adapter: `account`, `api_version`, and what `configure(options=...)` names.
         due: an aware datetime, or a timedelta from the database's now: not before. One that has passed is now.
-        ordering_key: entries of one key, whatever their operation, are sent one at a time, in commit order; whoever enqueues
-            under it waits, when the entry is written, for the end of the others' transactions. Behind one that failed or is
+        ordering_key: entries of one key, whatever their operation, are sent one at a time, in commit order; an enqueue
+            under it waits, when the entry is written, for the end of the others' transactions. After one that failed or is
             uncertain they wait until it is released, unless its adapter says otherwise. Put the tenant into it.
         if_exists: "raise", or "ignore" to keep the first of two enqueues of the same parent, operation, discriminator;
             the first keeps its own key, also across a rotation. If the first is in the database, the `child_key` of the
@@ -309,8 +309,8 @@ class Outbox:
     ) -> RequestStatus | Awaitable[RequestStatus | None] | None:
         """The request whose claim had this `id`, with all its entries, or None: also if it is another scope's or source's.
 
-        sources: as the claims were told; by default those of HTTP alone. The ids of jobs ("app") and messages (inboxes) can be
-            guessed, and whoever is named as their scope could look at them.
+        sources: as the claims were given; by default those of HTTP alone. The ids of jobs ("app") and messages (inboxes) can be
+            guessed, and any caller could then read them.
 
         Payloads are not in it. With an AsyncSession it is awaited. Flushes the session. Raises `InvalidValue` for an id
         that is no UUID, a scope that is no text and sources that are no names.

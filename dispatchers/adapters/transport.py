@@ -25,7 +25,7 @@ from dispatchers.adapters.request_writer import Origin, Outgoing
 from outbox.errors import ConfigurationError
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-CONNECT_SECONDS_MAX: Final = 10.0  # whoever has not connected by then was not going to
+CONNECT_SECONDS_MAX: Final = 10.0  # later connections do not succeed
 HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 """What every server takes as a header's value. Source: RFC 9110, 5.5, without the obsolete bytes."""
 
@@ -63,8 +63,8 @@ class Answer:
 class Transport:
     """Carries requests over httpx: no retries, no redirects, no compression, no proxy of the environment.
 
-    timeout: what one send may take in all; it is given up a little earlier, because whoever cancels it at that time knows
-        less of it. Connecting and TLS get up to a third each, so that an unreachable service is known as such.
+    timeout: what one send may take in all; it is cancelled a little earlier, because a cancellation from outside loses the
+        details. Connecting and TLS get up to a third each, so that an unreachable service is known as such.
     answer_bytes_max: how much of a body is read.
     tls: whom to trust; left out, the authorities that httpx trusts.
     proxy: its URL. transport: carries everything instead of connections of its own, for tests; it is not closed.

@@ -47,7 +47,7 @@ class EntrySummary:
     child_key: of epoch 0, in the native form; None for a role that may not read it.
     due_at: None where no time makes it due: ended, suspended, after another of its group, uncertain without a scheduled lookup,
         waiting for a process that has its callback.
-    behind: the entry that it waits for, or that blocks its group. reason: why it failed, waits or is uncertain, if it does.
+    after: the entry that it waits for, or that blocks its group. reason: why it failed, waits or is uncertain, if it does.
     known: a decision, or an outcome whose callback failed, that a dispatcher has yet to settle.
         The dashboard's role reads neither this nor the reason of an entry that has not ended.
     """

@@ -33,7 +33,7 @@ class Backlog(NamedTuple):
 
     oldest: the due time of the first entry that may be claimed; None if there is none.
     entries: how many there are, counted up to one more than there are permits. unscoped: how many of those have no scope.
-    behind, before: the scopes after the place where the last claim stopped, and those up to it. Only where there are more
+    after, before: the scopes after the place where the last claim stopped, and those up to it. Only where there are more
     entries than permits; and no more of them than it takes to find one with entries for each permit.
     """
 

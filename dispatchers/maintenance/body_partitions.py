@@ -51,7 +51,7 @@ def drop_days(tables: Tables, connection: Connection, *, dry: bool = False) -> D
     """
     if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": DROPPING_LOCK}).scalar_one():
         return Drops()
-    # Behind a savepoint: the snapshot of the last SELECT is kept up to the next statement, and finalizing would wait for it.
+    # After a savepoint: the snapshot of the last SELECT is kept up to the next statement, and finalizing would wait for it.
     with connection.begin_nested(), connection.engine.connect() as other:
         other.execution_options(isolation_level="AUTOCOMMIT")
         layout = read_layout(other, tables)

@@ -36,7 +36,7 @@ from outbox.times import NEVER
 log = logging.getLogger("outbox.dispatcher")
 
 CLAIM_LOOPS = 2  # exchanges with the database at once
-SWEEP_SECONDS = 1.0  # what became due behind the hints is found by then
+SWEEP_SECONDS = 1.0  # what became due after the hints is found by then
 LINGER_SECONDS = 0.01  # settling waits so long for company
 PERMIT_REPORTS_MAX = (
     20  # attempts to report free permits, `BUSY_SECONDS` apart; after them the permits expire with their lease
@@ -125,7 +125,7 @@ class ClaimLoops:
                 break
             await asyncio.sleep(BUSY_SECONDS)
             settled += await self._drain_in_loops()
-        await self._sender.abandon()  # nothing is under way: this only sends the workers home
+        await self._sender.abandon()  # nothing is in flight: this only sends the workers home
         return settled + self._collector.settled_alone
 
     def until(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
@@ -178,7 +178,7 @@ class ClaimLoops:
         for count in counts:
             if isinstance(count, BaseException):
                 raise count
-        await self._exchange([], self._cutoff)  # what of the last ones is still to be told
+        await self._exchange([], self._cutoff)  # what of the last ones is still to be reported
         return sum(count for count in counts if isinstance(count, int))
 
     async def _drain_what_is_due(self) -> int:
@@ -214,7 +214,7 @@ class ClaimLoops:
                         break
                 await self._settle_postponed()
                 return await self._exchange(self._scheduler.take(self._clock()) if self._has_refreshed else [], NEVER)
-            except ConfigurationError as refusal:  # no waiting mends it: this process ends, the others go on
+            except ConfigurationError as refusal:  # no waiting mends it: this process ends, the others continue
                 self.refusal = refusal
                 stopping.set()
             except Exception as error:
@@ -268,11 +268,11 @@ class ClaimLoops:
             self._collector.note_claim(exchange.claimed, request.token, started)
         self._sender.start(self._triage.sort(exchange.claimed, started))
         settled = self._take_note(settlements, exchange)
-        claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due behind
+        claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due after
         return Progress(asked=bool(quotas), claimed=claimed, settled=settled)
 
     async def _settle_postponed(self, *, is_final: bool = False) -> int:
-        """Apart from what others wait for: somebody else may still have a row locked. Returns how many were settled."""
+        """Apart from what others wait for: another process may still have a row locked. Returns how many were settled."""
         postponed = self._collector.take_postponed(is_final=is_final)
         if not postponed:
             return 0
@@ -310,7 +310,7 @@ class ClaimLoops:
     # --- what changes without us
 
     async def sweep(self) -> None:
-        """Look whether the database is what it was, for new destinations, for what is due behind the hints, and for pressure."""
+        """Look whether the database is what it was, for new destinations, for what is due after the hints, and for pressure."""
         self._swept_at = self._clock()
         await self._guard.refresh()
         if not self._has_refreshed:
@@ -328,7 +328,7 @@ class ClaimLoops:
             log.info("took over %d entries whose callbacks other processes do not have", taken)
 
     async def _learn_callbacks(self) -> None:
-        """The record of callbacks has changed: what is to be settled may have a callback that only another process has."""
+        """The record of callbacks has changed: what must be settled may have a callback that only another process has."""
         self._callbacks.learn(await self._store.callbacks())
 
 

@@ -39,7 +39,7 @@ class FailoverGuard:
 
     @property
     def seen(self) -> int:
-        """Which mark is known to have been committed: where only an earlier one stands, nothing is claimed."""
+        """Which mark is known to have been committed: where only an earlier one is, nothing is claimed."""
         return 0 if self._known is None else self._known.number
 
     async def refresh(self) -> None:

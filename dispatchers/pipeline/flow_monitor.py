@@ -39,7 +39,7 @@ def news_of(outcome: Outcome, destination: str) -> News:
     """What an outcome says about its destination as a whole."""
     match outcome:
         case Deferred(account=str() as account) if destination != f"{service_of(destination)}:{account}":
-            return News(answered=True)  # it is at work: only one of the accounts that share it is refused
+            return News(answered=True)  # it is running: only one of the accounts that share it is refused
         case Unknown(final=True):
             return News(answered=True)  # it repeats what it has stored
         case Deferred(cooldown=True, after=timedelta() as after) | Unknown(cooldown=True, after=timedelta() as after):
@@ -88,7 +88,7 @@ class FlowMonitor:
             self._free_permit(entry.destination, entry.lease_token)
 
     def _free_permit(self, name: str, token: UUID) -> None:
-        """What tells of it may claim again at once: a permit of ours needs not be waited for."""
+        """Its report may come with a claim at once, which uses our own free permit."""
         left = self._under_way.pop((name, token)) - 1
         if left:
             self._under_way[name, token] = left
@@ -104,11 +104,11 @@ class FlowMonitor:
             before = self._news.get(name)
             self._news[name] = news if before is None else before.then(news)
 
-    # --- what the database is told, and says
+    # --- the exchange with the database
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to tell, even with nothing to settle or to claim."""
+        """Whether there is something to know, even with nothing to settle or to claim."""
         return bool(self._news)
 
     @property
@@ -117,7 +117,7 @@ class FlowMonitor:
         return any(news.left for news in self._news.values())
 
     def take(self, quotas: Sequence[Quota]) -> FlowUpdate | None:
-        """What the next exchange is to tell and to decide; None for nothing, as nearly always."""
+        """What the next exchange is to know and to decide; None for nothing, as nearly always."""
         decided = [quota.destination for quota in quotas if self._is_decided(quota.destination)]
         if not (self._news or decided):
             return None
@@ -130,7 +130,7 @@ class FlowMonitor:
     def learn(self, flow_update: FlowUpdate, flow_states: FlowStates | None, token: UUID) -> bool:
         """What came of an exchange; returns whether a destination was opened that was shut.
 
-        News that were not taken, because another held the row, are told again. token: of the claim.
+        News that were not taken, because another held the row, are reported again. token: of the claim.
         """
         shut = self.shut_until.keys() & (flow_states.of.keys() if flow_states is not None else set())
         found = flow_states.of if flow_states is not None else {}
@@ -153,7 +153,7 @@ class FlowMonitor:
         return not shut <= self.shut_until.keys()
 
     def refresh(self, flow_states: FlowStates) -> None:
-        """What a sweep found: of every destination that is not told of, nothing weighs on it any more."""
+        """What a sweep found: of every destination that is not reported of, nothing throttles it any more."""
         for name in self._seen.keys() - flow_states.of.keys():
             del self._seen[name]
             self._full.discard(name)

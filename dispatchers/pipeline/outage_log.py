@@ -46,7 +46,7 @@ _PHRASES = {
     "timeout expired": "the server did not answer in time",
     "timed out": "the server did not answer in time",
     "certificate": "TLS failed",
-    "does not exist": "the user or the database does not exist",  # libpq tells no SQLSTATE of it
+    "does not exist": "the user or the database does not exist",  # libpq shows no SQLSTATE of it
     "no such file": "the server's socket does not exist",
     "closed": "the connection was closed",
     "reset": "the connection was closed",

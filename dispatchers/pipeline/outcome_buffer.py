@@ -1,4 +1,4 @@
-"""What came back and is to be settled: with the next exchange, or apart from it where somebody else has locked a row. No I/O."""
+"""What came back and must be settled: with the next exchange, or apart from it where another process has locked a row. No I/O."""
 
 import math
 from collections.abc import Callable, Collection, Iterable
@@ -10,13 +10,14 @@ from dispatchers.transitions import ClaimedEntry, Ending, Lease, Transition
 
 AGAIN_FIRST_SECONDS = 0.02  # until a postponed one is tried again: who has its row locked is a claim, most often
 AGAIN_SECONDS = 0.25  # or an app's transaction, which may be long
-KEEP = timedelta(seconds=5)  # until an outcome that was written down is to be settled again
+KEEP = timedelta(seconds=5)  # until an outcome that was written down must be settled again
 
 
 class OutcomeBuffer:
     """Outcomes in the order in which they came, and those that were postponed.
 
-    patience: how long one is postponed, by `clock` in seconds; then its outcome is written down, which needs nobody else's row.
+    timeout: how long one is postponed, by `clock` in seconds; then its outcome is written down, which needs no other process's
+        row.
     """
 
     def __init__(self, *, clock: Callable[[], float], timeout: timedelta) -> None:
@@ -28,7 +29,7 @@ class OutcomeBuffer:
         self._again_at = math.inf
 
     def __len__(self) -> int:
-        """How many are to be settled with the next exchange."""
+        """How many must be settled with the next exchange."""
         return len(self._waiting)
 
     def add(self, entry: ClaimedEntry, change: Transition) -> None:
@@ -42,7 +43,7 @@ class OutcomeBuffer:
         """They were not settled, as the database is away."""
         self._waiting[:0] = taken
 
-    # --- those that somebody else keeps from being settled
+    # --- those that another process keeps from being settled
 
     @property
     def has_postponed(self) -> bool:
@@ -50,11 +51,11 @@ class OutcomeBuffer:
 
     @property
     def again_in(self) -> float:
-        """Seconds until the postponed ones are to be tried again; infinity if there are none."""
+        """Seconds until the postponed ones must be tried again; infinity if there are none."""
         return max(0.0, self._again_at - self._clock()) if self._postponed else math.inf
 
     def postpone(self, tried: Iterable[Ending], ids: Collection[UUID]) -> None:
-        """Those of `tried` with these ids are to be tried again, in a moment; for the others it is over."""
+        """Those of `tried` with these ids must be tried again, in a moment; for the others it is over."""
         if not (ids or self._since):
             return
         now = self._clock()
@@ -69,7 +70,7 @@ class OutcomeBuffer:
             self._postponed.append(ending)
 
     def take_postponed(self, *, is_final: bool = False) -> list[Ending]:
-        """Those that are to be tried again now, if it is time; to be followed by `postpone`."""
+        """Those that must be tried again now, if it is time; to be followed by `postpone`."""
         now = self._clock()
         if not self._postponed or (now < self._again_at and not is_final):
             return []

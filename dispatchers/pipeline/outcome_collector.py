@@ -137,7 +137,7 @@ class OutcomeCollector:
         return [self._hand_over(ending) for ending in self.outcomes.take()]
 
     def take_postponed(self, *, is_final: bool) -> list[Ending]:
-        """What is to be tried again now because another transaction had locked a row."""
+        """What must be tried again now because another transaction had locked a row."""
         return [self._hand_over(ending) for ending in self.outcomes.take_postponed(is_final=is_final)]
 
     def _hand_over(self, ending: Ending) -> Ending:

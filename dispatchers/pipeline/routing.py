@@ -75,7 +75,7 @@ class Routes:
         self.destinations = sorted({name.partition(".")[0] for name in self._routes})
 
     def find(self, operation: str) -> Route | None:
-        """The route of `operation`, or None if nobody here serves it."""
+        """The route of `operation`, or None if no one here serves it."""
         if operation not in self._found:
             if len(self._found) > 10_000:  # names come from rows: keep the memo from growing without end
                 self._found.clear()
@@ -89,7 +89,7 @@ class Routes:
         return self._known_to(name) == name
 
     def suggestion(self, operation: str) -> str:
-        """What an operation that nobody here serves was meant to be, as the end of a sentence; empty if nothing is like it."""
+        """What an operation that no one here serves was meant to be, as the end of a sentence; empty if nothing is like it."""
         return did_you_mean(operation, self._routes, self._known_to(operation))
 
     def _known_to(self, operation: str) -> str | None:
@@ -103,7 +103,7 @@ class Routes:
             return None
 
     def may_look_up(self, operation: str, sent_as: str | None) -> bool:
-        """Whether an entry of `operation` that was sent in this form can be looked for here."""
+        """Whether an entry of `operation` that was sent in this form can be looked up here."""
         route = self.find(operation)
         return route is not None and route.memory.can_look_up and sent_as in (None, route.form)
 
@@ -147,7 +147,7 @@ def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:
 
 
 def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: timedelta) -> None:
-    """Raise `ConfigurationError` for a declaration under which the promises could not be kept."""
+    """Raise `ConfigurationError` for a declaration that breaks the guarantees."""
 
     def refuse(problem: str) -> ConfigurationError:
         return ConfigurationError(f"the adapter of {name!r} ({type(adapter).__name__}): {problem}")

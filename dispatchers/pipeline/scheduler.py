@@ -68,7 +68,7 @@ class Scheduler:
         self._unasked = len(self._names)
 
     def learn(self, found: Iterable[str]) -> None:
-        """These destinations have entries. What became due behind the hints is seen in the round that begins."""
+        """Add destinations with entries. The next round also claims entries due before the cursors."""
         self._due_from.clear()
         known = self.home.union(found)
         kept = [name for name in self._names if name in known]
@@ -114,7 +114,7 @@ class Scheduler:
             called_back = self._pace.applies_to(name)
             if called_back:
                 permits = min(permits, self._pace.free(name))
-            is_paused = self._shut_until.get(service) == math.inf  # whoever pauses `stripe` pauses its accounts
+            is_paused = self._shut_until.get(service) == math.inf  # a pause of `stripe` pauses its accounts
             shut_until = max(self._alone_until.get(name, 0.0), self._shut_until.get(name, 0.0))
             if permits > 0 and not is_paused and shut_until <= now:
                 recent = self._recent(name, now)

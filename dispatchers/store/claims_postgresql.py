@@ -64,7 +64,7 @@ def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[int, list[Quota]
 
 
 def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor) -> list[ClaimedEntry]:
-    """The same for fair destinations: their scopes' shares, then with what these leave over the oldest, of any scope."""
+    """Claim for fair destinations: the scopes' shares, then the oldest of any scope."""
     quotas: list[Quota] = []
     for quota in request.quotas:
         permits = min(quota.permits, request.entries_max - sum(quota.permits for quota in quotas))

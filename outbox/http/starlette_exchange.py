@@ -187,7 +187,7 @@ class Exchange:
         ending, self._ending = self._ending, None
         if ending is None:
             return
-        await self.close()  # first: what is sent now must not be held back, nor hold a connection
+        await self.close()  # first: the answer is sent now, without a connection in use
         self.started = self._is_ended = True
         await self._send_answer(with_added(ending, _decoded(sent)))
 

@@ -100,7 +100,7 @@ async def _execute_async(cursor: Any, sql: str, parameters: dict[str, Any]) -> E
 def speaks_binary(connection: Connection) -> bool:
     """Whether the driver is psycopg and exchanges values with the server in binary, several times as fast as in text.
 
-    A `ClientCursor`, which some use behind PgBouncer, writes them into the statement's text.
+    A `ClientCursor`, which some use after PgBouncer, writes them into the statement's text.
     """
     if connection.dialect.driver not in ("psycopg", "psycopg_async"):
         return False

@@ -23,7 +23,7 @@ def is_under(entry: Table, parent: UUID | ColumnElement[Any]) -> ColumnElement[b
 
 
 def is_under_sql(entry: str, parent: str) -> str:
-    """The same for PostgreSQL as text. entry: the alias of the entry table. parent: an expression of type uuid."""
+    """The condition as PostgreSQL text. entry: the alias of the entry table. parent: an expression of type uuid."""
     return f"{entry}.id BETWEEN {_filled(parent, '0')} AND {_filled(parent, 'f')} AND {entry}.parent_id = {parent}"
 
 

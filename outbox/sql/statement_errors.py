@@ -152,7 +152,7 @@ def _text(error: BaseException) -> str:
 
 
 def _without_diagnostics(error: Any, text: str) -> Any:
-    """The same psycopg error without the server's answer, which has the details and is pickled with it."""
+    """The psycopg error without the server's answer, which has the details and is pickled with it."""
     copy = type(error)(text)
     if copy.sqlstate != error.sqlstate:
         copy.sqlstate = error.sqlstate

@@ -1,7 +1,9 @@
-"""The words that an operator or a user reads: standard terms only, in help, log lines, error messages and the documents."""
+"""Standard terms only: in help, log lines and error messages, and in the docstrings and comments of the product."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,14 +61,53 @@ FORBIDDEN = {
 }
 """The left column of the words, each with what to write instead."""
 
+IN_TEXTS = {
+    word: instead
+    for word, instead in FORBIDDEN.items()
+    if word != "held"  # a lock or a lease is held, in PostgreSQL's words too
+} | {
+    "tell": "report, show or return",
+    "look for": "search for",
+    "looks for": "searches for",
+    "a look": "a status lookup",
+    "hint": "due-time cursor",
+    "hints": "due-time cursors",
+    "pressure": "flow control",
+    "a person's word": "an operator's decision",
+    "a person's": "an operator's",
+    "cool-down": "cooldown",
+    "quiescence": "fencing delay",
+    "scene": "scenario",
+    "hostile": "faulty",
+    "doomed": "rollback-only",
+    "behind": "after",
+    "stand in": "are in",
+}
+"""Those words, and further ones, that no docstring or comment has."""
+
+STANDARD = re.compile(
+    r"\bonly a hint\b"  # a suggestion, in the word's ordinary sense
+    r"|^ *behind(, before)?:|`behind`|`nobody`"  # names: fields, parameters, a Unix user
+    r"|\bbehind a (proxy|pooler)\b",  # the networks' own term
+    re.MULTILINE,
+)
 WORDS = re.compile(r"\b(" + "|".join(sorted(FORBIDDEN, key=len, reverse=True)) + r")\b", re.IGNORECASE)
 SQL = re.compile(r"\b(SELECT|RETURNING|LIMIT|WHERE|LATERAL|UPDATE|EXIT WHEN|OUT)\b")
 NOT_OURS = {"remaining connection slots"}  # PostgreSQL's own text, by which an error is recognised
 PACKAGES = [Path(package.__file__).parent for package in (outbox, dispatchers)]
 
 
+TEXT_WORDS = re.compile(r"\b(" + "|".join(sorted(IN_TEXTS, key=len, reverse=True)) + r")\b", re.IGNORECASE)
+
+
 def refused_in(text: str) -> list[str]:
     return [f"{word!r}: write {FORBIDDEN[word.lower()]!r}, in {text!r}" for word in WORDS.findall(text)]
+
+
+def refused_in_text(text: str) -> list[str]:
+    found = TEXT_WORDS.findall(" ".join(STANDARD.sub("", text).split()))
+    refused = [f"{word!r}: write {IN_TEXTS[word.lower()]!r}" for word in found]
+    return [*refused, "says 'The same' instead of what it does"] if text.startswith("The same") else refused
 
 
 # --- help
@@ -141,3 +182,35 @@ def test_a_forbidden_word_is_found_in_each_kind_of_message() -> None:
     source = 'log.warning("destination %r goes on", name)\nraise Error(f"entry {id} is held: {why}")\n'
 
     assert sorted(line for line, text in sentences(source) if refused_in(text)) == [1, 2]
+
+
+# --- docstrings and comments
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """The docstrings and comments of a module, with their lines."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+DOCUMENTED = [*(path for package in PACKAGES for path in package.rglob("*.py")), *(ROOT / "alembic").rglob("*.py")]
+
+
+@pytest.mark.parametrize("module", sorted(DOCUMENTED), ids=lambda path: "/".join(path.parts[-3:]))
+def test_docstrings_and_comments_use_the_standard_terms(module: Path) -> None:
+    found = {line: refused for line, text in texts(module.read_text()) if (refused := refused_in_text(text))}
+
+    assert found == {}
+
+
+def test_a_forbidden_word_is_found_in_docstrings_and_comments() -> None:
+    source = '"""The same of a lane."""\nx = 1  # nobody tells\nheld = "a lock is held"\n'
+
+    found = [(line, len(refused_in_text(text))) for line, text in texts(source)]
+
+    assert found == [(1, 2), (2, 2)]

@@ -65,14 +65,14 @@ class HttpAdapter(Adapter):
         default: of this service nothing is known, so what may have been executed is never sent again.
     statuses: what a status means where the service's documentation differs from `http_outcomes.STATUSES`: "delivered",
         "rejected", "conclusive", "key_conflict", "deferred", "in_progress", "unknown" or "final"; or a function of the
-        `Answer` that returns an outcome, where the body must tell.
+        `Answer` that returns an outcome, where the body decides.
     remember: what of a success is stored as the entry's result; by default the status, and the body if it is JSON of at
         most 8 KiB. Give your own where answers hold secrets.
     pinned: what else must not change between two attempts, such as the account to which the credentials belong.
     answer_bytes_max: how much of an answer's body is read.
-    find: looks for what may have been executed: an async function of the delivery and of `get`, which reads a URL of the service
-        as an `Answer` (`await get("/contacts?made_by=7")`), with the adapter's credentials; it answers with a `Finding`. In a
-        sync one, `get` is not awaited.
+    find: searches for what may have been executed: an async function of the delivery and of `get`, which reads a URL of the
+        service as an `Answer` (`await get("/contacts?made_by=7")`), with the adapter's credentials; it answers with a
+        `Finding`. In a sync one, `get` is not awaited.
     proxy: the URL of one, http:// or https://; those of the environment are ignored. tls: whom to trust, or who we are.
     transport: carries everything instead of real connections, for tests.
 
@@ -148,7 +148,7 @@ class HttpAdapter(Adapter):
         await self._transport.aclose()
 
     def _finding_by(self, find: Callable[[Delivery, Any], Any]) -> Callable[[Delivery], Awaitable[Any]]:
-        """The user's function. What it could not read, it could not tell."""
+        """The user's function. If it could not read, it is inconclusive."""
         is_async = inspect.iscoroutinefunction(find) or inspect.iscoroutinefunction(type(find).__call__)
 
         async def finding(delivery: Delivery) -> Any:
@@ -190,7 +190,7 @@ class HttpAdapter(Adapter):
         return outcome_of(answer, reading, result=result, errors_are_stored=self.replays_errors == "all")
 
     def _result(self, answer: Answer, delivery: Delivery) -> Any:
-        """What is to be remembered; it happened, whatever `remember` makes of it."""
+        """What must be remembered; it happened, whatever `remember` makes of it."""
         try:
             return self._remember(answer)
         except Exception as error:  # its text may quote the answer

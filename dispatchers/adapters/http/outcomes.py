@@ -19,7 +19,7 @@ Meaning: TypeAlias = Literal[
 Reading: TypeAlias = Meaning | Callable[[Answer], Outcome]
 
 MEANINGS: Final = frozenset(get_args(Meaning))
-REMEMBERED_BYTES_MAX: Final = 8 * 1024  # of an answer: written anew as JSON, it may grow, and 64 KiB can be stored
+REMEMBERED_BYTES_MAX: Final = 8 * 1024  # of an answer: written again as JSON, it may grow, and 64 KiB can be stored
 
 STATUSES: Final[Mapping[int, Meaning]] = {
     # Refused for what was asked, as RFC 9110 (15.5) and RFC 6585 define them: nothing was executed.

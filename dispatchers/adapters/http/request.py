@@ -21,7 +21,7 @@ URL_TEXT: Final = re.compile(r"(?:[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=]|%[0-9A-Fa-
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 FRAMING: Final = ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade")
 OURS: Final = frozenset((*FRAMING, "expect", "accept-encoding", "content-type"))
-"""What is made anew for each request, or would change how it travels."""
+"""What is made again for each request, or would change how it travels."""
 TARGETS_REMEMBERED: Final = 256
 AGENT: Final = {"User-Agent": "sqlalchemy-outbox"}
 DECODINGS_MAX: Final = 5  # no honest path is percent-encoded so often
@@ -30,7 +30,7 @@ CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"
 
 
 class Malformed(Exception):
-    """No request can be made of this payload. The text names the field, and never shows what stands in it."""
+    """No request can be made of this payload. The text names the field, and never shows what is in it."""
 
 
 class Origin(NamedTuple):
@@ -174,8 +174,8 @@ def check_header(where: str, name: object, value: object, taken: frozenset[str],
 def leads_upwards(path: str) -> bool:
     """Whether a server may read a segment of the path as `.` or `..`.
 
-    Some decode twice, or more often; Tomcat, and what is built on it, drops what follows a `;` in a segment before it looks for
-    dots; others take a backslash for a slash, or bytes for a dot that are none in UTF-8.
+    Some decode twice, or more often; Tomcat, and what is built on it, drops what follows a `;` in a segment before it searches
+    for dots; others take a backslash for a slash, or bytes for a dot that are none in UTF-8.
     """
     for _ in range(DECODINGS_MAX):
         segments = re.split(r"[/\\]", path)
