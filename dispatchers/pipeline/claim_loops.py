@@ -36,7 +36,7 @@ from outbox.times import NEVER
 log = logging.getLogger("outbox.dispatcher")
 
 CLAIM_LOOPS = 2  # exchanges with the database at once
-SWEEP_SECONDS = 1.0  # what became due after the hints is found by then
+SWEEP_SECONDS = 1.0  # entries that became due before the cursors are found by then
 LINGER_SECONDS = 0.01  # settling waits so long for company
 PERMIT_REPORTS_MAX = (
     20  # attempts to report free permits, `BUSY_SECONDS` apart; after them the permits expire with their lease
@@ -310,7 +310,7 @@ class ClaimLoops:
     # --- what changes without us
 
     async def sweep(self) -> None:
-        """Look whether the database is what it was, for new destinations, for what is due after the hints, and for pressure."""
+        """Check the database's identity, new destinations, entries due before the cursors, and flow control."""
         self._swept_at = self._clock()
         await self._guard.refresh()
         if not self._has_refreshed:
