@@ -57,7 +57,8 @@ class Dispatcher:
     callbacks_at_once: how many callbacks run at the same time; each uses a connection of the engine's pool.
     callback_timeout: after that a callback is given up and its transaction is rolled back; by default half of what the lease is
         longer than the margin.
-    poll: how long an idle dispatcher waits. grace: how long a drain waits for what is in flight.
+    poll: how long an idle dispatcher waits if no hints of commits arrive; if they do, at least a second.
+    grace: how long a drain waits for what is in flight.
     identity_file: a file, outside the database, in which the last known state of its history is remembered: see docs/restore.md.
     promotions_lose_nothing: that this fleet's replication is synchronous. After the promotion of a standby, which would
         otherwise stop every dispatcher until an operator resumes, it continues by itself, on record: see docs/restore.md.
@@ -81,7 +82,7 @@ class Dispatcher:
         limits: Mapping[str, Limits] | None = None,
         callbacks_at_once: int = 4,
         callback_timeout: timedelta | None = None,
-        poll: timedelta = timedelta(seconds=1),
+        poll: timedelta = timedelta(milliseconds=250),
         grace: timedelta = timedelta(seconds=30),
         keep: timedelta = KEEP,
         identity_file: str | os.PathLike[str] | None = None,

@@ -13,6 +13,7 @@ from outbox.durations import NOTHING, check_span
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, check_field
 from outbox.observer import GuardedObserver, Observer
+from outbox.sql.hint_messages import channel_of
 from outbox.sql.identifiers import check_table_names
 from outbox.sql.schema import STATEMENTS_MAX, Tables, define_tables
 
@@ -51,6 +52,9 @@ class Settings(TypedDict, total=False):
     fair: Collection[str]
     """The destinations whose sends the dispatchers divide between the scopes that wait there."""
 
+    hints: bool
+    """Whether commits wake the dispatchers, and dispatchers listen; True by default. See docs/wakeup.md."""
+
 
 class Configuration:
     """The checked settings of one outbox. Raises `ConfigurationError` and `InvalidValue` for settings that cannot work."""
@@ -73,10 +77,16 @@ class Configuration:
         self.observer = None if observe is None else GuardedObserver(observe)
         self.status_url = _checked_status_url(settings.get("status_url"))
         self.fair = _checked_fair(settings.get("fair", ()))
+        self.hints = _checked_hints(settings.get("hints", True))
 
     def status_url_of(self, id: UUID) -> str | None:
         """The URL of the status of the request with this id, if the app has set one."""
         return None if self.status_url is None else self.status_url.replace("{id}", str(id))
+
+    @property
+    def hint_channel(self) -> str:
+        """The notification channel on which the dispatchers of these tables listen."""
+        return channel_of(self.schema, self.prefix)
 
     @cached_property
     def tables(self) -> Tables:
@@ -145,12 +155,22 @@ def _checked_fair(fair: Collection[str]) -> frozenset[str]:
     return frozenset(fair)
 
 
+def _checked_hints(hints: bool) -> bool:
+    if not isinstance(hints, bool):  # the text "false" is true
+        raise ConfigurationError(f"hints={hints!r}: must be True or False")
+    return hints
+
+
 def configuration_from_environment() -> Configuration:
-    """Read OUTBOX_SECRET (`kid:base64,older:base64`, the current one first) and OUTBOX_ENV."""
+    """Read OUTBOX_SECRET (`kid:base64,older:base64`, the current one first), OUTBOX_ENV, and OUTBOX_HINTS (`on` or `off`)."""
     missing = [name for name in ("OUTBOX_SECRET", "OUTBOX_ENV") if not os.environ.get(name)]
     if missing:
         raise ConfigurationError(
             f"the outbox is not configured: call outbox.configure(keyring, env=...) at the app's start,"
             f" or set {' and '.join(missing)}"
         )
-    return Configuration(Keyring.from_text(os.environ["OUTBOX_SECRET"]), env=os.environ["OUTBOX_ENV"])
+    hints = os.environ.get("OUTBOX_HINTS") or "on"
+    if hints not in ("on", "off"):
+        raise ConfigurationError(f"OUTBOX_HINTS is {hints!r}: must be on or off")
+    keyring = Keyring.from_text(os.environ["OUTBOX_SECRET"])
+    return Configuration(keyring, env=os.environ["OUTBOX_ENV"], hints=hints == "on")

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 from outbox.configuration import Configuration
 from outbox.entry_rows import Entry, NewEntry, PiggybackedInsert, insert_entries, stored_tags
 from outbox.errors import ClaimError, DuplicateEntry, NoTransaction, OutboxError
+from outbox.hints import UnsentHints
 from outbox.keys import ParentKey
 from outbox.pending_entries import PendingEntries, PendingEntry
 from outbox.sql.dialect import require_transaction
@@ -52,7 +53,7 @@ class OpenClaim(Protocol):
 class SessionState:
     """What one session holds for its outbox.
 
-    pending: the entries that it must still write.
+    pending: the entries that it must still write. hints: those that it has written, for the dispatchers.
     commits: how many commits are in progress, of savepoints and of the transaction, that have written what was pending. No later
         event of theirs is certain, so that what their listeners still enqueue is written at once.
     is_flushing: a flush is in progress, at whose end all is written.
@@ -67,11 +68,12 @@ class SessionState:
 
     __slots__ = (
         *("at_end", "claim", "commits", "committed", "piggybacked", "rollback_only"),
-        *("is_flushing", "is_released", "pending"),
+        *("hints", "is_flushing", "is_released", "pending"),
     )
 
     def __init__(self) -> None:
         self.pending = PendingEntries()
+        self.hints = UnsentHints()
         self.commits = 0
         self.is_flushing = False
         self.is_released = False
@@ -122,6 +124,8 @@ class SessionState:
                     connection, configuration, [each.entry for each in entries], self._piggybacked_insert(configuration)
                 )
                 self.pending.written(batches.pop(0), depth)
+                written = [each.entry for each in entries if each.entry.id not in present]
+                self.hints.written(connection, configuration, written, depth)
                 if present:
                     found = [each for each in entries if each.entry.id in present]
                     refused += [each for each in found if not each.entry.keep_first]
@@ -166,11 +170,18 @@ class SessionState:
         if self.is_released:
             self.is_released = False
             self.pending.released(depth)
+            self.hints.released(depth)
         else:
             self.commits = 0
             self.pending.rolled_back(depth)
+            self.hints.rolled_back(depth)
         if self.claim is not None:
             self.claim.savepoint_ended(savepoint)
+
+    def forget_entries(self) -> None:
+        """Everything that was enqueued in the transaction has been undone."""
+        self.pending.clear()
+        self.hints.clear()
 
     def transaction_ended(self, session: Session) -> None:
         self.pending.clear()
@@ -182,6 +193,10 @@ class SessionState:
         committed, self.committed = self.committed, False
         if self.claim is not None:  # it stays, to guard what its block still does
             self.claim.transaction_ended()
+        if committed:
+            self.hints.committed()
+        else:
+            self.hints.clear()
         calls, self.at_end = self.at_end, []
         for call in calls:
             call(committed)
@@ -227,6 +242,11 @@ def _duplicate(entry: NewEntry) -> DuplicateEntry:
         " discriminator for another effect, or if_exists='ignore' to keep the first",
         entry.id,
     )
+
+
+def hint_after_commit(session: Session) -> None:
+    """For whoever commits the transaction that `session` was joined into, without a commit of the session's."""
+    state_of(session).hints.committed()
 
 
 def state_of(session: Session) -> SessionState:

@@ -26,7 +26,11 @@ def reading(database: str, schema: str | None, prefix: str) -> "Iterator[tuple[C
 
 @contextmanager
 def deciding(database: str, schema: str | None, prefix: str) -> "Iterator[tuple[Connection, Tables]]":
-    """A connection in a transaction that commits at the block's end, or rolls back for an exception."""
+    """A connection in a transaction that commits at the block's end, or rolls back for an exception.
+
+    After the commit the dispatchers are woken: a decision mostly makes something due.
+    """
+    from outbox.hints import hint_at_once
     from outbox.sql.dialect import prepare_sqlite
 
     tables = _tables(schema, prefix)
@@ -36,6 +40,7 @@ def deciding(database: str, schema: str | None, prefix: str) -> "Iterator[tuple[
     with engine.begin() as connection:
         _require(connection, tables)
         yield connection, tables
+    hint_at_once(engine, schema, prefix)
 
 
 def parsed(database: str) -> "URL":

@@ -25,6 +25,7 @@ from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Scheduler
 from dispatchers.pipeline.sender import Sender
 from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
 from dispatchers.pipeline.triage import Triage
+from dispatchers.pipeline.wakeup import Wakeup
 from dispatchers.settings import Settings
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Store
@@ -37,6 +38,8 @@ log = logging.getLogger("outbox.dispatcher")
 
 CLAIM_LOOPS = 2  # exchanges with the database at once
 SWEEP_SECONDS = 1.0  # entries that became due before the cursors are found by then
+HELPERS_REST = 5  # how much longer than the first loop the others rest before they poll
+HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits so long for company
 PERMIT_REPORTS_MAX = (
     20  # attempts to report free permits, `BUSY_SECONDS` apart; after them the permits expire with their lease
@@ -105,6 +108,12 @@ class ClaimLoops:
             flow=self._flow,
             done=self._collector.done,
         )
+        self._wakeup = Wakeup(
+            store.listener,
+            serves=lambda operation: routes.find(operation) is not None,
+            poll=settings.poll.total_seconds(),
+            clock=clock,
+        )
         self._exchanging = 0
         self._swept_at = -SWEEP_SECONDS
         self._has_refreshed = False  # before it has, it does not know whose age a pause has stopped
@@ -115,6 +124,7 @@ class ClaimLoops:
         """Start on this event loop."""
         self._cutoff = NEVER
         self._collector.begin()
+        self._wakeup.begin()
 
     async def run_once(self) -> int:
         """Claim, send and settle what is due now; returns how many entries settled."""
@@ -130,7 +140,8 @@ class ClaimLoops:
 
     def until(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
         """The loops, to be awaited together; while the database is unavailable they wait."""
-        return [self._claim_loop(stopping) for _ in range(CLAIM_LOOPS)]
+        loops = [self._claim_loop(stopping, is_first=number == 0) for number in range(CLAIM_LOOPS)]
+        return [*loops, self._wakeup.pump(stopping)]
 
     async def drain(self, grace: timedelta) -> None:
         """Finish what is in flight within the grace, settle it, and leave the rest to their leases' end."""
@@ -196,11 +207,14 @@ class ClaimLoops:
                 self._collector.news.set()  # the other claim loop may wait for the end of this one's exchange
                 return settled
 
-    async def _claim_loop(self, stopping: asyncio.Event) -> None:
+    async def _claim_loop(self, stopping: asyncio.Event, *, is_first: bool) -> None:
+        """The first loop follows hints and polls; the others help when there is something to do."""
         while not stopping.is_set():
             progress = await self._exchange_patiently(stopping)
+            if is_first:
+                self._wakeup.asked(progress.claimed)
             if not (progress.claimed or (progress.asked and not self._scheduler.all_asked)):
-                await self._rest(stopping)
+                await self._rest(stopping, is_first=is_first)
 
     async def _exchange_patiently(self, stopping: asyncio.Event) -> Progress:
         first, most = STORE_RETRY_SECONDS
@@ -224,16 +238,34 @@ class ClaimLoops:
                 await _first_set(stopping, seconds=delay)
         return Progress()
 
-    async def _rest(self, stopping: asyncio.Event) -> None:
-        """Wait until there is something to settle, or it is time to poll; then a moment longer, for company."""
-        waiting = self._settings.poll.total_seconds() * (0.5 + self._rng.random() / 2)
+    async def _rest(self, stopping: asyncio.Event, *, is_first: bool) -> None:
+        """Wait until there is something to settle, a hint, or it is time to poll; then a moment longer, for company."""
+        waiting = self._wakeup.rest_seconds * (0.5 + self._rng.random() / 2)
+        if self._wakeup.is_listening and not is_first:
+            waiting *= HELPERS_REST
         waiting = min(waiting, self._flow.opens_in(self._clock()), self._collector.outcomes.again_in)
         if not self._collector.outcomes:
             self._collector.news.clear()
-            await _first_set(self._collector.news, stopping, seconds=waiting)
+            if is_first:
+                await _first_set(self._collector.news, self._wakeup.hinted, stopping, seconds=waiting)
+                self._follow_hints()
+            else:
+                await _first_set(self._collector.news, stopping, seconds=waiting)
             self._scheduler.begin_round()
         if self._collector.outcomes and self._sender and len(self._collector.outcomes) < BATCH_ENTRIES_MAX:
             await _first_set(stopping, seconds=LINGER_SECONDS)
+
+    def _follow_hints(self) -> None:
+        """Ask the destinations that hints have named; where a hint names none, look for them first."""
+        heard = self._wakeup.take()
+        if heard is None:
+            return
+        if heard.destinations is not None:
+            self._scheduler.meet(heard.destinations)
+        elif (wait := self._swept_at + HINTED_SWEEP_SECONDS - self._clock()) > 0:
+            self._wakeup.hint_again_in(wait)
+        else:
+            self._swept_at = -SWEEP_SECONDS
 
     # --- one exchange
 

@@ -75,6 +75,12 @@ class Scheduler:
         self._names = deque([*sorted(known.difference(kept)), *kept])  # new ones come first, the others keep their turn
         self.begin_round()
 
+    def meet(self, found: Iterable[str]) -> None:
+        """These destinations have new entries. Those that are unknown come first."""
+        for name in set(found).difference(self._names):
+            self._names.appendleft(name)
+        self.begin_round()
+
     @property
     def unserved(self) -> list[str] | None:
         """The operations that claims pass over, with what only a newer release can read; None while none was met."""

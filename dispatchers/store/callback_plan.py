@@ -27,7 +27,7 @@ from dispatchers.transitions import ClaimedEntry, End
 from outbox.configuration import Configuration
 from outbox.errors import OutboxError
 from outbox.requests.accepted import answer_accepted, lock_complete
-from outbox.session import flush_all
+from outbox.session import flush_all, hint_after_commit
 from outbox.sql.dialect import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 
 
@@ -80,6 +80,7 @@ def call_at_once(session: Session, connection: Connection, call: Call) -> None:
         require_no_awaitable(call.function(session, call.argument))
         flush_all(session)
         require_intact(connection)
+        hint_after_commit(session)
 
 
 @contextmanager

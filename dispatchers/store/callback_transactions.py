@@ -22,7 +22,7 @@ from dispatchers.callbacks import CallbackOverdue, is_async, require_intact
 from dispatchers.store.callback_plan import Call, Calling, call_at_once, named_failures
 from dispatchers.store.guards import Guards
 from dispatchers.threads import on_own_thread
-from outbox.session import flush_all
+from outbox.session import flush_all, hint_after_commit
 from outbox.sql.dialect import leave_autocommit, require_transaction
 
 log = logging.getLogger("outbox.dispatcher")
@@ -222,6 +222,7 @@ class CallbackTransactions:
                         await call.function(session, call.argument)
                         await session.run_sync(flush_all)
                         await connection.run_sync(require_intact)
+                        await session.run_sync(hint_after_commit)
             return bool(call)
 
     def _prepare(self, connection: Connection) -> Backend | None:

@@ -28,6 +28,7 @@ from dispatchers.store.exchange import Exchanges
 from dispatchers.store.flow_control import make_rows, read_flow_states
 from dispatchers.store.gauges import Gauge, read_gauges
 from dispatchers.store.guards import Guards
+from dispatchers.store.listener import Listener
 from dispatchers.store.protocol import Exchange
 from dispatchers.store.queries import Accepted, Wanted, destination_names, next_accepted, request_lookups
 from dispatchers.store.transactions import MAINTENANCE, Transactions
@@ -109,6 +110,13 @@ class DatabaseStore:
         if missing:
             await self._run(lambda connection: make_rows(connection, self._tables, missing))
             self._made_rows |= missing
+
+    @property
+    def listener(self) -> Listener | None:
+        if not self._configuration.hints:
+            return None
+        is_async = self._async_engine is not None
+        return Listener(self._engine, is_async=is_async, configuration=self._configuration, run=self._run)
 
     @property
     def place(self) -> str:

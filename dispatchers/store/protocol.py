@@ -13,6 +13,7 @@ from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.state import FlowStates
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.gauges import Gauge
+from dispatchers.store.listener import Listener
 from dispatchers.store.queries import Accepted, Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending
 from outbox.keys import KeyFields, Keyring
@@ -119,6 +120,11 @@ class Store(Protocol):
 
     async def gauges(self) -> dict[str, Gauge]:
         """How many unsettled entries each destination has, counted within bounds: see `sql_gauges.read_gauges`."""
+        ...
+
+    @property
+    def listener(self) -> Listener | None:
+        """Where hints from the apps are heard; None where there are none."""
         ...
 
     @property

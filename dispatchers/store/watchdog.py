@@ -5,7 +5,6 @@ A wait for such a connection would never end: TCP does not notice, as the proxy 
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,6 +14,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from dispatchers.store.guards import limiting
+from outbox.sql.separate_connections import break_off
 
 log = logging.getLogger("outbox.dispatcher")
 
@@ -104,21 +104,6 @@ def _pass_on(done: "asyncio.Future[Any]", answer: "asyncio.Future[Any]") -> None
         answer.set_exception(error)
     else:
         answer.set_result(done.result())
-
-
-def break_off(connection: Any) -> bool:
-    """End a driver's connection from outside, during any wait; the waiting caller gets the driver's error. Returns whether it
-    did."""
-    terminate = getattr(connection, "terminate", None)  # asyncpg's
-    if terminate is not None:
-        terminate()
-        return True
-    try:
-        with socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
-            same.shutdown(socket.SHUT_RDWR)
-    except Exception:  # a driver without a socket, or one that is closed already
-        return False
-    return True
 
 
 # --- the idle connections of a pool

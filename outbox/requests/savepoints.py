@@ -153,7 +153,7 @@ class _Bare:
         execute(self._session.connection(), _GO_BACK, {})
         for savepoint in self._elsewhere.values():
             savepoint.rollback()
-        state_of(self._session).pending.clear()
+        state_of(self._session).forget_entries()
         self._session.expunge_all()
 
 

@@ -274,6 +274,7 @@ class FakeStore:
     """One destination in memory, on a clock that only its tests turn."""
 
     takes_async_callbacks = True
+    listener = None  # it hears no hints: whatever it finds, it finds by asking
 
     def __init__(self, count: int = 1) -> None:
         self.seconds = 1000.0

@@ -195,6 +195,7 @@ class RemoteStore:
     """One process's way to the database: what a dispatcher is handed."""
 
     takes_async_callbacks = True
+    listener = None  # it hears no hints: whatever it finds, it finds by asking
 
     def __init__(self, database: Database, process: Process) -> None:
         self._database = database

@@ -1,0 +1,218 @@
+"""Wakes dispatchers when entries that are due have been committed: those of this process directly, the others by NOTIFY.
+
+A hint is sent after the commit, never in the business transaction, where it would take a lock of the whole server. One that is
+lost costs time and nothing else: dispatchers ask the database by themselves, too.
+"""
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, finalize
+
+from sqlalchemy import Connection, Engine, Pool, event
+
+from outbox.configuration import Configuration
+from outbox.entry_rows import NewEntry
+from outbox.hint_sender import Committing, HintSender
+from outbox.sql.hint_messages import NOTIFY, Due, Hint, channel_of, encode, merged, process_token
+from outbox.sql.separate_connections import backend_pid
+
+log = logging.getLogger("outbox.hints")
+
+Hear = Callable[[Due], None]
+
+SENDERS_MAX = 16  # a process with more engines, each perhaps for one task only, leaves the rest to polling
+EXIT_SECONDS = 0.3  # how long a process that ends waits for its last hints
+
+
+class _Note(NamedTuple):
+    """Entries that are due, written on `connection` at this depth of savepoints. pid: the connection's server process."""
+
+    depth: int
+    connection: Connection
+    engine: Engine
+    pid: int | None
+    channel: str
+    due: Due
+
+
+class UnsentHints:
+    """What is to be hinted at when a session's transaction has committed, and in which savepoint it was written."""
+
+    def __init__(self) -> None:
+        self._notes: list[_Note] = []
+
+    def written(
+        self, connection: Connection, configuration: Configuration, entries: Sequence[NewEntry], depth: int
+    ) -> None:
+        due = frozenset([(entry.destination, entry.operation) for entry in entries if _is_due(entry)])
+        if not (due and configuration.hints):
+            return
+        channel = configuration.hint_channel
+        for number, note in enumerate(self._notes):
+            if (note.depth, note.connection, note.channel) == (depth, connection, channel):
+                self._notes[number] = note._replace(due=merged(note.due, due))
+                return
+        pid = backend_pid(connection.connection.driver_connection)
+        self._notes.append(_Note(depth, connection, connection.engine, pid, channel, merged(due, due)))
+
+    def released(self, depth: int) -> None:
+        """The savepoint at `depth` was released: what was written in it counts as written in the one around it."""
+        self._notes = [note._replace(depth=min(note.depth, depth - 1)) for note in self._notes]
+
+    def rolled_back(self, depth: int) -> None:
+        self._notes = [note for note in self._notes if note.depth < depth]
+
+    def clear(self) -> None:
+        self._notes.clear()
+
+    def committed(self) -> None:
+        """The session has committed: send them, or wait for the commit of a transaction around the session's."""
+        notes, self._notes = self._notes, []
+        try:
+            for note in notes:
+                if not note.connection.closed and note.connection.in_transaction():
+                    _hint_after(note)
+                else:
+                    _hint(note)
+        except Exception as error:  # no thread to be had, for one; what is committed must not look as if it had failed
+            log.warning("a hint to the dispatchers was not sent: %s", type(error).__name__)
+
+
+def _is_due(entry: NewEntry) -> bool:
+    """By our clock, which decides nothing here: for what is due later there is no hint."""
+    return not entry.delay and (entry.due_at is None or entry.due_at <= datetime.now(UTC))
+
+
+def hint_at_once(engine: Engine, schema: str | None, prefix: str) -> None:
+    """Wake the dispatchers before this returns: for a command that ends next. Raises nothing."""
+    if engine.dialect.name != "postgresql":
+        return
+    parameters = {"channel": channel_of(schema, prefix), "payload": encode(Hint())}
+    try:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(NOTIFY, parameters)
+    except Exception as error:
+        log.debug("a hint to the dispatchers was not sent: %s", type(error).__name__)
+
+
+def _hint(note: _Note) -> None:
+    is_heard = _wake(note)
+    if note.engine.dialect.name == "postgresql":
+        woken = process_token() if is_heard else None
+        sender = _sender_of(note.engine)
+        if sender is not None:
+            sender.send(note.channel, Hint(note.due, woken), taken=note.pid)
+
+
+def _wake(note: _Note) -> bool:
+    """Wake the dispatchers of this process; returns whether there is one."""
+    hearing = _hearing.get((place_key(note.engine), note.channel)) if _hearing else None
+    for hear in list(hearing or ()):
+        hear(note.due)
+    return bool(hearing)
+
+
+# --- the commit of a transaction around the session's
+
+_waiting: "WeakKeyDictionary[Connection, list[_Note]]" = WeakKeyDictionary()
+
+
+def _hint_after(note: _Note) -> None:
+    """A session was joined into a transaction of `note.connection` that others commit, or roll back."""
+    if note.connection not in _waiting:
+        event.listen(note.connection, "commit", _commits)
+        event.listen(note.connection, "rollback", _rolls_back)
+    _waiting.setdefault(note.connection, []).append(note)
+
+
+def _rolls_back(connection: Connection) -> None:
+    _waiting[connection] = []
+
+
+def _commits(connection: Connection) -> None:
+    notes, _waiting[connection] = _waiting.get(connection, []), []
+    for note in notes:
+        committing = Committing(connection, partial(_wake, note))
+        sender = _sender_of(note.engine)
+        if sender is not None:
+            sender.send(note.channel, Hint(note.due), taken=note.pid, committing=committing)
+
+
+# --- the senders of this process, one for each pool
+
+_lock = Lock()
+_senders: "WeakKeyDictionary[Pool, HintSender]" = WeakKeyDictionary()
+_left_behind: list[object] = []
+"""What a fork has of its parent's: never used, and never closed, as the connections are the parent's."""
+
+
+def _sender_of(engine: Engine) -> HintSender | None:
+    """Made at the first hint. It ends with the pool: at `engine.dispose()`, or when the engine is gone."""
+    sender = _senders.get(engine.pool)
+    if sender is None:
+        with _lock:
+            sender = _senders.get(engine.pool)
+            if sender is None and len(_senders) < SENDERS_MAX:
+                sender = _senders[engine.pool] = HintSender(engine)
+                finalize(engine.pool, sender.stop).atexit = False
+    return sender
+
+
+def _stop_all() -> None:
+    until = time.monotonic() + EXIT_SECONDS
+    senders = list(_senders.values())
+    for sender in senders:
+        sender.stop()
+    for sender in senders:
+        sender.join(max(0.0, until - time.monotonic()))
+
+
+def _leave_behind() -> None:
+    global _lock, _senders, _waiting
+    _left_behind.append((_senders, dict(_senders), _waiting, dict(_hearing)))
+    _lock, _senders, _waiting = Lock(), WeakKeyDictionary(), WeakKeyDictionary()
+    _hearing.clear()
+
+
+atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_leave_behind)
+
+
+# --- the dispatchers of this process
+
+_hearing: dict[tuple[str, str], list[Hear]] = {}
+
+
+@contextmanager
+def hearing(engine: Engine, configuration: Configuration, hear: Hear) -> Iterator[None]:
+    """Call `hear`, on any thread, when this process has committed entries to the same tables."""
+    key = (place_key(engine), configuration.hint_channel)
+    _hearing[key] = [*_hearing.get(key, ()), hear]
+    try:
+        yield
+    finally:
+        left = [each for each in _hearing.get(key, ()) if each is not hear]
+        if left:
+            _hearing[key] = left
+        else:
+            _hearing.pop(key, None)
+
+
+def place_key(engine: Engine) -> str:
+    """Equal for engines of one database, if their URLs name it alike: others are reached by NOTIFY."""
+    url: Any = engine.url
+    if url.get_backend_name() == "sqlite":
+        if not url.database or url.database == ":memory:":
+            return f"sqlite {id(engine.dialect)}"
+        return f"sqlite {Path(url.database).absolute()}"
+    host, port = url.host or url.query.get("host"), url.port or url.query.get("port")
+    return f"postgresql {host} {port} {url.database or url.query.get('dbname')}"

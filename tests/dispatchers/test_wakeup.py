@@ -1,0 +1,362 @@
+"""An idle dispatcher begins to send when an entry is committed, and goes back to polling when hints do not arrive."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+from support.cli_runner import succeeded
+from support.database import Database
+from support.entries import HOUR, dispatcher, put_one, settlement_row, until_true
+from support.hints import elsewhere, wait_for
+
+import outbox
+from dispatchers import Dispatcher, Operations
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.pipeline import wakeup
+from dispatchers.pipeline.wakeup import Wakeup
+from outbox.hint_sender import HintSender
+from outbox.sql.hint_messages import Due, Hint, decode
+
+ROUNDS = 5  # the first may come while the dispatcher has not begun to rest
+
+
+def is_listening(working: Dispatcher) -> bool:
+    return working._loops._wakeup.is_listening
+
+
+async def working_until(working: Dispatcher, steps: Callable[[], Any]) -> None:
+    """Let the dispatcher listen, then take the `steps`, then let it drain."""
+    stopping = asyncio.Event()
+    pump = asyncio.create_task(working.pump(stopping))
+    try:
+        await until_true(lambda: is_listening(working) or pump.done())
+        await steps()
+    finally:
+        stopping.set()
+        await pump
+        await working.close()
+
+
+async def each_is_sent(database: Database, enqueue: Callable[[int], UUID]) -> None:
+    """Each is enqueued when the one before has settled: nothing but a hint can bring them within an hour."""
+    for number in range(ROUNDS):
+        id = await asyncio.to_thread(enqueue, number)
+        await until_true(lambda id=id: settlement_row(database, id) is not None)
+
+
+def put_by(engine: sa.Engine, ob: outbox.Outbox, number: int, operation: str = "crm.upsert", **settings: Any) -> UUID:
+    with Session(engine) as session, session.begin():
+        return ob.enqueue(session, operation, {}, parent=f"order:{number}", **settings).id
+
+
+def passes_over(working: Dispatcher, operation: str) -> None:
+    """As after it has met an entry of the operation: it claims no other one, and hands none back."""
+    working._loops._scheduler.pass_over(operation, operation.partition(".")[0])
+
+
+# --- a hint of another process
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg async", "asyncpg"])
+def test_a_hint_wakes_a_dispatcher_that_polls_once_an_hour(
+    postgresql: Database, ob: outbox.Outbox, driver: str
+) -> None:
+    apps = elsewhere(postgresql)
+
+    async def main() -> None:
+        make = sa.create_engine if driver == "psycopg" else create_async_engine
+        engine: Any = make(postgresql.url.set(drivername=f"postgresql+{driver.removesuffix(' async')}"))
+        working = dispatcher(engine, ob, adapters={"crm": MemoryAdapter()}, poll=HOUR)
+        await working_until(working, lambda: each_is_sent(postgresql, lambda n: put_by(apps, ob, n)))
+        await asyncio.to_thread(engine.dispose) if driver == "psycopg" else await engine.dispose()
+
+    asyncio.run(main())
+
+
+def test_a_destination_that_was_never_seen_is_asked_at_once(postgresql: Database, ob: outbox.Outbox) -> None:
+    apps = elsewhere(postgresql)
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, poll=HOUR)
+
+    asyncio.run(
+        working_until(
+            working, lambda: each_is_sent(postgresql, lambda n: put_by(apps, ob, n, destination=f"account-{n}"))
+        )
+    )
+
+
+def test_all_dispatchers_are_woken(postgresql: Database, ob: outbox.Outbox) -> None:
+    """Each serves an operation of its own: whichever is not woken would leave its entry for an hour."""
+    apps = elsewhere(postgresql)
+
+    async def main() -> None:
+        crm = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, poll=HOUR)
+        mail = dispatcher(postgresql.new_engine(), ob, adapters={"mail": MemoryAdapter()}, poll=HOUR)
+
+        passes_over(crm, "mail.send")
+        passes_over(mail, "crm.upsert")
+
+        async def steps() -> None:
+            await each_is_sent(postgresql, lambda n: put_by(apps, ob, n))
+            await each_is_sent(postgresql, lambda n: put_by(apps, ob, n, "mail.send"))
+
+        await working_until(crm, lambda: working_until(mail, steps))
+
+    asyncio.run(main())
+
+
+def test_what_a_callback_enqueues_wakes_the_dispatcher_that_serves_it(postgresql: Database, ob: outbox.Outbox) -> None:
+    effects = Operations()
+
+    @effects.on_settled("crm.upsert")
+    def settled(session: Session, settlement: Any) -> None:
+        ob.enqueue(session, "mail.send", {})
+
+    apps = elsewhere(postgresql)
+    mailed = MemoryAdapter()
+
+    async def main() -> None:
+        crm = dispatcher(elsewhere(postgresql), ob, include=[effects], adapters={"crm": MemoryAdapter()}, poll=HOUR)
+        mail = dispatcher(postgresql, ob, adapters={"mail": mailed}, poll=HOUR)
+
+        passes_over(crm, "mail.send")
+        passes_over(mail, "crm.upsert")
+
+        async def steps() -> None:
+            for number in range(ROUNDS):
+                await asyncio.to_thread(put_by, apps, ob, number)
+                await until_true(lambda number=number: len(mailed.deliveries) > number)
+
+        await working_until(crm, lambda: working_until(mail, steps))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("decision", ["retry", "release"])
+def test_a_decision_on_the_command_line_wakes_a_dispatcher(
+    postgresql: Database, ob: outbox.Outbox, decision: str
+) -> None:
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, poll=HOUR)
+
+    def decide(number: int) -> UUID:
+        id = put_one(postgresql, ob, due=HOUR)
+        if decision == "release":
+            postgresql.execute(
+                sa.text("UPDATE outbox_queue SET suspended_reason = 'for a test', due_at = '9999-01-01Z'")
+            )
+        succeeded(decision, str(id), database=postgresql)
+        return id
+
+    asyncio.run(working_until(working, lambda: each_is_sent(postgresql, decide)))
+
+
+def test_a_listener_whose_connection_is_ended_listens_again(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wakeup, "RETRY_SECONDS", (0.01, 0.01))
+    apps = elsewhere(postgresql)
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, poll=HOUR)
+    terminate = sa.text(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND query LIKE 'LISTEN %'"
+    )
+
+    async def steps() -> None:
+        await each_is_sent(postgresql, lambda n: put_by(apps, ob, n))
+        with postgresql._observer.connect() as connection:
+            assert connection.execute(terminate).scalar_one() == 1
+        await until_true(lambda: "hints arrive again" in caplog.text)
+        await each_is_sent(postgresql, lambda n: put_by(apps, ob, ROUNDS + n))
+
+    asyncio.run(working_until(working, steps))
+
+    assert caplog.text.count("hints from the apps do not arrive") == caplog.text.count("hints arrive again") == 1
+
+
+def test_a_dispatcher_listens_again_on_another_event_loop(postgresql: Database, ob: outbox.Outbox) -> None:
+    apps = elsewhere(postgresql)
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, poll=HOUR)
+
+    for first in (0, ROUNDS):
+        asyncio.run(
+            working_until(working, lambda first=first: each_is_sent(postgresql, lambda n: put_by(apps, ob, first + n)))
+        )
+
+    wait_for(lambda: listeners(postgresql) == 0)
+
+
+def listeners(database: Database) -> int:
+    with database._observer.connect() as connection:
+        found = sa.text(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN %'"
+        )
+        count: int = connection.execute(found).scalar_one()
+        return count
+
+
+def test_an_outbox_without_hints_does_not_listen(postgresql: Database, ob: outbox.Outbox) -> None:
+    silent = outbox.Outbox(ob.configuration.keyring, env="test", hints=False)
+    working = dispatcher(postgresql, silent, adapters={"crm": MemoryAdapter()})
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        id = await asyncio.to_thread(put_one, postgresql, ob)
+        await until_true(lambda: settlement_row(postgresql, id) is not None)
+        assert listeners(postgresql) == 0
+        stopping.set()
+        await pump
+        await working.close()
+
+    asyncio.run(main())
+
+
+# --- in one process
+
+
+def test_a_dispatcher_of_the_same_process_is_woken_without_sql(
+    database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HintSender, "send", lambda *arguments, **settings: None)
+    working = dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, poll=HOUR)
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        await each_is_sent(database, lambda n: put_by(database.engine, ob, n))
+        stopping.set()
+        await pump
+        await working.close()
+
+    asyncio.run(main())
+
+
+def test_a_commit_around_the_session_wakes_it_too(sqlite: Database, ob: outbox.Outbox) -> None:
+    working = dispatcher(sqlite, ob, adapters={"crm": MemoryAdapter()}, poll=HOUR)
+
+    def put_joined(number: int) -> UUID:
+        with sqlite.engine.begin() as connection, Session(connection) as session:
+            id = ob.enqueue(session, "crm.upsert", {}, parent=f"order:{number}").id
+            session.commit()
+        return id
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        await each_is_sent(sqlite, put_joined)
+        stopping.set()
+        await pump
+        await working.close()
+
+    asyncio.run(main())
+
+
+# --- no hints
+
+
+class FakeListener:
+    """Echoes what a dispatcher sends to itself, while `echoes` is true; or cannot listen at all."""
+
+    can_listen = True
+
+    def __init__(self) -> None:
+        self.echoes = True
+        self.lost: asyncio.Future[None] | None = None
+        self.hear: Callable[[Hint], None] = lambda hint: None
+
+    def heard_here(self, hear: Callable[[Due], None]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    async def probe(self, token: str) -> None:
+        if self.echoes:
+            self.hear(Hint(probe=token))
+
+    @asynccontextmanager
+    async def listening(self, hear: Callable[[Hint], None]) -> AsyncIterator["asyncio.Future[None]"]:
+        self.hear, self.lost = hear, asyncio.get_running_loop().create_future()
+        yield self.lost
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakeup, "RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(wakeup, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(wakeup, "ECHO_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_listener_that_hears_nothing_is_not_relied_on(caplog: pytest.LogCaptureFixture) -> None:
+    listener = FakeListener()
+
+    async def main() -> None:
+        woken = Wakeup(listener, serves=bool, poll=0.25, clock=asyncio.get_running_loop().time)  # type: ignore[arg-type]
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(woken.pump(stopping))
+        await until_true(lambda: woken.is_listening)
+        assert woken.rest_seconds == wakeup.REST_SECONDS
+        for _ in range(2):
+            listener.echoes = False
+            await until_true(lambda: not woken.is_listening)
+            assert woken.rest_seconds == 0.25
+            listener.echoes = True
+            await until_true(lambda: woken.is_listening)
+        stopping.set()
+        await pump
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+
+    warnings = [record.getMessage().partition(" (")[0].partition(":")[0] for record in caplog.records]
+    assert warnings == ["hints from the apps do not arrive", "hints arrive again"] * 2
+
+
+CRM, MAIL = frozenset({("crm", "crm.upsert")}), frozenset({("mail", "mail.send")})
+
+
+def test_a_hint_in_vain_makes_the_next_ones_wait_for_each_other() -> None:
+    async def main() -> None:
+        now = 100.0
+        woken = Wakeup(None, serves=lambda operation: True, poll=1.0, clock=lambda: now)
+        woken.begin()
+        woken._hear(Hint(CRM))
+        assert woken.hinted.is_set()
+        assert woken.take() == (frozenset({"crm"}),)
+        woken.asked(claimed=0)
+
+        woken._hear(Hint(CRM))
+        woken._hear(Hint(MAIL))
+        assert not woken.hinted.is_set()
+        await asyncio.wait_for(woken.hinted.wait(), 20)
+
+        assert woken.take() == (frozenset({"crm", "mail"}),)
+        woken.asked(claimed=1)
+        now += 1
+        woken._hear(Hint(CRM))
+        assert woken.hinted.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_hint_of_what_others_serve_wakes_nobody_here() -> None:
+    async def main() -> None:
+        woken = Wakeup(None, serves=lambda operation: operation == "crm.upsert", poll=1.0, clock=lambda: 0.0)
+        woken.begin()
+
+        woken._hear(Hint(MAIL))
+        assert not woken.hinted.is_set()
+        woken._hear(Hint(CRM | MAIL))
+
+        assert woken.take() == (frozenset({"crm"}),)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("payload", ["", "{}", "[]", "1", '{"due": 1, "woken": 2, "probe": 3}', "\x00", '{"due": [1]'])
+def test_what_others_send_on_the_channel_is_a_hint_at_most(payload: str) -> None:
+    assert decode(payload) == Hint()

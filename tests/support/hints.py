@@ -1,0 +1,57 @@
+"""What the tests of hints share: somebody who listens, and engines that lead their hints another way."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+
+from outbox.sql.hint_messages import Hint, channel_of, decode
+from support.database import Database
+
+PATIENCE = 20
+SENDERS = "outbox-hints"
+
+
+class Ear:
+    """Listens as a dispatcher does."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    def next(self) -> Hint:
+        """The next hint. Fails if none comes."""
+        for notification in self._connection.notifies(timeout=PATIENCE, stop_after=1):
+            return decode(notification.payload)
+        raise AssertionError("no hint has come")
+
+
+@contextmanager
+def listening(database: Database, *, schema: str | None = None, prefix: str = "outbox_") -> Iterator[Ear]:
+    with psycopg.connect(driver_url(database), autocommit=True) as connection:
+        connection.execute(f"LISTEN {channel_of(schema, prefix)}")
+        yield Ear(connection)
+
+
+def driver_url(database: Database, url: sa.URL | None = None) -> str:
+    return (url or database.owners_url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def elsewhere(database: Database) -> sa.Engine:
+    """An engine of the same database whose URL does not say so: no dispatcher of this process is woken directly."""
+    url = driver_url(database, database.url)
+    return database._create_engine(sa.make_url("postgresql+psycopg://"), creator=lambda: psycopg.connect(url))
+
+
+def senders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == SENDERS]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come true"
+        time.sleep(0.005)
