@@ -142,19 +142,14 @@ class AnswerReader:
         # After HTTP/1.0, and where two lengths are given, other servers and proxies may see other ends.
         options = {option.strip() for option in connection.split(b",")}
         self._keeps = keeps_by_default and b"close" not in options and not (codings and lengths)
+        if codings not in ([], [b"chunked"]):
+            raise Malformed("the answer has a transfer coding that was not asked for")
+        if len(lengths) > 1 or not all(map(LENGTH.fullmatch, lengths)):
+            raise Malformed("the answer has no length that can be understood")
+        self._chunked = bool(codings)
+        self._left = 0 if codings else int(lengths.pop()) if lengths else UNTIL_CLOSE
         if self._head_only or status in WITHOUT_BODY:
             self._end(whole=True)
-        elif codings:
-            if codings != [b"chunked"]:
-                raise Malformed("the answer has a transfer coding that was not asked for")
-            self._chunked = True
-        elif lengths:
-            length = lengths.pop()
-            if lengths or not LENGTH.fullmatch(length):
-                raise Malformed("the answer has no length that can be understood")
-            self._left = int(length)
-        else:
-            self._left = UNTIL_CLOSE
 
     # --- the body
 

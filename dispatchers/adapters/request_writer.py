@@ -78,7 +78,8 @@ class Outgoing(NamedTuple):
             f"{self.method} {target} HTTP/1.1\r\nHost: {self.target.host}\r\n{headers}{for_proxy}"
             f"Accept-Encoding: identity\r\n{length}\r\n"
         )
-        if HEAD.fullmatch(head) is None:
+        lines = 4 + len(self.headers) + for_proxy.count("\n") + bool(length)
+        if HEAD.fullmatch(head) is None or head.count("\n") != lines:  # a value may be a header itself
             raise httpx.LocalProtocolError("a method, a URL or a header of the request cannot be sent")
         try:
             return head.encode("latin-1") + self.content

@@ -1,0 +1,286 @@
+"""What the adapters take for an answer in HTTP/1.1, beside what h11 takes for one."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatchers.adapters.answer_reader import HEAD_BYTES_MAX, AnswerReader, Malformed
+
+OK = b"HTTP/1.1 200 OK\r\n"
+BODY_BYTES_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Read:
+    """status: None for no answer. whole: the body ended where it should."""
+
+    status: int | None
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    whole: bool
+    reusable: bool
+
+
+def read(data: bytes, cuts: list[int] | None = None, *, closed: bool = False) -> Read:
+    """By the reader of the adapters, in the pieces that `cuts` make."""
+    reader = AnswerReader(BODY_BYTES_MAX)
+    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts or []), len(data)]
+    try:
+        for start, end in pairwise(places):
+            reader.feed(data[start:end])
+        if closed:
+            reader.feed_end()
+    except Malformed:
+        return Read(None, [], b"", False, False)
+    headers = [(name.lower(), value) for name, value in reader.headers]
+    return Read(reader.status, headers, bytes(reader.body), reader.whole, reader.reusable)
+
+
+def feed_in_pieces(reader: AnswerReader, data: bytes, pieces: int) -> None:
+    size = len(data) // pieces
+    for start in range(0, len(data), size):
+        reader.feed(data[start : start + size])
+
+
+def read_by_h11(data: bytes, *, closed: bool = False) -> Read:
+    client = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
+    client.send(h11.Request(method="POST", target="/", headers=[("Host", "crm.test"), ("Content-Length", "0")]))
+    client.send(h11.EndOfMessage())
+    head: h11.Response | None = None
+    body, whole = b"", False
+    client.receive_data(data)
+    if closed:
+        client.receive_data(b"")
+    try:
+        while True:
+            event = client.next_event()
+            match event:
+                case h11.Response():
+                    head = event
+                case h11.Data():
+                    body += bytes(event.data)
+                case h11.EndOfMessage():
+                    whole = True
+                case h11.InformationalResponse():
+                    pass
+                case _:
+                    break
+            if whole:
+                break
+    except h11.RemoteProtocolError:
+        pass
+    if head is None:
+        return Read(None, [], b"", False, False)
+    reusable = whole and client.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE} and not client.trailing_data[0]
+    return Read(head.status_code, [(bytes(n), bytes(v)) for n, v in head.headers], body, whole, reusable)
+
+
+# --- beside h11
+
+names = st.from_regex(rb"\A[A-Za-z][A-Za-z0-9-]{0,8}\Z").filter(
+    lambda name: name.lower() not in {b"connection", b"content-length", b"transfer-encoding"}
+)
+values = st.from_regex(rb"\A([\x21-\x7e\x80-\xff]([ \t\x21-\x7e\x80-\xff]{0,20}[\x21-\x7e\x80-\xff])?)?\Z")
+fields = st.lists(st.tuples(names, values), max_size=4)
+
+
+def lines(headers: list[tuple[bytes, bytes]]) -> bytes:
+    return b"".join(b"%b: %b\r\n" % header for header in headers)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> bytes:
+    """One answer, framed in any of the ways there are, after some that are only interim; then maybe more than was asked for."""
+    interim = b"".join(
+        b"HTTP/1.1 %d\r\n%b\r\n" % (status, lines(draw(fields)))
+        for status in draw(st.lists(st.sampled_from([100, 103])))
+    )
+    head = draw(st.sampled_from([b"HTTP/1.1 ", b"HTTP/1.1 ", b"HTTP/1.0 "]))
+    head += (
+        draw(st.sampled_from([b"200 OK", b"201", b"204 No Content", b"304 ", b"422 \xffNo", b"500 Oh no"])) + b"\r\n"
+    )
+    head += lines(draw(fields)) + draw(
+        st.sampled_from([b"", b"", b"Connection: close\r\n", b"Connection: a, Close\r\n"])
+    )
+    body: bytes = draw(st.binary(max_size=50))
+    match draw(st.sampled_from(["length", "chunks", "close"])):
+        case "length":
+            head, framed = head + b"Content-Length: %d\r\n" % len(body), body
+        case "chunks":
+            head += b"Transfer-Encoding: chunked\r\n"
+            sizes = draw(st.lists(st.integers(1, 20), max_size=5))
+            framed, at = b"", 0
+            for size in [*sizes, len(body)]:
+                if part := body[at : at + size]:
+                    extension = draw(st.sampled_from([b"", b";a=b", b"; q"]))
+                    framed += b"%x%b\r\n%b\r\n" % (len(part), extension, part)
+                at += size
+            framed += b"0\r\n" + lines(draw(fields)) + b"\r\n"
+        case _:
+            framed = body
+    return interim + head + b"\r\n" + framed + draw(st.sampled_from([b"", b"", b"X", b"\r\n", OK + b"\r\n"]))
+
+
+cuts = st.lists(st.integers(0, 500), max_size=6)
+
+
+@given(answers(), cuts, st.booleans())
+def test_an_answer_is_read_as_h11_reads_it(data: bytes, cuts: list[int], closed: bool) -> None:
+    ours, theirs = read(data, cuts, closed=closed), read_by_h11(data, closed=closed)
+
+    assert (ours.status, ours.headers, ours.body, ours.whole) == (
+        theirs.status,
+        theirs.headers,
+        theirs.body,
+        theirs.whole,
+    )
+
+
+@given(answers(), cuts, st.data())
+def test_nothing_is_taken_for_a_whole_answer_that_h11_does_not_take(
+    data: bytes, cuts: list[int], more: st.DataObject
+) -> None:
+    """After any byte was lost, added or changed."""
+    place = more.draw(st.integers(0, len(data)))
+    changed = data[:place] + more.draw(st.binary(max_size=3)) + data[place + more.draw(st.integers(0, 3)) :]
+
+    ours, theirs = read(changed, cuts), read_by_h11(changed)
+
+    if ours.whole:
+        assert (ours.status, ours.body, theirs.whole) == (theirs.status, theirs.body, True)
+    if ours.reusable:
+        assert theirs.reusable
+
+
+# --- what ends a connection
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK + b"Content-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\n{}",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Trailer: t\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 304 Not Modified\r\nContent-Length: 7\r\n\r\n",
+    ],
+)
+def test_after_a_plain_answer_the_connection_goes_on(answer: bytes) -> None:
+    assert read(answer).reusable
+
+
+@pytest.mark.parametrize("more", [b"X", b"\r\n", b"\n", b" ", OK + b"\r\n"])
+@pytest.mark.parametrize(
+    "framed", [b"Content-Length: 2\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
+)
+def test_after_more_than_the_answer_it_does_not(framed: bytes, more: bytes) -> None:
+    got = read(OK + framed + more)
+
+    assert (got.status, got.body, got.whole, got.reusable) == (200, b"{}", True, False)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}",
+        OK + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}",
+        OK + b"Connection: Upgrade\r\nConnection: x, Close\r\nContent-Length: 2\r\n\r\n{}",
+        OK + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ],
+)
+def test_where_the_server_may_see_another_end_it_does_not(answer: bytes) -> None:
+    assert (read(answer).whole, read(answer).reusable) == (True, False)
+
+
+def test_a_body_without_a_length_ends_with_the_connection() -> None:
+    assert read(OK + b"\r\n{}").whole is False
+    assert read(OK + b"\r\n{}", closed=True) == Read(200, [], b"{}", True, False)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK + b"Content-Length: 3\r\n\r\n{}",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n",
+    ],
+)
+def test_a_body_that_is_cut_short_is_not_whole(answer: bytes) -> None:
+    assert read(answer, closed=True) == Read(200, read(answer).headers, b"{}", False, False)
+
+
+# --- what is no answer
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/2 200 OK",
+        b"HTTP/1.1 20 OK",
+        b"HTTP/1.1 099 OK",
+        b"HTTP/1.1  200 OK",
+        b"ICY 200 OK",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c",
+        b"HTTP/1.1 200 OK\r\nno colon",
+        b"HTTP/1.1 200 OK\r\nsp ace: x",
+        b"HTTP/1.1 200 OK\r\n: x",
+        b"HTTP/1.1 200 OK\r\n folded: first",
+        b"HTTP/1.1 200 OK\r\nX: a\x00b",
+        b"HTTP/1.1 200 OK\r\nX: a\rb",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1, 2",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0x10",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+        b"",
+    ],
+)
+def test_what_is_no_head_is_no_answer(head: bytes) -> None:
+    with pytest.raises(Malformed):
+        AnswerReader(BODY_BYTES_MAX).feed(head + b"\r\n\r\n")
+
+
+def test_a_connection_that_ends_before_the_head_does_is_no_answer() -> None:
+    reader = AnswerReader(BODY_BYTES_MAX)
+    reader.feed(b"HTTP/1.1 200 OK\r\nX: y\r\n")
+
+    with pytest.raises(Malformed):
+        reader.feed_end()
+
+
+# --- what is kept of it
+
+
+@pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 100 Continue\r\n\r\n"])
+@pytest.mark.parametrize("pieces", [1, 200])
+def test_a_head_without_end_is_no_answer(interim: bytes, pieces: int) -> None:
+    reader = AnswerReader(BODY_BYTES_MAX)
+    reader.feed(interim + OK + b"X: ")
+
+    with pytest.raises(Malformed):
+        feed_in_pieces(reader, b"x" * (HEAD_BYTES_MAX + pieces), pieces)
+
+
+@pytest.mark.parametrize(
+    "start", [b"2\r\n{}\r\n", b"2\r\n{}\r\n2;", b"2\r\n{}\r\n0\r\nX: "], ids=["size", "extension", "trailers"]
+)
+def test_what_stands_between_chunks_without_end_ends_the_answer(start: bytes) -> None:
+    reader = AnswerReader(BODY_BYTES_MAX)
+    reader.feed(OK + b"Transfer-Encoding: chunked\r\n\r\n" + start)
+
+    feed_in_pieces(reader, b"1" * (HEAD_BYTES_MAX + 200), 200)
+
+    assert (reader.ended, reader.whole, bytes(reader.body)) == (True, False, b"{}")
+
+
+@pytest.mark.parametrize("framing", [b"", b"Content-Length: 99999\r\n", b"Transfer-Encoding: chunked\r\n"])
+def test_of_a_long_body_only_so_much_is_kept(framing: bytes) -> None:
+    reader = AnswerReader(3)
+    reader.feed(OK + framing + b"\r\n" + (b"99\r\n" if b"chunked" in framing else b"") + b"x" * 50)
+
+    assert (reader.ended, reader.whole, bytes(reader.body)) == (True, False, b"xxx")
