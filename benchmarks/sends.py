@@ -1,4 +1,4 @@
-"""Real sends, beside bare clients: `python3 dev.py bench sends`, in about four minutes.
+"""Real sends, beside bare clients: `python3 dev.py bench sends`, in five to ten minutes.
 
 A server in a process of its own answers each request after 20 ms. With 10, 100 and 1,000 requests in flight these send in turn
 (A B A B), so that a machine whose speed drifts slows all: bare aiohttp, `HttpAdapter`, and a dispatcher with `HttpAdapter` that
