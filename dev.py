@@ -4,7 +4,7 @@
     python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS; without ARGS also the tests that touch
                                    SQLAlchemy on the oldest release of it that is supported
     python3 dev.py bench --quick   a quick benchmark; with --requests, what a claim adds to a request
-    python3 dev.py bench PART      one benchmark alone: sends
+    python3 dev.py bench PART      one benchmark alone: latency, sends
     python3 dev.py model [NAMES]   the protocol's model, checked by Spin; with --all every setting of it, in about an hour
     python3 dev.py simulate [ARGS] the sending side under faults: --seeds 1000000 --from 0 --jobs 2
     python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200
@@ -70,7 +70,7 @@ OLDEST_TESTS = (
     *("claims", "direct_statements", "dispatcher", "callbacks", "migrations"),
 )
 
-BENCHMARKS = {"--quick": "benchmarks.quick", "sends": "benchmarks.sends"}
+BENCHMARKS = {"--quick": "benchmarks.quick", "latency": "benchmarks.latency", "sends": "benchmarks.sends"}
 
 PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 1, 6)  # many tests wait for a process, a server or a clock
 BESIDE = ("-n", str(PYTEST_WORKERS), "--dist", "worksteal")  # tests of one file mostly stay together, with its fixtures
