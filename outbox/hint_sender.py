@@ -1,4 +1,4 @@
-"""Sends hints to PostgreSQL from a thread, over one connection of its own: nobody who commits waits for it."""
+"""Sends hints to PostgreSQL from a thread, over one connection of its own: no commit waits for it."""
 
 import asyncio
 import logging
@@ -85,7 +85,7 @@ class HintSender:
         self._link.close()
 
     def _gather(self) -> tuple[dict[str, Hint], bool]:
-        """What is to be sent now, one hint a channel; and whether it was stopped."""
+        """The hints to send now, one for each channel; and whether the sender was stopped."""
         try:
             taken = [self._queue.get(timeout=IDLE_SECONDS if self._link.is_open else None)]
         except Empty:
@@ -150,7 +150,7 @@ class HintSender:
 
 
 def _both(one: Hint, other: Hint) -> Hint:
-    """For the process's own dispatchers, only what all of it was told to them."""
+    """One hint for both. It names a woken process only if both do."""
     woken = one.woken if one.woken == other.woken else None
     return Hint(merged(one.due, other.due), woken)
 
@@ -236,7 +236,7 @@ class _AsyncLink(_Link):
 
 
 class _NoLink(_Link):
-    """SQLite has no notifications: who listens to them is in this process, and is told directly."""
+    """SQLite has no notifications: only dispatchers of this process are woken, directly."""
 
     def notify(self, channel: str, payload: str) -> None:
         pass

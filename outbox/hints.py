@@ -45,7 +45,7 @@ class _Note(NamedTuple):
 
 
 class UnsentHints:
-    """What is to be hinted at when a session's transaction has committed, and in which savepoint it was written."""
+    """The hints that a session sends after its commit, each with the savepoint in which its entries were written."""
 
     def __init__(self) -> None:
         self._notes: list[_Note] = []

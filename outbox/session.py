@@ -245,7 +245,7 @@ def _duplicate(entry: NewEntry) -> DuplicateEntry:
 
 
 def hint_after_commit(session: Session) -> None:
-    """For whoever commits the transaction that `session` was joined into, without a commit of the session's."""
+    """Send hints after the commit of the transaction that `session` was joined into; the session itself does not commit."""
     state_of(session).hints.committed()
 
 

@@ -256,7 +256,7 @@ class ClaimLoops:
             await _first_set(stopping, seconds=LINGER_SECONDS)
 
     def _follow_hints(self) -> None:
-        """Ask the destinations that hints have named; where a hint names none, look for them first."""
+        """Ask the destinations that hints have named; if a hint names none, sweep first."""
         heard = self._wakeup.take()
         if heard is None:
             return

@@ -20,7 +20,7 @@ REST_SECONDS = 1.0  # between two questions of an idle dispatcher that hears hin
 PROBE_SECONDS = 30.0  # between two tests of a connection that listens
 ECHO_SECONDS = 5.0  # until a test has failed
 RETRY_SECONDS = (1.0, 60.0)  # until the next try to listen, doubling up to the second
-APART_SECONDS = 0.02  # between two hints that are followed, if the earlier one was in vain
+APART_SECONDS = 0.02  # between two hints that are followed, if the earlier one brought no entry
 
 
 _NOTHING: Due = frozenset()

@@ -74,7 +74,7 @@ class Listener:
                 yield lost
         finally:
             if lost.done() and not lost.cancelled():
-                lost.exception()  # whoever waited for it has gone
+                lost.exception()  # its waiter has gone: mark it as read
             lost.cancel()
             await self._close(opened)
 
@@ -119,7 +119,7 @@ def _close_blocking(connection: Connection) -> None:
 
 @asynccontextmanager
 async def _attached(opened: _Opened, channel: str, hear: Hear, lost: "asyncio.Future[None]") -> AsyncIterator[None]:
-    """Listen on a connection that nobody else uses, and that sends nothing more meanwhile."""
+    """Listen on a connection that has no other user, and that sends nothing more meanwhile."""
     if hasattr(opened.driver, "add_listener"):
         attached = _attached_to_asyncpg(opened.driver, channel, hear, lost)
     elif hasattr(opened.driver, "pgconn"):

@@ -57,7 +57,7 @@ def encode(hint: Hint) -> str:
 
 
 def decode(payload: str) -> Hint:
-    """What cannot be read is a hint all the same: anybody who may connect to the database can send one."""
+    """Any role of the database can send a hint: a malformed payload counts as a hint without details."""
     try:
         told: dict[str, Any] = json.loads(payload)
         due, woken, probe = told["due"], told["woken"], told["probe"]

@@ -24,7 +24,7 @@ def separate_engine(url: URL, pool: Pool, *, taken: Collection[int] = ()) -> Eng
 
 def separate_async_engine(url: URL, pool: Pool, *, taken: Collection[int] = ()) -> Any:
     """`separate_engine` for the pool of an AsyncEngine."""
-    from sqlalchemy.ext.asyncio import create_async_engine  # an extra: whoever has an AsyncEngine has it
+    from sqlalchemy.ext.asyncio import create_async_engine  # an extra: installed where there is an AsyncEngine
 
     engine = create_async_engine(url, pool=pool, hide_parameters=True)
     _refuse_shared(pool, engine.dialect, taken)
@@ -43,11 +43,11 @@ def _refuse_shared(pool: Pool, dialect: Dialect, taken: Collection[int]) -> None
 
 
 def _leave_alone(connection: object) -> None:
-    """Somebody else uses it."""
+    """Another owner uses the connection."""
 
 
 def backend_pid(driver_connection: Any) -> int | None:
-    """The server process that a connection was told of when it began; a pooler tells a number of its own."""
+    """The server process as the connection learned it at its start; a pooler sends a number of its own."""
     try:
         get_server_pid = getattr(driver_connection, "get_server_pid", None)  # asyncpg's
         pid: int = driver_connection.info.backend_pid if get_server_pid is None else get_server_pid()

@@ -70,8 +70,6 @@ IN_TEXTS = {
     "look for": "search for",
     "looks for": "searches for",
     "a look": "a status lookup",
-    "hint": "due-time cursor",
-    "hints": "due-time cursors",
     "pressure": "flow control",
     "a person's word": "an operator's decision",
     "a person's": "an operator's",
@@ -86,8 +84,7 @@ IN_TEXTS = {
 """Those words, and further ones, that no docstring or comment has."""
 
 STANDARD = re.compile(
-    r"\bonly a hint\b"  # a suggestion, in the word's ordinary sense
-    r"|^ *behind(, before)?:|`behind`|`nobody`"  # names: fields, parameters, a Unix user
+    r"^ *behind(, before)?:|`behind`|`nobody`"  # names: fields, parameters, a Unix user
     r"|\bbehind a (proxy|pooler)\b",  # the networks' own term
     re.MULTILINE,
 )

@@ -1,4 +1,4 @@
-"""What the tests of hints share: somebody who listens, and engines that lead their hints another way."""
+"""What the tests of hints share: a listener, and engines that lead their hints another way."""
 
 import threading
 import time
