@@ -7,12 +7,13 @@ import pytest
 import sqlalchemy as sa
 from support.concurrency import ANSWER, PATIENCE, RacingShop, at_once, retried
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD
-from support.entries import put, run_once, states
+from support.entries import dispatcher, pumping, put, run_once, settlement_row, states
 from support.migrations import blank_database
 from support.pgbouncer import NO_PREPARED, BouncedDatabase, find_pgbouncer, pgbouncer
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.pipeline import wakeup
 from dispatchers.store.database import DatabaseStore
 from outbox import migrations
 from outbox.session import flush_all
@@ -157,3 +158,19 @@ def test_migrations_run_through_it_two_at_once(server_url):
 
         assert not any(isinstance(outcome, Exception) for outcome in outcomes), outcomes
         migrations.check(engine)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_dispatcher_behind_it_polls_and_logs_it_once(bounced, ob, kind, caplog, monkeypatch):
+    monkeypatch.setattr(wakeup, "RETRY_SECONDS", (0.01, 0.01))
+
+    async def main():
+        engine = bounced.async_engine() if kind == "async" else bounced.new_engine()
+        working = dispatcher(engine, ob, adapters={"crm": MemoryAdapter()})
+        id = await asyncio.to_thread(lambda: put(bounced, ob)[0])
+        await pumping(working, lambda: settlement_row(bounced, id) is not None and "pooler" in caplog.text)
+        await working.close()
+
+    asyncio.run(main())
+
+    assert caplog.text.count("the connection leads to a pooler") == 1
