@@ -52,7 +52,7 @@ class Dispatcher:
     target: a database URL, an Engine or an AsyncEngine. adapters: by operation prefix; the longest dotted prefix wins.
     include: the app's own `Operations`. keyring, outbox: by default the configured ones.
     lease: how long a claim holds; a crashed process's entries are free again after that. margin: what clocks and pauses
-        may take off it. concurrency: sends at once to one destination; in_flight_max: to all of them.
+        may take off it. concurrency: sends at once to one destination; in_flight_max: to all of them, with those claimed ahead.
     limits: by destination, where they are others: concurrency, rate, circuit breaker.
     callbacks_at_once: how many callbacks run at the same time; each uses a connection of the engine's pool.
     callback_timeout: after that a callback is given up and its transaction is rolled back; by default half of what the lease is

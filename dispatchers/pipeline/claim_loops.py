@@ -15,7 +15,9 @@ from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
 from dispatchers.flow_control.quota import Quota
+from dispatchers.flow_control.state import limits_of
 from dispatchers.pipeline.callback_pace import CallbackPace
+from dispatchers.pipeline.claim_ahead import ClaimAhead
 from dispatchers.pipeline.failover_guard import FailoverGuard
 from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
 from dispatchers.pipeline.outage_log import OutageLog
@@ -86,6 +88,10 @@ class ClaimLoops:
             permits_of=settings.concurrency_of,
             shut_until=self._flow.shut_until,
             pace=pace,
+            ahead=ClaimAhead(
+                [name for name in routes.repeatable if not limits_of(settings.limits, name).are_shared],
+                entries_max=min(BATCH_ENTRIES_MAX, settings.in_flight_max // 2),
+            ),
         )
         self._collector = OutcomeCollector(
             settings, store, callbacks, self._scheduler, self._flow, pace, outages, clock=clock, rng=rng
@@ -106,6 +112,7 @@ class ClaimLoops:
             clock=clock,
             rng=rng,
             flow=self._flow,
+            permits_of=self._scheduler.permits_of,
             done=self._collector.done,
         )
         self._wakeup = Wakeup(
@@ -140,6 +147,7 @@ class ClaimLoops:
 
     def until(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
         """The loops, to be awaited together; while the database is unavailable they wait."""
+        self._scheduler.claims_ahead = True
         loops = [self._claim_loop(stopping, is_first=number == 0) for number in range(CLAIM_LOOPS)]
         return [*loops, self._wakeup.pump(stopping)]
 
@@ -292,6 +300,7 @@ class ClaimLoops:
             flow_update = request.flow_update
             if flow_update is not None and self._flow.learn(flow_update, exchange.flow_states, request.token):
                 self._scheduler.begin_round()
+            self._sender.follow()
         self._scheduler.found(quotas, exchange.claimed)
         self._outages.answered()
         if exchange.claimed:

@@ -6,6 +6,7 @@ The database's rows decide; what is kept here spares it questions whose answer i
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -62,6 +63,7 @@ class FlowMonitor:
         self._rng = rng
         self._seen: dict[str, FlowState] = {}
         self._news: dict[str, News] = {}
+        self._reporting: Counter[str] = Counter()  # bad news on its way to the database
         self._reported: dict[str, str] = {}
         self._probes: dict[str, UUID] = {}
         self._under_way: dict[tuple[str, UUID], int] = {}  # sends that take a permit that is shared, by their claim
@@ -122,6 +124,7 @@ class FlowMonitor:
         if not (self._news or decided):
             return None
         news, self._news = self._news, {}
+        self._reporting.update(name for name, each in news.items() if _is_bad(each))
         return FlowUpdate(news=news, decided=frozenset(decided), limits=self._limits)
 
     def _is_decided(self, name: str) -> bool:
@@ -134,6 +137,7 @@ class FlowMonitor:
         """
         shut = self.shut_until.keys() & (flow_states.of.keys() if flow_states is not None else set())
         found = flow_states.of if flow_states is not None else {}
+        self._reporting -= Counter(name for name, each in flow_update.news.items() if _is_bad(each))
         for name, news in flow_update.news.items():
             if name not in found:
                 later = self._news.get(name)
@@ -195,6 +199,16 @@ class FlowMonitor:
         """Seconds until the next destination may be asked again; infinity if none is shut."""
         return min((until - now for until in self.shut_until.values() if until > now), default=math.inf)
 
+    def is_shut(self, name: str) -> bool:
+        """Whether nothing may be sent to this destination for longer than a dispatcher waits for another one's decision."""
+        return self.shut_until.get(name, 0.0) > self._clock() + 2 * BUSY_SECONDS
+
+    def is_in_question(self, name: str) -> bool:
+        """Whether the database has not yet decided what follows from a failure: whether it shuts the destination."""
+        news = self._news.get(name)
+        busy = self.shut_until.get(name, 0.0) > self._clock()
+        return busy or name in self._reporting or (news is not None and _is_bad(news))
+
     def memory(self, entry: ClaimedEntry, memory: Memory) -> Memory:
         """What the policy must know of the service: an entry does not age while its destination is paused."""
         if not self._seen:
@@ -202,6 +216,10 @@ class FlowMonitor:
         names = (entry.destination, service_of(entry.destination))
         resumed = [at for name in names if (at := self._seen.get(name, UNTHROTTLED).resumed_at) is not None]
         return without_pause(memory, entry.first_leased_at, max(resumed, default=None))
+
+
+def _is_bad(news: News) -> bool:
+    return bool(news.failures) or news.cooldown is not None
 
 
 def _throttle(state: FlowState, now: datetime) -> tuple[str, str] | None:

@@ -43,6 +43,11 @@ class Route:
         self.find = as_async(find or _cannot_look_up)
         self.encode_key = adapter.key_format.encode
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether an entry that may have been sent is sent again without a question: a crash then costs nobody a decision."""
+        return self.memory.window is not None or self.memory.at_least_once
+
     def sends_alike(self, entry: ClaimedEntry) -> bool:
         """Whether `entry` would leave now as it may have left before: under the same key, for the same account and version."""
         if entry.sent_as in (None, self.form):
@@ -73,6 +78,8 @@ class Routes:
         self.windows = [route.memory.window for route in self._routes.values()]
         self.can_look_up = any(route.memory.can_look_up for route in self._routes.values())
         self.destinations = sorted({name.partition(".")[0] for name in self._routes})
+        doubtful = {name.partition(".")[0] for name, route in self._routes.items() if not route.is_repeatable}
+        self.repeatable = [name for name in self.destinations if name not in doubtful]
 
     def find(self, operation: str) -> Route | None:
         """The route of `operation`, or None if no one here serves it."""

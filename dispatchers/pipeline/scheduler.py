@@ -10,6 +10,7 @@ from typing import Any
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import service_of
 from dispatchers.pipeline.callback_pace import CallbackPace
+from dispatchers.pipeline.claim_ahead import ClaimAhead
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
@@ -28,7 +29,8 @@ class Scheduler:
     """The destinations in their order, and the permits of each.
 
     home: the destinations that are always asked, because adapters are registered for them.
-    permits: sends at once to one destination, slots_of: to those that have a number of their own; slots_in_all: to all of them.
+    permits: sends at once to one destination, permits_of: to those that have a number of their own. permits_in_all: entries
+    claimed at once. ahead: how many are claimed beyond a destination's permits.
     shut_until: the destinations to which nothing may be sent before then.
     pace: bounds what is claimed of destinations with callbacks; None where there are no callbacks.
     """
@@ -42,13 +44,15 @@ class Scheduler:
         permits_of: Mapping[str, int] = _NONE,
         shut_until: Mapping[str, float] = _NONE,
         pace: CallbackPace | None = None,
+        ahead: ClaimAhead | None = None,
     ) -> None:
         self.home = frozenset(home)
         self._names = deque(sorted(self.home))
         self._permits = permits
-        self._permits_of = permits_of
+        self._own_permits = permits_of
         self._shut_until = shut_until
         self._pace = pace or CallbackPace(1, timedelta(0), destinations=())
+        self._ahead = ahead or ClaimAhead()
         self._permits_in_all = permits_in_all
         self._taken: Counter[str] = Counter()
         self._taken_in_all = 0
@@ -58,6 +62,7 @@ class Scheduler:
         self._read_at: dict[str, float] = {}  # when everything due was last read, where something unserved waits
         self._asked_at: dict[str, float] = {}  # when such a read began
         self._unasked = 0
+        self.claims_ahead = False  # `run_once` sends all that is due: nothing may be released for later
 
     @property
     def all_asked(self) -> bool:
@@ -73,6 +78,7 @@ class Scheduler:
         known = self.home.union(found)
         kept = [name for name in self._names if name in known]
         self._names = deque([*sorted(known.difference(kept)), *kept])  # new ones come first, the others keep their turn
+        self._ahead.forget_all_but(known)
         self.begin_round()
 
     def meet(self, found: Iterable[str]) -> None:
@@ -80,6 +86,10 @@ class Scheduler:
         for name in set(found).difference(self._names):
             self._names.appendleft(name)
         self.begin_round()
+
+    def permits_of(self, name: str) -> int:
+        """How many entries of this destination may be sent at once."""
+        return self._own_permits.get(name) or self._own_permits.get(service_of(name), self._permits)
 
     @property
     def unserved(self) -> list[str] | None:
@@ -104,7 +114,7 @@ class Scheduler:
     def take(self, now: float) -> list[Quota]:
         """The next wants, whose permits are taken until `give_back`; fewer than there are permits, or none.
 
-        Half of a destination's permits at most, so that one half is sent while the other is settled and claimed.
+        Half of what a destination may have at most, so that one half is sent while the other is settled and claimed.
         """
         quotas: list[Quota] = []
         for _ in range(min(len(self._names), DESTINATIONS_MAX)):
@@ -114,13 +124,14 @@ class Scheduler:
             name = self._names[0]
             self._names.rotate(-1)
             self._unasked -= 1
-            service = service_of(name)
-            permits = self._permits_of.get(name) or self._permits_of.get(service, self._permits)
-            permits = min(permits - self._taken[name], (permits + 1) // 2, free_in_all)
             called_back = self._pace.applies_to(name)
+            most = self.permits_of(name)
+            if self.claims_ahead and not called_back:
+                most += self._ahead.entries(name, now)
+            permits = min(most - self._taken[name], (most + 1) // 2, free_in_all)
             if called_back:
                 permits = min(permits, self._pace.free(name))
-            is_paused = self._shut_until.get(service) == math.inf  # a pause of `stripe` pauses its accounts
+            is_paused = self._shut_until.get(service_of(name)) == math.inf  # a pause of `stripe` pauses its accounts
             shut_until = max(self._alone_until.get(name, 0.0), self._shut_until.get(name, 0.0))
             if permits > 0 and not is_paused and shut_until <= now:
                 recent = self._recent(name, now)
@@ -150,7 +161,7 @@ class Scheduler:
     def give_all_back(self, quotas: Sequence[Quota]) -> None:
         """The permits of these wants, of which nothing is known: the claim failed."""
         for quota in quotas:
-            self.give_back(quota.destination, quota.permits)
+            self._free(quota.destination, quota.permits)
             if quota.called_back:
                 self._pace.give_back(quota.destination, quota.permits)
 
@@ -159,7 +170,12 @@ class Scheduler:
         self._taken[name] += permits
         self._taken_in_all += permits
 
-    def give_back(self, name: str, permits: int = 1) -> None:
+    def give_back(self, name: str) -> None:
+        """The permit of an entry that needs it no longer."""
+        self._ahead.note_end(name)
+        self._free(name, 1)
+
+    def _free(self, name: str, permits: int) -> None:
         self._taken[name] -= permits
         self._taken_in_all -= permits
         if not self._taken[name]:

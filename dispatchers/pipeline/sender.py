@@ -7,12 +7,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 from dispatchers.decide import decide, decide_lookup, too_late
 from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Unknown
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
+from dispatchers.pipeline.send_queue import SendQueue, Work
 from dispatchers.sanitize import storable, storable_finding
 from dispatchers.store.protocol import Store
 from dispatchers.transitions import ClaimedEntry, Lookup, Release, Send, Transition
@@ -20,10 +21,8 @@ from outbox.keys import Keyring, Tag, derive_tag
 
 log = logging.getLogger("outbox.dispatcher")
 
-Work: TypeAlias = tuple[ClaimedEntry, Route, Send | Lookup, float]
-"""A claimed entry, the route of its adapter, what to do, and our clock before the claim."""
-
 IDLE = math.inf
+STOPPED = "the process stopped before it was sent"
 WATCH_SECONDS = 0.05  # how late a send may be cancelled
 ABANDON_SECONDS = 1.0  # how long an adapter may take to notice that it was cancelled
 
@@ -50,6 +49,7 @@ class Sender:
 
     done: called with each entry whose send has ended, with its adapter's answer and its transition, if there are any.
     keyring: asked only for a later key epoch. flow: knows which destinations were paused.
+    permits_of: how many entries of a destination may be sent at once; those beyond were claimed ahead, and wait.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Sender:
         clock: Callable[[], float],
         rng: random.Random,
         flow: FlowMonitor,
+        permits_of: Callable[[str], int],
         done: Callable[[ClaimedEntry, Outcome | None, Transition | None], None],
     ) -> None:
         self._store = store
@@ -71,6 +72,7 @@ class Sender:
         self._flow = flow
         self._done = done
         self._ready: deque[Work] = deque()
+        self._queue = SendQueue(permits_of, clock)
         self._working: dict[Worker, None] = {}  # no set: a seed's run repeats only if theirs is an order
         self._idle: list[Worker] = []
         self._called = False
@@ -88,11 +90,19 @@ class Sender:
         if loop is not self._loop:  # workers die with their event loop, and each `asyncio.run` brings another
             self._loop, self._idle, self._watch, self._called = loop, [], None, False
         for claim in claims:
-            self._ready.append(claim)
             self._under_way += 1
+            if self._queue.begin(claim):
+                self._ready.append(claim)
         self._set_to_work(loop)
         if self._watch is None or self._watch.done():
             self._watch = loop.create_task(self._cancel_overdue(loop))
+
+    def follow(self) -> None:
+        """Send what waited for the database's decision about its destination."""
+        if self._queue.destinations and self._loop is not None:
+            for name in self._queue.destinations:
+                self._follow(name)
+            self._set_to_work(self._loop)
 
     async def finish(self, grace: timedelta) -> None:
         """Wait for what is in flight, and cancel it after `grace`."""
@@ -103,9 +113,10 @@ class Sender:
 
     async def abandon(self) -> None:
         """Cancel what is in flight. It is in doubt, and the next claim finds it so when its lease has ended."""
+        self._release(self._queue.take_all(), STOPPED)
         while self._ready:
             entry, *_ = self._ready.popleft()
-            self._end(entry, None, Release("the process stopped before it was sent"))
+            self._end(entry, None, Release(STOPPED))
         self._called = False
         tasks = [worker.task for worker in self._working if worker.task is not None]
         self._idle = []
@@ -159,6 +170,8 @@ class Sender:
         """One task for all workers: a timer for each send would cost as much as the rest of the send."""
         while self._under_way:
             await asyncio.sleep(WATCH_SECONDS)
+            self._release(self._queue.take_late(), "its destination has become slow")
+            self.follow()
             now = loop.time()
             for worker in self._working:
                 if now >= worker.deadline and not worker.overdue and worker.task is not None:
@@ -191,6 +204,27 @@ class Sender:
             self._end(entry, outcome, change)
 
     def _end(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
+        self._finish(entry, outcome, change)
+        self._queue.end(entry.destination)
+        if self._queue.holds(entry.destination):
+            self._follow(entry.destination)
+
+    def _follow(self, name: str) -> None:
+        """Send what was claimed ahead for this destination, as far as its permits go.
+
+        After a failure it waits until the database has decided what follows: as if it had not been claimed ahead.
+        """
+        if self._flow.is_shut(name):
+            self._release(self._queue.take(name), "its destination is paused")
+        elif not self._flow.is_in_question(name):
+            while (following := self._queue.next(name)) is not None:
+                self._ready.append(following)
+
+    def _release(self, unsent: Iterable[Work], reason: str) -> None:
+        for entry, *_ in unsent:
+            self._finish(entry, None, Release(reason))
+
+    def _finish(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
         self._under_way -= 1
         if not self._under_way and self._all_back is not None and not self._all_back.done():
             self._all_back.set_result(None)

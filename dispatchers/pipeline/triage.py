@@ -8,7 +8,7 @@ from dispatchers.delivery import Outcome
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route, Routes
 from dispatchers.pipeline.scheduler import Scheduler
-from dispatchers.pipeline.sender import Work
+from dispatchers.pipeline.send_queue import Work
 from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.transitions import ClaimedEntry, Lookup, Plan, Release, Send, Transition
 from outbox.sql.schema import SCHEMA_VERSION

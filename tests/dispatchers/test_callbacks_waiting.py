@@ -22,7 +22,6 @@ from dispatchers.callbacks import Callbacks, Calls, Settlement
 from dispatchers.pipeline.callback_pace import UNLIMITED, CallbackPace
 from dispatchers.pipeline.settlement import SettlementWorker
 from dispatchers.store.database import DatabaseStore
-from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle, Transition
 
 
@@ -134,7 +133,7 @@ def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql:
     again = claim(store, quota(permits=3))
     assert {entry.id for entry in again} == {entry.id for entry in claimed[1:]}
     for entry in again:
-        known = read_outcome(entry.outcome).known
+        known = entry.outcome.known
         assert known is not None
         assert (known.state, known.result) == ("delivered", {"id": "c_1"})
     assert postgresql.rows(TABLES.event) == []

@@ -154,7 +154,7 @@ def test_asyncpg_tells_why_it_could_not_authenticate(postgresql: Database) -> No
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "database " in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("database ")]
 
 
 def test_an_outage_is_reported_once_then_seldom_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:

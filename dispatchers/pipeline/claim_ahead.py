@@ -1,0 +1,50 @@
+"""How many entries are claimed beyond those that are being sent, from how fast sends end. No I/O.
+
+Where sends end fast, the next claim would come too late for them: the database's answer takes longer than they do.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from dispatchers.flow_control.state import service_of
+
+AHEAD_SECONDS: Final = 0.1
+"""An entry that is claimed ahead waits about so long: far less than a lease, and no less than a claim takes."""
+
+MEASURED_SECONDS: Final = 0.02
+
+
+class ClaimAhead:
+    """Measures the sends of each destination.
+
+    destinations: where entries may be claimed ahead. After a crash each claimed entry may have been sent, so only services
+    for which a repeated send is harmless qualify. entries_max: for one destination.
+    """
+
+    def __init__(self, destinations: Collection[str] = (), *, entries_max: int = 0) -> None:
+        self._destinations = frozenset(destinations)
+        self._entries_max = entries_max
+        self._ended: dict[str, int] = {}
+        self._measured: dict[str, tuple[float, float]] = {}  # since when, and the rate before
+
+    def note_end(self, name: str) -> None:
+        """A send to this destination has ended."""
+        if name in self._ended:
+            self._ended[name] += 1
+
+    def entries(self, name: str, now: float) -> int:
+        """How many entries of this destination to claim ahead now, by our clock in seconds."""
+        if service_of(name) not in self._destinations:
+            return 0
+        since, rate = self._measured.get(name, (now, 0.0))
+        if now - since >= MEASURED_SECONDS:
+            rate = self._ended[name] / (now - since)
+            since = now
+        if since == now:
+            self._ended[name] = 0
+            self._measured[name] = now, rate
+        return min(int(rate * AHEAD_SECONDS), self._entries_max)
+
+    def forget_all_but(self, names: Collection[str]) -> None:
+        for name in self._measured.keys() - names:
+            del self._measured[name], self._ended[name]

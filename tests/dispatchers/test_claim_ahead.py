@@ -1,0 +1,230 @@
+"""Where sends end fast, entries are claimed ahead; what was claimed ahead is sent in time, or released without an attempt."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from support.database import Database
+from support.entries import dispatcher, pumping, put
+
+import outbox
+from dispatchers import Deferred, Delivered, Delivery, Operations, Outcome
+from dispatchers.pipeline.claim_ahead import ClaimAhead
+from dispatchers.pipeline.scheduler import Scheduler
+from dispatchers.pipeline.send_queue import WAIT_SECONDS, SendQueue, Work
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry, Send
+
+# --- how many
+
+
+def measured(ended: int, seconds: float, name: str = "crm") -> int:
+    ahead = ClaimAhead(["crm"], entries_max=500)
+    assert ahead.entries(name, 0.0) == 0
+    for _ in range(ended):
+        ahead.note_end(name)
+    return ahead.entries(name, seconds)
+
+
+def test_a_tenth_of_a_second_of_sends_is_claimed_ahead() -> None:
+    assert measured(ended=200, seconds=0.5) == 40
+    assert measured(ended=200, seconds=0.5, name="crm:acct_1") == 40
+
+
+def test_slow_sends_are_not_claimed_ahead() -> None:
+    assert measured(ended=9, seconds=1.0) == 0
+
+
+def test_no_more_than_the_limit_is_claimed_ahead() -> None:
+    assert measured(ended=100_000, seconds=0.5) == 500
+
+
+def test_nothing_is_claimed_ahead_where_a_crash_would_cost_a_decision() -> None:
+    assert measured(ended=200, seconds=0.5, name="mail") == 0
+
+
+def test_a_rate_counts_for_the_present_only() -> None:
+    ahead = ClaimAhead(["crm"], entries_max=500)
+    ahead.entries("crm", 0.0)
+    for _ in range(1000):
+        ahead.note_end("crm")
+
+    assert ahead.entries("crm", 1.0) == 100
+    assert ahead.entries("crm", 1.001) == 100  # too soon to measure again
+    assert ahead.entries("crm", 2.0) == 0
+
+
+def test_entries_claimed_ahead_leave_permits_to_other_destinations() -> None:
+    ahead = ClaimAhead(["crm"], entries_max=10)
+    scheduler = Scheduler(["crm", "mail"], permits=4, permits_in_all=20, ahead=ahead)
+    scheduler.claims_ahead = True
+    scheduler.found(scheduler.take(0.0), [])
+    for _ in range(1000):
+        ahead.note_end("crm")
+
+    first = {quota.destination: quota.permits for quota in scheduler.take(1.0)}
+    second = {quota.destination: quota.permits for quota in scheduler.take(1.0)}
+
+    assert first == {"crm": 7, "mail": 2}  # half of 4 and 10, half of 4
+    assert second == {"crm": 7, "mail": 2}
+
+
+# --- those that wait
+
+
+def work(name: str = "crm", started: float = 0.0) -> Work:
+    blank = ClaimedEntry._make([None] * len(ClaimedEntry._fields))
+    route: Any = None  # nobody asks for it here
+    return blank._replace(id=uuid4(), destination=name), route, Send(), started
+
+
+def test_what_waits_is_sent_in_its_order_as_sends_end() -> None:
+    queue = SendQueue(lambda name: 2, lambda: 0.0)
+    works = [work() for _ in range(4)]
+
+    assert [queue.begin(each) for each in works] == [True, True, False, False]
+    assert queue.next("crm") is None
+    queue.end("crm")
+    queue.end("crm")
+    assert [queue.next("crm") for _ in range(3)] == [works[2], works[3], None]
+    assert not queue.begin(work())
+
+
+def test_what_waits_too_long_is_taken_out() -> None:
+    now = 0.0
+    queue = SendQueue(lambda name: 1, lambda: now)
+    slow, quick = [work("slow"), work("slow")], [work("quick", 0.5), work("quick", 0.5)]
+    for each in (*slow, *quick):
+        queue.begin(each)
+
+    assert queue.take_late() == []
+    now = WAIT_SECONDS + 0.1
+    assert queue.take_late() == slow[1:]
+    assert queue.take_all() == quick[1:]
+
+
+# --- in a dispatcher
+
+
+def drain(
+    database: Database,
+    ob: outbox.Outbox,
+    send: Callable[[Delivery], Awaitable[Outcome]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    sends: int,
+    at_least_once: bool = True,
+    **settings: Any,
+) -> list[int]:
+    """A dispatcher runs until so many sends were made; returns how many entries each claim took."""
+    made = 0
+
+    async def counting(delivery: Delivery) -> Outcome:
+        nonlocal made
+        made += 1
+        return await send(delivery)
+
+    operations = Operations()
+    operations.operation("crm", at_least_once=at_least_once)(counting)
+    claims: list[int] = []
+    exchange = DatabaseStore.exchange
+
+    async def counted(self: DatabaseStore, *arguments: Any) -> Any:
+        done = await exchange(self, *arguments)
+        claims.append(len(done.claimed))
+        return done
+
+    monkeypatch.setattr(DatabaseStore, "exchange", counted)
+    asyncio.run(pumping(dispatcher(database, ob, include=[operations], **settings), lambda: made >= sends))
+    return claims
+
+
+def test_claims_grow_where_sends_end_fast(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(postgresql, ob, count=800)
+    at_once = most_at_once = 0
+
+    async def send(delivery: Delivery) -> Outcome:
+        nonlocal at_once, most_at_once
+        at_once += 1
+        most_at_once = max(most_at_once, at_once)
+        await asyncio.sleep(0)
+        at_once -= 1
+        return Delivered()
+
+    claims = drain(postgresql, ob, send, monkeypatch, sends=800, concurrency=4)
+
+    assert sum(claims) == 800
+    assert max(claims) > 4
+    assert most_at_once == 4
+
+
+def test_claims_do_not_grow_for_a_service_that_keeps_no_keys(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(postgresql, ob, count=100)
+
+    async def send(delivery: Delivery) -> Outcome:
+        return Delivered()
+
+    claims = drain(postgresql, ob, send, monkeypatch, sends=100, concurrency=4, at_least_once=False)
+
+    assert sum(claims) == 100
+    assert max(claims) == 2
+
+
+def test_what_was_claimed_ahead_is_not_sent_once_the_service_asks_to_wait(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(postgresql, ob, count=600)
+    sent = 0
+
+    async def send(delivery: Delivery) -> Outcome:
+        nonlocal sent
+        sent += 1
+        return Delivered() if sent < 300 else Deferred("busy", after=timedelta(hours=1), cooldown=True)
+
+    claims = drain(postgresql, ob, send, monkeypatch, sends=300, concurrency=1)
+
+    assert max(claims) > 1
+    assert 300 <= sent <= 302  # and the first of a claim that was on its way
+    left = list(postgresql.queue)
+    assert len(left) == 301
+    assert [row.attempts for row in left] == [0] * 301
+    assert {row.lease_token for row in left} == {None}
+
+
+def test_a_stop_releases_what_was_claimed_ahead(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(postgresql, ob, count=600)
+    operations, sent = Operations(), 0
+    hanging = asyncio.Event()
+
+    @operations.operation("crm", at_least_once=True)
+    async def send(delivery: Delivery) -> Outcome:
+        nonlocal sent
+        sent += 1
+        if sent == 300:
+            hanging.set()
+            await asyncio.Event().wait()
+        return Delivered()
+
+    async def main() -> None:
+        working = dispatcher(postgresql, ob, include=[operations], concurrency=1, grace=timedelta(seconds=0.2))
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        await hanging.wait()
+        stopping.set()
+        await pump
+        await working.close()
+
+    asyncio.run(main())
+
+    left = list(postgresql.queue)
+    assert len(left) == 301
+    assert [row.maybe_sent for row in left].count(True) + [row.state for row in left].count("sending") == 1
