@@ -7,7 +7,7 @@ from typing import Final
 
 import httpx
 
-from dispatchers.adapters.answer_reader import AnswerReader, Malformed
+from dispatchers.adapters.answer_reader import AnswerReader
 
 READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
@@ -83,33 +83,33 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._reader is None:  # no one asked
             self.abort()
-            return
-        try:
-            self._reader.feed(data)
-        except Malformed as error:
-            self._fail(httpx.RemoteProtocolError(str(error)))
         else:
-            if self._reader.ended:
-                self._finish()
+            self._take(self._reader, data)
 
     def eof_received(self) -> None:
         """The server has said its last word: what is closed for it is closed for us."""
         if self._reader is not None:
-            self._take_end(httpx.RemoteProtocolError)
+            self._take(self._reader, b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._reader is not None:
-            self._take_end(httpx.RemoteProtocolError if exc is None else httpx.ReadError)
-
-    def _take_end(self, without_answer: type[httpx.TransportError]) -> None:
-        assert self._reader is not None
-        try:
-            self._reader.feed_end()
-        except Malformed as error:
-            self._fail(without_answer(str(error)))
+        if self._reader is None:
+            return
+        if exc is None:
+            self._take(self._reader, b"")
+        elif self._reader.status is None:
+            self._fail(httpx.ReadError("the connection broke off before an answer"))
         else:
             self._finish()
+
+    def _take(self, reader: AnswerReader, data: bytes) -> None:
+        try:
+            reader.feed(data)
+        except httpx.RemoteProtocolError as error:
+            self._fail(error)
+        else:
+            if reader.ended:
+                self._finish()
 
     def _finish(self) -> None:
         if self._answered is not None and not self._answered.done():

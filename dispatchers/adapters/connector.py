@@ -4,13 +4,14 @@ import asyncio
 import ipaddress
 import ssl
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Final
 
 import httpx
 
 from dispatchers.adapters.answer_reader import AnswerReader
 from dispatchers.adapters.connection import Connection
-from dispatchers.adapters.request_writer import Origin, Target
+from dispatchers.adapters.request_writer import Origin, Target, framed, new_exchange
 
 HAPPY_EYEBALLS_SECONDS: Final = 0.25  # until the next address of a host is tried beside the first: RFC 8305, 5
 
@@ -26,18 +27,18 @@ class Connector:
         self._seconds = seconds
         self._tls = tls
         self._proxy: Origin | None = None
-        self._proxy_headers = ""
+        self._proxy_headers: list[tuple[str, str]] = []
         if proxy is not None:
             url = httpx.URL(proxy)
             self._proxy = Target.of(url).origin
             if url.userinfo:
                 credentials = b64encode(f"{url.username}:{url.password}".encode()).decode()
-                self._proxy_headers = f"Proxy-Authorization: Basic {credentials}\r\n"
+                self._proxy_headers.append(("Proxy-Authorization", f"Basic {credentials}"))
 
-    def named(self, target: Target) -> tuple[str, str]:
+    def named(self, target: Target) -> tuple[str, Sequence[tuple[str, str]]]:
         """How a request names its target, and its headers for the proxy: one of plain HTTP goes through no tunnel."""
         if self._proxy is None or target.origin.scheme == "https":
-            return target.path, ""
+            return target.path, ()
         return f"http://{target.host}{target.path}", self._proxy_headers
 
     async def open(self, origin: Origin) -> Connection:
@@ -78,8 +79,9 @@ class Connector:
 
     async def _tunnel(self, connection: Connection, origin: Origin) -> None:
         authority = origin.authority
-        request = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{self._proxy_headers}\r\n".encode("ascii")
-        answer = AnswerReader(0, head_only=True)
+        http = new_exchange()
+        request = framed(http, "CONNECT", authority, [("Host", authority), *self._proxy_headers])
+        answer = AnswerReader(http, 0)
         try:
             await connection.ask(request, answer, connection.loop.time() + self._seconds)
         except httpx.TransportError as error:

@@ -1,19 +1,15 @@
-"""A request as it leaves, in HTTP/1.1: nothing in a header begins another header, or another request."""
+"""A request as it leaves, framed by h11: nothing in a header begins another header, or another request."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+import h11
 import httpx
 
 PORTS: Final = {"http": 80, "https": 443}
 OURS: Final = frozenset({"accept-encoding", "content-length", "host", "transfer-encoding"})
 WITH_CONTENT: Final = frozenset({"POST", "PUT", "PATCH"})  # they say so where they have none: RFC 9110, 8.6
-HEAD: Final = re.compile(
-    r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [\x21-\x7e]+ HTTP/1\.1\r\n"
-    r"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+: [^\x00\x0a-\x0d]*\r\n)+\r\n"
-)
-"""Source: RFC 9112, 3 and 5."""
+HEAD_BYTES_MAX: Final = 100 * 1024  # of an answer's head, of what is between two of its chunks, of its trailers
 
 
 class Origin(NamedTuple):
@@ -65,23 +61,31 @@ class Outgoing(NamedTuple):
         headers = [("Host", self.target.host), *self.headers, ("Accept-Encoding", "identity")]
         return httpx.Request(self.method, self.target.url, headers=headers, content=self.content or None)
 
-    def written(self, target: str, for_proxy: str) -> bytes:
-        """The bytes of it. target: as it is named to who reads it. for_proxy: lines of headers beside its own.
+    def written(self, http: h11.Connection, target: str, for_proxy: Iterable[tuple[str, str]]) -> bytes:
+        """The bytes of it. target: as it is named to who reads it. for_proxy: headers beside its own.
 
         No compression is asked for, because a compressed answer can be a bomb.
         Raises `httpx.LocalProtocolError` for what cannot be sent; the text shows nothing of it.
         """
-        headers = "".join([f"{name}: {value}\r\n" for name, value in self.headers])
-        has_length = self.content or self.method in WITH_CONTENT
-        length = f"Content-Length: {len(self.content)}\r\n" if has_length else ""
-        head = (
-            f"{self.method} {target} HTTP/1.1\r\nHost: {self.target.host}\r\n{headers}{for_proxy}"
-            f"Accept-Encoding: identity\r\n{length}\r\n"
-        )
-        lines = 4 + len(self.headers) + for_proxy.count("\n") + bool(length)
-        if HEAD.fullmatch(head) is None or head.count("\n") != lines:  # a value may be a header itself
-            raise httpx.LocalProtocolError("a method, a URL or a header of the request cannot be sent")
-        try:
-            return head.encode("latin-1") + self.content
-        except UnicodeEncodeError:
-            raise httpx.LocalProtocolError("a header of the request cannot be sent") from None
+        headers = [("Host", self.target.host), *self.headers, *for_proxy, ("Accept-Encoding", "identity")]
+        if self.content or self.method in WITH_CONTENT:
+            headers.append(("Content-Length", str(len(self.content))))
+        return framed(http, self.method, target, headers, self.content)
+
+
+def new_exchange() -> h11.Connection:
+    """What frames one request, and reads the answer to it."""
+    return h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
+
+
+def framed(
+    http: h11.Connection, method: str, target: str, headers: Iterable[tuple[str, str]], content: bytes = b""
+) -> bytes:
+    """A request of these headers alone. Raises `httpx.LocalProtocolError`, which shows nothing of it."""
+    try:
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        head = h11.Request(method=method.encode("ascii"), target=target.encode("ascii"), headers=encoded)
+        events = (head, h11.Data(data=content), h11.EndOfMessage()) if content else (head, h11.EndOfMessage())
+        return b"".join([http.send(event) or b"" for event in events])
+    except (h11.LocalProtocolError, UnicodeEncodeError):
+        raise httpx.LocalProtocolError("a method, a URL or a header of the request cannot be sent") from None

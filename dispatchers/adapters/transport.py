@@ -21,7 +21,7 @@ from dispatchers.adapters.answer_reader import AnswerReader
 from dispatchers.adapters.connection import Connection
 from dispatchers.adapters.connection_pool import ConnectionPool
 from dispatchers.adapters.connector import Connector
-from dispatchers.adapters.request_writer import Origin, Outgoing
+from dispatchers.adapters.request_writer import Origin, Outgoing, new_exchange
 from outbox.errors import ConfigurationError
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -61,7 +61,7 @@ class Answer:
 
 
 class Transport:
-    """Carries requests over httpx: no retries, no redirects, no compression, no proxy of the environment.
+    """Carries requests, framed by h11: no retries, no redirects, no compression, no proxy of the environment.
 
     timeout: what one send may take in all; it is cancelled a little earlier, because a cancellation from outside loses the
         details. Connecting and TLS get up to a third each, so that an unreachable service is known as such.
@@ -116,10 +116,11 @@ class Transport:
             return await self._send_over(over, request if isinstance(request, httpx.Request) else request.for_httpx())
         if isinstance(request, httpx.Request):
             request = await Outgoing.of(request)
-        content = request.written(*self._connector.named(request.target))
+        http = new_exchange()
+        content = request.written(http, *self._connector.named(request.target))
         origin = request.target.origin
         deadline = asyncio.get_running_loop().time() + self._seconds
-        answer = AnswerReader(self._answer_bytes_max)
+        answer = AnswerReader(http, self._answer_bytes_max)
         connection = self._pool.take(origin) or await self._open(origin, deadline)
         try:
             await connection.ask(content, answer, deadline)

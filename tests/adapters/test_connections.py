@@ -6,6 +6,7 @@ import resource
 import socket
 import ssl
 import threading
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -21,6 +22,8 @@ from support.mail_servers import tls_contexts
 from test_transport import counting, over
 
 import dispatchers.adapters.connection_pool
+from dispatchers.adapters.answer_reader import AnswerReader
+from dispatchers.adapters.request_writer import Outgoing, Target
 from dispatchers.adapters.transport import NEVER_SENT, Answer, Transport
 
 SECOND = timedelta(seconds=1)
@@ -250,6 +253,34 @@ def test_a_connection_that_nobody_needs_is_closed_in_time(monkeypatch: pytest.Mo
     closed_by_the_client(once, OK)
 
 
+@pytest.mark.parametrize(("how", "whole"), [("closed", True), ("reset", False)])
+def test_a_body_that_only_a_close_ends_is_not_whole_after_a_reset(
+    how: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = asyncio.Event()
+    feed = AnswerReader.feed
+
+    def feed_and_note(reader: AnswerReader, data: bytes) -> None:
+        feed(reader, data)
+        arrived.set()
+
+    monkeypatch.setattr(AnswerReader, "feed", feed_and_note)
+
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await whole_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n{}")
+        await arrived.wait()
+        if how == "reset":
+            reset(writer)
+
+    async def once(transport: Transport, url: str) -> Answer:
+        return await post(transport, url)
+
+    answer = over(break_off, once)
+
+    assert (answer.status, answer.body, answer.whole) == (200, b"{}", whole)
+
+
 # --- never sent twice
 
 
@@ -356,6 +387,7 @@ def test_a_certificate_that_nobody_vouches_for_means_that_nothing_was_sent(tmp_p
         httpx.Request("POST", "http://crm.test", headers=[(b"X-A\r\nX-B", b"2")]),
         httpx.Request("POST /x HTTP/1.1\r\nX:", "http://crm.test"),
         httpx.Request("POST", "http://crm.test", headers={"Host": "a\r\nX-B: 2"}),
+        httpx.Request("PÖST\r\nX-B", "http://crm.test"),
     ],
 )
 def test_nothing_in_a_request_begins_another_header(request_: httpx.Request) -> None:
@@ -363,12 +395,26 @@ def test_nothing_in_a_request_begins_another_header(request_: httpx.Request) -> 
 
     async def smuggle(transport: Transport, url: str) -> None:
         request_.url = httpx.URL(url)
-        with pytest.raises(httpx.LocalProtocolError):
+        with pytest.raises(httpx.LocalProtocolError) as refused:
             await transport.send(request_)
+        assert "X-B" not in "".join(traceback.format_exception(refused.value))
 
     over(answering(seen=seen), smuggle)
 
     assert seen == []
+
+
+@pytest.mark.parametrize(("method", "length"), [("POST", b"Content-Length: 0\r\n"), ("GET", b"")])
+def test_a_request_without_content_is_framed_as_its_method_needs(method: str, length: bytes) -> None:
+    seen: list[bytes] = []
+
+    async def once(transport: Transport, url: str) -> None:
+        await transport.send(Outgoing(method, Target.of(httpx.URL(url))._replace(host="crm.test"), [("X-A", "ü")]))
+
+    over(answering(seen=seen), once)
+
+    expected = b"%b / HTTP/1.1\r\nHost: crm.test\r\nX-A: \xfc\r\nAccept-Encoding: identity\r\n%b\r\n"
+    assert seen == [expected % (method.encode(), length)]
 
 
 @pytest.mark.parametrize("url", ["ftp://crm.test/x", "crm.test/x", "https:///x"])
