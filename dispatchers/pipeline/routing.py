@@ -45,7 +45,7 @@ class Route:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether an entry that may have been sent is sent again without a question: a crash then costs nobody a decision."""
+        """Whether an entry that may have been sent is sent again by itself: a crash then asks no operator to decide."""
         return self.memory.window is not None or self.memory.at_least_once
 
     def sends_alike(self, entry: ClaimedEntry) -> bool:
