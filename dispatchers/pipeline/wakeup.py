@@ -16,7 +16,7 @@ from outbox.sql.hint_messages import Due, Hint, merged, process_token
 
 log = logging.getLogger("outbox.dispatcher")
 
-REST_SECONDS = 1.0  # between two questions of an idle dispatcher that hears hints
+POLLS_RESTED = 4  # an idle dispatcher that hears hints asks so much more seldom: by default once a second
 PROBE_SECONDS = 30.0  # between two tests of a connection that listens
 ECHO_SECONDS = 5.0  # until a test has failed
 RETRY_SECONDS = (1.0, 60.0)  # until the next try to listen, doubling up to the second
@@ -70,7 +70,7 @@ class Wakeup:
     @property
     def rest_seconds(self) -> float:
         """How long an idle dispatcher rests before it asks by itself."""
-        return max(self._poll, REST_SECONDS) if self.is_listening else self._poll
+        return self._poll * POLLS_RESTED if self.is_listening else self._poll
 
     def take(self) -> Heard | None:
         self.hinted.clear()

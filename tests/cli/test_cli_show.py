@@ -61,7 +61,7 @@ def test_show_tells_each_look_and_what_it_found(database: Database, ob: outbox.O
     why = "no answer; the service keeps no keys; status lookup inconclusive: down"
     assert [(event["kind"], event["delivery"]) for event in entry["events"]] == [("attempt", 1), ("lookup", 2)]
     assert (entry["state"], entry["events"][1]["reason"], entry["reason"]) == ("uncertain", why, why)
-    assert "look, delivery 2" in shown
+    assert "lookup, delivery 2" in shown
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["for people", "JSON"])

@@ -169,7 +169,7 @@ def test_equal_values_are_equal(make: Callable[[], Any]) -> None:
 # --- what an adapter declares
 
 
-OF_THE_DISPATCHER = {"margin", "fencing_delay", "can_look_up"}
+OF_THE_DISPATCHER = {"margin", "fencing_delay", "can_look_up", "form"}
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Memory) if field.name not in OF_THE_DISPATCHER])

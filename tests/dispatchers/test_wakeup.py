@@ -299,7 +299,7 @@ def test_a_listener_that_hears_nothing_is_not_relied_on(caplog: pytest.LogCaptur
         stopping = asyncio.Event()
         pump = asyncio.create_task(woken.pump(stopping))
         await until_true(lambda: woken.is_listening)
-        assert woken.rest_seconds == wakeup.REST_SECONDS
+        assert woken.rest_seconds == 1
         for _ in range(2):
             listener.echoes = False
             await until_true(lambda: not woken.is_listening)

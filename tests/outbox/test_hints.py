@@ -23,6 +23,13 @@ from outbox import hint_sender, hints
 CRM = frozenset({("crm", "crm.upsert")})
 
 
+@pytest.fixture(autouse=True)
+def no_other_senders() -> None:
+    """A process has a limited number of senders, and other tests' engines may have them all."""
+    hints._stop_all()
+    hints._senders.clear()
+
+
 def enqueue(
     session: Any, ob: outbox.Outbox, operation: str = "crm.upsert", parent: str = "order:1", **more: Any
 ) -> None:

@@ -81,7 +81,12 @@ class FlowControlInvariants:
         return self._truth.world.now - since
 
     def settled(self, entry: ClaimedEntry, change: Any) -> None:
-        """Nothing is given up for its age but what is old; a process that froze knows of nothing since."""
+        """Nothing is given up for its age but what is old; a process that froze knows of nothing since.
+
+        An end that waits for its callback was decided earlier, by what was true then.
+        """
+        if entry.outcome.known is not None:
+            return
         took = self._truth.world.now - self._truth.instant(entry.leased_at)
         if took < STALE_SECONDS and "it has been tried for" in (getattr(change, "reason", None) or ""):
             oldest = self._truth.declared[entry.destination].age_max.total_seconds()
