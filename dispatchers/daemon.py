@@ -18,7 +18,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from dispatchers.maintenance.jobs import Maintenance, keep_bodies, report_gauges, report_lag, retain
 from dispatchers.maintenance.retention import Retention
-from dispatchers.pipeline.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
+from dispatchers.store.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
 from dispatchers.store.protocol import Store
 
 log = logging.getLogger("outbox.daemon")

@@ -23,11 +23,11 @@ from dispatchers.operations import Operations
 from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.completion import CompletionWorker
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
-from dispatchers.pipeline.outage_log import OutageLog
 from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.unmatched_names import unmatched
 from dispatchers.settings import Settings
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import Store
 from outbox.default_outbox import default
 from outbox.errors import ConfigurationError

@@ -20,7 +20,6 @@ from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.claim_ahead import ClaimAhead
 from dispatchers.pipeline.failover_guard import FailoverGuard
 from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
-from dispatchers.pipeline.outage_log import OutageLog
 from dispatchers.pipeline.outcome_collector import OutcomeCollector
 from dispatchers.pipeline.routing import Routes
 from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Scheduler
@@ -30,6 +29,7 @@ from dispatchers.pipeline.triage import Triage
 from dispatchers.pipeline.wakeup import Wakeup
 from dispatchers.settings import Settings
 from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import CallbacksChanged, Exchange, Store
 from dispatchers.transitions import Ending, Release
 from outbox.errors import ConfigurationError

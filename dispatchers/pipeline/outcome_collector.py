@@ -11,12 +11,12 @@ from dispatchers.decide import hand_over
 from dispatchers.delivery import Outcome
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.flow_monitor import FlowMonitor
-from dispatchers.pipeline.outage_log import OutageLog
 from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
 from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.settlement import SettlementWorker
 from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.settings import Settings
+from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import Store
 from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, RetryCallback, Settle, Transition
 

@@ -15,7 +15,7 @@ from support.relays import relay
 import outbox
 from dispatchers import Delivered, Delivery
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.pipeline.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
+from dispatchers.store.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
 from outbox.sql.dialect import is_passing
 
 SECRETS = {"username": "nobody-here", "password": "hunter2"}
