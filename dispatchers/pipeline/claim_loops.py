@@ -88,10 +88,7 @@ class ClaimLoops:
             permits_of=settings.concurrency_of,
             shut_until=self._flow.shut_until,
             pace=pace,
-            ahead=ClaimAhead(
-                [name for name in routes.repeatable if not limits_of(settings.limits, name).are_shared],
-                entries_max=min(BATCH_ENTRIES_MAX, settings.in_flight_max // 2),
-            ),
+            ahead=_claim_ahead(settings, routes),
         )
         self._collector = OutcomeCollector(
             settings, store, callbacks, self._scheduler, self._flow, pace, outages, clock=clock, rng=rng
@@ -381,6 +378,11 @@ def _without_lost(settlements: Sequence[Ending], exchange: Exchange) -> Sequence
         if entry.id not in exchange.settled and entry.id not in exchange.postponed:
             log.warning("entry %s: its lease was lost before it settled (%s)", entry.id, type(change).__name__)
     return [(entry, change) for entry, change in settlements if entry.id in exchange.settled]
+
+
+def _claim_ahead(settings: Settings, routes: Routes) -> ClaimAhead:
+    names = [name for name in routes.repeatable if not limits_of(settings.limits, name).are_shared]
+    return ClaimAhead(names, entries_max=min(BATCH_ENTRIES_MAX, settings.in_flight_max // 2))
 
 
 async def _first_set(*events: asyncio.Event, seconds: float) -> None:

@@ -47,7 +47,7 @@ async def work(url: str, service: Poisonous) -> None:
     engine = sa.create_engine(url)
     dispatcher = Dispatcher(
         engine,
-        outbox=outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test"),
+        outbox=outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test", hints=False),
         adapters={"crm": service},
         lease=timedelta(seconds=0.5),
         margin=timedelta(seconds=0.1),

@@ -185,7 +185,7 @@ def test_a_server_that_will_close_is_not_asked_again(head: bytes) -> None:
     assert connections_of_two(and_stay) == 2
 
 
-def test_an_answer_before_the_request_was_read_counts_and_ends_the_connection() -> None:
+def test_an_early_answer_counts_and_ends_the_connection() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         await say(writer, 413, b"")
