@@ -4,11 +4,10 @@ import asyncio
 import gc
 import resource
 import socket
-import ssl
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import respx
-from support.loopback import GONE, answering, closed_port, listening, reset, say, whole_request
+from support.loopback import GONE, answering, closed_port, listening, reset, say, serving, whole_request
 from support.loopback import Answer as Server
 from support.mail_servers import tls_contexts
 from test_transport import counting, over
@@ -32,22 +31,6 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 async def post(transport: Transport, url: str, **request: Any) -> Answer:
     return await transport.send(httpx.Request("POST", f"{url}/x", **request))
-
-
-@asynccontextmanager
-async def encrypted(answer: Server, tls: ssl.SSLContext) -> AsyncIterator[int]:
-    """A TLS server's loopback port."""
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with suppress(*GONE):
-                await answer(reader, writer)
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
 
 
 def connections_of_two(first: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> int:
@@ -350,7 +333,7 @@ def test_a_certificate_for_another_host_means_that_nothing_was_sent(tmp_path: Pa
     seen: list[bytes] = []
 
     async def scenario() -> None:
-        async with encrypted(answering(seen=seen), server_tls) as port:
+        async with serving(answering(seen=seen), server_tls) as port:
             transport = Transport(timeout=5 * SECOND, tls=client_tls)
             if name == "DNS:localhost":
                 statuses = [(await post(transport, f"https://localhost:{port}")).status for _ in range(2)]
@@ -370,7 +353,7 @@ def test_a_certificate_that_nobody_vouches_for_means_that_nothing_was_sent(tmp_p
     seen: list[bytes] = []
 
     async def scenario() -> None:
-        async with encrypted(answering(seen=seen), server_tls) as port:
+        async with serving(answering(seen=seen), server_tls) as port:
             transport = Transport(timeout=5 * SECOND)
             with pytest.raises(httpx.ConnectError):
                 await post(transport, f"https://localhost:{port}")
@@ -476,7 +459,7 @@ def test_a_tunnel_carries_requests_and_the_proxy_sees_none_of_them(tmp_path: Pat
     asked: list[bytes] = []
 
     async def scenario() -> None:
-        async with encrypted(answering(seen=seen), server_tls) as port, listening(tunnelling(port, asked)) as proxy:
+        async with serving(answering(seen=seen), server_tls) as port, listening(tunnelling(port, asked)) as proxy:
             transport = Transport(timeout=5 * SECOND, tls=client_tls, proxy=proxy.replace("//", "//ada:p%40ss@"))
             for _ in range(2):
                 assert (await post(transport, "https://crm.test:8443", content=b"secret")).status == 200

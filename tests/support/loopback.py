@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -14,8 +15,8 @@ GONE = (ConnectionError, asyncio.IncompleteReadError)
 
 
 @asynccontextmanager
-async def listening(answer: Answer) -> AsyncIterator[str]:
-    """A server at this base URL; each of its connections is handed to `answer`, then closed."""
+async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """A server at this loopback port; each of its connections is handed to `answer`, then closed."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -24,9 +25,16 @@ async def listening(answer: Answer) -> AsyncIterator[str]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield server.sockets[0].getsockname()[1]
+
+
+@asynccontextmanager
+async def listening(answer: Answer) -> AsyncIterator[str]:
+    """A server without TLS, at this base URL."""
+    async with serving(answer) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def closed_port() -> str:
