@@ -127,6 +127,7 @@ class ClaimLoops:
     def begin(self) -> None:
         """Start on this event loop."""
         self._cutoff = NEVER
+        self._scheduler.claims_ahead = False
         self._collector.begin()
         self._wakeup.begin()
 

@@ -228,3 +228,36 @@ def test_a_stop_releases_what_was_claimed_ahead(
     left = list(postgresql.queue)
     assert len(left) == 301
     assert [row.maybe_sent for row in left].count(True) + [row.state for row in left].count("sending") == 1
+
+
+def test_one_run_claims_nothing_ahead_even_after_a_continuous_one(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(postgresql, ob, count=400)
+    operations, sent = Operations(), 0
+    claims: list[int] = []
+    exchange = DatabaseStore.exchange
+
+    @operations.operation("crm", at_least_once=True)
+    async def send(delivery: Delivery) -> Outcome:
+        nonlocal sent
+        sent += 1
+        return Delivered()
+
+    async def counted(self: DatabaseStore, *arguments: Any) -> Any:
+        done = await exchange(self, *arguments)
+        claims.append(len(done.claimed))
+        return done
+
+    async def main() -> None:
+        working = dispatcher(postgresql, ob, include=[operations], concurrency=4)
+        await pumping(working, lambda: sent == 400)
+        await asyncio.to_thread(put, postgresql, ob, count=400)
+        monkeypatch.setattr(DatabaseStore, "exchange", counted)
+        assert await working.run_once() == 400
+        await working.close()
+
+    asyncio.run(main())
+
+    assert sum(claims) == 400
+    assert max(claims) == 2
