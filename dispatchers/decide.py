@@ -308,6 +308,11 @@ def _look_up_first(entry: ClaimedEntry, change: Transition, memory: Memory, now:
     )
 
 
+def is_repeatable(memory: Memory) -> bool:
+    """Whether an entry that was claimed when its sender crashed is sent again by itself, even if that happens repeatedly."""
+    return memory.attempts_max > CRASHES_MAX and not _is_for_one_attempt(memory)
+
+
 def _is_for_one_attempt(memory: Memory) -> bool:
     """Whether an entry in doubt is never sent again as it is: no key would keep it from happening twice."""
     return memory.window is None and (memory.can_look_up or not memory.at_least_once)

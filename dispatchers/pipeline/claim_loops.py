@@ -15,7 +15,7 @@ from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
 from dispatchers.flow_control.quota import Quota
-from dispatchers.flow_control.state import limits_of
+from dispatchers.flow_control.state import limits_of, service_of
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.claim_ahead import ClaimAhead
 from dispatchers.pipeline.failover_guard import FailoverGuard
@@ -382,8 +382,10 @@ def _without_lost(settlements: Sequence[Ending], exchange: Exchange) -> Sequence
 
 
 def _claim_ahead(settings: Settings, routes: Routes) -> ClaimAhead:
-    names = [name for name in routes.repeatable if not limits_of(settings.limits, name).are_shared]
-    return ClaimAhead(names, entries_max=min(BATCH_ENTRIES_MAX, settings.in_flight_max // 2))
+    def is_allowed(name: str) -> bool:
+        return service_of(name) in routes.repeatable and not limits_of(settings.limits, name).are_shared
+
+    return ClaimAhead(is_allowed, entries_max=min(BATCH_ENTRIES_MAX, settings.in_flight_max // 2))
 
 
 async def _first_set(*events: asyncio.Event, seconds: float) -> None:

@@ -94,6 +94,7 @@ class OutcomeCollector:
         """
         if outcome is not None:
             self._flow.hear(entry, outcome)
+            self._scheduler.ahead.note_end(entry.destination)
         self._free_permit(entry)
         if change is not None:
             self._flow.end(entry)

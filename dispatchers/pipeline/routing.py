@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from dispatchers.decide import is_repeatable
 from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, KeyFormat, Memory
 from dispatchers.suggestions import did_you_mean
 from dispatchers.threads import on_own_thread
@@ -19,7 +20,7 @@ log = logging.getLogger("outbox.dispatcher")
 class Route:
     """An adapter as the dispatcher uses it: its declaration as plain values."""
 
-    __slots__ = ("adapter", "encode_key", "find", "form", "memory", "name", "send", "timeout_seconds")
+    __slots__ = ("adapter", "encode_key", "find", "form", "is_repeatable", "memory", "name", "send", "timeout_seconds")
 
     def __init__(self, name: str, adapter: Adapter, lease: timedelta, margin: timedelta) -> None:
         self.name = name
@@ -38,15 +39,11 @@ class Route:
             can_look_up=find is not None,
             form=self.form,
         )
+        self.is_repeatable = is_repeatable(self.memory)
         self.timeout_seconds = adapter.timeout.total_seconds()
         self.send = as_async(adapter.send)
         self.find = as_async(find or _cannot_look_up)
         self.encode_key = adapter.key_format.encode
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether an entry that may have been sent is sent again by itself: a crash then asks no operator to decide."""
-        return self.memory.window is not None or self.memory.at_least_once
 
     def sends_alike(self, entry: ClaimedEntry) -> bool:
         """Whether `entry` would leave now as it may have left before: under the same key, for the same account and version."""
@@ -79,7 +76,7 @@ class Routes:
         self.can_look_up = any(route.memory.can_look_up for route in self._routes.values())
         self.destinations = sorted({name.partition(".")[0] for name in self._routes})
         doubtful = {name.partition(".")[0] for name, route in self._routes.items() if not route.is_repeatable}
-        self.repeatable = [name for name in self.destinations if name not in doubtful]
+        self.repeatable = frozenset(self.destinations) - doubtful
 
     def find(self, operation: str) -> Route | None:
         """The route of `operation`, or None if no one here serves it."""

@@ -52,7 +52,7 @@ class Scheduler:
         self._own_permits = permits_of
         self._shut_until = shut_until
         self._pace = pace or CallbackPace(1, timedelta(0), destinations=())
-        self._ahead = ahead or ClaimAhead()
+        self.ahead = ahead or ClaimAhead(lambda name: False, entries_max=0)
         self._permits_in_all = permits_in_all
         self._taken: Counter[str] = Counter()
         self._taken_in_all = 0
@@ -78,7 +78,7 @@ class Scheduler:
         known = self.home.union(found)
         kept = [name for name in self._names if name in known]
         self._names = deque([*sorted(known.difference(kept)), *kept])  # new ones come first, the others keep their turn
-        self._ahead.forget_all_but(known)
+        self.ahead.forget_all_but(known)
         self.begin_round()
 
     def meet(self, found: Iterable[str]) -> None:
@@ -127,7 +127,7 @@ class Scheduler:
             called_back = self._pace.applies_to(name)
             most = self.permits_of(name)
             if self.claims_ahead and not called_back:
-                most += self._ahead.entries(name, now)
+                most += self.ahead.entries(name, now)
             permits = min(most - self._taken[name], (most + 1) // 2, free_in_all)
             if called_back:
                 permits = min(permits, self._pace.free(name))
@@ -172,7 +172,6 @@ class Scheduler:
 
     def give_back(self, name: str) -> None:
         """The permit of an entry that needs it no longer."""
-        self._ahead.note_end(name)
         self._free(name, 1)
 
     def _free(self, name: str, permits: int) -> None:

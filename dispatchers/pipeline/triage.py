@@ -55,6 +55,8 @@ class Triage:
             if entry.schema_version > SCHEMA_VERSION:
                 self._leave_unreadable(entry)
                 continue
+            if not route.is_repeatable:
+                self._scheduler.ahead.exclude(entry.destination)
             if entry.deliveries == 1 and not entry.maybe_sent:  # no rule asks for the jitter, a pause or the form
                 step = plan(entry, route.memory, entry.leased_at, 0.0, env=env, alike=True)
             else:
