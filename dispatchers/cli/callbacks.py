@@ -27,11 +27,11 @@ def callbacks() -> None:
 
 @callbacks.command("list")
 @options.database_options
-def list_callbacks(database: str, schema: str | None, prefix: str) -> None:
+def list_callbacks(target: options.Target) -> None:
     """List the recorded callbacks and the entries waiting for each."""
     from dispatchers.store.callback_registry import list_all
 
-    with reading(database, schema, prefix) as (connection, tables):
+    with reading(target) as (connection, tables):
         found = list_all(connection, tables)
     answer({"callbacks": found}, lambda: _drawn(found))
 
@@ -39,7 +39,7 @@ def list_callbacks(database: str, schema: str | None, prefix: str) -> None:
 @callbacks.command()
 @click.argument("factory", metavar="MODULE:FUNCTION")
 @options.database_options
-def record(factory: str, database: str, schema: str | None, prefix: str) -> None:
+def record(factory: str, target: options.Target) -> None:
     """Record the callbacks of the dispatcher that MODULE:FUNCTION makes.
 
     Run it before a deploy, with `outbox db upgrade`. Then no running dispatcher settles an entry of the new app without its
@@ -49,7 +49,7 @@ def record(factory: str, database: str, schema: str | None, prefix: str) -> None
     from dispatchers.store.callback_registry import register
 
     names = sorted(make_dispatcher(factory).callbacks)
-    with deciding(database, schema, prefix) as (connection, tables):
+    with deciding(target) as (connection, tables):
         register(connection, tables, names)
     answer(
         {"callbacks": names},
@@ -60,7 +60,7 @@ def record(factory: str, database: str, schema: str | None, prefix: str) -> None
 @callbacks.command()
 @click.argument("name")
 @options.database_options
-def forget(name: str, database: str, schema: str | None, prefix: str) -> None:
+def forget(name: str, target: options.Target) -> None:
     """Forget a callback that was removed from the code.
 
     NAME is its name in `outbox callbacks list`: 'on_settled bank.charge'. Entries waiting for it settle without it.
@@ -69,7 +69,7 @@ def forget(name: str, database: str, schema: str | None, prefix: str) -> None:
     from dispatchers.store.callback_registry import read
     from dispatchers.suggestions import did_you_mean
 
-    with deciding(database, schema, prefix) as (connection, tables):
+    with deciding(target) as (connection, tables):
         waited = take_off(connection, tables, name)
         on_record = read(connection, tables)
     if waited is None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dispatchers.cli.options import Target
+
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
 
@@ -14,10 +16,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def reading(database: str, schema: str | None, prefix: str) -> "Iterator[tuple[Connection, Tables]]":
+def reading(target: Target) -> "Iterator[tuple[Connection, Tables]]":
     """A connection in a transaction that sees one moment of the database, and on PostgreSQL cannot write."""
-    tables = _tables(schema, prefix)
-    with _engine(database).connect() as connection:
+    tables = _tables(target)
+    with _engine(target.database).connect() as connection:
         if connection.dialect.name == "postgresql":
             connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         _require(connection, tables)
@@ -25,7 +27,7 @@ def reading(database: str, schema: str | None, prefix: str) -> "Iterator[tuple[C
 
 
 @contextmanager
-def deciding(database: str, schema: str | None, prefix: str) -> "Iterator[tuple[Connection, Tables]]":
+def deciding(target: Target) -> "Iterator[tuple[Connection, Tables]]":
     """A connection in a transaction that commits at the block's end, or rolls back for an exception.
 
     After the commit the dispatchers are woken: a decision mostly makes something due.
@@ -33,14 +35,14 @@ def deciding(database: str, schema: str | None, prefix: str) -> "Iterator[tuple[
     from outbox.hints import hint_at_once
     from outbox.sql.dialect import prepare_sqlite
 
-    tables = _tables(schema, prefix)
-    engine = _engine(database)
+    tables = _tables(target)
+    engine = _engine(target.database)
     if engine.dialect.name == "sqlite":
         prepare_sqlite(engine)
     with engine.begin() as connection:
         _require(connection, tables)
         yield connection, tables
-    hint_at_once(engine, schema, prefix)
+    hint_at_once(engine, target.schema, target.prefix)
 
 
 def parsed(database: str) -> "URL":
@@ -110,12 +112,12 @@ def _require_file(url: "URL") -> None:
         )
 
 
-def _tables(schema: str | None, prefix: str) -> "Tables":
+def _tables(target: Target) -> "Tables":
     from sqlalchemy import MetaData
 
     from outbox.sql.schema import define_tables
 
-    return define_tables(MetaData(), schema=schema, prefix=prefix)
+    return define_tables(MetaData(), schema=target.schema, prefix=target.prefix)
 
 
 def _require(connection: "Connection", tables: "Tables") -> None:

@@ -14,13 +14,13 @@ def db() -> None:
 
 @db.command()
 @options.database_options
-def upgrade(database: str, schema: str | None, prefix: str) -> None:
+def upgrade(target: options.Target) -> None:
     """Create the tables, or upgrade them to this release."""
     from outbox import migrations  # alembic is an extra, and slow to load
 
-    url = parsed(database)
-    before = migrations.current(url, schema=schema, prefix=prefix)
-    migrations.upgrade(url, schema=schema, prefix=prefix)
+    url = parsed(target.database)
+    before = migrations.current(url, schema=target.schema, prefix=target.prefix)
+    migrations.upgrade(url, schema=target.schema, prefix=target.prefix)
     head = migrations.head()
     text = f"already at {head}" if before == head else f"upgraded from {before or 'nothing'} to {head}"
     answer({"before": before, "revision": head}, text)
@@ -28,17 +28,17 @@ def upgrade(database: str, schema: str | None, prefix: str) -> None:
 
 @db.command()
 @options.database_options
-def check(database: str, schema: str | None, prefix: str) -> None:
+def check(target: options.Target) -> None:
     """Check that the tables match this release.
 
     Where bodies are partitioned, checks that tomorrow's partition exists too. Exits with status 1 if a check fails.
     """
     from outbox import migrations
 
-    url = existing(database)
-    migrations.check(url, schema=schema, prefix=prefix)
-    migrations.check_partitions(url, schema=schema, prefix=prefix)
-    revision = migrations.current(url, schema=schema, prefix=prefix)
+    url = existing(target.database)
+    migrations.check(url, schema=target.schema, prefix=target.prefix)
+    migrations.check_partitions(url, schema=target.schema, prefix=target.prefix)
+    revision = migrations.current(url, schema=target.schema, prefix=target.prefix)
     by_app = f"those of {migrations.head()}, created by the app"
     answer(
         {"revision": revision, "needed": migrations.head()},
@@ -51,7 +51,7 @@ def check(database: str, schema: str | None, prefix: str) -> None:
     "--undo", is_flag=True, help="Store new bodies in the records again; existing partitions are dropped in time."
 )
 @options.database_options
-def partition(database: str, schema: str | None, prefix: str, undo: bool) -> None:
+def partition(target: options.Target, undo: bool) -> None:
     """Store response bodies in daily partitions.
 
     PostgreSQL only, for many requests a day: retention then drops a partition instead of deleting rows. Moves and rewrites
@@ -60,7 +60,7 @@ def partition(database: str, schema: str | None, prefix: str, undo: bool) -> Non
     from outbox import migrations
 
     switch = migrations.unpartition if undo else migrations.partition
-    switch(existing(database), schema=schema, prefix=prefix)
+    switch(existing(target.database), schema=target.schema, prefix=target.prefix)
     where = "their records" if undo else "a table partitioned by day"
     answer({"partitioned": not undo}, f"new response bodies are stored in {where}")
 

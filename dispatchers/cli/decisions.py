@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import click
@@ -13,7 +13,7 @@ from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.entries import find
 from dispatchers.cli.output import answer, clean
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Command: TypeAlias = Callable[..., Any]
 
 VERDICTS = {
     "happened": "it happened",
@@ -25,11 +25,11 @@ CALLS = "its outcome is recorded: a running dispatcher that has the callback wil
 SENDS = "a running dispatcher will send it, once no earlier send can still be in flight"
 
 
-def decision_options(*, reason_required: bool = False) -> Callable[[Decorated], Decorated]:
+def decision_options(*, reason_required: bool = False) -> Callable[[Command], Command]:
     actor = click.option("--actor", callback=_actor, help="Name of the operator; by default the system's user.")
     reason = click.option("--reason", required=reason_required, help="Reason; it is recorded with the decision.")
 
-    def decorate(command: Decorated) -> Decorated:
+    def decorate(command: Command) -> Command:
         return actor(reason(options.database_options(command)))
 
     return decorate
@@ -47,14 +47,14 @@ def _actor(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 @click.command()
 @click.argument("id")
 @decision_options()
-def retry(id: str, actor: str, reason: str | None, database: str, schema: str | None, prefix: str) -> None:
+def retry(id: str, actor: str, reason: str | None, target: options.Target) -> None:
     """Make a waiting entry due now.
 
     Its attempts still count. A failed entry cannot be retried: the app enqueues a new one, with another discriminator.
     """
     from dispatchers.admin import decisions
 
-    with deciding(database, schema, prefix) as (connection, tables):
+    with deciding(target) as (connection, tables):
         entry_id = find(connection, tables, id)
         sends = decisions.retry(connection, tables, entry_id, actor=actor, reason=reason)
     follows = "a running dispatcher will send it" if sends else CALLS
@@ -64,11 +64,11 @@ def retry(id: str, actor: str, reason: str | None, database: str, schema: str | 
 @click.command()
 @click.argument("id")
 @decision_options()
-def cancel(id: str, actor: str, reason: str | None, database: str, schema: str | None, prefix: str) -> None:
+def cancel(id: str, actor: str, reason: str | None, target: options.Target) -> None:
     """Cancel an entry that has not been sent."""
     from dispatchers.admin import decisions
 
-    with deciding(database, schema, prefix) as (connection, tables):
+    with deciding(target) as (connection, tables):
         entry_id = find(connection, tables, id)
         settled = decisions.cancel(connection, tables, entry_id, actor=actor, reason=reason)
     text = "is cancelled: no dispatcher serves it" if settled else f"will be cancelled: {SETTLES}"
@@ -88,15 +88,7 @@ def cancel(id: str, actor: str, reason: str | None, database: str, schema: str |
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @decision_options(reason_required=True)
 def resolve(
-    id: str,
-    result: str | None,
-    yes: bool,
-    actor: str,
-    reason: str,
-    database: str,
-    schema: str | None,
-    prefix: str,
-    **verdicts: bool,
+    id: str, result: str | None, yes: bool, actor: str, reason: str, target: options.Target, **verdicts: bool
 ) -> None:
     """Record the outcome of an uncertain entry.
 
@@ -107,8 +99,8 @@ def resolve(
     verdict = _one_of(verdicts)
     answered = _parsed_result(result, verdict)
     if sys.stdin.isatty() and not yes:
-        _confirm(id, verdict, database, schema, prefix)
-    with deciding(database, schema, prefix) as (connection, tables):
+        _confirm(id, verdict, target)
+    with deciding(target) as (connection, tables):
         entry_id = find(connection, tables, id)
         decisions.resolve(connection, tables, entry_id, verdict, actor=actor, reason=reason, result=answered)  # type: ignore[arg-type]
     follows = SENDS if verdict == "send_again" else SETTLES
@@ -133,11 +125,11 @@ def _parsed_result(result: str | None, verdict: str) -> Any:
         raise click.BadParameter(f"is not valid JSON: {error}", param_hint="'--result'") from None
 
 
-def _confirm(id: str, verdict: str, database: str, schema: str | None, prefix: str) -> None:
+def _confirm(id: str, verdict: str, target: options.Target) -> None:
     """Ask outside the deciding transaction: an operator may take long to answer."""
     from dispatchers.admin import entries as admin_entries
 
-    with reading(database, schema, prefix) as (connection, tables):
+    with reading(target) as (connection, tables):
         entry = admin_entries.read_entry(connection, tables, find(connection, tables, id))
     if entry.state != "uncertain":
         return  # the decision will be refused: ask nothing
@@ -153,15 +145,7 @@ def _confirm(id: str, verdict: str, database: str, schema: str | None, prefix: s
 @click.argument("id", required=False)
 @click.option("--ordering-key", help="Release the blocked group of this ordering key, instead of an entry.")
 @decision_options()
-def release(
-    id: str | None,
-    ordering_key: str | None,
-    actor: str,
-    reason: str | None,
-    database: str,
-    schema: str | None,
-    prefix: str,
-) -> None:
+def release(id: str | None, ordering_key: str | None, actor: str, reason: str | None, target: options.Target) -> None:
     """Release a suspended entry or a blocked group.
 
     An ordering group, the entries of one ordering key, is blocked when one of them failed or is uncertain.
@@ -173,7 +157,7 @@ def release(
         raise click.UsageError("give either the ID of a suspended entry, or the --ordering-key of a blocked group")
     if ordering_key is not None:
         check_field("ordering_key", ordering_key)
-    with deciding(database, schema, prefix) as (connection, tables):
+    with deciding(target) as (connection, tables):
         if id is None:
             decisions.release_group(connection, tables, str(ordering_key), actor=actor, reason=reason)
             released: dict[str, Any] = {"ordering_key": ordering_key}

@@ -10,14 +10,14 @@ from dispatchers.cli.output import answer, clean
 
 @click.command()
 @options.database_options
-def destinations(database: str, schema: str | None, prefix: str) -> None:
+def destinations(target: options.Target) -> None:
     """Show each destination's backlog and throttling.
 
     The number of due entries, and any pause, Retry-After cooldown, rate limit, permits in use or open circuit breaker.
     """
     from dispatchers.admin.destinations import read_destinations
 
-    with reading(database, schema, prefix) as (connection, tables):
+    with reading(target) as (connection, tables):
         found = read_destinations(connection, tables)
     answer(found, lambda: rendering.destinations(found))
 
@@ -25,7 +25,7 @@ def destinations(database: str, schema: str | None, prefix: str) -> None:
 @click.command()
 @click.argument("destination")
 @decision_options()
-def pause(destination: str, actor: str, reason: str | None, database: str, schema: str | None, prefix: str) -> None:
+def pause(destination: str, actor: str, reason: str | None, target: options.Target) -> None:
     """Stop sending to a destination.
 
     It stays paused until `outbox resume`. Every running dispatcher stops at its next claim; sends in flight finish. Waiting
@@ -33,7 +33,7 @@ def pause(destination: str, actor: str, reason: str | None, database: str, schem
     """
     from dispatchers.admin import decisions
 
-    with deciding(database, schema, prefix) as (connection, tables):
+    with deciding(target) as (connection, tables):
         waits = decisions.pause(connection, tables, destination, actor=actor, reason=reason)
     addition = "" if waits else "; it has no entries in the queue: check its name"
     answer(

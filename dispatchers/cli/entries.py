@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dispatchers.admin.entries import ParentWanted
     from outbox.sql.schema import Tables
 
-WAITING = ("pending", "sending", "retry", "uncertain")
 ENDED = ("delivered", "failed", "cancelled")
 ENTRIES_DEFAULT = 50
 ENTRIES_MAX = 1000
@@ -45,9 +44,7 @@ def status(
     scope: str | None,
     source: str | None,
     exit_code: bool,
-    database: str,
-    schema: str | None,
-    prefix: str,
+    target: options.Target,
 ) -> None:
     """Show queue health, or the status of one parent key.
 
@@ -59,13 +56,13 @@ def status(
     from dispatchers.admin.overview import read_overview
 
     if parent is None:
-        with reading(database, schema, prefix) as (connection, tables):
+        with reading(target) as (connection, tables):
             overview = read_overview(connection, tables)
         answer(overview, lambda: rendering.overview(overview))
         needs_attention = overview.uncertain > 0 or overview.suspended_reason is not None
     else:
         wanted = _parent_wanted(env, parent, scope, source)
-        with reading(database, schema, prefix) as (connection, tables):
+        with reading(target) as (connection, tables):
             entries = admin_entries.read_entries_of_parent(connection, tables, wanted)
         if not entries:
             raise _nothing_under(wanted)
@@ -101,7 +98,7 @@ def _nothing_under(wanted: "ParentWanted") -> click.ClickException:
     "--state",
     "states",
     multiple=True,
-    type=click.Choice([*WAITING, *ENDED]),
+    type=click.Choice([*rendering.WAITING, *ENDED]),
     help="Only entries in this state; repeatable. By default every unfinished state.",
 )
 @click.option("--operation", help="Only this operation and those below it: stripe, or stripe.refunds.create.")
@@ -134,9 +131,7 @@ def list_entries(
     env: str | None,
     scope: str | None,
     source: str | None,
-    database: str,
-    schema: str | None,
-    prefix: str,
+    target: options.Target,
     **given: Any,
 ) -> None:
     """List entries by state, destination, operation or parent.
@@ -158,12 +153,12 @@ def list_entries(
         env = None  # the variable names the env of a parent; entries of another env must be listed too
     narrowed = (parent, env, scope, source) != (None, None, None, None)
     wanted = admin_entries.Filter(
-        states=states or WAITING,
+        states=states or rendering.WAITING,
         parent=_parent_wanted(env, parent, scope, source) if narrowed else None,
         since=since,
         **given,
     )
-    with reading(database, schema, prefix) as (connection, tables):
+    with reading(target) as (connection, tables):
         page = admin_entries.list_entries(connection, tables, wanted, entries_max=limit, after=after)
     following = page.next and f"{instant(page.next[0])},{page.next[1]}"
     document = {"at": page.at, "since": page.since, "entries": page.entries, "next": following}
@@ -193,14 +188,14 @@ def _are_ended(states: tuple[str, ...], *, suspended: bool) -> bool:
 @click.argument("id")
 @click.option("--payload", is_flag=True, help="Show the payload too, not only its size.")
 @options.database_options
-def show(id: str, payload: bool, database: str, schema: str | None, prefix: str) -> None:
+def show(id: str, payload: bool, target: options.Target) -> None:
     """Show one entry in full: fields, state and history.
 
     ID is the entry's id, or at least its first 8 digits.
     """
     from dispatchers.admin import entries as admin_entries
 
-    with reading(database, schema, prefix) as (connection, tables):
+    with reading(target) as (connection, tables):
         entry = admin_entries.read_entry(connection, tables, find(connection, tables, id))
         content = admin_entries.read_payload(connection, tables, entry.id) if payload else None
     document = plain(entry) | ({"payload": content} if payload else {})

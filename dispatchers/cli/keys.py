@@ -39,7 +39,7 @@ def generate(kid: str) -> None:
 @keys.command()
 @click.argument("kid")
 @options.database_options
-def forget(kid: str, database: str, schema: str | None, prefix: str) -> None:
+def forget(kid: str, target: options.Target) -> None:
     """Delete the recorded check value of KID.
 
     The database stores a check value of each kid's secret, and a process with another secret refuses to start. Use this if a
@@ -48,7 +48,7 @@ def forget(kid: str, database: str, schema: str | None, prefix: str) -> None:
     from dispatchers.cli.connections import deciding
     from outbox.sql.deployment import forget_secret
 
-    with deciding(database, schema, prefix) as (connection, tables):
+    with deciding(target) as (connection, tables):
         if not forget_secret(connection, tables, kid):
             raise NothingFound(f"no secret is recorded for kid {kid!r}")
     answer({"kid": kid}, f"kid {kid}: the next dispatcher that starts records the check value of its secret")

@@ -13,7 +13,7 @@ import click
 
 from dispatchers.cli import exit_codes
 from dispatchers.cli.connections import deciding
-from dispatchers.cli.options import Since, database_options
+from dispatchers.cli.options import Since, Target, database_options
 from dispatchers.cli.output import plain
 
 if TYPE_CHECKING:
@@ -79,13 +79,7 @@ class Window(Span):
 @database_options
 @click.pass_context
 def maintenance(
-    ctx: click.Context,
-    database: str,
-    schema: str | None,
-    prefix: str,
-    windows: tuple[Any, ...],
-    keep: timedelta | None,
-    dry_run: bool,
+    ctx: click.Context, target: Target, windows: tuple[Any, ...], keep: timedelta | None, dry_run: bool
 ) -> None:
     """Delete settled entries and records past their retention.
 
@@ -98,7 +92,7 @@ def maintenance(
     from dispatchers.maintenance.retention_sql import STEPS, overdue
 
     retention = Retention.of(KEEP if keep is None else keep, windows)
-    with deciding(database, schema, prefix) as (connection, tables):
+    with deciding(target) as (connection, tables):
         engine = connection.engine
         whole = overdue(connection, tables, retention)
     with engine.connect() as connection:

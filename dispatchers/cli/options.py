@@ -3,7 +3,8 @@
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, TypeVar
+from functools import wraps
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from uuid import UUID
 
 import click
@@ -43,11 +44,27 @@ def database_option(*, required: bool = True) -> Callable[[Decorated], Decorated
     )
 
 
-def database_options(command: Decorated) -> Decorated:
-    """Add `--database`, `--schema`, `--prefix` and `--json`: the options of every command that uses a database."""
+class Target(NamedTuple):
+    """The outbox that a command uses: its database, and the schema and prefix of its tables."""
+
+    database: str
+    schema: str | None
+    prefix: str
+
+
+def database_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--database`, `--schema`, `--prefix` and `--json`: the options of every command that uses a database.
+
+    The command gets the first three as one `target`.
+    """
+
+    @wraps(command)
+    def with_target(*, database: str, schema: str | None, prefix: str, **rest: Any) -> Any:
+        return command(target=Target(database, schema, prefix), **rest)
+
     for option in (json_option, prefix_option, schema_option, database_option()):
-        command = option(command)
-    return command
+        with_target = option(with_target)
+    return with_target
 
 
 # --- values. (ParamType is generic in newer releases of click, and cannot be subscripted in older ones.)

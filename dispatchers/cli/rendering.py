@@ -8,6 +8,7 @@ from dispatchers.cli.output import cell, instant, is_screen, json_text, pairs, p
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
     from dispatchers.admin.destinations import DestinationState, DestinationStates
     from dispatchers.admin.entries import EntryDetails, EntrySummary, Page
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 WAITING = ("pending", "sending", "retry", "uncertain")
 SEND_AGAIN = "send_again"
-
-
 OVERDUE_SHOWN = 5
 
 
@@ -29,22 +28,14 @@ def overview(found: "Overview") -> "Iterator[RenderableType]":
     if not found.destinations:
         yield prose("the queue is empty")
         return
-    drawn = table(
-        "DESTINATION",
-        *map(str.upper, WAITING),
-        "SUSPENDED",
-        "OLDEST DUE",
-        "NOTE",
-        elastic=["DESTINATION", "NOTE"],
-        right=_NUMBERS,
-    )
+    numbers = [*map(str.upper, WAITING), "SUSPENDED", "OLDEST DUE"]
+    drawn = table("DESTINATION", *numbers, "NOTE", elastic=["DESTINATION", "NOTE"], right=numbers)
     for destination in found.destinations:
-        oldest = destination.oldest_due_seconds
         drawn.add_row(
             cell(destination.name),
             *(cell(destination.states.get(state, 0)) for state in WAITING),
             cell(destination.suspended),
-            cell("-" if oldest is None else span(timedelta(seconds=oldest))),
+            _age(destination.oldest_due_seconds),
             cell(_note(destination, found.at)),
         )
     yield drawn
@@ -72,27 +63,26 @@ def overview(found: "Overview") -> "Iterator[RenderableType]":
         yield prose(text, "yellow")
 
 
-_NUMBERS = (*map(str.upper, WAITING), "SUSPENDED", "OLDEST DUE")
-
-
 def destinations(found: "DestinationStates") -> "Iterator[RenderableType]":
     if not found.destinations:
         yield prose("the queue is empty")
         return
-    drawn = table("DESTINATION", "DUE", "OLDEST DUE", "RATE", "NOTE", elastic=["DESTINATION", "NOTE"], right=_FIGURES)
+    numbers = ["DUE", "OLDEST DUE", "RATE"]
+    drawn = table("DESTINATION", *numbers, "NOTE", elastic=["DESTINATION", "NOTE"], right=numbers)
     for state in found.destinations:
-        oldest, rate = state.oldest_due_seconds, state.rate_per_second
+        rate = state.rate_per_second
         drawn.add_row(
             cell(state.name),
             cell(state.due),
-            cell("-" if oldest is None else span(timedelta(seconds=oldest))),
+            _age(state.oldest_due_seconds),
             cell("-" if rate is None else f"{rate:g}/s"),
             prose(_throttling(state, found.at)),
         )
     yield drawn
 
 
-_FIGURES = ("DUE", "OLDEST DUE", "RATE")
+def _age(seconds: float | None) -> "Text":
+    return cell("-" if seconds is None else span(timedelta(seconds=seconds)))
 
 
 def _throttling(state: "DestinationState", at: datetime) -> str:
@@ -165,10 +155,8 @@ def page(found: "Page", following: str | None, *, ended: bool, env: str | None) 
     if found.entries:
         elastic = ["OPERATION", "PARENT", "REASON"]
         has_envs = len({entry.env for entry in found.entries} | ({env} if env else set())) > 1
-        envs = ["ENV"] if has_envs else []
-        drawn = table(
-            "ID", "STATE", *envs, "OPERATION", "PARENT", "ENDED" if ended else "DUE", "REASON", elastic=elastic
-        )
+        envs, when = ["ENV"] if has_envs else [], "ENDED" if ended else "DUE"
+        drawn = table("ID", "STATE", *envs, "OPERATION", "PARENT", when, "REASON", elastic=elastic)
         for entry in found.entries:
             drawn.add_row(
                 cell(short(entry.id)),

@@ -11,7 +11,7 @@ from dispatchers.cli.decisions import decision_options
 from dispatchers.cli.output import answer, clean
 
 if TYPE_CHECKING:
-    from dispatchers.admin.resume import OperatorDecision, Resumed
+    from dispatchers.admin.resume import Resumed
 
 
 @click.command()
@@ -44,9 +44,7 @@ def resume(
     env: str | None,
     actor: str,
     reason: str | None,
-    database: str,
-    schema: str | None,
-    prefix: str,
+    target: options.Target,
 ) -> None:
     """Resume a destination, or all after a restore.
 
@@ -64,44 +62,37 @@ def resume(
     if destination is not None:
         if nothing_lost or since is not None or adopt_from is not None:
             raise click.UsageError("--nothing-lost, --since and --adopt-from need --after-restore")
-        _resume_destination(destination, actor, reason, database, schema, prefix)
+        _resume_destination(destination, actor, reason, target)
         return
     if reason is None:
         raise click.UsageError("Missing option '--reason'.")
-    word = _decision(nothing_lost=nothing_lost, since=since, adopt_from=adopt_from, env=env, actor=actor, reason=reason)
-    _resume_all(word, database, schema, prefix)
+    if nothing_lost and since is not None:
+        raise click.UsageError(
+            "--since says that commits may be missing, and --nothing-lost that none are: give only one"
+        )
+    if not env:
+        raise click.UsageError("the database's env is unknown: give --env or set OUTBOX_ENV")
+    _resume_all(
+        target, env=env, actor=actor, reason=reason, since=since, nothing_lost=nothing_lost, adopt_from=adopt_from
+    )
 
 
-def _resume_destination(
-    destination: str, actor: str, reason: str | None, database: str, schema: str | None, prefix: str
-) -> None:
+def _resume_destination(destination: str, actor: str, reason: str | None, target: options.Target) -> None:
     from dispatchers.admin import decisions
 
-    with deciding(database, schema, prefix) as (connection, tables):
+    with deciding(target) as (connection, tables):
         decisions.resume(connection, tables, destination, actor=actor, reason=reason)
     answer(
         {"destination": destination, "decision": "resume", "actor": actor}, f"destination {clean(destination)} resumed"
     )
 
 
-def _decision(*, env: str | None, **said: Any) -> "OperatorDecision":
-    from dispatchers.admin.resume import OperatorDecision
-
-    if said["nothing_lost"] and said["since"] is not None:
-        raise click.UsageError(
-            "--since says that commits may be missing, and --nothing-lost that none are: give only one"
-        )
-    if not env:
-        raise click.UsageError("the database's env is unknown: give --env or set OUTBOX_ENV")
-    return OperatorDecision(env=env, **said)
-
-
-def _resume_all(word: "OperatorDecision", database: str, schema: str | None, prefix: str) -> None:
+def _resume_all(target: options.Target, **decided: Any) -> None:
     from dispatchers.admin import resume as admin_resume
 
-    with deciding(database, schema, prefix) as (connection, tables):
+    with deciding(target) as (connection, tables):
         engine = connection.engine
-    resumed = admin_resume.resume(engine, tables, word)
+    resumed = admin_resume.resume(engine, tables, admin_resume.OperatorDecision(**decided))
     answer(resumed, "\n".join(_lines(resumed)))
 
 

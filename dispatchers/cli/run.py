@@ -1,12 +1,16 @@
 """`outbox run`: the dispatcher's process."""
 
 import importlib.util
+import json
+import logging
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dispatchers.cli.exit_codes import JSON, REFUSED
+from dispatchers.cli.output import instant
 from dispatchers.cli.references import load_function
 
 if TYPE_CHECKING:
@@ -28,20 +32,31 @@ def run(factory: str, log_level: str) -> None:
     Runs until SIGTERM, then finishes the sends in flight. A second SIGTERM stops at once: the sends in flight are then in
     doubt until their leases expire.
     """
-    import logging
-
     if importlib.util.find_spec("apscheduler") is None:
         raise click.ClickException("APScheduler is not installed: pip install 'sqlalchemy-outbox[dispatcher]'")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if click.get_current_context().meta.get(JSON):
-        from dispatchers.cli.log_lines import JsonLines
-
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonLines())
     logging.getLogger("apscheduler").setLevel("WARNING")
     for name in SHOWING_REQUESTS:
         logging.getLogger(name).setLevel("WARNING")
     make_dispatcher(factory).run()
+
+
+class JsonLines(logging.Formatter):
+    """One JSON document per line: `at`, `level`, `logger`, `message`, and `trace` for an exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "at": instant(datetime.fromtimestamp(record.created, UTC)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["trace"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
 
 
 def make_dispatcher(reference: str) -> "Dispatcher":

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.database_options
 @click.pass_context
-def verify(ctx: click.Context, database: str, schema: str | None, prefix: str) -> None:
+def verify(ctx: click.Context, target: options.Target) -> None:
     """Check the stored history against the invariants.
 
     Checks every stored row: no entry is lost, has ended twice or shares its key, and so on. With OUTBOX_SECRET set, derives
@@ -33,7 +33,7 @@ def verify(ctx: click.Context, database: str, schema: str | None, prefix: str) -
 
     secret = os.environ.get("OUTBOX_SECRET")
     keyring = ring_of(secret) if secret else None
-    with reading(database, schema, prefix) as (connection, tables):
+    with reading(target) as (connection, tables):
         found = admin_verify.verify(connection, tables, keyring)
     answer({"is_clean": found.is_clean, **_fields(found)}, lambda: _drawn(found))
     if not found.is_clean:

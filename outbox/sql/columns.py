@@ -37,6 +37,11 @@ def _storable(name: str, *instants: str) -> CheckConstraint:
     return CheckConstraint(and_(*(column(instant, Instant).between(low, high) for instant in instants)), name=name)
 
 
+def _partial(name: str, *columns: str, where: str) -> Index:
+    """An index of the rows under a condition only."""
+    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
+
+
 def _key_columns() -> list[Column[Any]]:
     return [
         Column("env", String(64), nullable=False),
@@ -66,12 +71,7 @@ def entry(prefix: str) -> list[Any]:
         Column("created_at", Instant, nullable=False),
         _storable(f"{prefix}entry_instants", "due_at", "created_at"),
         # serves the completion of an accepted request: its entries under other parents; the others are found by parent_id
-        Index(
-            f"{prefix}entry_record",
-            "record_id",
-            postgresql_where=text("record_id <> parent_id"),
-            sqlite_where=text("record_id <> parent_id"),
-        ),
+        _partial(f"{prefix}entry_record", "record_id", where="record_id <> parent_id"),
     ]
 
 
@@ -98,9 +98,8 @@ def queue(prefix: str) -> list[Any]:
         Column("waiting_since", Instant),  # it was due then, and was only released since
         Column("fair", String(255)),  # its destination, where that is fair; else NULL, as is
         Column("scope", String(255)),  # its parent's
-        Column(
-            "callback", String(160)
-        ),  # it waits for a dispatcher that has this one: `dispatchers.store.callback_registry`
+        # it waits for a dispatcher that has this one: `dispatchers.store.callback_registry`
+        Column("callback", String(160)),
         CheckConstraint("state IN ('pending', 'sending', 'retry', 'uncertain')", name=f"{prefix}queue_state"),
         # a lease is whole or absent, and is what `sending` means
         CheckConstraint(
@@ -126,29 +125,11 @@ def _queue_indexes(prefix: str) -> list[Index]:
         Index(f"{prefix}queue_due", "destination", "due_at"),
         # serves the claim of a fair destination: the scopes one after another, and the oldest due rows of each. What asks for
         # `fair` can be planned through no other index; by `destination` it might read all that the others have waiting
-        Index(
-            f"{prefix}queue_fair",
-            "fair",
-            "scope",
-            "due_at",
-            postgresql_where=text("fair IS NOT NULL"),
-            sqlite_where=text("fair IS NOT NULL"),
-        ),
+        _partial(f"{prefix}queue_fair", "fair", "scope", "due_at", where="fair IS NOT NULL"),
         # serves the head of an ordering key's group
-        Index(
-            f"{prefix}queue_group",
-            "ordering_key",
-            "position",
-            postgresql_where=text("ordering_key IS NOT NULL"),
-            sqlite_where=text("ordering_key IS NOT NULL"),
-        ),
+        _partial(f"{prefix}queue_group", "ordering_key", "position", where="ordering_key IS NOT NULL"),
         # serves the dispatchers that have a callback: the entries that wait for it
-        Index(
-            f"{prefix}queue_callback",
-            "callback",
-            postgresql_where=text("callback IS NOT NULL"),
-            sqlite_where=text("callback IS NOT NULL"),
-        ),
+        _partial(f"{prefix}queue_callback", "callback", where="callback IS NOT NULL"),
     ]
 
 
@@ -285,22 +266,9 @@ def record(prefix: str) -> list[Any]:
         # serves retention: the records that no retry may use any more, in its order
         Index(f"{prefix}record_keep", "keep_until", "id"),
         # serves the dispatcher's search for accepted requests that wait for nothing, and the gauges of those that are open
-        Index(
-            f"{prefix}record_open",
-            "state",
-            "created_at",
-            "id",
-            postgresql_where=text(f"state IN {OPEN}"),
-            sqlite_where=text(f"state IN {OPEN}"),
-        ),
+        _partial(f"{prefix}record_open", "state", "created_at", "id", where=f"state IN {OPEN}"),
         # serves retention: whether a day's bodies are needed still
-        Index(
-            f"{prefix}record_body",
-            "body_day",
-            "keep_until",
-            postgresql_where=text("body_day IS NOT NULL"),
-            sqlite_where=text("body_day IS NOT NULL"),
-        ),
+        _partial(f"{prefix}record_body", "body_day", "keep_until", where="body_day IS NOT NULL"),
     ]
 
 

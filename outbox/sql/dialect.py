@@ -24,14 +24,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import ColumnElement
-from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.errors import ConfigurationError, NoTransaction
 from outbox.sql.connections import require_connection
+from outbox.sql.rendering import renders
 from outbox.sql.schema import STATEMENTS_MAX
 from outbox.times import Instant
 
@@ -55,6 +54,7 @@ _prepared: WeakSet[Dialect] = WeakSet()
 # --- the database's clock, the only one that decides
 
 
+@renders(postgresql="clock_timestamp()", sqlite=SQLITE_CLOCK)
 class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function that it renders
     """The database's clock now, not the transaction's start."""
 
@@ -62,29 +62,13 @@ class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function th
     inherit_cache = True
 
 
-@compiles(clock)
-def _clock(element: clock, compiler: SQLCompiler, **kw: Any) -> str:
-    return "clock_timestamp()"
-
-
-@compiles(clock, "sqlite")
-def _clock_sqlite(element: clock, compiler: SQLCompiler, **kw: Any) -> str:
-    return SQLITE_CLOCK
-
-
+@renders(
+    postgresql="clock_timestamp() + make_interval(secs => {0})",
+    sqlite=f"{SQLITE_CLOCK} + CAST({{0}} * 1000000 AS INTEGER)",
+)
 class _later(FunctionElement[Any]):  # noqa: N801
     type = Instant()
     inherit_cache = True
-
-
-@compiles(_later)
-def _later_default(element: _later, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"clock_timestamp() + make_interval(secs => {compiler.process(element.clauses, **kw)})"
-
-
-@compiles(_later, "sqlite")
-def _later_sqlite(element: _later, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"{SQLITE_CLOCK} + CAST({compiler.process(element.clauses, **kw)} * 1000000 AS INTEGER)"
 
 
 def clock_plus(delay: timedelta | BindParameter[float]) -> ColumnElement[Any]:
@@ -117,6 +101,7 @@ def stored_body(record: Table) -> ColumnElement[bytes]:
     return _stored_body(record)
 
 
+@renders(postgresql="CASE WHEN {1} IS NULL THEN {0} ELSE {2} END", sqlite="{0}")
 class _stored_body(FunctionElement[bytes]):  # noqa: N801
     type = LargeBinary()
     inherit_cache = True
@@ -130,17 +115,6 @@ class _stored_body(FunctionElement[bytes]):  # noqa: N801
             packagenames=None if record.schema is None else (quoted_name(record.schema, quote=None),),
         )
         super().__init__(record.c.body, record.c.body_day, read)
-
-
-@compiles(_stored_body)
-def _stored_body_default(element: _stored_body, compiler: SQLCompiler, **kw: Any) -> str:
-    body, day, read = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"CASE WHEN {day} IS NULL THEN {body} ELSE {read} END"
-
-
-@compiles(_stored_body, "sqlite")
-def _stored_body_sqlite(element: _stored_body, compiler: SQLCompiler, **kw: Any) -> str:
-    return compiler.process(next(iter(element.clauses)), **kw)
 
 
 def insert_unless_present(dialect: str, table: Table) -> Any:
@@ -273,6 +247,7 @@ def is_passing(error: Exception) -> bool:
 # --- locks that end with the transaction
 
 
+@renders(postgresql="pg_try_advisory_xact_lock({0})", sqlite="1")
 class try_locking(FunctionElement[Any]):  # noqa: N801
     """Takes the transaction-level lock of a number if it is free; returns whether it did. Never waits. SQLite's only writer holds
     all."""
@@ -281,32 +256,13 @@ class try_locking(FunctionElement[Any]):  # noqa: N801
     inherit_cache = True
 
 
-@compiles(try_locking)
-def _try_locking(element: try_locking, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"pg_try_advisory_xact_lock({compiler.process(element.clauses, **kw)})"
-
-
-@compiles(try_locking, "sqlite")
-def _try_locking_sqlite(element: try_locking, compiler: SQLCompiler, **kw: Any) -> str:
-    return "1"
-
-
+@renders(postgresql="current_setting('transaction_isolation') IN ('repeatable read', 'serializable')", sqlite="0")
 class keeps_snapshot(FunctionElement[Any]):  # noqa: N801
     """Whether the transaction reads as of its first statement (REPEATABLE READ, SERIALIZABLE): what a lock's last holder has
     committed may stay unseen. Not on SQLite: BEGIN IMMEDIATE, and no one has written since its snapshot."""
 
     type = Boolean()
     inherit_cache = True
-
-
-@compiles(keeps_snapshot)
-def _keeps_snapshot(element: keeps_snapshot, compiler: SQLCompiler, **kw: Any) -> str:
-    return "current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
-
-
-@compiles(keeps_snapshot, "sqlite")
-def _keeps_snapshot_sqlite(element: keeps_snapshot, compiler: SQLCompiler, **kw: Any) -> str:
-    return "0"
 
 
 class Lock(NamedTuple):

@@ -66,16 +66,8 @@ def _raise_as_core_does(connection: Connection, error: BaseException, sql: str) 
     connection._handle_dbapi_exception(error, sql if quotes else None, None, None, None)
 
 
-_CONVERTS_ERRORS = [*inspect.signature(getattr(Connection, "_handle_dbapi_exception", lambda: None)).parameters][
-    :6
-] == [
-    "self",
-    "e",
-    "statement",
-    "parameters",
-    "cursor",
-    "context",
-]
+_HANDLER = inspect.signature(getattr(Connection, "_handle_dbapi_exception", lambda: None))
+_CONVERTS_ERRORS = [*_HANDLER.parameters][:6] == ["self", "e", "statement", "parameters", "cursor", "context"]
 """Whether this release of SQLAlchemy has the method, as it is called here."""
 
 _KEPT = "sqlalchemy-outbox cursor"

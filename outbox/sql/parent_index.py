@@ -7,13 +7,13 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Table, Uuid, and_
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.keys import PARENT_BYTES, ids_under
+from outbox.sql.rendering import renders
 
 _KEPT = 2 * PARENT_BYTES  # hexadecimal digits
+_REST = 32 - _KEPT
 
 
 def is_under(entry: Table, parent: UUID | ColumnElement[Any]) -> ColumnElement[bool]:
@@ -27,36 +27,17 @@ def is_under_sql(entry: str, parent: str) -> str:
     return f"{entry}.id BETWEEN {_filled(parent, '0')} AND {_filled(parent, 'f')} AND {entry}.parent_id = {parent}"
 
 
+def _filled(parent: str, digit: str) -> str:
+    return f"CAST(left(CAST({parent} AS text), {_KEPT}) || '{digit * _REST}' AS uuid)"
+
+
+@renders(postgresql=_filled("{0}", "0"), sqlite=f"substr({{0}}, 1, {_KEPT}) || '{'0' * _REST}'")
 class _least(FunctionElement[UUID]):  # noqa: N801
     type = Uuid()
     inherit_cache = True
 
 
+@renders(postgresql=_filled("{0}", "f"), sqlite=f"substr({{0}}, 1, {_KEPT}) || '{'f' * _REST}'")
 class _greatest(FunctionElement[UUID]):  # noqa: N801
     type = Uuid()
     inherit_cache = True
-
-
-def _filled(parent: str, digit: str) -> str:
-    rest = digit * (32 - _KEPT)
-    return f"CAST(left(CAST({parent} AS text), {_KEPT}) || '{rest}' AS uuid)"
-
-
-@compiles(_least)
-def _least_sql(element: _least, compiler: SQLCompiler, **kw: Any) -> str:
-    return _filled(compiler.process(element.clauses, **kw), "0")
-
-
-@compiles(_greatest)
-def _greatest_sql(element: _greatest, compiler: SQLCompiler, **kw: Any) -> str:
-    return _filled(compiler.process(element.clauses, **kw), "f")
-
-
-@compiles(_least, "sqlite")
-def _least_sqlite(element: _least, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"substr({compiler.process(element.clauses, **kw)}, 1, {_KEPT}) || '{'0' * (32 - _KEPT)}'"
-
-
-@compiles(_greatest, "sqlite")
-def _greatest_sqlite(element: _greatest, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"substr({compiler.process(element.clauses, **kw)}, 1, {_KEPT}) || '{'f' * (32 - _KEPT)}'"

@@ -15,29 +15,8 @@ from sqlalchemy.engine import ExceptionContext
 
 HIDDEN = "(its text is hidden: it may quote what was sent)"
 QUOTING_NONE = (
-    *(
-        "08",
-        "0A",
-        "23",
-        "25",
-        "26",
-        "28",
-        "2B",
-        "34",
-        "3B",
-        "3D",
-        "3F",
-        "40",
-        "42",
-        "53",
-        "54",
-        "55",
-        "57",
-        "58",
-        "72",
-        "F0",
-    ),
-    *("P0002", "P0003", "XX"),
+    *("08", "0A", "23", "25", "26", "28", "2B", "34", "3B", "3D", "3F", "40", "42"),
+    *("53", "54", "55", "57", "58", "72", "F0", "P0002", "P0003", "XX"),
 )
 """The SQLSTATEs, or their classes, whose first line names tables, constraints and settings only. Not among them: data exceptions
 (22), which quote the value, and RAISE without an ERRCODE (P0001), whose text is anybody's.
@@ -89,9 +68,8 @@ def _hide_values(context: ExceptionContext) -> None:
     text = hide_values(error, is_sqlite=context.dialect.name == "sqlite")
     if wrapped is not None:
         wrapped.args = (f"({type(error).__module__}.{type(error).__name__}) {text}",)
-        if context.dialect.driver in ("psycopg", "psycopg_async") and isinstance(
-            error, context.dialect.loaded_dbapi.Error
-        ):
+        is_psycopg = context.dialect.driver in ("psycopg", "psycopg_async")
+        if is_psycopg and isinstance(error, context.dialect.loaded_dbapi.Error):
             wrapped.orig = _without_diagnostics(error, text)
 
 

@@ -141,10 +141,11 @@ def test_the_overview_reads_the_queue_and_nothing_that_ended(postgresql: Databas
 
 def test_reading_is_of_one_moment_and_cannot_write(postgresql: Database) -> None:
     from dispatchers.cli.connections import reading
+    from dispatchers.cli.options import Target
 
     url = postgresql.url.render_as_string(hide_password=False)
 
-    with reading(url, None, "outbox_") as (connection, tables):
+    with reading(Target(url, None, "outbox_")) as (connection, tables):
         level = connection.execute(sa.text("SHOW transaction_isolation")).scalar_one()
         with pytest.raises(sa.exc.DBAPIError, match="read-only transaction"):
             connection.execute(sa.delete(tables.queue))
