@@ -1,57 +1,82 @@
-"""Reads one HTTP/1.1 answer with h11, and returns whether the connection may be used again. No I/O.
+"""Reads one HTTP/1.1 answer with httptools, and returns whether the connection may be used again. No I/O.
 
 Everything doubtful ends the connection: it is used again only after an answer that ends exactly where its framing says.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-import h11
 import httpx
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-SWITCHING_PROTOCOLS: Final = 101
-TWO_FRAMINGS: Final = frozenset({b"content-length", b"transfer-encoding"})
+HEAD_BYTES_MAX: Final = 100 * 1024  # of what comes before an answer's body, and between two reads of some of it
+BEGINNING: Final = b"HTTP/"  # the parser takes the answers of other protocols too
+
+
+class AnswerHeaders(Mapping[str, str]):
+    """Found by their names in any case. Values of one name are joined: RFC 9110, 5.3."""
+
+    __slots__ = ("_by_name",)
+
+    def __init__(self, by_name: Mapping[str, str]) -> None:
+        """by_name: the names in lower case."""
+        self._by_name = by_name
+
+    def __getitem__(self, name: str) -> str:
+        return self._by_name[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
 
 
 class AnswerReader:
     """Takes an answer in pieces, as they come.
 
-    http: what framed the request. status, headers: of the answer; status is None until its head is complete. 1xx answers
-    before it are skipped. body: what came of it, at most `body_bytes_max`. ended: nothing more is wanted. whole: the body
-    ended where it should. After the answer that opens a tunnel, `whole` is False.
+    body_bytes_max: how much of the body is kept. has_body: False for the answer to HEAD or CONNECT, which ends with its head.
+
+    status, headers: of the answer, the headers' names in lower case; status is None until the head is complete. 1xx answers
+    before it are skipped. body: what came of it. ended: nothing more is wanted. whole: the body ended where it should.
+    has_left_overs: the server sent more than the answer, or closed.
     """
 
-    __slots__ = ("_body_bytes_max", "_http", "body", "ended", "headers", "status", "whole")
-
-    def __init__(self, http: h11.Connection, body_bytes_max: int) -> None:
-        self._http = http
+    def __init__(self, body_bytes_max: int, *, has_body: bool = True) -> None:
         self._body_bytes_max = body_bytes_max
+        self._has_body = has_body
+        self._beginning = b""
+        self._room = HEAD_BYTES_MAX
+        self._keeps_alive = False
         self.status: int | None = None
-        self.headers: list[tuple[bytes, bytes]] = []
+        self.headers: dict[str, str] = {}
         self.body = bytearray()
         self.ended = False
         self.whole = False
-
-    @property
-    def reusable(self) -> bool:
-        """Whether the answer was whole, nothing followed it, and both sides keep the connection.
-
-        After two framings, servers and proxies on the way may have seen two ends; h11 accepts them.
-        """
-        return (
-            self.whole
-            and self._http.our_state is self._http.their_state is h11.DONE
-            and not self.has_left_overs
-            and not TWO_FRAMINGS.issubset(name.lower() for name, _ in self.headers)
+        self.has_left_overs = False
+        self.on_body = self.body.extend if has_body else None  # called by the parser, as are the methods below
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        self._parser.set_dangerous_leniencies(
+            lenient_chunked_length=True,  # the chunks count, and the connection is not used again: RFC 9112, 6.3
+            lenient_optional_cr_before_lf=True,  # RFC 9112, 2.2
+            lenient_spaces_after_chunk_size=True,
         )
 
     @property
-    def has_left_overs(self) -> bool:
-        """Whether the server sent more than the answer, or closed."""
-        return self._http.trailing_data != (b"", False)
+    def reusable(self) -> bool:
+        """Whether the answer was whole, nothing followed it, and the server keeps the connection.
 
-    def headers_for_httpx(self) -> httpx.Headers:
-        is_ascii = all(name.isascii() and value.isascii() for name, value in self.headers)
-        return httpx.Headers(self.headers, encoding="ascii" if is_ascii else None)  # it takes long to find that out
+        After two framings, or one that is not understood, servers and proxies on the way may have seen another end.
+        """
+        return (
+            self.whole
+            and self._keeps_alive
+            and not self.has_left_overs
+            and (
+                "transfer-encoding" not in self.headers
+                or (self.headers["transfer-encoding"].lower() == "chunked" and "content-length" not in self.headers)
+            )
+        )
 
     def feed(self, data: bytes) -> None:
         """Take what came; no bytes mean that the server has closed.
@@ -59,40 +84,89 @@ class AnswerReader:
         Raises `httpx.RemoteProtocolError` without the head of an answer; the text shows nothing of what came. A broken body
         ends the answer, which is then not whole.
         """
-        self._http.receive_data(data)
         try:
-            while not self.ended and self._take(self._http.next_event()):
-                pass
-        except h11.RemoteProtocolError:
+            if data:
+                self._parse(memoryview(data))
+            else:
+                self._close()
+        except (HttpParserError, HttpParserUpgrade):
             if self.status is None:
                 raise httpx.RemoteProtocolError("no head of an answer in HTTP/1.1 came") from None
-            self.ended = True
+            self.has_left_overs = self.ended = True
+        if self.ended:
+            self._parser = None  # it refers to this reader
 
-    def _take(self, event: object) -> bool:
-        """Whether another event may follow at once."""
-        match event:
-            case h11.Data():
-                self._take_body(event.data)
-            case h11.EndOfMessage():
-                self.ended = self.whole = True
-            case h11.Response():
-                self._take_head(event)
-            case h11.InformationalResponse():
-                if event.status_code == SWITCHING_PROTOCOLS:
-                    raise h11.RemoteProtocolError("the protocol after it is not read here")
-            case _:
-                self.ended = event is h11.PAUSED  # a tunnel begins after the head
-                return False
-        return True
-
-    def _take_head(self, head: h11.Response) -> None:
-        if not head.http_version.startswith(b"1."):
-            raise h11.RemoteProtocolError("another version of HTTP")
-        self.headers = head.headers.raw_items()
-        self.status = head.status_code
-
-    def _take_body(self, data: bytes) -> None:
-        self.body += data
-        if len(self.body) > self._body_bytes_max:
+    def _parse(self, data: memoryview) -> None:
+        if self.status is None:
+            self._expect_http(data)
+            if len(data) > self._room:
+                self._take(data[: self._room])
+                if self.status is None:
+                    raise HttpParserError("the head is too long")
+                data = data[self._room :]
+        kept = len(self.body)
+        # The answer ends with the last byte that came, or more than the answer came.
+        self._take(data[:-1])
+        self._take(data[-1:])
+        self._room = self._room - len(data) if len(self.body) == kept else HEAD_BYTES_MAX
+        if len(self.body) > self._body_bytes_max or (self._room < 0 and not self.ended):
             del self.body[self._body_bytes_max :]
+            self.ended, self.whole = True, False
+
+    def _expect_http(self, data: memoryview) -> None:
+        missing = len(BEGINNING) - len(self._beginning)
+        if missing:
+            self._beginning += data[:missing]
+            if not BEGINNING.startswith(self._beginning):
+                raise HttpParserError("not HTTP")
+
+    def _take(self, data: memoryview) -> None:
+        if self.ended or self._parser is None:
+            self.has_left_overs = self.has_left_overs or len(data) > 0
+        else:
+            self._parser.feed_data(data)
+
+    def _close(self) -> None:
+        self.has_left_overs = True
+        if self.status is None:
+            raise HttpParserError("closed before an answer")
+        if not self.ended:
             self.ended = True
+            self.whole = not {"content-length", "transfer-encoding"} & self.headers.keys()
+
+    # --- what the parser calls
+
+    def on_message_begin(self) -> None:
+        if self.ended:
+            raise HttpParserError("another answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.status is None:
+            key, text = name.decode("ascii").lower(), _decoded(value)
+            self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        version, status = self._parser.get_http_version(), self._parser.get_status_code()
+        if version not in {"1.0", "1.1"} or status < 100 or status == 101:
+            raise HttpParserError("another version or protocol")
+        if status >= 200:
+            self.status, self._room = status, HEAD_BYTES_MAX
+            self._keeps_alive = version == "1.1" and self._parser.should_keep_alive()
+            self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=False)  # between chunks it is an attack
+            self.ended = self.whole = not self._has_body
+        elif {"content-length", "transfer-encoding"} & self.headers.keys():
+            raise HttpParserError("an interim answer with a body")  # RFC 9110, 8.6
+        else:
+            self.headers.clear()
+
+    def on_message_complete(self) -> None:
+        if self.status is not None:
+            self.ended = self.whole = True
+
+
+def _decoded(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

@@ -21,6 +21,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader: AnswerReader | None = None
         self._answered: asyncio.Future[None] | None = None
+        self._deadline = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
 
     async def ask(self, request: bytes, reader: AnswerReader, deadline: float) -> None:
         """Send the request, and read until the answer has ended, or broken off after its head.
@@ -32,12 +34,13 @@ class Connection(asyncio.Protocol):
             raise RuntimeError("this connection is not open, or it is in use")
         self._reader = reader
         self._answered = self.loop.create_future()
-        running_out = self.loop.call_at(deadline, self._fail, TimeoutError())
+        self._deadline = deadline
+        if self._alarm is None or self._alarm.when() > deadline:
+            self._set_alarm()
         try:
             self._transport.write(request)
             await self._answered
         finally:
-            running_out.cancel()
             self._reader = self._answered = None
 
     def can_be_used_again(self, reader: AnswerReader) -> bool:
@@ -93,6 +96,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._reader is None:
             return
         if exc is None:
@@ -110,6 +115,20 @@ class Connection(asyncio.Protocol):
         else:
             if reader.ended:
                 self._finish()
+
+    def _set_alarm(self) -> None:
+        """One timer for all requests of the connection: one for each would cost as much as to write it."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self.loop.call_at(self._deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._reader is not None:
+            if self.loop.time() < self._deadline:
+                self._set_alarm()
+            else:
+                self._fail(TimeoutError())
 
     def _finish(self) -> None:
         if self._answered is not None and not self._answered.done():

@@ -11,7 +11,7 @@ import httpx
 
 from dispatchers.adapters.answer_reader import AnswerReader
 from dispatchers.adapters.connection import Connection
-from dispatchers.adapters.request_writer import Origin, Target, framed, new_exchange
+from dispatchers.adapters.request_writer import Origin, Target, head_of
 
 HAPPY_EYEBALLS_SECONDS: Final = 0.25  # until the next address of a host is tried beside the first: RFC 8305, 5
 
@@ -79,9 +79,8 @@ class Connector:
 
     async def _tunnel(self, connection: Connection, origin: Origin) -> None:
         authority = origin.authority
-        http = new_exchange()
-        request = framed(http, "CONNECT", authority, [("Host", authority), *self._proxy_headers])
-        answer = AnswerReader(http, 0)
+        request = head_of("CONNECT", authority, [("Host", authority), *self._proxy_headers])
+        answer = AnswerReader(0, has_body=False)
         try:
             await connection.ask(request, answer, connection.loop.time() + self._seconds)
         except httpx.TransportError as error:

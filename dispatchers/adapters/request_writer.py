@@ -1,15 +1,20 @@
-"""A request as it leaves, framed by h11: nothing in a header begins another header, or another request."""
+"""A request as it leaves: nothing in a header begins another header, or another request."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-import h11
 import httpx
 
 PORTS: Final = {"http": 80, "https": 443}
 OURS: Final = frozenset({"accept-encoding", "content-length", "host", "transfer-encoding"})
 WITH_CONTENT: Final = frozenset({"POST", "PUT", "PATCH"})  # they say so where they have none: RFC 9110, 8.6
-HEAD_BYTES_MAX: Final = 100 * 1024  # of an answer's head, of what is between two of its chunks, of its trailers
+WITHOUT_ANSWERED_BODY: Final = frozenset({"HEAD", "CONNECT"})
+HEAD: Final = re.compile(
+    r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [\x21-\x7e]+ HTTP/1\.1\r\n"
+    r"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+: (?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?\r\n)*"
+)
+"""A request line and headers. Source: RFC 9110, 5.5 and 5.6.2; RFC 9112, 3."""
 
 
 class Origin(NamedTuple):
@@ -42,12 +47,16 @@ class Target(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """A request to be sent. headers: those of HTTP itself are left out, and written with it."""
+    """A request to be sent. headers: those of HTTP itself are left out, and written with it.
+
+    is_last: it asks the server to close the connection.
+    """
 
     method: str
     target: Target
     headers: Sequence[tuple[str, str]]
     content: bytes = b""
+    is_last: bool = False
 
     @classmethod
     async def of(cls, request: httpx.Request) -> "Outgoing":
@@ -55,13 +64,14 @@ class Outgoing(NamedTuple):
         content = await request.aread()
         target = Target.of(request.url)._replace(host=request.headers["Host"])
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw]
-        return cls(request.method, target, [each for each in headers if each[0].lower() not in OURS], content)
+        is_last = "close" in request.headers.get("Connection", "").lower()
+        return cls(request.method, target, [each for each in headers if each[0].lower() not in OURS], content, is_last)
 
     def for_httpx(self) -> httpx.Request:
         headers = [("Host", self.target.host), *self.headers, ("Accept-Encoding", "identity")]
         return httpx.Request(self.method, self.target.url, headers=headers, content=self.content or None)
 
-    def written(self, http: h11.Connection, target: str, for_proxy: Iterable[tuple[str, str]]) -> bytes:
+    def written(self, target: str, for_proxy: Iterable[tuple[str, str]]) -> bytes:
         """The bytes of it. target: as it is named to who reads it. for_proxy: headers beside its own.
 
         No compression is asked for, because a compressed answer can be a bomb.
@@ -70,22 +80,13 @@ class Outgoing(NamedTuple):
         headers = [("Host", self.target.host), *self.headers, *for_proxy, ("Accept-Encoding", "identity")]
         if self.content or self.method in WITH_CONTENT:
             headers.append(("Content-Length", str(len(self.content))))
-        return framed(http, self.method, target, headers, self.content)
+        return head_of(self.method, target, headers) + self.content
 
 
-def new_exchange() -> h11.Connection:
-    """What frames one request, and reads the answer to it."""
-    return h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
-
-
-def framed(
-    http: h11.Connection, method: str, target: str, headers: Iterable[tuple[str, str]], content: bytes = b""
-) -> bytes:
-    """A request of these headers alone. Raises `httpx.LocalProtocolError`, which shows nothing of it."""
-    try:
-        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        head = h11.Request(method=method.encode("ascii"), target=target.encode("ascii"), headers=encoded)
-        events = (head, h11.Data(data=content), h11.EndOfMessage()) if content else (head, h11.EndOfMessage())
-        return b"".join([http.send(event) or b"" for event in events])
-    except (h11.LocalProtocolError, UnicodeEncodeError):
-        raise httpx.LocalProtocolError("a method, a URL or a header of the request cannot be sent") from None
+def head_of(method: str, target: str, headers: Sequence[tuple[str, str]]) -> bytes:
+    """A request's head of these headers alone. Raises `httpx.LocalProtocolError`, which shows nothing of it."""
+    lines = f"{method} {target} HTTP/1.1\r\n" + "".join([f"{name}: {value}\r\n" for name, value in headers])
+    # Every line is a header, and there are as many as were given: so none of them contains another.
+    if HEAD.fullmatch(lines) is None or lines.count("\n") != len(headers) + 1:
+        raise httpx.LocalProtocolError("a method, a URL or a header of the request cannot be sent")
+    return f"{lines}\r\n".encode("latin-1")

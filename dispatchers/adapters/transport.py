@@ -17,11 +17,11 @@ from typing import Final, cast
 import httpcore
 import httpx
 
-from dispatchers.adapters.answer_reader import AnswerReader
+from dispatchers.adapters.answer_reader import AnswerHeaders, AnswerReader
 from dispatchers.adapters.connection import Connection
 from dispatchers.adapters.connection_pool import ConnectionPool
 from dispatchers.adapters.connector import Connector
-from dispatchers.adapters.request_writer import Origin, Outgoing, new_exchange
+from dispatchers.adapters.request_writer import WITHOUT_ANSWERED_BODY, Origin, Outgoing
 from outbox.errors import ConfigurationError
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -61,7 +61,7 @@ class Answer:
 
 
 class Transport:
-    """Carries requests, framed by h11: no retries, no redirects, no compression, no proxy of the environment.
+    """Carries requests over HTTP/1.1: no retries, no redirects, no compression, no proxy of the environment.
 
     timeout: what one send may take in all; it is cancelled a little earlier, because a cancellation from outside loses the
         details. Connecting and TLS get up to a third each, so that an unreachable service is known as such.
@@ -116,11 +116,10 @@ class Transport:
             return await self._send_over(over, request if isinstance(request, httpx.Request) else request.for_httpx())
         if isinstance(request, httpx.Request):
             request = await Outgoing.of(request)
-        http = new_exchange()
-        content = request.written(http, *self._connector.named(request.target))
+        content = request.written(*self._connector.named(request.target))
         origin = request.target.origin
         deadline = asyncio.get_running_loop().time() + self._seconds
-        answer = AnswerReader(http, self._answer_bytes_max)
+        answer = AnswerReader(self._answer_bytes_max, has_body=request.method not in WITHOUT_ANSWERED_BODY)
         connection = self._pool.take(origin) or await self._open(origin, deadline)
         try:
             await connection.ask(content, answer, deadline)
@@ -128,12 +127,12 @@ class Transport:
             if answer.status is None:
                 raise httpx.ReadTimeout("no answer in time") from None
         finally:
-            if connection.can_be_used_again(answer):
+            if connection.can_be_used_again(answer) and not request.is_last:
                 self._pool.keep(connection, origin)
             else:
                 connection.abort()
         assert answer.status is not None
-        return Answer(answer.status, answer.headers_for_httpx(), bytes(answer.body), answer.whole)
+        return Answer(answer.status, AnswerHeaders(answer.headers), bytes(answer.body), answer.whole)
 
     async def aclose(self) -> None:
         """Close the connections. It may be used again afterwards."""
@@ -163,7 +162,8 @@ class Transport:
                 raise httpx.ReadTimeout("no answer in time", request=request) from None
         finally:
             _is_sending.reset(sending)
-        return Answer(response.status_code, response.headers, bytes(body[: self._answer_bytes_max]), whole)
+        headers = AnswerHeaders(dict(response.headers))
+        return Answer(response.status_code, headers, bytes(body[: self._answer_bytes_max]), whole)
 
     async def _read(self, response: httpx.Response, body: bytearray) -> bool:
         """Read into `body`; whether that is all of it."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PACKAGES = (
     *("sqlalchemy-outbox", "sqlalchemy", "psycopg", "asyncpg", "alembic", "apscheduler", "click", "rich"),
-    *("stripe", "httpx", "h11", "aiosmtplib"),
+    *("stripe", "httpx", "httptools", "aiosmtplib"),
 )
 MALFORMED = f"malformed: {SECRET_FORM}"
 NO_URL = "not a valid SQLAlchemy URL, and therefore not shown"

@@ -168,6 +168,17 @@ def test_a_server_that_will_close_is_not_asked_again(head: bytes) -> None:
     assert connections_of_two(and_stay) == 2
 
 
+def test_after_a_request_that_asks_for_a_close_it_is_not_used() -> None:
+    async def two(transport: Transport, url: str) -> None:
+        for _ in range(2):
+            await post(transport, url, headers={"Connection": "close"})
+
+    connections, server = counting(answering())
+    over(server, two)
+
+    assert len(connections) == 2
+
+
 def test_an_early_answer_counts_and_ends_the_connection() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
