@@ -3,8 +3,8 @@
     python3 dev.py demo [ARGS]     show it running
     python3 dev.py test [ARGS]     lint, types, contracts, then pytest with ARGS; without ARGS also the tests that touch
                                    SQLAlchemy on the oldest release of it that is supported
-    python3 dev.py bench --quick   a quick benchmark; with --requests, what a claim adds to a request
-    python3 dev.py bench PART      one benchmark alone: latency, sends
+    python3 dev.py bench [PARTS]   all benchmarks beside the peers, in about 15 minutes, or the named ones; --help lists them
+    python3 dev.py bench --quick   the first figures in a minute, without peers
     python3 dev.py model [NAMES]   the protocol's model, checked by Spin; with --all every setting of it, in about an hour
     python3 dev.py simulate [ARGS] the sending side under faults: --seeds 1000000 --from 0 --jobs 2
     python3 dev.py kills [ARGS]    processes killed at every point: --rounds 200
@@ -15,7 +15,8 @@
 
 Each makes the environment first, in .venv beside this file: what requirements.lock names and nothing else. A second run
 finds it ready. When the lock has changed, or an earlier run was interrupted, it is made from nothing. The demo needs a third
-of these packages: where .venv is not ready it makes .venv-demo, from requirements-demo.lock.
+of these packages: where .venv is not ready it makes .venv-demo, from requirements-demo.lock. The peers of the benchmarks are in
+.venv-peers, from requirements-peers.lock and, where npm is there, benchmarks/peers/package-lock.json.
 """
 
 # Kept to what Python 3.7 can parse, so that an old one gets to say what is wrong instead of a syntax error.
@@ -45,6 +46,7 @@ class Environment(NamedTuple):
 
     home: Path
     lock: Path
+    has_project: bool = True
 
     @property
     def python(self) -> Path:
@@ -58,6 +60,8 @@ class Environment(NamedTuple):
 
 WHOLE = Environment(ROOT / ".venv", ROOT / "requirements.lock")
 DEMO = Environment(ROOT / ".venv-demo", ROOT / "requirements-demo.lock")
+PEERS = Environment(ROOT / ".venv-peers", ROOT / "requirements-peers.lock", has_project=False)
+NODE_PEERS = ROOT / "benchmarks" / "peers"
 PYTHON = WHOLE.python
 
 DEMO_EXTRAS = ("postgresql", "asyncio", "migrations", "dispatcher", "stripe", "email", "starlette")
@@ -70,7 +74,8 @@ OLDEST_TESTS = (
     *("claims", "direct_statements", "dispatcher", "callbacks", "migrations"),
 )
 
-BENCHMARKS = {"--quick": "benchmarks.quick", "latency": "benchmarks.latency", "sends": "benchmarks.sends"}
+BESIDE_PEERS = {"drain", "latency"}
+"""The parts of the benchmark that need the peers."""
 
 PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 1, 6)  # many tests wait for a process, a server or a clock
 BESIDE = ("-n", str(PYTEST_WORKERS), "--dist", "worksteal")  # tests of one file mostly stay together, with its fixtures
@@ -95,16 +100,16 @@ def main(arguments: Sequence[str]) -> int:
         command in ("check", "docs", "env") and rest
     ):
         return usage_error()
-    if command == "bench" and not BENCHMARKS.keys() & set(rest):
-        return usage_error(f"bench: name one of {', '.join(BENCHMARKS)}")
     os.chdir(ROOT)
     environment = DEMO if command == "demo" and not is_ready(WHOLE) else WHOLE
     make_environment(environment)
     if command == "demo":
         become_python("-m", "examples.demo", *rest, environment=environment)
     if command == "bench":
-        part = next(each for each in rest if each in BENCHMARKS)
-        become_python("-m", BENCHMARKS[part], *(each for each in rest if each != part))
+        parts = {each for each in rest if not each.startswith("-")}
+        if not {"--quick", "--help", "-h"} & set(rest) and (BESIDE_PEERS & parts or not parts):
+            install_peers()
+        become_python("-m", "benchmarks", *rest)
     if command == "model":
         become_python("tests/verification/promela/check.py", *rest)
     if command in ("simulate", "kills"):
@@ -139,9 +144,10 @@ def make_environment(environment: Environment) -> None:
         install_packages(environment)
     elif is_ready(environment):
         return
-    with step("installing the project"):
-        # Built by the locked hatchling, not by the registry's newest.
-        pip(environment, "install", "--no-deps", "--no-build-isolation", "--editable", ".")
+    if environment.has_project:
+        with step("installing the project"):
+            # Built by the locked hatchling, not by the registry's newest.
+            pip(environment, "install", "--no-deps", "--no-build-isolation", "--editable", ".")
     written = {"packages": packages(environment), "project": digest(PYPROJECT)}
     environment.ready_file.write_text(json.dumps(written))
 
@@ -188,6 +194,32 @@ def install_packages(environment: Environment) -> None:
             pip(environment, *install)
 
 
+def install_peers() -> None:
+    """What cannot be installed is reported, and left out of the comparison."""
+    try:
+        make_environment(PEERS)
+    except SystemExit as error:
+        print(f"THE PEERS IN PYTHON COULD NOT BE INSTALLED: {error}", flush=True)
+        return
+    home, npm = PEERS.home / "node", shutil.which("npm")
+    locked = (NODE_PEERS / "package-lock.json").read_text()
+    ready = home / "ready"
+    if npm is None:
+        print("THERE IS NO npm: the peers in JavaScript are not compared", flush=True)
+    elif not ready.exists() or ready.read_text() != locked:
+        home.mkdir(exist_ok=True)
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(NODE_PEERS / name, home)
+        with step("installing the peers in JavaScript"):
+            done = subprocess.run(
+                [npm, "ci", "--silent"], cwd=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        if done.returncode:
+            print(f"THE PEERS IN JAVASCRIPT COULD NOT BE INSTALLED: {done.stdout}", flush=True)
+        else:
+            ready.write_text(locked)
+
+
 def pip(environment: Environment, *arguments: str) -> None:
     command = [str(environment.python), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     # A user's wish to install outside of any environment is not meant for this one.
@@ -217,7 +249,19 @@ def lock(arguments: Sequence[str]) -> int:
     whole = [*compiling, "--group", "dev", "--all-extras", "--output-file", WHOLE.lock.name, *arguments]
     demo = [*compiling, "--group", "demo", "--constraint", WHOLE.lock.name, "--output-file", DEMO.lock.name]
     demo += [f"--extra={extra}" for extra in DEMO_EXTRAS]
-    return run(*whole).returncode or run(*demo).returncode
+    peers = [
+        "uv",
+        "pip",
+        "compile",
+        "--quiet",
+        *options.split(),
+        "--group",
+        "peers",
+        "--output-file",
+        PEERS.lock.name,
+        *arguments,
+    ]
+    return run(*whole).returncode or run(*demo).returncode or run(*peers).returncode
 
 
 # --- what runs in it

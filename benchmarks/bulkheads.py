@@ -11,8 +11,7 @@ import sys
 from sqlalchemy import Engine
 
 import outbox
-from benchmarks.draining import ROUNDS, drained, draining_engine, filling
-from benchmarks.quick import numbers
+from benchmarks.draining import ROUNDS, drained, draining_engine, filling, numbers
 from dispatchers import Delivered, Delivery, Operations, Unknown
 
 ALIVE = 10_000

@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -17,6 +18,7 @@ from dispatchers.testing.postgres import temporary_postgres
 from outbox import migrations
 
 ROUNDS = 9
+numbers = count()
 TABLES = ", ".join(
     f"outbox_{name}" for name in ("queue", "entry", "settlement", "event", "destination", "blocked_group")
 )

@@ -12,8 +12,7 @@ import sys
 from sqlalchemy import Engine
 
 import outbox
-from benchmarks.draining import ROUNDS, drained, draining_engine, filling
-from benchmarks.quick import numbers
+from benchmarks.draining import ROUNDS, drained, draining_engine, filling, numbers
 from dispatchers import Delivered, Delivery, Operations
 
 ENTRIES = 5_000

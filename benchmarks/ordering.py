@@ -21,8 +21,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import outbox
-from benchmarks.draining import ROUNDS, drained, draining_engine, filling
-from benchmarks.quick import numbers
+from benchmarks.draining import ROUNDS, drained, draining_engine, filling, numbers
 from dispatchers import Delivered, Delivery, Operations
 from outbox.session import flush_all
 

@@ -7,39 +7,28 @@ three lines, and enqueues one entry. The clients' own CPU does not count.
 import http.client
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
-from benchmarks.cpu import process_cpu
+from benchmarks.harness import Measure, Series, Server, interleave, process_cpu
 from benchmarks.shop import AUTHORIZATION, BODY, Base, Customer
+from outbox import migrations
 
+PART = "requests"
+DATABASE = "bench_requests"
 ROUNDS = 25  # short ones: a machine's speed may change by a third within seconds
 REQUESTS = 64
 CLIENTS = (1, 16)
-CLAIM_GOAL = 1.35
-REPLAY_GOAL = 0.5
 TIMEOUT_SECONDS = 30
-
-numbers = count()
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Microseconds of CPU a request, one figure a round, in turn."""
-
-    plain: list[float]
-    claimed: list[float]
-    replayed: list[float]
 
 
 @dataclass(frozen=True)
@@ -51,43 +40,32 @@ class Shop:
     port: int
 
 
-def compare_requests(url: str) -> bool:
-    """Print the third table; returns whether all goals were met."""
+def measure(server: Server, size: float) -> Iterator[Series]:
+    server.create(DATABASE)
+    url = server.url(DATABASE)
+    migrations.upgrade(url)
     engine = create_engine(url)
     Base.metadata.create_all(engine)
     with Session(engine) as session, session.begin():
         session.merge(Customer(id=1, name="Ada"))
-    print(
-        "a request to FastAPI (one read, four rows, one entry) with a claim, over the same without; and replayed, over"
-    )
-    print(f"claimed: CPU of the web process and the server; medians of {ROUNDS} rounds")
-    print(f"{'clients':>10}{'':>12}{'us':>10}{'ratio':>10}{'at most':>10}")
-    met = [_report(clients, _measure(engine, url, clients)) for clients in CLIENTS]
+    for clients in CLIENTS:
+        with serving("plain", url, clients) as plain, serving("claimed", url, clients) as claimed:
+            shops = {"plain": plain, "claimed": claimed, "replayed": claimed}
+            sides = {side: _measuring(engine, shop, clients) for side, shop in shops.items()}
+            yield from interleave(PART, f"clients: {clients}", sides, max(int(ROUNDS * size), 2), warm_ups=1)
     engine.dispose()
-    return all(met)
 
 
-def _measure(engine: Engine, url: str, clients: int) -> Costs:
-    costs = Costs([], [], [])
-    with ExitStack() as stack:
-        plain, claimed = (stack.enter_context(serving(kind, url, clients)) for kind in ("plain", "claimed"))
-        for measured in [False] + [True] * ROUNDS:
-            first = next(numbers)
-            keys = [f"order:{first}:{number}" for number in range(REQUESTS)]
-            figures = [_cpu(engine, shop, clients, keys) for shop in (plain, claimed, claimed)]
-            if measured:
-                for column, figure in zip((costs.plain, costs.claimed, costs.replayed), figures, strict=True):
-                    column.append(figure)
-    return costs
+def _measuring(engine: Engine, shop: Shop, clients: int) -> Measure:
+    """Each side goes through the same keys, round after round: so the replayed ones are those just claimed."""
+    rounds = count()
 
+    def measure_round() -> Mapping[str, float]:
+        number = next(rounds)
+        keys = [f"order:{clients}:{number}:{each}" for each in range(REQUESTS)]
+        return {"cpu_us": _cpu(engine, shop, clients, keys)}
 
-def _report(clients: int, costs: Costs) -> bool:
-    claim = statistics.median(a / b for a, b in zip(costs.claimed, costs.plain, strict=True))
-    replay = statistics.median(a / b for a, b in zip(costs.replayed, costs.claimed, strict=True))
-    print(f"{clients:>10}{'without':>12}{statistics.median(costs.plain):>10.0f}")
-    print(f"{'':>10}{'claimed':>12}{statistics.median(costs.claimed):>10.0f}{claim:>10.2f}{CLAIM_GOAL:>10.2f}")
-    print(f"{'':>10}{'replayed':>12}{statistics.median(costs.replayed):>10.0f}{replay:>10.2f}{REPLAY_GOAL:>10.2f}")
-    return claim <= CLAIM_GOAL and replay <= REPLAY_GOAL
+    return measure_round
 
 
 def _cpu(engine: Engine, shop: Shop, clients: int, keys: list[str]) -> float:

@@ -1,7 +1,6 @@
 """What `bench sends` compares: bare clients, the adapters that the library has, and the whole dispatcher."""
 
 import asyncio
-import itertools
 import json
 import ssl
 from datetime import timedelta
@@ -13,16 +12,14 @@ import stripe
 from sqlalchemy import Engine
 
 import outbox
-from benchmarks.draining import filling
-from dispatchers import Adapter, Delivered, Delivery, Dispatcher
+from benchmarks.draining import filling, numbers
+from dispatchers import Delivered, Delivery, Dispatcher
 from dispatchers.adapters import HttpAdapter, StripeAdapter
 
 CONTACT = {"email": "ada@example.com", "name": "Ada", "note": "a customer since the first day"}
 INTENT = {"amount": 2000, "currency": "eur", "description": "one line of an order"}
 HEADERS = {"Authorization": "Bearer crm_token_1", "Content-Type": "application/json"}
 SECRET = "sk_test_benchmark"
-
-numbers = itertools.count()
 
 
 class Sender(Protocol):
@@ -39,8 +36,11 @@ class Sender(Protocol):
         """Close the connections."""
 
 
-class Loop(Sender):
+class Loop:
     """As many tasks as requests may be in flight; each sends one after another."""
+
+    async def prepare(self, sends: int) -> None:
+        pass
 
     async def send_all(self, sends: int, in_flight: int) -> None:
         left = iter(range(sends))
@@ -84,7 +84,7 @@ class BareStripe(Loop):
             SECRET,
             base_addresses={"api": url},
             max_network_retries=0,
-            http_client=stripe.AIOHTTPClient(session=self._session),  # type: ignore[no-untyped-call]
+            http_client=stripe.AIOHTTPClient(session=self._session),
         )
 
     async def send(self) -> None:
@@ -117,10 +117,12 @@ class Alone(Loop):
         await self._adapter.aclose()
 
 
-class Dispatched(Sender):
+class Dispatched:
     """An adapter under a dispatcher: claimed from PostgreSQL, sent, settled there."""
 
-    def __init__(self, name: str, adapter: Adapter, engine: Engine, operation: str, payload: object) -> None:
+    def __init__(
+        self, name: str, adapter: HttpAdapter | StripeAdapter, engine: Engine, operation: str, payload: object
+    ) -> None:
         self.name = name
         self._adapter = adapter
         self._engine = engine
@@ -144,6 +146,9 @@ class Dispatched(Sender):
         settled = await dispatcher.run_once()
         if settled != sends:
             raise SystemExit(f"{self.name}: the dispatcher settled {settled} of {sends}")
+
+    async def close(self) -> None:
+        await self._adapter.aclose()
 
 
 def http_adapter(url: str, tls: ssl.SSLContext) -> HttpAdapter:

@@ -1,0 +1,116 @@
+"""The outbox as a contestant: `benchmarks.contestants` says what each command does.
+
+`drain` takes the dispatcher's concurrency as a last argument, `work` the driver; without one they are the default.
+`both COUNT FIRST` is `work` and `produce` in one process.
+"""
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+import outbox
+from dispatchers import Delivered, Delivery, Dispatcher, Operations
+from dispatchers.daemon import tuned_interpreter
+from outbox import migrations
+
+URL = "postgresql+psycopg://"  # the rest is in libpq's variables
+BENCH = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")
+PAYLOAD = {
+    "amount": 2000,
+    "currency": "eur",
+    "customer": "cus_1",
+    "description": "one line of an order",
+    "pad": "." * 120,
+}
+AT_ONCE = 5_000  # entries in a transaction of `fill`
+SETTLING_SECONDS = 2.0  # until a dispatcher that has started is idle
+
+
+def fill(count: int) -> None:
+    engine = sa.create_engine(URL)
+    for first in range(0, count, AT_ONCE):
+        with Session(engine) as session, session.begin():
+            for number in range(first, min(first + AT_ONCE, count)):
+                BENCH.enqueue(session, "noop.send", PAYLOAD, parent=f"n:{number}")
+
+
+def noop(seen: Callable[[Delivery], None]) -> Operations:
+    operations = Operations()
+
+    @operations.operation("noop")
+    async def deliver(delivery: Delivery) -> Delivered:
+        seen(delivery)
+        return Delivered()
+
+    return operations
+
+
+def drain(step: int, concurrency: int | None = None) -> None:
+    count = 0
+
+    def seen(delivery: Delivery) -> None:
+        nonlocal count
+        if count % step == 0:
+            print(f"{os.getpid()}\n", end="", flush=True)  # in one write: others write here too
+        count += 1
+
+    settings: dict[str, Any] = {} if concurrency is None else {"concurrency": concurrency}
+    Dispatcher(sa.create_engine(URL), outbox=BENCH, include=[noop(seen)], **settings).run()
+
+
+# --- latency
+
+
+def started(delivery: Delivery) -> None:
+    print("start", delivery.payload["number"], time.monotonic(), flush=True)
+
+
+def work(driver: str = "psycopg") -> None:
+    engine = create_async_engine("postgresql+asyncpg://") if driver == "asyncpg" else sa.create_engine(URL)
+    Dispatcher(engine, outbox=BENCH, include=[noop(started)]).run()
+
+
+def produce(count: int, first: int) -> None:
+    engine = sa.create_engine(URL)
+    for number in range(first, first + count):
+        with Session(engine) as session, session.begin():
+            BENCH.enqueue(session, "noop.send", {"number": number}, parent=f"n:{number}")
+        print("commit", number, time.monotonic(), flush=True)
+        time.sleep(random.uniform(0.03, 0.12))
+
+
+async def both(count: int, first: int) -> None:
+    stopping = asyncio.Event()
+    dispatcher = Dispatcher(sa.create_engine(URL), outbox=BENCH, include=[noop(started)])
+    working = asyncio.create_task(dispatcher.pump(stopping))
+    await asyncio.sleep(SETTLING_SECONDS)
+    await asyncio.to_thread(produce, count, first)
+    await asyncio.sleep(SETTLING_SECONDS)
+    stopping.set()
+    await working
+
+
+if __name__ == "__main__":
+    command, *rest = sys.argv[1:]
+    match command:
+        case "install":
+            migrations.upgrade(URL)
+        case "fill":
+            fill(int(rest[0]))
+        case "drain":
+            drain(*map(int, rest))
+        case "work":
+            work(*rest)
+        case "produce":
+            produce(int(rest[0]), int(rest[1]))
+        case "both":
+            with tuned_interpreter():
+                asyncio.run(both(int(rest[0]), int(rest[1])))

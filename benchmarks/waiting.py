@@ -1,0 +1,43 @@
+"""Many entries at once, written by SQL as `enqueue` would write them."""
+
+from typing import Any, LiteralString
+
+import psycopg
+
+ENTRIES = """
+    INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id, destination,
+        payload, options, headers, schema_version, due_at, created_at)
+    SELECT md5(%(salt)s || n)::uuid, 'bench', '', '', %(salt)s || n, destination || '.send', '', 'k1',
+        sha256(convert_to(%(salt)s || n, 'UTF8')), md5(%(salt)s || n)::uuid, destination, %(payload)s, '{}', '{}', 1,
+        now() - %(age)s::interval, now() - %(age)s::interval
+    FROM (SELECT n, %(name)s || CASE WHEN %(destinations)s > 1 THEN (n %% %(destinations)s)::text ELSE '' END AS destination
+        FROM generate_series(1, %(count)s) AS n) AS numbered
+"""
+QUEUE = """
+    INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch)
+    SELECT id, destination, 'pending', due_at, 0, 0, false, 0 FROM outbox_entry WHERE parent LIKE %(salt)s || '%%'
+"""
+SETTLEMENTS = """
+    INSERT INTO outbox_settlement (id, state, deliveries, attempts, key_epoch, settled_at)
+    SELECT id, 'delivered', 1, 1, 0, created_at FROM outbox_entry WHERE parent LIKE %(salt)s || '%%'
+"""
+PAYLOAD = b'{"amount": 2000, "currency": "eur", "customer": "cus_1", "description": "one line of an order"}'
+
+
+def add_waiting(connection: psycopg.Connection[Any], count: int, name: str = "noop", *, destinations: int = 1) -> None:
+    """Entries that are due; of several destinations their numbers are added to the name."""
+    _add(connection, QUEUE, count, name, destinations, "1 second")
+
+
+def add_settled(connection: psycopg.Connection[Any], count: int, age: str) -> None:
+    """Entries that were delivered so long ago."""
+    _add(connection, SETTLEMENTS, count, "noop", 1, age)
+
+
+def _add(
+    connection: psycopg.Connection[Any], then: LiteralString, count: int, name: str, destinations: int, age: str
+) -> None:
+    salt = f"{name}:{age}:{count}:"
+    values = {"salt": salt, "payload": PAYLOAD, "name": name, "destinations": destinations, "count": count, "age": age}
+    connection.execute(ENTRIES, values)
+    connection.execute(then, values)

@@ -1,0 +1,79 @@
+"""The benchmarks' report says what was measured, and one of them runs: so that they work when they are needed."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import enqueue
+from benchmarks.goals import Goal, judge
+from benchmarks.harness import Report, Series, running_server
+from benchmarks.report import charts, merged, performance_page
+
+TUNED, PEER = "outbox, 1000 at once", "PGQueuer"
+SAMPLE = Report(
+    {"cores": "2"},
+    [
+        Series("drain", "", TUNED, "per_second", [10_000.0, 40_000.0, 30_000.0]),
+        Series("drain", "", PEER, "per_second", [10_000.0, 10_000.0, 5_000.0]),
+        Series("latency", "", "psycopg", "p50_ms", [2.0, 2.5, 9.0]),
+    ],
+    ["PGQueuer: deletes a finished job."],
+)
+
+
+def test_a_ratio_is_the_median_of_the_ratios_of_each_round() -> None:
+    (verdict,) = judge(SAMPLE, [Goal("drain", TUNED, "per_second", PEER, least=3)])
+
+    assert (verdict.value, verdict.is_met) == (4.0, True)  # of the medians it would be 3
+
+
+@pytest.mark.parametrize(
+    ("goal", "word"),
+    [
+        (Goal("latency", "psycopg", "p50_ms", most=2.5), "met"),
+        (Goal("latency", "psycopg", "p50_ms", most=2.4), "MISSED"),
+        (Goal("drain", TUNED, "per_second", PEER, least=4.1), "MISSED"),
+    ],
+)
+def test_a_goal_that_is_not_reached_is_missed(goal: Goal, word: str) -> None:
+    assert [each.word for each in judge(SAMPLE, [goal])] == [word]
+
+
+def test_a_goal_beside_a_peer_that_did_not_run_has_no_verdict() -> None:
+    assert judge(SAMPLE, [Goal("drain", TUNED, "per_second", "graphile-worker", least=1)]) == []
+
+
+def test_the_page_has_the_figures_the_verdicts_and_what_differs() -> None:
+    page = performance_page(Report.from_json(SAMPLE.to_json()))
+
+    assert "| outbox, 1000 at once | 30,000 ±50% |" in page
+    assert "| outbox, 1000 at once, a second | PGQueuer | 4.00 | ≥ 3 | met |" in page
+    assert "| psycopg, p50, ms |  | 2.50 | ≤ 3 | met |" in page
+    assert "- PGQueuer: deletes a finished job." in page
+
+
+def test_each_chart_is_svg_and_on_the_page() -> None:
+    page = performance_page(SAMPLE)
+    found = list(charts(SAMPLE, "drain"))
+
+    assert [file for file, _, _ in found] == ["drain-per-second.svg"]
+    for file, title, svg in found:
+        bars = ElementTree.fromstring(svg).findall("{http://www.w3.org/2000/svg}rect")
+        assert len(bars) == 1 + 2  # the background, and one for each side
+        assert f"![{title}](performance/{file})" in page
+
+
+def test_a_part_that_was_measured_again_replaces_its_old_figures() -> None:
+    new = Report({"cores": "8"}, [Series("drain", "", TUNED, "per_second", [50_000.0])])
+
+    report = merged(SAMPLE, new)
+
+    assert [(each.part, each.side) for each in report.series] == [("latency", "psycopg"), ("drain", TUNED)]
+
+
+def test_the_smallest_part_measures_all_that_its_goals_need() -> None:
+    with running_server() as server:
+        report = Report({}, list(enqueue.measure(server, 0.01)))
+
+    assert len([each for each in judge(report) if each.goal.part == "enqueue"]) == 4
+    assert all(value > 0 for each in report.series for value in each.values)
