@@ -11,7 +11,6 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox.durations import NOTHING, check_span
 from outbox.errors import ClaimError, ClaimLost, ClaimOpen, InvalidValue, RequestRefused
 from outbox.idempotency import Claim
 from outbox.observer import ClaimObservation
@@ -21,6 +20,7 @@ from outbox.requests.responses import Response
 from outbox.requests.savepoints import Savepoint, nested_savepoint
 from outbox.session import AnySession, flush_all, state_of, sync_session, unscoped
 from outbox.sql.dialect import is_busy, is_timeout, wait_for_lock
+from outbox.times import NOTHING, check_span
 
 
 def check_in_flight(mode: object, wait: object) -> None:

@@ -9,13 +9,13 @@ from uuid import UUID
 
 from sqlalchemy import MetaData
 
-from outbox.durations import NOTHING, check_span
 from outbox.errors import ConfigurationError, InvalidValue
 from outbox.keys import Keyring, check_field
 from outbox.observer import GuardedObserver, Observer
 from outbox.sql.hint_messages import channel_of
 from outbox.sql.identifiers import check_table_names
 from outbox.sql.schema import STATEMENTS_MAX, Tables, define_tables
+from outbox.times import NOTHING, check_span
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 OPTIONS = frozenset({"account", "api_version"})

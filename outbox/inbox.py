@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from outbox.claim_block import IdempotentBlock
 from outbox.configuration import Configuration
-from outbox.durations import check_span
 from outbox.errors import ClaimLost, ClaimOpen, InvalidValue, KeyExpired, KeyInFlight
 from outbox.idempotency import Claim
 from outbox.keys import ParentKey, check_field, parent_id
@@ -21,6 +20,7 @@ from outbox.observer import ClaimObservation
 from outbox.requests.records import RecordKey, claim_key
 from outbox.requests.responses import Response
 from outbox.session import AnySession
+from outbox.times import check_span
 
 SOURCE = "inbox:"
 

@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session, scoped_session
 
 from outbox.claim_block import IdempotentBlock, check_in_flight, run, run_async
 from outbox.configuration import Configuration, Settings, configuration_from_environment
-from outbox.durations import SECOND, check_span
 from outbox.enqueue import child_key, enqueue
 from outbox.entry_rows import Entry
 from outbox.errors import InvalidValue, KeyMalformed, KeyMissing
@@ -27,6 +26,7 @@ from outbox.requests.status import RequestStatus, read_request
 from outbox.session import AnySession, AsyncSessionLike, in_session, unscoped
 from outbox.startup_checks import AsyncEngineLike, check
 from outbox.status import EntryStatus, cancel_entry, read_status
+from outbox.times import SECOND, check_span
 
 DAY = timedelta(hours=24)
 

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 from uuid import UUID
 
 from sqlalchemy import Row, select
@@ -46,6 +46,20 @@ class Enqueued:
     options: dict[str, Any]
     ordering_key: str | None
     due_at: datetime
+
+
+class Conditions(TypedDict, total=False):
+    """parent: the entry's parent key. using: the outbox; by default the one of `outbox.configure`."""
+
+    parent: str | ParentKey | None
+    using: Outbox | None
+
+
+class Counted(Conditions, total=False):
+    """discriminator: the entry's. count: how many entries there must be; one by default."""
+
+    discriminator: str | None
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,40 +108,27 @@ def assert_enqueued(
     session: Session | scoped_session[Any],
     operation: str,
     payload: Any = None,
-    *,
-    parent: str | ParentKey | None = None,
-    discriminator: str | None = None,
-    count: int = 1,
-    using: Outbox | None = None,
+    **conditions: Unpack[Counted],
 ) -> list[Enqueued]: ...
 @overload
 def assert_enqueued(
     session: AsyncSessionLike,
     operation: str,
     payload: Any = None,
-    *,
-    parent: str | ParentKey | None = None,
-    discriminator: str | None = None,
-    count: int = 1,
-    using: Outbox | None = None,
+    **conditions: Unpack[Counted],
 ) -> Awaitable[list[Enqueued]]: ...
 def assert_enqueued(
     session: Any,
     operation: str,
     payload: Any = None,
-    *,
-    parent: str | ParentKey | None = None,
-    discriminator: str | None = None,
-    count: int = 1,
-    using: Outbox | None = None,
+    **conditions: Unpack[Counted],
 ) -> Any:
     """Raise AssertionError, which lists the entries that exist, unless exactly `count` entries are as wanted. Returns those.
 
     payload: what it must hold; an object may have further members, at any depth. What is None may be anything.
     """
     __tracebackhide__ = True  # pytest then shows the test's own line
-    wanted = _Wanted(operation, payload, None if parent is None else ParentKey.of(parent), discriminator)
-    return _require_in(session, using, wanted, count, "assert_enqueued")
+    return _require_in(session, operation, payload, "assert_enqueued", conditions)
 
 
 @overload
@@ -135,36 +136,33 @@ def refute_enqueued(
     session: Session | scoped_session[Any],
     operation: str | None = None,
     payload: Any = None,
-    *,
-    parent: str | ParentKey | None = None,
-    using: Outbox | None = None,
+    **conditions: Unpack[Conditions],
 ) -> list[Enqueued]: ...
 @overload
 def refute_enqueued(
     session: AsyncSessionLike,
     operation: str | None = None,
     payload: Any = None,
-    *,
-    parent: str | ParentKey | None = None,
-    using: Outbox | None = None,
+    **conditions: Unpack[Conditions],
 ) -> Awaitable[list[Enqueued]]: ...
 def refute_enqueued(
     session: Any,
     operation: str | None = None,
     payload: Any = None,
-    *,
-    parent: str | ParentKey | None = None,
-    using: Outbox | None = None,
+    **conditions: Unpack[Conditions],
 ) -> Any:
     """Raise AssertionError if any entry is like this; without an operation, if there is any entry at all."""
     __tracebackhide__ = True
-    wanted = _Wanted(operation, payload, None if parent is None else ParentKey.of(parent), None)
-    return _require_in(session, using, wanted, 0, "refute_enqueued")
+    none: Counted = {"parent": conditions.get("parent"), "using": conditions.get("using"), "count": 0}
+    return _require_in(session, operation, payload, "refute_enqueued", none)
 
 
-def _require_in(session: Any, using: Outbox | None, wanted: _Wanted, count: int, name: str) -> Any:
+def _require_in(session: Any, operation: str | None, payload: Any, name: str, conditions: Counted) -> Any:
     __tracebackhide__ = True
-    tables = (using or default).configuration.tables
+    parent, count = conditions.get("parent"), conditions.get("count", 1)
+    parent_key = None if parent is None else ParentKey.of(parent)
+    wanted = _Wanted(operation, payload, parent_key, conditions.get("discriminator"))
+    tables = (conditions.get("using") or default).configuration.tables
     if not hasattr(unscoped(session), "run_sync"):
         return _require(_read(sync_session(unscoped(session)), tables), wanted, count)
 

@@ -17,50 +17,25 @@ Needs pytest alone. `HttpSuite`, in `dispatchers.testing.conformance_http`, brin
 import asyncio
 import gc
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from types import UnionType
-from typing import Any, ClassVar, TypeAlias
-from uuid import UUID
+from typing import Any
 
 import pytest
 
 from dispatchers.delivery import Adapter, Deferred, Delivered, Delivery
 from dispatchers.pipeline.routing import Routes
 from dispatchers.sanitize import OUTCOMES
-from dispatchers.testing.attempts import NeverBack, Observation, attempt, close, in_a_loop, sent
+from dispatchers.testing.attempts import Observation, attempt, close, in_a_loop, sent
+from dispatchers.testing.conformance_frame import BLOCKED, ENTRY, TAGS, UNHURRIED, Expected, Scenario, Suite
 from dispatchers.testing.verdicts import descendants, flaw_of, leaks, made_of
-from outbox.keys import Tag
 
-Expected: TypeAlias = type[Any] | UnionType
-"""An outcome's class, or several: `Delivered | Unknown`."""
-
-ENTRY = UUID("019a0000-0000-8000-8000-000000000001")
-TAGS = [Tag(bytes([number]) * 32) for number in range(1, 11)]  # ten: enough for sends to overlap in a pool
-UNHURRIED = timedelta(seconds=15)  # a remote service that answers at once, on a machine that is busy
-BLOCKED = timedelta(seconds=3)  # so long past its deadline, the event loop is blocked
+__all__ = ["ENTRY", "TAGS", "AdapterSuite", "Scenario"]
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One thing that a remote service does, and what an adapter must make of it.
-
-    behaviour: handed to the remote service's `behave`. expects: the outcome's class; a union where either is honest.
-    payload: another than the suite's, for what depends on it. requests: how many reach the remote service in one attempt: 0
-        where nothing may. hangs: the remote service never ends its answer, so the deadline has to.
-    """
-
-    name: str
-    behaviour: Any
-    expects: Expected
-    payload: Any = None
-    requests: int = 1
-    hangs: bool = False
-
-
-class AdapterSuite:
+class AdapterSuite(Suite):
     """What every adapter must do, as tests. The author of one gives:
 
     operation, payload: a send that the service takes. options: those of the entry, {} unless given.
@@ -75,32 +50,13 @@ class AdapterSuite:
     lease, margin: those of the dispatcher, if not its defaults.
     """
 
-    operation: str
-    payload: Any
-    scenarios: Sequence[Scenario]
-    secrets: Sequence[str]
+    required = (*Suite.required, "client_exceptions")
     client_exceptions: tuple[type[Exception], ...]
-    options: Mapping[str, Any] = {}
-    never: Mapping[type[Any], str] = {}
     private: Sequence[str] = ()
-    remote_timeout: timedelta = timedelta(seconds=1)
     lease: timedelta = timedelta(seconds=60)
     margin: timedelta = timedelta(seconds=5)
 
-    _observed: ClassVar[dict[str, Observation]]
-
-    def __init_subclass__(cls) -> None:
-        cls._observed = {}
-
-    # --- what the author gives
-
-    def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
-        """A new adapter that sends to `remote`. timeout: its own; remote services that hang are given no longer."""
-        raise NotImplementedError(f"{type(self).__name__} needs adapter(self, remote, timeout)")
-
-    def remote(self) -> AbstractContextManager[Any]:
-        """The object that replaces the service; a new one for each scenario."""
-        raise NotImplementedError(f"{type(self).__name__} needs remote(self)")
+    # --- what the author gives, beside what every suite is given
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         """A new adapter whose client raises `error` instead of exchanging anything."""
@@ -113,10 +69,6 @@ class AdapterSuite:
     def sent(self, request: Any) -> bytes:
         """What of a request must be the same at each attempt: all of it, unless a timestamp belongs to the protocol."""
         return bytes(request)
-
-    def fault_scenarios(self) -> Sequence[Scenario]:
-        """What the suite adds to the author's scenarios."""
-        return ()
 
     # --- the tests
 
@@ -152,9 +104,6 @@ class AdapterSuite:
         error = self.observe(scenario).raised
 
         assert error is None, f"it raised {type(error).__name__}; a service's failure is an outcome"
-
-    def test_it_is_back_by_its_deadline(self, scenario: Scenario) -> None:
-        assert not self.observe(scenario).late, "it was not back by its deadline, although it was cancelled"
 
     def test_one_attempt_is_one_request(self, scenario: Scenario) -> None:
         requests = len(self.observe(scenario).requests)
@@ -252,35 +201,9 @@ class AdapterSuite:
 
     # --- what was seen
 
-    def observe(self, scenario: Scenario) -> Observation:
-        """One attempt in that scenario: made once, and judged by several tests."""
-        if scenario.name not in self._observed:
-            self._observed[scenario.name] = self._attempt(scenario)
-        return self._observed[scenario.name]
-
     def _attempt(self, scenario: Scenario) -> Observation:
         timeout, healthy = (self.remote_timeout, self._delivering.behaviour) if scenario.hangs else (UNHURRIED, None)
-        with self.remote() as remote:
-            adapter = self.adapter(remote, timeout)
-            delivery = self.delivery(adapter, payload=scenario.payload)
-            remote.behave(scenario.behaviour)
-            try:
-                return in_a_loop(lambda: attempt(adapter, delivery, remote, healthy), adapter.timeout + BLOCKED)
-            except NeverBack:
-                return Observation(outcome=None, raised=None, late=True, requests=remote.requests)
-
-    def delivery(self, adapter: Adapter, *, payload: Any = None, tag: Tag = TAGS[0], attempt: int = 1) -> Delivery:
-        """A delivery as the dispatcher makes it, of the suite's payload by default; its deadline comes with the send."""
-        return Delivery(
-            id=ENTRY,
-            operation=self.operation,
-            body=json.dumps(self.payload if payload is None else payload).encode(),
-            key=adapter.key_format.encode(tag),
-            attempt=attempt,
-            options=self.options,
-            headers={},
-            deadline=0.0,
-        )
+        return self._observe(scenario, timeout, healthy=healthy)
 
     def _outcome(self, scenario: Scenario) -> Any:
         seen = self.observe(scenario)
@@ -354,10 +277,7 @@ class AdapterSuite:
     # --- how pytest finds the scenarios
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        self._require_all()
-        if "scenario" in metafunc.fixturenames:
-            scenarios = [*self.scenarios, *self.fault_scenarios()]
-            metafunc.parametrize("scenario", scenarios, ids=[scenario.name for scenario in scenarios])
+        super().pytest_generate_tests(metafunc)
         if "outcome_class" in metafunc.fixturenames:
             metafunc.parametrize("outcome_class", OUTCOMES, ids=self._name_of)
 
@@ -367,11 +287,8 @@ class AdapterSuite:
         return f"{outcome_class.__name__} never: {reason}" if reason else outcome_class.__name__
 
     def _require_all(self) -> None:
-        """Fail the collection, in words, for what the author has left out."""
+        super()._require_all()
         name = type(self).__name__
-        required = ("operation", "payload", "scenarios", "secrets", "client_exceptions")
-        if missing := [each for each in required if not hasattr(self, each)]:
-            pytest.fail(f"{name} needs {', '.join(missing)}: see AdapterSuite", pytrace=False)
         names = [scenario.name for scenario in (*self.scenarios, *self.fault_scenarios())]
         if twice := sorted({each for each in names if names.count(each) > 1}):
             pytest.fail(f"{name} has several scenarios named {', '.join(map(repr, twice))}", pytrace=False)

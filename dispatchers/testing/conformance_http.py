@@ -13,7 +13,8 @@ from dispatchers.delivery import Adapter, CannotTell, Deferred, Delivered, Found
 from dispatchers.pipeline.sender import ABANDON_SECONDS
 from dispatchers.testing import faulty_http
 from dispatchers.testing.attempts import close, in_a_loop, sent
-from dispatchers.testing.conformance import TAGS, UNHURRIED, AdapterSuite, Expected, Scenario
+from dispatchers.testing.conformance import AdapterSuite
+from dispatchers.testing.conformance_frame import TAGS, UNHURRIED, Expected, Scenario
 from dispatchers.testing.conformance_lookups import LookupSuite
 from dispatchers.testing.faulty_http import FaultyHttp
 

@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 
 from outbox.claim_block import IdempotentBlock, check_in_flight
 from outbox.default_outbox import default
-from outbox.durations import check_span
 from outbox.errors import (
     ClaimError,
     ConfigurationError,
@@ -24,6 +23,7 @@ from outbox.http.problems import NAMES, TYPES, problem_of
 from outbox.http.waiting import WAITING_MAX, limited_wait
 from outbox.instance import DAY, Outbox
 from outbox.keys import pae
+from outbox.times import check_span
 
 BODY_BYTES_MAX = 1024 * 1024
 """Of a request, by default; its body is held in memory."""

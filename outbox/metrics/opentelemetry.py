@@ -1,22 +1,15 @@
 """OpenTelemetry: a counter and a histogram of claims, and gauges that read the database when they are collected."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from sqlalchemy import Engine
 
 from outbox.default_outbox import default
 from outbox.extras import missing
 from outbox.instance import Outbox
-from outbox.metrics.buckets import LOCK_WAIT_SECONDS
-from outbox.metrics.gauges import (
-    OpenRecords,
-    TableSize,
-    check_engine,
-    read_days_ahead,
-    read_open_records,
-    read_table_sizes,
-    read_through,
-)
+from outbox.metrics.gauges import check_engine, read_through
+from outbox.metrics.measures import CLAIMS, GROUPS, LOCK_WAIT_SECONDS, LOCK_WAITS, Gauge
 from outbox.observer import ObservedClaim, Observer
 from outbox.startup_checks import AsyncEngineLike
 
@@ -29,12 +22,9 @@ except ModuleNotFoundError as error:
 def observer(meter: Meter | None = None) -> Observer:
     """Count claims: what `outbox.configure(observe=...)` takes. meter: by default the global provider's, named `outbox`."""
     meter = meter or get_meter("outbox")
-    claims = meter.create_counter("outbox.idempotency.claims", "{claim}", "Claims on an idempotency key, by result.")
+    claims = meter.create_counter("outbox.idempotency.claims", "{claim}", CLAIMS)
     waits = meter.create_histogram(
-        "outbox.idempotency.lock_wait",
-        "s",
-        "How long claims waited for a key that another transaction had locked.",
-        explicit_bucket_boundaries_advisory=LOCK_WAIT_SECONDS,
+        "outbox.idempotency.lock_wait", "s", LOCK_WAITS, explicit_bucket_boundaries_advisory=LOCK_WAIT_SECONDS
     )
 
     def observe(claim: ObservedClaim) -> None:
@@ -55,56 +45,15 @@ def register_gauges(engine: Engine | AsyncEngineLike, *, outbox: Outbox = defaul
     check_engine(engine)
     meter = meter or get_meter("outbox")
 
-    def records() -> list[OpenRecords]:
-        return read_through(engine, lambda connection: read_open_records(connection, outbox.configuration.tables))
+    def register(gauge: Gauge, read: Callable[..., Any]) -> None:
+        def observe(options: CallbackOptions) -> Iterable[Observation]:
+            found = read_through(engine, lambda connection: read(connection, outbox.configuration.tables))
+            for labels, value in gauge.values(found):
+                if value is not None:
+                    yield Observation(value, dict(zip(gauge.labels, labels, strict=True)))
 
-    def sizes() -> list[TableSize]:
-        return read_through(engine, lambda connection: read_table_sizes(connection, outbox.configuration.tables))
+        meter.create_observable_gauge(gauge.opentelemetry, [observe], gauge.unit, gauge.description)
 
-    def days_ahead() -> list[int]:
-        days = read_through(engine, lambda connection: read_days_ahead(connection, outbox.configuration.tables))
-        return [] if days is None else [days]
-
-    def gauge(name: str, unit: str, description: str, observe: Callable[[], Iterable[Observation]]) -> None:
-        def callback(options: CallbackOptions) -> Iterable[Observation]:
-            return observe()
-
-        meter.create_observable_gauge(name, [callback], unit, description)
-
-    gauge(
-        "outbox.idempotency.open_records",
-        "{record}",
-        "Requests that have no final answer yet.",
-        lambda: [Observation(record.count, {"state": record.state}) for record in records()],
-    )
-    gauge(
-        "outbox.idempotency.open_record.age",
-        "s",
-        "Age of those requests at this quantile.",
-        lambda: [age for record in records() for age in _ages(record)],
-    )
-    gauge(
-        "outbox.table.rows",
-        "{row}",
-        "Rows of a table; on PostgreSQL an estimate.",
-        lambda: [Observation(size.rows, {"table": size.table}) for size in sizes() if size.rows is not None],
-    )
-    gauge(
-        "outbox.table.size",
-        "By",
-        "A table's size with its indexes.",
-        lambda: [
-            Observation(size.size_bytes, {"table": size.table}) for size in sizes() if size.size_bytes is not None
-        ],
-    )
-    gauge(
-        "outbox.body.days_ahead",
-        "d",
-        "Coming days that have a partition for bodies.",
-        lambda: [Observation(days) for days in days_ahead()],
-    )
-
-
-def _ages(record: OpenRecords) -> Iterator[Observation]:
-    yield Observation(record.age_p95.total_seconds(), {"state": record.state, "quantile": "0.95"})
-    yield Observation(record.age_p99.total_seconds(), {"state": record.state, "quantile": "0.99"})
+    for read, gauges in GROUPS.items():
+        for gauge in gauges:
+            register(gauge, read)

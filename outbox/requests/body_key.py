@@ -16,12 +16,11 @@ from typing import Literal
 from sqlalchemy import Connection, select
 
 from outbox.configuration import Configuration
-from outbox.durations import SECOND, check_span
 from outbox.keys import ParentKey, pae, parent_id
 from outbox.observer import ClaimObservation
 from outbox.requests.records import LockWait, RecordKey, find_despite_snapshot, key_in_flight
 from outbox.sql.dialect import clock, require_prepared, require_transaction, try_lock, wait_for_lock
-from outbox.times import EPOCH
+from outbox.times import EPOCH, SECOND, check_span
 
 PUBLIC_SECRET = bytes(32)
 """No secret is in these keys: a rotation must not change them within a window. The record's fingerprint has none either."""

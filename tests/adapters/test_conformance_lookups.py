@@ -206,5 +206,7 @@ def test_a_hook_that_is_missing_is_named(hook: str) -> None:
 def test_what_is_left_out_is_said() -> None:
     suite = type("TestPlanted", (LookupSuite,), {"operation": "a.b"})()
 
-    with pytest.raises(pytest.fail.Exception, match="TestPlanted needs payload, scenarios, secrets: see LookSuite"):
+    with pytest.raises(
+        pytest.fail.Exception, match="TestPlanted needs payload, scenarios, secrets: see its suite's docstring"
+    ):
         suite.pytest_generate_tests(json)  # type: ignore[arg-type]

@@ -1,0 +1,119 @@
+"""What the suites for `send` and for `find` share: what the author gives, one attempt in each scenario, its parameters."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import UnionType
+from typing import Any, ClassVar, TypeAlias
+from uuid import UUID
+
+import pytest
+
+from dispatchers.delivery import Adapter, Delivery
+from dispatchers.testing.attempts import NeverBack, Observation, attempt, in_a_loop, sent
+from outbox.keys import Tag
+
+Expected: TypeAlias = type[Any] | UnionType
+"""An outcome's class, or several: `Delivered | Unknown`."""
+
+ENTRY = UUID("019a0000-0000-8000-8000-000000000001")
+TAGS = [Tag(bytes([number]) * 32) for number in range(1, 11)]  # ten: enough for sends to overlap in a pool
+UNHURRIED = timedelta(seconds=15)  # a remote service that answers at once, on a machine that is busy
+BLOCKED = timedelta(seconds=3)  # so long past its deadline, the event loop is blocked
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One thing that a remote service does, and what an adapter must make of it.
+
+    behaviour: handed to the remote service's `behave`. expects: the outcome's class; a union where either is honest.
+    payload: another than the suite's, for what depends on it. requests: how many reach the remote service in one attempt: 0
+        where nothing may. hangs: the remote service never ends its answer, so the deadline has to.
+    """
+
+    name: str
+    behaviour: Any
+    expects: Expected
+    payload: Any = None
+    requests: int = 1
+    hangs: bool = False
+
+
+class Suite:
+    """One attempt in each scenario, made once and judged by several tests."""
+
+    required: ClassVar[tuple[str, ...]] = ("operation", "payload", "scenarios", "secrets")
+    operation: str
+    payload: Any
+    scenarios: Sequence[Scenario]
+    secrets: Sequence[str]
+    options: Mapping[str, Any] = {}
+    never: Mapping[type[Any], str] = {}
+    remote_timeout: timedelta = timedelta(seconds=1)
+
+    _observed: ClassVar[dict[str, Observation]]
+
+    def __init_subclass__(cls) -> None:
+        cls._observed = {}
+
+    def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
+        """A new adapter for `remote`. timeout: its own; remote services that hang are given no longer."""
+        raise NotImplementedError(f"{type(self).__name__} needs adapter(self, remote, timeout)")
+
+    def remote(self) -> AbstractContextManager[Any]:
+        """The object that replaces the service; a new one for each scenario."""
+        raise NotImplementedError(f"{type(self).__name__} needs remote(self)")
+
+    def fault_scenarios(self) -> Sequence[Scenario]:
+        """What the suite adds to the author's scenarios."""
+        return ()
+
+    def test_it_is_back_by_its_deadline(self, scenario: Scenario) -> None:
+        assert not self.observe(scenario).late, "it was not back by its deadline, although it was cancelled"
+
+    def observe(self, scenario: Scenario) -> Observation:
+        """The one attempt in that scenario."""
+        if scenario.name not in self._observed:
+            self._observed[scenario.name] = self._attempt(scenario)
+        return self._observed[scenario.name]
+
+    def _attempt(self, scenario: Scenario) -> Observation:
+        raise NotImplementedError
+
+    def _observe(
+        self, scenario: Scenario, timeout: timedelta, *, healthy: Any = None, ask: Callable[..., Any] = sent
+    ) -> Observation:
+        with self.remote() as remote:
+            adapter = self.adapter(remote, timeout)
+            delivery = self.delivery(adapter, payload=scenario.payload)
+            remote.behave(scenario.behaviour)
+            try:
+                return in_a_loop(lambda: attempt(adapter, delivery, remote, healthy, ask), adapter.timeout + BLOCKED)
+            except NeverBack:
+                return Observation(outcome=None, raised=None, late=True, requests=remote.requests)
+
+    def delivery(self, adapter: Adapter, *, payload: Any = None, tag: Tag = TAGS[0], attempt: int = 1) -> Delivery:
+        """A delivery as the dispatcher makes it, of the suite's payload by default; its deadline comes with the send."""
+        return Delivery(
+            id=ENTRY,
+            operation=self.operation,
+            body=json.dumps(self.payload if payload is None else payload).encode(),
+            key=adapter.key_format.encode(tag),
+            attempt=attempt,
+            options=self.options,
+            headers={},
+            deadline=0.0,
+        )
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        self._require_all()
+        if "scenario" in metafunc.fixturenames:
+            scenarios = [*self.scenarios, *self.fault_scenarios()]
+            metafunc.parametrize("scenario", scenarios, ids=[scenario.name for scenario in scenarios])
+
+    def _require_all(self) -> None:
+        """Fail the collection, in words, for what the author has left out."""
+        if missing := [each for each in self.required if not hasattr(self, each)]:
+            pytest.fail(f"{type(self).__name__} needs {', '.join(missing)}: see its suite's docstring", pytrace=False)
