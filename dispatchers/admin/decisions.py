@@ -81,8 +81,11 @@ def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str
         )
     text = reason or "cancelled by an operator"
     now: datetime = connection.execute(select(clock())).scalar_one()
-    is_nobodys = _is_foreign(connection, tables, row) or _is_unserved_for_long(connection, tables, row, now)
-    at_once = is_nobodys and not _has_callback(connection, tables, entry_id)
+    fields = select(tables.entry.c.env, tables.entry.c.operation).where(tables.entry.c.id == entry_id)
+    entry = connection.execute(fields).one()
+    is_foreign = recorded_environment(connection, tables) not in (None, entry.env)
+    is_unserved = is_foreign or _is_unserved_for_long(connection, tables, row, entry, now)
+    at_once = is_unserved and not callback_registry.is_due(connection, tables, "on_settled", entry.operation)
     if at_once:
         _settle_cancelled(connection, tables, row, text)
     else:
@@ -168,7 +171,8 @@ def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reas
     check_decision(actor, reason)
     store_flow_control.make_rows(connection, tables, [name])
     _write_destination(connection, tables, name, actor, paused=True, paused_reason=reason)
-    return _has_entries(connection, tables, name)
+    found = select(tables.queue.c.id).where(tables.queue.c.destination == name).limit(1)
+    return connection.execute(found).one_or_none() is not None
 
 
 def resume(connection: Connection, tables: Tables, name: str, *, actor: str, reason: str | None = None) -> None:
@@ -179,24 +183,14 @@ def resume(connection: Connection, tables: Tables, name: str, *, actor: str, rea
     check_field("destination", name)
     check_decision(actor, reason)
     destination = tables.destination
-    pressed = destination.c.name == name, store_flow_control.is_throttled(tables, clock())
-    if connection.execute(select(destination.c.name).where(*pressed).with_for_update()).one_or_none() is None:
+    throttled = destination.c.name == name, store_flow_control.is_throttled(tables, clock())
+    if connection.execute(select(destination.c.name).where(*throttled).with_for_update()).one_or_none() is None:
         raise DecisionRefused(
             f"destination {name!r} is not paused or throttled: `outbox destinations` lists all", "closed"
         )
-    _write_destination(
-        connection,
-        tables,
-        name,
-        actor,
-        paused=False,
-        paused_reason=reason,
-        cooldown_until=None,
-        breaker="closed",
-        breaker_until=None,
-        breaker_failures=0,
-        breaker_token=None,
-    )
+    resumed = {"paused": False, "paused_reason": reason, "cooldown_until": None}
+    closed = {"breaker": "closed", "breaker_until": None, "breaker_failures": 0, "breaker_token": None}
+    _write_destination(connection, tables, name, actor, **resumed, **closed)
 
 
 def _write_destination(connection: Connection, tables: Tables, name: str, actor: str, **values: Any) -> None:
@@ -204,12 +198,7 @@ def _write_destination(connection: Connection, tables: Tables, name: str, actor:
     connection.execute(update(tables.destination).where(tables.destination.c.name == name).values(values | decided))
 
 
-def _has_entries(connection: Connection, tables: Tables, name: str) -> bool:
-    found = select(tables.queue.c.id).where(tables.queue.c.destination == name).limit(1)
-    return connection.execute(found).one_or_none() is not None
-
-
-# --- who says so, and why
+# --- the actor and the reason
 
 
 def check_decision(actor: str, reason: str | None) -> None:
@@ -261,34 +250,25 @@ def _know(connection: Connection, tables: Tables, row: Row[Any], known: Known) -
     _write(connection, tables, row, outcome=outcome, due_at=clock())
 
 
-def _is_foreign(connection: Connection, tables: Tables, row: Row[Any]) -> bool:
-    recorded = recorded_environment(connection, tables)
-    return recorded is not None and recorded != _env(connection, tables, row)
-
-
-def _env(connection: Connection, tables: Tables, row: Row[Any]) -> str:
-    env: str = connection.execute(select(tables.entry.c.env).where(tables.entry.c.id == row.id)).scalar_one()
-    return env
-
-
-def _is_unserved_for_long(connection: Connection, tables: Tables, row: Row[Any], now: datetime) -> bool:
+def _is_unserved_for_long(
+    connection: Connection, tables: Tables, row: Row[Any], entry: Row[str, str], now: datetime
+) -> bool:
     """Whether no dispatcher has served its operation although it has been due: it, or another one of them, has only been
     released since, and it has never been tried.
     """
-    queue, entry, due_before = tables.queue, tables.entry, now - CANCEL_UNSERVED_AFTER
+    queue, due_before = tables.queue, now - CANCEL_UNSERVED_AFTER
     since = row.waiting_since or row.due_at
     if row.first_leased_at is not None or row.attempts or since > due_before:
         return False
     if read_outcome(row.outcome).is_unserved:
         return True
-    operation = select(entry.c.operation).where(entry.c.id == row.id).scalar_subquery()
     others = (
         select(queue.c.outcome)
-        .join(entry, entry.c.id == queue.c.id)
+        .join(tables.entry, tables.entry.c.id == queue.c.id)
         .where(
             queue.c.destination == row.destination,
-            entry.c.operation == operation,
-            entry.c.env == _env(connection, tables, row),
+            tables.entry.c.operation == entry.operation,
+            tables.entry.c.env == entry.env,
             queue.c.waiting_since <= due_before,
             queue.c.outcome.contains(UNSERVED),
         )
@@ -297,34 +277,25 @@ def _is_unserved_for_long(connection: Connection, tables: Tables, row: Row[Any],
     return read_outcome(connection.execute(others).scalar_one_or_none()).is_unserved
 
 
-def _has_callback(connection: Connection, tables: Tables, entry_id: UUID) -> bool:
-    operation: str = connection.execute(
-        select(tables.entry.c.operation).where(tables.entry.c.id == entry_id)
-    ).scalar_one()
-    return callback_registry.is_due(connection, tables, "on_settled", operation)
-
-
 def _settle_cancelled(connection: Connection, tables: Tables, row: Row[Any], reason: str) -> None:
-    queue, settlement = tables.queue, tables.settlement
-    unchanged = (queue.c.state == row.state) & (queue.c.deliveries == row.deliveries)
-    if not connection.execute(delete(queue).where(queue.c.id == row.id, unchanged)).rowcount:
-        raise _changed(row)
-    kept = {name: row._mapping[name] for name in ("id", "deliveries", "attempts", "key_epoch")}
-    connection.execute(insert(settlement).values(**kept, state="cancelled", reason=reason, settled_at=clock()))
+    _execute_unchanged(connection, tables, row, delete(tables.queue))
+    ended = {name: row._mapping[name] for name in ("id", "deliveries", "attempts", "key_epoch")}
+    ended |= {"state": "cancelled", "reason": reason, "settled_at": clock()}
+    connection.execute(insert(tables.settlement).values(ended))
     if row.position is not None:
         advance(connection, tables, [Place(row.ordering_key, row.position)])
 
 
 def _write(connection: Connection, tables: Tables, row: Row[Any], **values: Any) -> None:
+    _execute_unchanged(connection, tables, row, update(tables.queue).values(values))
+
+
+def _execute_unchanged(connection: Connection, tables: Tables, row: Row[Any], change: Any) -> None:
     """Change the row, if it still is as it was read: SQLite has no lock on a row that was only read."""
-    queue = tables.queue
-    unchanged = (queue.c.state == row.state) & (queue.c.deliveries == row.deliveries)
-    if not connection.execute(update(queue).where(queue.c.id == row.id, unchanged).values(values)).rowcount:
-        raise _changed(row)
-
-
-def _changed(row: Row[Any]) -> DecisionRefused:
-    return _refused(row, "or was a moment ago; it has just changed: look again")
+    queue = tables.queue.c
+    unchanged = queue.id == row.id, queue.state == row.state, queue.deliveries == row.deliveries
+    if not connection.execute(change.where(*unchanged)).rowcount:
+        raise _refused(row, "or was a moment ago; it has just changed: look again")
 
 
 def _record(connection: Connection, tables: Tables, entry_id: UUID, actor: str, reason: str) -> None:

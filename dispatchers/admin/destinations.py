@@ -64,7 +64,7 @@ class DestinationStates:
 
 
 def read_destinations(connection: Connection, tables: Tables) -> DestinationStates:
-    """Every destination that has unsettled entries, or on which something weighed once. Counts what is due."""
+    """Every destination that has unsettled entries, or that was throttled once. Counts what is due."""
     now: datetime = connection.execute(select(clock())).scalar_one()
     queue, names = tables.queue, destination_names(tables)
     due = select(func.count()).where(

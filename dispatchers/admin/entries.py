@@ -14,13 +14,12 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, null, or_, select, true
 
-from dispatchers.store.queries import destination_names
+from dispatchers.store.queries import destination_names, unreadable
 from dispatchers.stored_outcome import read_outcome
 from dispatchers.time_limits import CENTURY
 from outbox.errors import EntryNotFound
 from outbox.keys import ParentKey, Tag, encode_native, parent_id
 from outbox.sql.dialect import clock
-from outbox.sql.identifiers import quoted_table
 from outbox.sql.ordering import is_blocked
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
@@ -29,8 +28,6 @@ from outbox.times import NEVER
 
 WAITING_STATES = ("pending", "sending", "retry", "uncertain")
 ENDED_STATES = ("delivered", "failed", "cancelled")
-
-
 CANDIDATES_MAX = 10
 
 Place: TypeAlias = tuple[datetime, UUID]
@@ -225,13 +222,9 @@ def _entry_rows(tables: Tables, columns: Sequence[Any]) -> Any:
 
 
 def _withheld(connection: Connection, tables: Tables) -> frozenset[Any]:
-    """Those of the confidential columns that this role may not read: the dashboard's may not (`outbox db roles`)."""
-    if connection.dialect.name != "postgresql":
-        return frozenset()
+    """Those of the confidential columns that this role may not read."""
     columns = (tables.entry.c.tag, tables.entry.c.payload, tables.queue.c.outcome, tables.settlement.c.result)
-    may_read = (func.has_column_privilege(quoted_table(column.table), column.name, "SELECT") for column in columns)
-    readable = connection.execute(select(*may_read)).one()
-    return frozenset(column for column, may in zip(columns, readable, strict=True) if not may)
+    return unreadable(connection, columns)
 
 
 def _readable(column: Any, withheld: frozenset[Any], value: Any = None) -> Any:
@@ -339,10 +332,8 @@ def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails
     columns = [
         *_summary_columns(tables, withheld),
         *(entry.c[name] for name in ("kid", "record_id", "options", "headers", "schema_version")),
-        *(
-            queue.c[name]
-            for name in ("maybe_sent", "in_doubt_since", "leased_at", "first_leased_at", "sent_as", "position")
-        ),
+        *(queue.c[name] for name in ("maybe_sent", "in_doubt_since", "sent_as", "position")),
+        *(queue.c[name] for name in ("leased_at", "first_leased_at")),
         func.coalesce(settlement.c.deliveries, queue.c.deliveries).label("deliveries"),
         func.coalesce(settlement.c.key_epoch, queue.c.key_epoch).label("key_epoch"),
         _readable(entry.c.payload, withheld, func.length(entry.c.payload).label("payload_bytes")),

@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Table, case, func, or_, select
 
+from dispatchers.store.queries import unreadable
 from dispatchers.stored_outcome import UNSERVED, read_outcome
 from outbox.sql.dialect import clock
-from outbox.sql.identifiers import quoted_table
 from outbox.sql.ordering import is_blocked
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
@@ -132,7 +132,9 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
         overdue=_overdue(connection, tables, now),
         unserved=_unserved(connection, tables, now),
         suspended_reason=meta.suspended_reason if meta is not None else None,
-        resumed=_last_resume(meta),
+        resumed=None
+        if meta is None or meta.resumed_at is None
+        else LastResume(at=meta.resumed_at, by=meta.resumed_by, reason=meta.resumed_reason),
     )
 
 
@@ -148,7 +150,7 @@ def _overdue(connection: Connection, tables: Tables, now: datetime) -> list[Over
 
 def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Unserved] | None:
     """Only some of an operation's entries are marked, by which each dispatcher learns that it does not serve it."""
-    if not _may_read_outcomes(connection, tables):
+    if unreadable(connection, [tables.queue.c.outcome]):
         return None
     marked = _marked(connection, tables, now)
     kinds = _kinds(connection, tables, marked)
@@ -163,25 +165,10 @@ def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Uns
         full |= {destination} if len(first) == UNSERVED_MAX else set()
     waiting |= Counter((marked[id].destination, *kind) for id, kind in kinds.items())  # at least those
     operations = [
-        Unserved(
-            operation=kind[1],
-            destination=kind[0],
-            entries=waiting[kind],
-            has_more=kind[0] in full,
-            reason=reasons[kind],
-        )
-        for kind in reasons
+        Unserved(destination=kind[0], operation=kind[1], entries=waiting[kind], has_more=kind[0] in full, reason=reason)
+        for kind, reason in reasons.items()
     ]
     return sorted(operations, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
-
-
-def _may_read_outcomes(connection: Connection, tables: Tables) -> bool:
-    """The dashboard's role may not: an outcome may hold what a service answered (`outbox db roles`)."""
-    if connection.dialect.name != "postgresql":
-        return True
-    column = tables.queue.c.outcome
-    may_read = func.has_column_privilege(quoted_table(column.table), column.name, "SELECT")
-    return bool(connection.scalar(select(may_read)))
 
 
 def _marked(connection: Connection, tables: Tables, now: datetime) -> dict[UUID, Any]:
@@ -210,12 +197,6 @@ def _kinds(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dic
     entry = tables.entry
     found = select(entry.c.id, entry.c.operation, entry.c.env, entry.c.schema_version).where(entry.c.id.in_(ids))
     return {id: tuple(kind) for id, *kind in connection.execute(found)}
-
-
-def _last_resume(meta: Row[Any] | None) -> LastResume | None:
-    if meta is None or meta.resumed_at is None:
-        return None
-    return LastResume(at=meta.resumed_at, by=meta.resumed_by, reason=meta.resumed_reason)
 
 
 def _destinations(connection: Connection, tables: Tables, now: datetime) -> list[DestinationOverview]:
@@ -247,8 +228,6 @@ def _destination(name: str, rows: Sequence[Any], control: Any, now: datetime) ->
         oldest_due_seconds=(now - min(due)).total_seconds() if due else None,
         paused=control is not None and control.paused,
         paused_reason=control.paused_reason if control is not None else None,
-        cooldown_until=control.cooldown_until
-        if control is not None and (control.cooldown_until or now) > now
-        else None,
+        cooldown_until=None if control is None or (control.cooldown_until or now) <= now else control.cooldown_until,
         breaker=control.breaker if control is not None else "closed",
     )

@@ -78,7 +78,7 @@ def resume(engine: Engine, tables: Tables, decision: OperatorDecision) -> Resume
             foreign = _foreign(connection, tables, ids, decision.env)
             doubted += _doubt(connection, tables, foreign if decision.nothing_lost else ids, since, decision)
             suspended += _suspend(connection, tables, foreign)
-    _go_on(engine, tables, decision)
+    _resume_sending(engine, tables, decision)
     return Resumed(since=None if decision.nothing_lost else since, doubted=doubted, suspended=suspended)
 
 
@@ -166,7 +166,7 @@ def _suspend(connection: Connection, tables: Tables, foreign: Sequence[UUID]) ->
     return connection.execute(update(queue).where(unsuspended).values(suspended_reason=FOREIGN, due_at=NEVER)).rowcount
 
 
-def _go_on(engine: Engine, tables: Tables, decision: OperatorDecision) -> None:
+def _resume_sending(engine: Engine, tables: Tables, decision: OperatorDecision) -> None:
     """Store a new identity, and who resumed and why: with this commit the dispatchers resume."""
     with engine.begin() as connection:
         reads_server = can_read_server(connection, tables)

@@ -1,7 +1,7 @@
 """`outbox verify`: checks the invariants on every row that is still stored.
 
-It reads, and changes nothing. A rule is a question with no answer as long as all is well: a finding was caused by other
-software, or is a bug in this library.
+It reads, and changes nothing. A rule's queries find nothing as long as all is well: a finding was caused by other software,
+or is a bug in this library.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, Select, exists, func, select
 
-from dispatchers.admin.verify_rules import QUESTIONS, Question
+from dispatchers.admin.verify_rules import RULES, Query
 from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from outbox.errors import InvalidValue
 from outbox.keys import Keyring, ParentKey, derive_tag, entry_id, key_fields, parent_id
@@ -66,7 +66,7 @@ def verify(connection: Connection, tables: Tables, keyring: Keyring | None = Non
     """
     keys = _Keys(keyring)
     rules: dict[str, tuple[str, Iterator[Finding]]] = {
-        name: (invariant, _found(connection, tables, questions)) for name, (invariant, questions) in QUESTIONS.items()
+        name: (invariant, _found(connection, queries(tables))) for name, (invariant, queries) in RULES.items()
     }
     rules |= {
         "decided": (DECIDED, _undecided(connection, tables)),
@@ -82,9 +82,9 @@ def _verdict(rule: str, invariant: str, findings: Iterator[Finding]) -> Verdict:
     return Verdict(rule=rule, invariant=invariant, violations=violations, has_more=next(findings, None) is not None)
 
 
-def _found(connection: Connection, tables: Tables, questions: Iterable[Question]) -> Iterator[Finding]:
-    for question in questions:
-        for row in connection.execute(question(tables).limit(FOUND_MAX + 1)):
+def _found(connection: Connection, queries: Iterable[Query]) -> Iterator[Finding]:
+    for query in queries:
+        for row in connection.execute(query.limit(FOUND_MAX + 1)):
             yield row.id, row.text
 
 

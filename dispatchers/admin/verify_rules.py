@@ -1,9 +1,9 @@
-"""The rules of `outbox verify` that a database can answer: each question selects the rows that break one, as (id, text).
+"""The rules of `outbox verify` that a database can answer: each query selects rows that break one, as (id, text).
 
 A rule selects only what is impossible, not what a failover, an operator or a late proof of success may cause.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from sqlalchemy import Select, String, Table, and_, case, exists, func, literal, not_, or_, select
@@ -14,299 +14,49 @@ from outbox.sql.ordering import is_blocked
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
 
-Question: TypeAlias = Callable[[Tables], Select[*tuple[Any, ...]]]
+Query: TypeAlias = Select[*tuple[Any, ...]]
+Queries: TypeAlias = Callable[[Tables], Iterator[Query]]
 
+RULES: dict[str, tuple[str, Queries]] = {}
+"""Each rule by its name: the invariant, and the queries that find what breaks it."""
 
-# --- each entry is in one place
 
+def _rule(name: str, invariant: str) -> Callable[[Queries], Queries]:
+    def add(queries: Queries) -> Queries:
+        RULES[name] = (invariant, queries)
+        return queries
 
-def _lost(tables: Tables) -> Select[*tuple[Any, ...]]:
-    entry = tables.entry
-    is_kept = or_(_has(tables.queue.c.id, entry.c.id), _has(tables.settlement.c.id, entry.c.id))
-    return select(entry.c.id, literal("neither waits nor has ended").label("text")).where(~is_kept)
+    return add
 
 
-def _twice(tables: Tables) -> Select[*tuple[Any, ...]]:
-    queue, settlement = tables.queue, tables.settlement
-    text = _joined("waits as ", queue.c.state, ", and has ended as ", settlement.c.state)
-    return select(queue.c.id, text).join(settlement, settlement.c.id == queue.c.id)
+# --- what the queries share
 
 
-def _orphaned(tables: Tables) -> Select[*tuple[Any, ...]]:
-    queue, settlement = tables.queue.c.id, tables.settlement.c.id
-    rows = select(queue.label("id")).union_all(select(settlement.label("id"))).subquery()
-    text = literal("waits or has ended, but is not an entry").label("text")
-    return select(rows.c.id, text).where(~_has(tables.entry.c.id, rows.c.id)).distinct()
-
-
-def _history_of_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
-    id, text = tables.event.c.entry_id, literal("has a history, but is not an entry").label("text")
-    return select(id.label("id"), text).where(~_has(tables.entry.c.id, id)).distinct()
-
-
-def _sharing_a_key(tables: Tables) -> Select[*tuple[Any, ...]]:
-    return _alike("has the key of entry ", tables.entry, "tag")
-
-
-def _without_its_request(tables: Tables) -> Select[*tuple[Any, ...]]:
-    entry = tables.entry
-    text = _joined("waits, but the record of its request is missing: ", entry.c.record_id)
-    waiting = select(entry.c.id, text).join(tables.queue, tables.queue.c.id == entry.c.id)
-    return waiting.where(entry.c.record_id.is_not(None), ~_has(tables.record.c.id, entry.c.record_id))
-
-
-# --- what waits is as it was enqueued, and will have its turn
-
-
-def _bound_elsewhere(tables: Tables) -> Select[*tuple[Any, ...]]:
-    entry, queue = tables.entry, tables.queue
-    text = _joined("was enqueued for ", entry.c.destination, ", but waits for ", queue.c.destination)
-    return (
-        select(entry.c.id, text).join(queue, queue.c.id == entry.c.id).where(queue.c.destination != entry.c.destination)
-    )
-
-
-def _in_another_group(tables: Tables) -> Select[*tuple[Any, ...]]:
-    entry, queue = tables.entry, tables.queue
-    group = [func.coalesce(table.c.ordering_key, "none") for table in (entry, queue)]
-    text = _joined("was enqueued in ordering group ", group[0], ", but waits in ordering group ", group[1])
-    queue_update = entry.c.ordering_key.is_distinct_from(queue.c.ordering_key)
-    return select(entry.c.id, text).join(queue, queue.c.id == entry.c.id).where(queue_update)
-
-
-def _for_another_scope(tables: Tables) -> Select[*tuple[Any, ...]]:
-    """Whose turn it is at a fair destination; elsewhere the queue says neither."""
-    entry, queue = tables.entry, tables.queue
-    mine = and_(queue.c.fair == queue.c.destination, queue.c.scope == entry.c.scope)
-    unfair = and_(queue.c.fair.is_(None), queue.c.scope.is_(None))
-    text = literal("waits in the fair share of another scope or destination").label("text")
-    return (
-        select(entry.c.id, text)
-        .join(queue, queue.c.id == entry.c.id)
-        .where(not_(func.coalesce(or_(mine, unfair), False)))
-    )
-
-
-def _without_a_place(tables: Tables) -> Select[*tuple[Any, ...]]:
-    queue = tables.queue
-    text = literal("has an ordering key but no position, or a position but no key").label("text")
-    return select(queue.c.id, text).where(queue.c.ordering_key.is_(None) != queue.c.position.is_(None))
-
-
-def _in_one_place(tables: Tables) -> Select[*tuple[Any, ...]]:
-    return _alike("has the same position in its ordering group as entry ", tables.queue, "ordering_key", "position")
-
-
-def _never_due(tables: Tables) -> Select[*tuple[Any, ...]]:
-    queue = tables.queue
-    waits = queue.c.state.in_(("pending", "retry")), queue.c.due_at == NEVER
-    alone = queue.c.suspended_reason.is_(None), queue.c.position.is_(None)
-    return select(queue.c.id, literal("never comes due, although nothing suspends or blocks it").label("text")).where(
-        *waits, *alone
-    )
-
-
-def _waits_for_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
-    queue, before = tables.queue, tables.queue.alias("before")
-    first = (before.c.ordering_key == queue.c.ordering_key) & (before.c.position < queue.c.position)
-    is_first = ~exists().where(first, before.c.state != "uncertain")
-    blocked = _has(tables.blocked_group.c.ordering_key, queue.c.ordering_key)
-    text = literal("is blocked, but no entry precedes it in its ordering group").label("text")
-    return select(queue.c.id, text).where(is_blocked(queue), is_first, ~blocked)
-
-
-# --- the counts, the doubt, the key
-
-
-def _miscounted(tables: Tables) -> Select[*tuple[Any, ...]]:
-    rows, entry, meta = _progress(tables), tables.entry, tables.meta
-    text = _joined("was sent ", rows.c.attempts, " times in ", rows.c.deliveries, " deliveries")
-    # Late proof of success may come from a delivery that a database which was set back has never heard of.
-    forgot = exists().where(or_(meta.c.suspended_reason.is_not(None), meta.c.resumed_at >= entry.c.created_at))
-    counted = select(rows.c.id, text).join(entry, entry.c.id == rows.c.id)
-    return counted.where(rows.c.attempts > rows.c.deliveries, ~forgot)
-
-
-def _uncounted(tables: Tables) -> Select[*tuple[Any, ...]]:
-    rows, event = _progress(tables), tables.event
-    last = select(func.max(event.c.delivery)).where(event.c.entry_id == rows.c.id).scalar_subquery()
-    text = _joined("its history has delivery ", last, ", but only ", rows.c.deliveries, " are counted")
-    return select(rows.c.id, text).where(last > rows.c.deliveries)
-
-
-def _unexplained_epoch(tables: Tables) -> Select[*tuple[Any, ...]]:
-    rows, event = _progress(tables), tables.event
-    decided = event.c.entry_id == rows.c.id, event.c.kind != "attempt"
-    decisions = select(func.count()).select_from(event).where(*decided).scalar_subquery()  # one epoch each, at most
-    text = _joined("has key epoch ", rows.c.key_epoch, ", but no decisions to send it again explain that")
-    return select(rows.c.id, text).where(rows.c.key_epoch > 0, rows.c.key_epoch > decisions)
-
-
-def _uncertain_of_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
-    queue = tables.queue
-    text = literal("is uncertain, but is not marked as maybe sent").label("text")
-    return select(queue.c.id, text).where(queue.c.state == "uncertain", ~queue.c.maybe_sent)
-
-
-def _forgotten_doubt(tables: Tables) -> Select[*tuple[Any, ...]]:
-    queue = tables.queue
-    text = _joined("was sent ", queue.c.attempts, " times, but is not marked as maybe sent")
-    return select(queue.c.id, text).where(
-        queue.c.attempts > 0, ~queue.c.maybe_sent, ~_proved_absent(tables, queue.c.id)
-    )
-
-
-def _sent_again(tables: Tables) -> Select[*tuple[Any, ...]]:
-    queue, event = tables.queue, tables.event
-    by_event = exists().where(event.c.entry_id == queue.c.id, event.c.kind != "attempt")
-    text = literal("may have been sent and is pending, but no decision to send it again is recorded").label("text")
-    return select(queue.c.id, text).where(queue.c.state == "pending", queue.c.maybe_sent, ~by_event)
-
-
-# --- the end agrees with the history
-
-
-def _unexplained_end(tables: Tables) -> Select[*tuple[Any, ...]]:
-    settlement, event = tables.settlement, tables.event
-    id, reason = settlement.c.id, settlement.c.reason
-    mine = event.c.entry_id == id
-    tried = exists().where(mine, event.c.kind == "attempt", event.c.reason == reason)
-    by_lookup = exists().where(mine, event.c.kind == "lookup", event.c.reason == reason)
-    kept = exists().where(mine, event.c.kind == "attempt", event.c.reason.startswith("delivered, but "))
-    decided = exists().where(mine, event.c.kind == "decision", event.c.reason == reason)
-    verdict = _last_verdict(tables)
-    is_explained = case(
-        (
-            settlement.c.state == "delivered",
-            or_(reason.is_(None), and_(reason == FOUND, or_(by_lookup, kept)), verdict == "happened"),
-        ),
-        (settlement.c.state == "failed", or_(tried, and_(by_lookup, reason != FOUND), verdict == "did_not_happen")),
-        else_=or_(reason.is_(None), decided),
-    )
-    text = _joined("is ", settlement.c.state, ", but its history does not show that")
-    return select(id, text).where(not_(func.coalesce(is_explained, False)))
-
-
-def _last_verdict(tables: Tables) -> Any:
-    """The operator's last decision with the settlement's reason, as `decisions` stores it."""
-    settlement, event = tables.settlement, tables.event
-    by_event = {verdict: literal(f"{verdict}: ") + settlement.c.reason for verdict in ("happened", "did_not_happen")}
-    verdict = case(*((event.c.reason == text, name) for name, text in by_event.items()))
-    decided = (
-        event.c.entry_id == settlement.c.id,
-        event.c.kind == "decision",
-        event.c.reason.in_(list(by_event.values())),
-    )
-    return select(verdict).where(*decided).order_by(event.c.id.desc()).limit(1).scalar_subquery()
-
-
-def _delivered_unsent(tables: Tables) -> Select[*tuple[Any, ...]]:
-    """Other reasons: an operator's, or a lookup's."""
-    settlement = tables.settlement
-    text = literal("is delivered, but was never sent").label("text")
-    unsent = settlement.c.state == "delivered", settlement.c.reason.is_(None), settlement.c.attempts == 0
-    return select(settlement.c.id, text).where(*unsent)
-
-
-def _cancelled_in_doubt(tables: Tables) -> Select[*tuple[Any, ...]]:
-    settlement = tables.settlement
-    text = _joined("is cancelled, but was sent ", settlement.c.attempts, " times")
-    sent = settlement.c.state == "cancelled", settlement.c.attempts > 0
-    return select(settlement.c.id, text).where(*sent, ~_proved_absent(tables, settlement.c.id))
-
-
-def _cancelled_with_a_result(tables: Tables) -> Select[*tuple[Any, ...]]:
-    settlement = tables.settlement
-    text = literal("is cancelled, but has a service's answer").label("text")
-    return select(settlement.c.id, text).where(settlement.c.state == "cancelled", settlement.c.result.is_not(None))
-
-
-def _before_its_time(tables: Tables) -> Select[*tuple[Any, ...]]:
-    entry, settlement = tables.entry, tables.settlement
-    text = _joined(settlement.c.state, " before it was enqueued")
-    ended = select(entry.c.id, text).join(settlement, settlement.c.id == entry.c.id)
-    return ended.where(settlement.c.settled_at < entry.c.created_at)
-
-
-# --- blocked groups
-
-
-def _blocking_nothing(tables: Tables) -> Select[*tuple[Any, ...]]:
-    blocked = tables.blocked_group
-    text = _joined("blocks ordering group ", blocked.c.ordering_key, ", but does not exist")
-    return select(blocked.c.entry_id.label("id"), text).where(~_has(tables.entry.c.id, blocked.c.entry_id))
-
-
-def _blocking_another_group(tables: Tables) -> Select[*tuple[Any, ...]]:
-    blocked, entry = tables.blocked_group, tables.entry
-    text = _joined("blocks ordering group ", blocked.c.ordering_key, ", but belongs to another")
-    blocking = select(entry.c.id, text).join(blocked, blocked.c.entry_id == entry.c.id)
-    return blocking.where(entry.c.ordering_key.is_distinct_from(blocked.c.ordering_key))
-
-
-def _blocking_though_delivered(tables: Tables) -> Select[*tuple[Any, ...]]:
-    blocked, settlement = tables.blocked_group, tables.settlement
-    text = _joined("blocks ordering group ", blocked.c.ordering_key, ", but is delivered")
-    blocking = select(settlement.c.id, text).join(blocked, blocked.c.entry_id == settlement.c.id)
-    return blocking.where(settlement.c.state == "delivered")
-
-
-QUESTIONS: Mapping[str, tuple[str, list[Question]]] = {
-    "kept": ("an entry that was committed is never lost", [_lost]),
-    "ended once": ("an entry that has ended is not in the queue", [_twice]),
-    "whole": ("every row of the queue, the settlements and the history belongs to an entry", [_orphaned, _history_of_nothing]),
-    "own key": ("no two entries share a key", [_sharing_a_key]),
-    "request": ("the record of a request is kept until its entries have ended", [_without_its_request]),
-    "as enqueued": (
-        "an entry waits for the destination, and in the ordering group, that it was enqueued for",
-        [_bound_elsewhere, _in_another_group, _for_another_scope],
-    ),
-    "own place": ("an entry with an ordering key has a unique position in its ordering group", [_without_a_place, _in_one_place]),
-    "its turn": ("an entry that is neither suspended nor blocked comes due", [_never_due, _waits_for_nothing]),
-    "counted": ("an entry is not sent more often than it was claimed", [_miscounted, _uncounted]),
-    "same key": ("an entry keeps its key, except after an operator's decision or a proof of absence", [_unexplained_epoch]),
-    "doubt": (
-        "an entry that may have been sent is in doubt until an operator or a proof ends that",
-        [_uncertain_of_nothing, _forgotten_doubt, _sent_again],
-    ),
-    "true end": ("the final state agrees with the history", [_unexplained_end, _delivered_unsent]),
-    "cancelled": ("only an entry that was certainly never sent is cancelled", [_cancelled_in_doubt, _cancelled_with_a_result]),
-    "in order": ("an entry ends after it was enqueued", [_before_its_time]),
-    "blocked": (
-        "the entry that blocks an ordering group belongs to it and was not delivered",
-        [_blocking_nothing, _blocking_another_group, _blocking_though_delivered],
-    ),
-}  # fmt: skip
-
-
-# --- what they share
-
-
-def _has(column: Any, id: Any) -> Any:
-    return exists().where(column == id)
-
-
-def _alike(text: str, table: Table, *names: str) -> Select[*tuple[Any, ...]]:
-    """The rows that are equal to another in these columns. No join: on stale statistics that compares each with each."""
-    columns = [table.c[name] for name in names]
-    before = func.lag(table.c.id).over(partition_by=columns, order_by=table.c.id).label("before")
-    rows = select(table.c.id, before).where(*(column.is_not(None) for column in columns)).subquery()
-    return select(rows.c.id, _joined(text, rows.c.before)).where(rows.c.before.is_not(None))
-
-
-def _proved_absent(tables: Tables, id: Any) -> Any:
-    """Whether a lookup has ended the doubt of the attempts before it, which still count."""
-    event = tables.event
-    return exists().where(event.c.entry_id == id, event.c.kind == "lookup", event.c.reason.startswith(ABSENT))
-
-
-def _joined(*parts: Any) -> Any:
+def _text(*parts: Any) -> Any:
     """A text made of constants and columns, in the database."""
     pieces = [literal(part) if isinstance(part, str) else as_type(part, String) for part in parts]
     text: Any = pieces[0]
     for piece in pieces[1:]:
         text = text + piece
     return text.label("text")
+
+
+def _has(column: Any, id: Any) -> Any:
+    return exists().where(column == id)
+
+
+def _alike(text: str, table: Table, *names: str) -> Query:
+    """The rows that are equal to another in these columns. No join: on stale statistics that compares each with each."""
+    columns = [table.c[name] for name in names]
+    before = func.lag(table.c.id).over(partition_by=columns, order_by=table.c.id).label("before")
+    rows = select(table.c.id, before).where(*(column.is_not(None) for column in columns)).subquery()
+    return select(rows.c.id, _text(text, rows.c.before)).where(rows.c.before.is_not(None))
+
+
+def _proved_absent(tables: Tables, id: Any) -> Any:
+    """Whether a lookup has ended the doubt of the attempts before it, which still count."""
+    event = tables.event
+    return exists().where(event.c.entry_id == id, event.c.kind == "lookup", event.c.reason.startswith(ABSENT))
 
 
 def _progress(tables: Tables) -> Any:
@@ -316,3 +66,198 @@ def _progress(tables: Tables) -> Any:
         for table in (tables.queue, tables.settlement)
     )
     return waiting.union_all(ended).subquery()
+
+
+# --- each entry is in one place
+
+
+@_rule("kept", "an entry that was committed is never lost")
+def _kept(tables: Tables) -> Iterator[Query]:
+    id = tables.entry.c.id
+    is_kept = or_(_has(tables.queue.c.id, id), _has(tables.settlement.c.id, id))
+    yield select(id, _text("neither waits nor has ended")).where(~is_kept)
+
+
+@_rule("ended once", "an entry that has ended is not in the queue")
+def _ended_once(tables: Tables) -> Iterator[Query]:
+    queue, settlement = tables.queue, tables.settlement
+    text = _text("waits as ", queue.c.state, ", and has ended as ", settlement.c.state)
+    yield select(queue.c.id, text).join(settlement, settlement.c.id == queue.c.id)
+
+
+@_rule("whole", "every row of the queue, the settlements and the history belongs to an entry")
+def _whole(tables: Tables) -> Iterator[Query]:
+    queue, settlement, event = tables.queue.c.id, tables.settlement.c.id, tables.event.c.entry_id
+    rows = select(queue.label("id")).union_all(select(settlement.label("id"))).subquery()
+    text = _text("waits or has ended, but is not an entry")
+    yield select(rows.c.id, text).where(~_has(tables.entry.c.id, rows.c.id)).distinct()
+    text = _text("has a history, but is not an entry")
+    yield select(event.label("id"), text).where(~_has(tables.entry.c.id, event)).distinct()
+
+
+@_rule("own key", "no two entries share a key")
+def _own_key(tables: Tables) -> Iterator[Query]:
+    yield _alike("has the key of entry ", tables.entry, "tag")
+
+
+@_rule("request", "the record of a request is kept until its entries have ended")
+def _request(tables: Tables) -> Iterator[Query]:
+    entry = tables.entry
+    text = _text("waits, but the record of its request is missing: ", entry.c.record_id)
+    waiting = select(entry.c.id, text).join(tables.queue, tables.queue.c.id == entry.c.id)
+    yield waiting.where(entry.c.record_id.is_not(None), ~_has(tables.record.c.id, entry.c.record_id))
+
+
+# --- what waits is as it was enqueued, and comes due
+
+
+@_rule("as enqueued", "an entry waits for the destination, and in the ordering group, that it was enqueued for")
+def _as_enqueued(tables: Tables) -> Iterator[Query]:
+    entry, queue = tables.entry, tables.queue
+
+    def waiting(text: Any) -> Query:
+        return select(entry.c.id, text).join(queue, queue.c.id == entry.c.id)
+
+    text = _text("was enqueued for ", entry.c.destination, ", but waits for ", queue.c.destination)
+    yield waiting(text).where(queue.c.destination != entry.c.destination)
+    group = [func.coalesce(table.c.ordering_key, "none") for table in (entry, queue)]
+    text = _text("was enqueued in ordering group ", group[0], ", but waits in ordering group ", group[1])
+    yield waiting(text).where(entry.c.ordering_key.is_distinct_from(queue.c.ordering_key))
+    # Only at a fair destination does the queue say whose share it waits in.
+    mine = and_(queue.c.fair == queue.c.destination, queue.c.scope == entry.c.scope)
+    unfair = and_(queue.c.fair.is_(None), queue.c.scope.is_(None))
+    text = _text("waits in the fair share of another scope or destination")
+    yield waiting(text).where(not_(func.coalesce(or_(mine, unfair), False)))
+
+
+@_rule("own place", "an entry with an ordering key has a unique position in its ordering group")
+def _own_place(tables: Tables) -> Iterator[Query]:
+    queue = tables.queue
+    text = _text("has an ordering key but no position, or a position but no key")
+    yield select(queue.c.id, text).where(queue.c.ordering_key.is_(None) != queue.c.position.is_(None))
+    yield _alike("has the same position in its ordering group as entry ", queue, "ordering_key", "position")
+
+
+@_rule("its turn", "an entry that is neither suspended nor blocked comes due")
+def _its_turn(tables: Tables) -> Iterator[Query]:
+    queue, before = tables.queue, tables.queue.alias("before")
+    waits = queue.c.state.in_(("pending", "retry")), queue.c.due_at == NEVER
+    alone = queue.c.suspended_reason.is_(None), queue.c.position.is_(None)
+    text = _text("never comes due, although nothing suspends or blocks it")
+    yield select(queue.c.id, text).where(*waits, *alone)
+    first = (before.c.ordering_key == queue.c.ordering_key) & (before.c.position < queue.c.position)
+    is_first = ~exists().where(first, before.c.state != "uncertain")
+    blocked = _has(tables.blocked_group.c.ordering_key, queue.c.ordering_key)
+    text = _text("is blocked, but no entry precedes it in its ordering group")
+    yield select(queue.c.id, text).where(is_blocked(queue), is_first, ~blocked)
+
+
+# --- the counts, the doubt, the key
+
+
+@_rule("counted", "an entry is not sent more often than it was claimed")
+def _counted(tables: Tables) -> Iterator[Query]:
+    rows, entry, event, meta = _progress(tables), tables.entry, tables.event, tables.meta
+    text = _text("was sent ", rows.c.attempts, " times in ", rows.c.deliveries, " deliveries")
+    # Late proof of success may come from a delivery that a database which was set back has never heard of.
+    forgot = exists().where(or_(meta.c.suspended_reason.is_not(None), meta.c.resumed_at >= entry.c.created_at))
+    counted = select(rows.c.id, text).join(entry, entry.c.id == rows.c.id)
+    yield counted.where(rows.c.attempts > rows.c.deliveries, ~forgot)
+    last = select(func.max(event.c.delivery)).where(event.c.entry_id == rows.c.id).scalar_subquery()
+    text = _text("its history has delivery ", last, ", but only ", rows.c.deliveries, " are counted")
+    yield select(rows.c.id, text).where(last > rows.c.deliveries)
+
+
+@_rule("same key", "an entry keeps its key, except after an operator's decision or a proof of absence")
+def _same_key(tables: Tables) -> Iterator[Query]:
+    rows, event = _progress(tables), tables.event
+    decided = event.c.entry_id == rows.c.id, event.c.kind != "attempt"
+    decisions = select(func.count()).select_from(event).where(*decided).scalar_subquery()  # one epoch each, at most
+    text = _text("has key epoch ", rows.c.key_epoch, ", but no decisions to send it again explain that")
+    yield select(rows.c.id, text).where(rows.c.key_epoch > 0, rows.c.key_epoch > decisions)
+
+
+@_rule("doubt", "an entry that may have been sent is in doubt until an operator or a proof ends that")
+def _doubt(tables: Tables) -> Iterator[Query]:
+    queue, event = tables.queue, tables.event
+    text = _text("is uncertain, but is not marked as maybe sent")
+    yield select(queue.c.id, text).where(queue.c.state == "uncertain", ~queue.c.maybe_sent)
+    absent = _proved_absent(tables, queue.c.id)
+    text = _text("was sent ", queue.c.attempts, " times, but is not marked as maybe sent")
+    yield select(queue.c.id, text).where(queue.c.attempts > 0, ~queue.c.maybe_sent, ~absent)
+    decided = exists().where(event.c.entry_id == queue.c.id, event.c.kind != "attempt")
+    text = _text("may have been sent and is pending, but no decision to send it again is recorded")
+    yield select(queue.c.id, text).where(queue.c.state == "pending", queue.c.maybe_sent, ~decided)
+
+
+# --- the end agrees with the history
+
+
+@_rule("true end", "the final state agrees with the history")
+def _true_end(tables: Tables) -> Iterator[Query]:
+    settlement = tables.settlement
+    text = _text("is ", settlement.c.state, ", but its history does not show that")
+    yield select(settlement.c.id, text).where(not_(func.coalesce(_is_explained(tables), False)))
+    # Delivered for another reason: an operator's, or a lookup's.
+    unsent = settlement.c.state == "delivered", settlement.c.reason.is_(None), settlement.c.attempts == 0
+    yield select(settlement.c.id, _text("is delivered, but was never sent")).where(*unsent)
+
+
+def _is_explained(tables: Tables) -> Any:
+    settlement, event = tables.settlement, tables.event
+    reason, mine = settlement.c.reason, event.c.entry_id == settlement.c.id
+    tried = exists().where(mine, event.c.kind == "attempt", event.c.reason == reason)
+    by_lookup = exists().where(mine, event.c.kind == "lookup", event.c.reason == reason)
+    kept = exists().where(mine, event.c.kind == "attempt", event.c.reason.startswith("delivered, but "))
+    decided = exists().where(mine, event.c.kind == "decision", event.c.reason == reason)
+    verdict = _last_verdict(tables)
+    return case(
+        (
+            settlement.c.state == "delivered",
+            or_(reason.is_(None), and_(reason == FOUND, or_(by_lookup, kept)), verdict == "happened"),
+        ),
+        (settlement.c.state == "failed", or_(tried, and_(by_lookup, reason != FOUND), verdict == "did_not_happen")),
+        else_=or_(reason.is_(None), decided),
+    )
+
+
+def _last_verdict(tables: Tables) -> Any:
+    """The operator's last decision with the settlement's reason, as `decisions` stores it."""
+    settlement, event = tables.settlement, tables.event
+    by_event = {verdict: literal(f"{verdict}: ") + settlement.c.reason for verdict in ("happened", "did_not_happen")}
+    verdict = case(*((event.c.reason == text, name) for name, text in by_event.items()))
+    mine = event.c.entry_id == settlement.c.id, event.c.kind == "decision", event.c.reason.in_([*by_event.values()])
+    return select(verdict).where(*mine).order_by(event.c.id.desc()).limit(1).scalar_subquery()
+
+
+@_rule("cancelled", "only an entry that was certainly never sent is cancelled")
+def _cancelled(tables: Tables) -> Iterator[Query]:
+    settlement, absent = tables.settlement, _proved_absent(tables, tables.settlement.c.id)
+    cancelled = settlement.c.state == "cancelled"
+    text = _text("is cancelled, but was sent ", settlement.c.attempts, " times")
+    yield select(settlement.c.id, text).where(cancelled, settlement.c.attempts > 0, ~absent)
+    text = _text("is cancelled, but has a service's answer")
+    yield select(settlement.c.id, text).where(cancelled, settlement.c.result.is_not(None))
+
+
+@_rule("in order", "an entry ends after it was enqueued")
+def _in_order(tables: Tables) -> Iterator[Query]:
+    entry, settlement = tables.entry, tables.settlement
+    text = _text(settlement.c.state, " before it was enqueued")
+    ended = select(entry.c.id, text).join(settlement, settlement.c.id == entry.c.id)
+    yield ended.where(settlement.c.settled_at < entry.c.created_at)
+
+
+@_rule("blocked", "the entry that blocks an ordering group belongs to it and was not delivered")
+def _blocked(tables: Tables) -> Iterator[Query]:
+    blocked, entry, settlement = tables.blocked_group, tables.entry, tables.settlement
+
+    def text(flaw: str) -> Any:
+        return _text("blocks ordering group ", blocked.c.ordering_key, flaw)
+
+    missing = select(blocked.c.entry_id.label("id"), text(", but does not exist"))
+    yield missing.where(~_has(entry.c.id, blocked.c.entry_id))
+    of_entry = select(entry.c.id, text(", but belongs to another")).join(blocked, blocked.c.entry_id == entry.c.id)
+    yield of_entry.where(entry.c.ordering_key.is_distinct_from(blocked.c.ordering_key))
+    ended = select(settlement.c.id, text(", but is delivered")).join(blocked, blocked.c.entry_id == settlement.c.id)
+    yield ended.where(settlement.c.state == "delivered")

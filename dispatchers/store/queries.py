@@ -1,17 +1,30 @@
 """Reads beside the claims: destinations and their oldest entries, accepted requests, uncertain entries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import CTE, ColumnElement, Connection, ScalarSelect, func, or_, select, tuple_, update
+from sqlalchemy import CTE, Column, ColumnElement, Connection, ScalarSelect, func, or_, select, tuple_, update
 
 from dispatchers.stored_outcome import KEY_CONFLICT, LookupState, MalformedOutcome, read_outcome, write_outcome
 from outbox.requests.accepted import is_waiting
 from outbox.sql.dialect import clock, read_by_index
+from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables, is_open
 from outbox.times import NEVER
+
+# --- what this role may read
+
+
+def unreadable(connection: Connection, columns: Sequence[Column[Any]]) -> frozenset[Column[Any]]:
+    """Those of the columns that this role may not read: the dashboard's may not read what services answered, and more."""
+    if connection.dialect.name != "postgresql":
+        return frozenset()
+    may_read = (func.has_column_privilege(quoted_table(column.table), column.name, "SELECT") for column in columns)
+    readable = connection.execute(select(*may_read)).one()
+    return frozenset(column for column, may in zip(columns, readable, strict=True) if not may)
+
 
 # --- destinations
 
