@@ -5,7 +5,6 @@ The request's body says what the handler does: `{"do": "place"}` and the like, s
 
 import json
 import logging
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ import flask
 import httpx
 import psycopg
 import sqlalchemy as sa
-import uvicorn
 from django.conf import settings
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connections, transaction
@@ -41,6 +39,7 @@ import outbox.http.fastapi
 import outbox.http.flask
 import outbox.http.starlette
 from outbox.http import Policy
+from support.asgi_server import serving_asgi
 from support.database import CHARGE, PAYLOAD, Database, Order
 
 HEADERS = {"Location": "/orders/1", "X-Trace": "t1", "Set-Cookie": "cart=; Max-Age=0"}
@@ -393,19 +392,6 @@ def served(framework: str, shop: Shop) -> Iterator[str]:
     else:
         with serving_asgi(ASGI_APPS[framework](shop)) as url:
             yield url
-
-
-@contextmanager
-def serving_asgi(app: Any) -> Iterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))  # listens already: a client may connect before the thread runs
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_level="critical"))
-    thread = Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @contextmanager

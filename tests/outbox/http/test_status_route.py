@@ -1,10 +1,7 @@
 """The status resource over HTTP: what it shows, to whom, and how it is asked again."""
 
 import asyncio
-import contextlib
-import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,13 +9,13 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 import sqlalchemy as sa
-import uvicorn
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Mount, Route
 from support.accepted import Checkout
+from support.asgi_server import serving_asgi
 from support.database import CHARGE, TABLES, Database
 
 import outbox
@@ -287,30 +284,13 @@ def test_a_websocket_is_refused(checkout: Checkout) -> None:
         asyncio.run(route(checkout)({"type": "websocket"}, nothing, nothing))
 
 
-@contextlib.contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """The app behind a real server, on a thread."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        deadline = time.monotonic() + 20
-        while not server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
-
-
 def test_over_http_a_client_polls_until_the_response_is_there(checkout: Checkout) -> None:
     checkout.on_completed()
     checkout.accept()
     app = Starlette(routes=[Mount("/requests", route(checkout))])
     seen = []
 
-    with serving(app) as url, httpx.Client(base_url=url, headers={"X-Caller": "acct_1"}) as client:
+    with serving_asgi(app) as url, httpx.Client(base_url=url, headers={"X-Caller": "acct_1"}) as client:
         seen.append(client.get(f"/requests/{checkout.record.id}"))
         checkout.run_once()
         seen.append(client.get(f"/requests/{checkout.record.id}"))
