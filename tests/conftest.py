@@ -24,6 +24,20 @@ hypothesis.settings.register_profile("outbox", deadline=None)
 hypothesis.settings.load_profile("outbox")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-case", action="store_true", help="run one case of each test, another for each next one")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--one-case"):
+        cases: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        chosen = [cases_of[number % len(cases_of)] for number, cases_of in enumerate(cases.values())]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[sa.URL]:
     """A server: the one that OUTBOX_TEST_DATABASE_URL names, else one started for this process and gone with it.

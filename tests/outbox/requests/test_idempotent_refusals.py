@@ -205,6 +205,17 @@ def test_prepare_sqlite_refuses_another_database(postgresql):
         outbox.prepare_sqlite(postgresql.engine)
 
 
+def test_a_prepared_engine_commits_to_a_log_on_disk(tmp_path):
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    outbox.prepare_sqlite(engine)
+
+    with engine.connect() as connection:
+        settings = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
+
+    assert settings == ["wal", 2]  # 2: FULL, a commit outlives a power cut
+    engine.dispose()
+
+
 def test_prepare_sqlite_may_be_called_twice(sqlite):
     outbox.prepare_sqlite(sqlite.engine)
 
