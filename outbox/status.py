@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, select, text
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from outbox.configuration import Configuration
-from outbox.keys import ParentKey, Tag, check_id, encode_native, parent_id
+from outbox.keys import ParentKey, Tag, check_id, encode_native, ids_under, parent_id
 from outbox.session import flush_all
 from outbox.sql.connections import require_connection
 from outbox.sql.dialect import clock, require_transaction
@@ -18,6 +18,8 @@ from outbox.sql.functions import function_name
 from outbox.sql.ordering import Place, advance
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
+
+ALL_IDS = (UUID(int=0), UUID(int=2**128 - 1))
 
 State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed", "cancelled"]
 
@@ -48,23 +50,32 @@ class EntryStatus:
 def read_status(configuration: Configuration, session: Session, parent: str | ParentKey) -> list[EntryStatus]:
     """Every entry under `parent`, oldest first, including what this session has enqueued."""
     flush_all(session)
-    tables = configuration.tables
-    under = is_under(tables.entry, parent_id(configuration.env, ParentKey.of(parent)))
     connection = session.connection()
     require_connection(connection, configuration.schema)
-    return _read(connection, tables, under)
+    return _of_parent(connection, configuration.tables, parent_id(configuration.env, ParentKey.of(parent)))
 
 
 def entries_of_request(connection: Connection, tables: Tables, record_id: UUID) -> list[EntryStatus]:
     """Every entry that the request of this record caused, oldest first: under its own key and under other parents."""
     entry = tables.entry
-    own = _read(connection, tables, is_under(entry, record_id))
-    elsewhere = _read(connection, tables, entry.c.record_id == record_id, entry.c.record_id != entry.c.parent_id)
+    own = _of_parent(connection, tables, record_id)
+    elsewhere = _read(connection, tables, and_(entry.c.record_id == record_id, entry.c.record_id != entry.c.parent_id))
     return sorted([*own, *elsewhere], key=lambda status: (status.created_at, status.id))
 
 
-def _read(connection: Connection, tables: Tables, *conditions: ColumnElement[bool]) -> list[EntryStatus]:
+def _of_parent(connection: Connection, tables: Tables, parent: UUID) -> list[EntryStatus]:
+    return _read(connection, tables, is_under(tables.entry, parent), ids_under(parent))
+
+
+def _read(
+    connection: Connection, tables: Tables, condition: ColumnElement[bool], ids: tuple[UUID, UUID] = ALL_IDS
+) -> list[EntryStatus]:
+    """ids: the range of their ids. Without it the join reads the whole queue where the planner believes that it is empty."""
     entry, queue, settlement = tables.entry, tables.queue, tables.settlement
+
+    def is_of_entry(id: ColumnElement[UUID]) -> ColumnElement[bool]:
+        return and_(id == entry.c.id, id.between(*ids))
+
     statement = (
         select(
             entry.c.id,
@@ -80,9 +91,9 @@ def _read(connection: Connection, tables: Tables, *conditions: ColumnElement[boo
             settlement.c.settled_at,
         )
         .select_from(
-            entry.outerjoin(queue, queue.c.id == entry.c.id).outerjoin(settlement, settlement.c.id == entry.c.id)
+            entry.outerjoin(queue, is_of_entry(queue.c.id)).outerjoin(settlement, is_of_entry(settlement.c.id))
         )
-        .where(*conditions)
+        .where(condition)
         .order_by(entry.c.created_at, entry.c.id)
     )
     return [

@@ -298,9 +298,10 @@ BEGIN ATOMIC
     UPDATE {queue} AS q SET due_at = CASE
         WHEN q.due_at = '{NEVER}' AND q.suspended_reason IS NULL THEN GREATEST(e.due_at, now()) ELSE q.due_at END
     FROM {entry} AS e WHERE e.id = q.id AND q.id = (
-        SELECT n.id FROM {queue} AS n, {queue} AS q
-        WHERE {cancellable} AND n.ordering_key = q.ordering_key AND n.position > q.position AND n.state IN ('pending', 'retry')
-        ORDER BY n.position LIMIT 1 FOR UPDATE OF n
+        SELECT n.id FROM {queue} AS n
+        WHERE n.ordering_key = (SELECT q.ordering_key FROM {queue} AS q WHERE {cancellable})
+            AND n.position > (SELECT q.position FROM {queue} AS q WHERE {cancellable}) AND n.state IN ('pending', 'retry')
+        ORDER BY n.position LIMIT 1 FOR UPDATE
     );
     WITH cancelled AS (
         DELETE FROM {queue} AS q WHERE {cancellable}

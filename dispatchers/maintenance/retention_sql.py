@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from dispatchers.maintenance.retention import Children, Retention
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import clock, read_by_index
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
 
@@ -155,6 +155,8 @@ def _old_enough(aged: _Aged, before: datetime) -> tuple[ColumnElement[bool], ...
 
 
 def _next(connection: Connection, aged: _Aged, before: datetime, scan: Scan) -> list[Place]:
+    """Each step begins with it: what follows in its transaction is read by indexes, too."""
+    read_by_index(connection)
     query = select(aged.at, aged.id).where(*_old_enough(aged, before)).order_by(aged.at, aged.id).limit(scan.rows_max)
     if scan.after is not None:
         query = query.where(tuple_(aged.at, aged.id) > scan.after)

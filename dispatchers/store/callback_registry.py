@@ -14,7 +14,7 @@ from datetime import datetime
 from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import clock, read_by_index
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables
 
@@ -38,6 +38,7 @@ def _release_unserved_callbacks(connection: Connection, tables: Tables) -> int:
 
     Also when a process starts: an entry may have been handed over just when its callback was forgotten.
     """
+    read_by_index(connection)
     queue = tables.queue
     forgotten = queue.c.callback.is_not(None) & queue.c.callback.not_in(select(tables.callback.c.name))
     freed = update(queue).where(forgotten, queue.c.lease_token.is_(None)).values(callback=None, due_at=clock())
@@ -50,6 +51,7 @@ def read(connection: Connection, tables: Tables) -> frozenset[str]:
 
 def take_over(connection: Connection, tables: Tables, names: Collection[str]) -> int:
     """Make entries due that wait for one of these callbacks, for those that have it; returns how many."""
+    read_by_index(connection)
     queue = tables.queue
     waits = queue.c.callback.in_(sorted(names)), queue.c.lease_token.is_(None), queue.c.due_at > clock()
     waiting = select(queue.c.id).where(*waits).limit(TAKE_OVER_MAX).with_for_update(skip_locked=True)

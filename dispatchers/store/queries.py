@@ -122,9 +122,11 @@ def request_lookups(
     read_by_index(connection)
     queue, entry = tables.queue, tables.entry
     end = _page_end(connection, tables, after)
+    operation = (
+        select(entry.c.operation).where(entry.c.id == queue.c.id).scalar_subquery()
+    )  # a join might read all of them
     never_looked_up = (
-        select(queue.c.id, queue.c.outcome, queue.c.deliveries, queue.c.sent_as, entry.c.operation)
-        .join(entry, entry.c.id == queue.c.id)
+        select(queue.c.id, queue.c.outcome, queue.c.deliveries, queue.c.sent_as, operation.label("operation"))
         .where(
             queue.c.due_at == NEVER,
             queue.c.state == "uncertain",
@@ -147,11 +149,10 @@ def request_lookups(
             continue
         why = outcome.reason or "uncertain"
         is_left_alone = outcome.lookup or outcome.known or why.startswith(KEY_CONFLICT)
-        if not is_left_alone and wanted(row.operation, row.sent_as):
+        if row.operation is not None and not is_left_alone and wanted(row.operation, row.sent_as):
             lookup = LookupState(why, 1, now + fencing_delay, row.deliveries, outcome.stored)
-            unchanged = (queue.c.state == "uncertain") & (queue.c.due_at == NEVER) & (queue.c.outcome == row.outcome)
             values = {"outcome": write_outcome(why, lookup=lookup), "due_at": now + fencing_delay}
-            connection.execute(update(queue).where(queue.c.id == row.id, unchanged).values(values))
+            connection.execute(update(queue).where(queue.c.id == row.id).values(values))  # locked by now
     return rows[-1].id if len(rows) == ROWS_MAX else end
 
 

@@ -48,7 +48,8 @@ def poll_after(age: timedelta) -> timedelta:
 def is_waiting(tables: Tables, record_id: Any) -> ColumnElement[bool]:
     """Whether an entry of the record has not ended. An uncertain one has not."""
     entry, queue = tables.entry, tables.queue
-    unsettled = exists().where(queue.c.id == entry.c.id)
+    # EXISTS would be a join, which reads the whole queue where the planner believes that it is empty.
+    unsettled = select(queue.c.id).where(queue.c.id == entry.c.id).scalar_subquery().is_not(None)
     own = exists().where(is_under(entry, record_id), unsettled)
     elsewhere = exists().where(entry.c.record_id == record_id, entry.c.record_id != entry.c.parent_id, unsettled)
     return or_(own, elsewhere)

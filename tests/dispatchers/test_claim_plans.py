@@ -1,4 +1,4 @@
-"""What claiming costs, in terms that do not depend on the machine: plans, statements, HOT updates, bytes of WAL."""
+"""What claiming costs, in terms that do not depend on the machine: statements, commits, locks, HOT updates, bytes of WAL."""
 
 import asyncio
 from collections import Counter
@@ -54,21 +54,18 @@ def number(database: Database, query: str) -> Any:
 
 
 @contextmanager
-def explained(engine: sa.Engine) -> Iterator[list[dict[str, Any]]]:
-    """The plans of the claims of the block, which are explained instead of executed."""
-    plans: list[dict[str, Any]] = []
+def commits_of(engine: sa.Engine) -> Iterator[list[sa.Connection]]:
+    """The connections that committed during the block, one for each commit."""
+    committed: list[sa.Connection] = []
 
-    def explain(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        if statement.lstrip().startswith("UPDATE"):
-            dbapi = connection.connection.dbapi_connection
-            (plan,) = dbapi.execute(f"EXPLAIN (FORMAT JSON) {statement}", rest[0]).fetchone()[0]
-            plans.append(plan["Plan"])
+    def commit(connection: sa.Connection) -> None:
+        committed.append(connection)
 
-    sa.event.listen(engine, "before_cursor_execute", explain)
+    sa.event.listen(engine, "commit", commit)
     try:
-        yield plans
+        yield committed
     finally:
-        sa.event.remove(engine, "before_cursor_execute", explain)
+        sa.event.remove(engine, "commit", commit)
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -77,48 +74,8 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
-def plan_of(database: Database, ob: outbox.Outbox, *names: str) -> list[dict[str, Any]]:
-    engine = database.new_engine()
-    with explained(engine) as plans:
-        claimed = claim(
-            DatabaseStore(engine, ob.configuration), *(quota(name, permits=128) for name in names), entries_max=500
-        )
-    assert len(claimed) == min(500, 128 * len(names))
-    (plan,) = plans
-    return list(nodes(plan))
-
-
 def drained(entries: list[ClaimedEntry]) -> list[tuple[ClaimedEntry, Transition]]:
     return [(entry, Settle("delivered", 1, result={"id": "pi_1"})) for entry in entries]
-
-
-def test_a_claim_reads_no_table_from_end_to_end_whatever_the_statistics(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
-    names = ["a", "b", "c", "d"]
-    run(postgresql, "ALTER TABLE outbox_queue SET (autovacuum_enabled = off)")
-    run(
-        postgresql,
-        "ALTER TABLE outbox_entry SET (autovacuum_enabled = off)",
-        "ANALYZE outbox_queue",
-        "ANALYZE outbox_entry",
-    )
-    fill(postgresql, 50_000, *names)
-
-    believed_empty = plan_of(postgresql, ob, *names)
-    run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
-    known = plan_of(postgresql, ob, *names)
-    of_one = plan_of(postgresql, ob, "a")
-    run(postgresql, "DELETE FROM outbox_queue WHERE destination <> 'a'")
-    outdated = plan_of(postgresql, ob, "a")
-    run(postgresql, "ALTER TABLE outbox_queue RESET (autovacuum_enabled)")
-    run(postgresql, "ALTER TABLE outbox_entry RESET (autovacuum_enabled)")
-
-    for plan in (believed_empty, known, of_one, outdated):
-        read = [node for node in plan if node.get("Relation Name") != "outbox_meta"]  # has one row
-        kinds = [f"{node['Node Type']} of {node.get('Relation Name')}" for node in read]
-        assert not [kind for kind in kinds if kind.startswith(("Seq Scan", "Bitmap", "Parallel"))], kinds
-        assert any(node.get("Index Name") == "outbox_queue_due" for node in plan), kinds
 
 
 def test_a_batch_costs_the_same_few_statements_whatever_its_size(postgresql: Database, ob: outbox.Outbox) -> None:
@@ -131,27 +88,29 @@ def test_a_batch_costs_the_same_few_statements_whatever_its_size(postgresql: Dat
         parks = [(entry, MarkUncertain("vanished", 1, True, EPOCH)) for entry in entries[2::3]]
         return [*drained(entries[::3]), *waits, *parks]
 
-    with statements_of(postgresql.engine) as small:
+    with statements_of(postgresql.engine) as small, commits_of(postgresql.engine) as commits:
         asyncio.run(store.exchange(outcomes(held[:3]), claim_request(quota(permits=4))))
-    with statements_of(postgresql.engine) as large:
+    with statements_of(postgresql.engine) as large, commits_of(postgresql.engine) as commits_of_large:
         exchange = asyncio.run(store.exchange(outcomes(held[3:]), claim_request(quota(permits=256))))
 
     assert len(exchange.settled) == 497
     assert len(exchange.claimed) == 256
     assert len(small) == len(large) == 3  # ends, moves, claims
+    assert len(commits) == len(commits_of_large) == 1
 
 
 def test_a_dispatcher_drains_500_entries_in_a_handful_of_statements(postgresql: Database, ob: outbox.Outbox) -> None:
     put(postgresql, ob, count=500)
     working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, concurrency=512)
 
-    with statements_of(postgresql.engine) as sent:
+    with statements_of(postgresql.engine) as sent, commits_of(postgresql.engine) as commits:
         settled = asyncio.run(working.run_once())
 
     assert settled == 500
     # what the sweep asks, then a claim and a settling for each half of the permits, which two groups may split once more; the
     # guards of each transaction
     assert len(sent) <= 38
+    assert len(commits) <= 20
 
 
 def test_many_destinations_are_claimed_in_one_statement(postgresql: Database, ob: outbox.Outbox) -> None:

@@ -89,37 +89,6 @@ def fill(database: Database, rows: int) -> None:
         database.execute(sa.text(statement).bindparams(rows=rows, life=str(rows)))
 
 
-def scans(database: Database) -> list[str]:
-    """How the first two batches of each step read their tables."""
-    engine = database.new_engine()
-    with plans_of(engine) as plans:
-        for step in STEPS.values():
-            after = None
-            for _ in range(2):
-                with engine.begin() as connection:
-                    batch = step(connection, TABLES, Scan(Retention.of(KEEP, [WINDOW]), 500, after))
-                assert batch.deleted > 100
-                after = batch.after
-    found = [node for plan in plans for node in nodes(plan) if "Scan" in node["Node Type"]]
-    return [f"{node['Node Type']} of {node.get('Relation Name')} by {node.get('Index Name')}" for node in found]
-
-
-def test_no_batch_reads_a_table_from_end_to_end_whatever_the_statistics(postgresql: Database) -> None:
-    run(postgresql, "ALTER TABLE outbox_{} SET (autovacuum_enabled = off)")
-    fill(postgresql, 300)
-    run(postgresql, "ANALYZE outbox_{}")
-    fill(postgresql, ROWS)
-
-    outdated = scans(postgresql)
-    run(postgresql, "ANALYZE outbox_{}")
-    known = scans(postgresql)
-    run(postgresql, "ALTER TABLE outbox_{} RESET (autovacuum_enabled)")
-
-    for found in (outdated, known):
-        whole = [scan for scan in found if scan.startswith(("Seq Scan", "Parallel"))]
-        assert not whole, found
-
-
 def test_a_batch_costs_the_same_few_statements_whatever_its_size(database: Database, ob: outbox.Outbox) -> None:
     def statements(count: int) -> int:
         for number in range(count):

@@ -1,56 +1,15 @@
-"""What a running dispatcher asks beside its claims: however long the queue, no statement reads it from end to end."""
+"""What a driver has prepared on small tables: it is planned again for the tables as they are."""
 
 import asyncio
-from datetime import timedelta
 
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
-from support.database import TABLES, Database
+from support.database import Database
 from support.entries import claim_request, quota
 from test_claim_plans import drained, fill, number, run
-from test_retention_plans import nodes, plans_of
 
 import outbox
-from dispatchers.maintenance.jobs import report_lag
 from dispatchers.store.database import DatabaseStore
-
-ROWS = 30_000
-SMALL = {"outbox_meta", "outbox_kid", "outbox_destination", "outbox_blocked_group"}
-
-
-async def ask_everything(store: DatabaseStore, ob: outbox.Outbox) -> None:
-    await store.gauges()
-    await store.unknown_kid(["k1"])
-    await store.require_environment("test")
-    await store.require_secrets(ob.configuration.keyring, recording=False)
-    await store.destinations()
-    await store.flow_states()
-    await store.accepted(None)
-    await store.request_lookups(lambda operation, sent_as: True, timedelta(seconds=1), None)
-    await store.check_identity("test", None)
-    await report_lag(store.run, TABLES)
-
-
-def test_no_statement_of_a_running_dispatcher_reads_the_whole_queue(postgresql: Database, ob: outbox.Outbox) -> None:
-    run(postgresql, *(f"ALTER TABLE outbox_{name} SET (autovacuum_enabled = off)" for name in ("queue", "entry")))
-    run(postgresql, "ANALYZE outbox_queue", "ANALYZE outbox_entry")
-    fill(postgresql, ROWS, "a", "b", "c")
-    found = []
-    for analyze in ([], ["ANALYZE outbox_queue", "ANALYZE outbox_entry"]):
-        run(postgresql, *analyze)
-        engine = postgresql.new_engine()
-        with plans_of(engine) as plans:
-            asyncio.run(ask_everything(DatabaseStore(engine, ob.configuration), ob))
-        engine.dispose()
-        found += [node for plan in plans for node in nodes(plan)]
-    run(postgresql, *(f"ALTER TABLE outbox_{name} RESET (autovacuum_enabled)" for name in ("queue", "entry")))
-
-    kinds = {(node["Node Type"], node.get("Relation Name")) for node in found}
-    # A bitmap of the primary key's entries under one parent is none of the table.
-    bitmaps = {node["Index Name"] for node in found if node["Node Type"] == "Bitmap Index Scan"}
-    assert {name for kind, name in kinds if "Seq" in kind} <= SMALL
-    assert bitmaps <= {"outbox_entry_pkey"}
-    assert ("Index Scan", "outbox_queue") in kinds
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

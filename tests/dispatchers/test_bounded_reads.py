@@ -1,0 +1,263 @@
+"""What the app and the dispatcher ask of a large outbox reads some rows by an index, and no table from end to end.
+
+Whatever the planner believes of the tables. PostgreSQL counts what is read (`support.large_outbox`).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+from support.database import PAYLOAD, REQUEST, TABLES, Database
+from support.entries import HOUR, claim_request, quota
+from support.large_outbox import DUE, ReadCounter, believe, fill, on_each
+
+import outbox
+from dispatchers import Limits
+from dispatchers.admin import entries as admin
+from dispatchers.callbacks import Calls
+from dispatchers.flow_control.state import FlowUpdate, News
+from dispatchers.maintenance.jobs import report_lag
+from dispatchers.maintenance.retention import KEEP, Retention
+from dispatchers.maintenance.retention_sql import STEPS, Scan
+from dispatchers.store.database import DatabaseStore
+from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle
+from outbox.times import EPOCH
+
+ROWS = 30_000  # some 3,000 are due at each destination
+MILLION = 1_000_000
+
+
+class Paths:
+    """A process of the app and of the dispatcher, over one connection: each method asks for one thing."""
+
+    def __init__(self, database: Database, life: str) -> None:
+        self.engine = database.new_engine(pool_size=1, max_overflow=0)
+        self.ob, fair = (
+            outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="test", fair=names, hints=False)
+            for names in ((), {"shared"})
+        )
+        self.store = DatabaseStore(self.engine, self.ob.configuration)
+        self.fair_store = DatabaseStore(self.engine, fair.configuration)
+        self.life, self.number = life, 0
+        self.claimed: list[ClaimedEntry] = []
+        self.entry = self.record = UUID(int=0)
+
+    @property
+    def name(self) -> str:
+        """Of the present parent, request and message."""
+        return f"{self.life} {self.number}"
+
+    # --- the app
+
+    def enqueue(self) -> None:
+        self.number += 1
+        with Session(self.engine) as session, session.begin():
+            self.entry = self.ob.enqueue(session, "app.x", PAYLOAD, parent=self.name).id
+            for operation in ("ordered.x", "ordered.y"):
+                self.ob.enqueue(session, operation, PAYLOAD, parent=self.name, ordering_key=self.name)
+
+    def enqueue_again(self) -> None:
+        with Session(self.engine) as session, session.begin():
+            self.ob.enqueue(session, "app.x", PAYLOAD, parent=self.name, if_exists="ignore")
+
+    def read_status(self) -> None:
+        with Session(self.engine) as session:
+            assert len(self.ob.status(session, self.name)) == 3
+            session.commit()
+
+    def cancel(self) -> None:
+        with Session(self.engine) as session, session.begin():
+            assert self.ob.cancel(session, self.entry)
+
+    @contextmanager
+    def request(self, suffix: str) -> Iterator[tuple[Session, outbox.Claim]]:
+        with Session(self.engine) as session, session.begin():
+            block = self.ob.idempotent(session, f"{self.name} {suffix}", scope="acct_1", request=REQUEST)
+            with block as claim:
+                yield session, claim
+
+    def answer(self) -> None:
+        with self.request("answered") as (session, claim):
+            if not claim.replayed:
+                self.ob.enqueue(session, "app.x", PAYLOAD)
+                claim.respond(201)
+
+    def accept(self) -> None:
+        with self.request("accepted") as (session, claim):
+            self.record = claim.id
+            self.ob.enqueue(session, "app.x", PAYLOAD)
+            claim.accept("checkout", headers={"Location": "/requests/1"})
+
+    def lease(self) -> None:
+        with self.ob.leased(self.engine, f"{self.name} leased", scope="acct_1", request=REQUEST) as claim:
+            claim.respond(201)
+
+    def consume(self) -> None:
+        with Session(self.engine) as session, session.begin():
+            block = self.ob.inbox(session, consumer="mail", message_id=self.name, scope="acct_1")
+            with block as message:
+                assert message.parent.key == self.name
+
+    # --- the dispatcher
+
+    def exchange(self, settlements: Any = (), request: Any = None, store: DatabaseStore | None = None) -> Any:
+        return asyncio.run((store or self.store).exchange(settlements, request))
+
+    def claim(self) -> None:
+        self.claimed = self.exchange((), claim_request(*(quota(name, 50) for name in DUE))).claimed
+
+    def claim_served(self) -> None:
+        quotas = [quota(name, 50)._replace(recent=HOUR) for name in DUE]
+        self.exchange((), claim_request(*quotas, unserved=["sms.send"]))
+
+    def settle_and_claim(self) -> None:
+        ended = [(entry, Settle("delivered", 1, result={"id": "pi_1"})) for entry in self.claimed[::3]]
+        waits = [(entry, Retry(HOUR, "slow", 1, True, EPOCH)) for entry in self.claimed[1::3]]
+        parks = [(entry, MarkUncertain("vanished", 1, True, EPOCH)) for entry in self.claimed[2::3]]
+        self.exchange([*ended, *waits, *parks], claim_request(quota("a", 50)))
+
+    def share_out(self) -> None:
+        self.exchange((), claim_request(quota("shared", 50)), self.fair_store)
+
+    def send_heads(self) -> None:
+        heads = self.exchange((), claim_request(quota("ordered", 50))).claimed
+        self.exchange([(entry, Settle("delivered", 1)) for entry in heads])
+
+    def limit(self) -> None:
+        update = FlowUpdate(news={"a": News(failures=1)}, decided=frozenset({"a", "b"}), limits={"a": Limits(rate=100)})
+        self.exchange((), claim_request(quota("a", 50), quota("b", 50), flow_update=update))
+        asyncio.run(self.store.flow_states())
+
+    def call_back(self) -> None:
+        for entry in self.exchange((), claim_request(quota("b", 1))).claimed:
+            assert asyncio.run(self.store.settle_with(entry, Settle("delivered", 1), Calls(lambda *_: None)))
+
+    def complete(self) -> None:
+        asyncio.run(self.store.accepted(None))
+        asyncio.run(self.store.complete(self.record, lambda *_: None))
+
+    def start(self) -> None:
+        async def ask() -> None:
+            await self.store.callbacks(["on_settled app"])
+            await self.store.take_over(["on_settled app"])
+            await self.store.check_identity("test", None)
+            await self.store.require_environment("test")
+            await self.store.require_secrets(self.ob.configuration.keyring, recording=False)
+            await self.store.unknown_kid(["k1"])
+            await self.store.destinations()
+
+        asyncio.run(ask())
+
+    def report_lag(self) -> None:
+        asyncio.run(report_lag(self.store.run, TABLES))
+
+    def look_up(self) -> None:
+        asyncio.run(self.store.request_lookups(lambda operation, form: True, timedelta(seconds=1), None))
+
+    def count(self) -> None:
+        asyncio.run(self.store.gauges())
+
+    def retain(self) -> None:
+        for step in STEPS.values():
+            after = None
+            for _ in range(2):
+                scan = Scan(Retention.of(KEEP, [timedelta(days=1)]), 50, after)
+                after = asyncio.run(self.store.run(lambda connection: step(connection, TABLES, scan))).after  # noqa: B023
+
+    # --- operators
+
+    def list_ended(self) -> None:
+        with self.engine.begin() as connection:
+            admin.list_entries(connection, TABLES, admin.Filter(states=admin.ENDED_STATES), entries_max=50)
+
+    def list_parent(self) -> None:
+        with self.engine.begin() as connection:
+            parent = admin.ParentWanted(self.name, "test", "", "app")
+            admin.read_entries_of_parent(connection, TABLES, parent)
+
+    def show(self) -> None:
+        with self.engine.begin() as connection:
+            assert admin.find_ids(connection, TABLES, self.entry.hex[:12]) == [self.entry]
+            admin.read_entry(connection, TABLES, self.entry)
+
+
+APP: list[tuple[Callable[[Paths], None], int]] = [
+    # each with how many rows of the indexes it may read in all
+    (Paths.enqueue, 20),
+    (Paths.enqueue_again, 20),
+    (Paths.read_status, 40),
+    (Paths.cancel, 20),
+    (Paths.answer, 20),
+    (Paths.answer, 20),
+    (Paths.accept, 20),
+    (Paths.lease, 20),
+    (Paths.consume, 20),
+    (Paths.consume, 20),
+]
+DISPATCHER: list[tuple[Callable[[Paths], None], int]] = [
+    (Paths.claim, 2500),  # also passes over what is leased
+    (Paths.claim_served, 2500),
+    (Paths.settle_and_claim, 2500),
+    (Paths.share_out, 2500),
+    (Paths.send_heads, 2500),
+    (Paths.limit, 2500),
+    (Paths.call_back, 2500),
+    (Paths.complete, 500),
+    (Paths.start, 5000),
+    (Paths.report_lag, 4000),
+    (Paths.look_up, 20_000),  # a page of the queue
+    (Paths.count, 25_000),  # what of each destination may be counted
+    (Paths.retain, 4000),
+]
+OPERATOR: list[tuple[Callable[[Paths], None], int]] = [
+    (Paths.list_ended, 500),
+    (Paths.list_parent, 40),
+    (Paths.show, 20),
+]
+BELIEFS: dict[str, Callable[[Database], None]] = {
+    "all that waited was uncertain": lambda database: None,
+    "the queue had been drained": lambda database: believe(database, "reltuples = 0", "queue"),
+    "never analyzed": lambda database: believe(database, "reltuples = -1, relpages = 0"),
+    "as it is": lambda database: on_each(database, "ANALYZE {}"),
+    "a million": lambda database: believe(database, f"reltuples = {MILLION}"),
+}
+
+
+def test_no_path_reads_more_than_it_asks_for_whatever_the_statistics_say(postgresql: Database) -> None:
+    on_each(postgresql, "ALTER TABLE {} SET (autovacuum_enabled = off)")
+    on_each(postgresql, "VACUUM ANALYZE {}")
+    old = Paths(postgresql, "old")
+    for _ in range(12):  # so often that its statements are prepared, and their plans kept
+        for path, _ in APP:
+            path(old)
+    fill(postgresql, 500, uncertain=True)
+    on_each(postgresql, "ANALYZE {}")
+    fill(postgresql, ROWS)
+
+    found = excesses(postgresql, old, APP, "prepared for empty tables")
+    for belief, instill in BELIEFS.items():
+        instill(postgresql)
+        asked = APP + DISPATCHER + (OPERATOR if belief == "a million" else [])
+        found += excesses(postgresql, Paths(postgresql, belief), asked, belief)
+    on_each(postgresql, "ALTER TABLE {} RESET (autovacuum_enabled)")
+
+    assert not found, "\n".join(found)
+
+
+def excesses(
+    database: Database, paths: Paths, asked: list[tuple[Callable[[Paths], None], int]], belief: str
+) -> list[str]:
+    """What was read from end to end, and what read more rows than it may."""
+    found = []
+    counter = ReadCounter(database, paths.engine)
+    for path, most in asked:
+        path(paths)
+        scanned, rows = counter.since_last()
+        if scanned or sum(rows.values()) > most:
+            found.append(f"{belief}, {path.__name__}: from end to end {scanned}, by an index {rows}, at most {most}")
+    paths.engine.dispose()
+    return found
