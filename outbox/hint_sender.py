@@ -10,7 +10,7 @@ from threading import Lock, Thread
 from typing import Any, NamedTuple
 from weakref import ref
 
-from sqlalchemy import Connection, Engine, Pool
+from sqlalchemy import Connection, Engine, Pool, RootTransaction
 
 from outbox.sql.hint_messages import Hint, encode, merged, notify_sql
 from outbox.sql.places import place_of
@@ -28,9 +28,9 @@ COMMIT_LOOK_SECONDS = 0.001
 
 
 class Committing(NamedTuple):
-    """A hint of a transaction that is about to commit on `connection`. then: called when it has, for the process's own."""
+    """The transaction that a hint is of, which is about to commit. then: called when it has, for the process's own."""
 
-    connection: Connection
+    transaction: RootTransaction
     then: Callable[[], object]
 
 
@@ -156,9 +156,12 @@ def _both(one: Hint, other: Hint) -> Hint:
 
 
 def _await_commit(committing: Committing) -> None:
-    """SQLAlchemy announces a commit just before it. What a hint finds before its end is nothing."""
+    """SQLAlchemy announces a commit just before it. What a hint finds before its end is nothing.
+
+    The connection may have begun another transaction by now: that one is not waited for.
+    """
     deadline = time.monotonic() + COMMIT_SECONDS_MAX
-    while committing.connection.in_transaction() and time.monotonic() < deadline:
+    while committing.transaction.is_active and time.monotonic() < deadline:
         time.sleep(COMMIT_LOOK_SECONDS)
     committing.then()
 

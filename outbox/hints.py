@@ -140,8 +140,9 @@ def _rolls_back(connection: Connection) -> None:
 
 def _commits(connection: Connection) -> None:
     notes, _waiting[connection] = _waiting.get(connection, []), []
-    for note in notes:
-        committing = Committing(connection, partial(_wake, note))
+    transaction = connection.get_transaction()
+    for note in notes if transaction is not None else ():
+        committing = Committing(transaction, partial(_wake, note))
         sender = _sender_of(note.engine)
         if sender is not None:
             sender.send(note.channel, Hint(note.due), taken=note.pid, committing=committing)

@@ -115,6 +115,18 @@ def test_a_commit_sends_a_hint(postgresql: Database, ob: outbox.Outbox, way: str
         assert ear.next().due == CRM
 
 
+def test_a_hint_waits_for_its_own_transaction_only(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hint_sender, "COMMIT_SECONDS_MAX", PATIENCE * 2)
+    with listening(postgresql) as ear, postgresql.engine.connect() as connection:
+        with connection.begin(), Session(connection, join_transaction_mode="create_savepoint") as session:
+            enqueue(session, ob)
+            session.commit()
+        with connection.begin():  # at once: a batch goes on
+            assert ear.next().due == CRM
+
+
 # --- only for what is committed and due
 
 
@@ -255,7 +267,7 @@ def backend_of_hints(database: Database) -> int | None:
 
 @pytest.mark.parametrize("ending", ["disposed", "forgotten"])
 def test_a_sender_ends_with_its_engine(postgresql: Database, ob: outbox.Outbox, ending: str) -> None:
-    engine = sa.create_engine(postgresql.url)
+    engine = sa.create_engine(postgresql.url, poolclass=sa.NullPool)  # none stays open when it is forgotten
     with listening(postgresql) as ear:
         commit_on(engine, ob)
         ear.next()
