@@ -141,7 +141,9 @@ def _rolls_back(connection: Connection) -> None:
 def _commits(connection: Connection) -> None:
     notes, _waiting[connection] = _waiting.get(connection, []), []
     transaction = connection.get_transaction()
-    for note in notes if transaction is not None else ():
+    if transaction is None:  # for the type checker: what commits is one
+        return
+    for note in notes:
         committing = Committing(transaction, partial(_wake, note))
         sender = _sender_of(note.engine)
         if sender is not None:

@@ -26,7 +26,7 @@ from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Scheduler
 from dispatchers.pipeline.sender import Sender
 from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
 from dispatchers.pipeline.triage import Triage
-from dispatchers.pipeline.wakeup import Wakeup
+from dispatchers.pipeline.wakeup import Wakeup, first_set
 from dispatchers.settings import Settings
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.outage_log import OutageLog
@@ -40,7 +40,8 @@ log = logging.getLogger("outbox.dispatcher")
 
 CLAIM_LOOPS = 2  # exchanges with the database at once
 SWEEP_SECONDS = 1.0  # entries that became due before the cursors are found by then
-HELPERS_REST = 5  # how much longer than the first loop the others rest before they poll
+IDLE_SWEEP_SECONDS = 5.0  # while nothing is claimed: then there are no cursors, and hints bring what is new
+HELPERS_REST = 10  # how much longer than the first loop the others rest before they poll
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits so long for company
 PERMIT_REPORTS_MAX = (
@@ -119,7 +120,7 @@ class ClaimLoops:
             clock=clock,
         )
         self._exchanging = 0
-        self._swept_at = -SWEEP_SECONDS
+        self._swept_at, self._has_claimed = -math.inf, False  # and whether since then
         self._has_refreshed = False  # before it has, it does not know whose age a pause has stopped
         self._cutoff = NEVER
         self.refusal: ConfigurationError | None = None
@@ -208,7 +209,7 @@ class ClaimLoops:
                 continue
             if self._sender or self._collector.alone or self._exchanging or self._collector.outcomes.has_postponed:
                 self._collector.news.clear()
-                await _first_set(self._collector.news, seconds=self._collector.outcomes.again_in)
+                await first_set(self._collector.news, seconds=self._collector.outcomes.again_in)
             elif self._scheduler.all_asked:
                 self._collector.news.set()  # the other claim loop may wait for the end of this one's exchange
                 return settled
@@ -227,7 +228,7 @@ class ClaimLoops:
         tries = 0
         while not stopping.is_set():
             try:
-                if self._clock() - self._swept_at >= SWEEP_SECONDS:
+                if self._must_sweep():
                     await self.sweep()
                     self._guard.report()
                     if stopping.is_set():  # meanwhile: what is claimed now would never be sent
@@ -239,27 +240,28 @@ class ClaimLoops:
                 stopping.set()
             except Exception as error:
                 self._outages.failed(error)
+                self._swept_at = -math.inf  # it may be another database when it is back
                 delay = min(first * 2 ** min(tries, 10), most) * (0.5 + self._rng.random() / 2)
                 tries += 1
-                await _first_set(stopping, seconds=delay)
+                await first_set(stopping, seconds=delay)
         return Progress()
 
     async def _rest(self, stopping: asyncio.Event, *, is_first: bool) -> None:
         """Wait until there is something to settle, a hint, or it is time to poll; then a moment longer, for company."""
-        waiting = self._wakeup.rest_seconds * (0.5 + self._rng.random() / 2)
+        waiting = self._wakeup.rest_seconds * (0.75 + self._rng.random() / 2)
         if self._wakeup.is_listening and not is_first:
             waiting *= HELPERS_REST
         waiting = min(waiting, self._flow.opens_in(self._clock()), self._collector.outcomes.again_in)
         if not self._collector.outcomes:
             self._collector.news.clear()
             if is_first:
-                await _first_set(self._collector.news, self._wakeup.hinted, stopping, seconds=waiting)
+                await first_set(self._collector.news, self._wakeup.hinted, stopping, seconds=waiting)
                 self._follow_hints()
             else:
-                await _first_set(self._collector.news, stopping, seconds=waiting)
+                await first_set(self._collector.news, stopping, seconds=waiting)
             self._scheduler.begin_round()
         if self._collector.outcomes and self._sender and len(self._collector.outcomes) < BATCH_ENTRIES_MAX:
-            await _first_set(stopping, seconds=LINGER_SECONDS)
+            await first_set(stopping, seconds=LINGER_SECONDS)
 
     def _follow_hints(self) -> None:
         """Ask the destinations that hints have named; if a hint names none, sweep first."""
@@ -271,7 +273,7 @@ class ClaimLoops:
         elif (wait := self._swept_at + HINTED_SWEEP_SECONDS - self._clock()) > 0:
             self._wakeup.hint_again_in(wait)
         else:
-            self._swept_at = -SWEEP_SECONDS
+            self._swept_at = -math.inf
 
     # --- one exchange
 
@@ -302,6 +304,7 @@ class ClaimLoops:
         self._scheduler.found(quotas, exchange.claimed)
         self._outages.answered()
         if exchange.claimed:
+            self._has_claimed = True
             self._collector.news.set()  # not for nothing: two idle groups would wake each other without end
             self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
             self._collector.note_claim(exchange.claimed, request.token, started)
@@ -348,9 +351,13 @@ class ClaimLoops:
 
     # --- what changes without us
 
+    def _must_sweep(self) -> bool:
+        is_idle = self._wakeup.is_listening and not self._has_claimed
+        return self._clock() - self._swept_at >= (IDLE_SWEEP_SECONDS if is_idle else SWEEP_SECONDS)
+
     async def sweep(self) -> None:
         """Check the database's identity, new destinations, entries due before the cursors, and flow control."""
-        self._swept_at = self._clock()
+        self._swept_at, self._has_claimed = self._clock(), False
         await self._guard.refresh()
         if not self._has_refreshed:
             await self._store.require_secrets(self._keyring(), recording=True)
@@ -386,13 +393,3 @@ def _claim_ahead(settings: Settings, routes: Routes) -> ClaimAhead:
         return service_of(name) in routes.repeatable and not limits_of(settings.limits, name).are_shared
 
     return ClaimAhead(is_allowed, entries_max=min(BATCH_ENTRIES_MAX, settings.in_flight_max // 2))
-
-
-async def _first_set(*events: asyncio.Event, seconds: float) -> None:
-    """Wait for one of them, but so long at most; infinity for as long as it takes."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=None if seconds == math.inf else seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

@@ -195,3 +195,13 @@ class Wakeup:
                 self._poll,
             )
         self._is_silent = True
+
+
+async def first_set(*events: asyncio.Event, seconds: float) -> None:
+    """Wait for one of them, but so long at most; infinity for as long as it takes."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=None if seconds == math.inf else seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from dispatchers import Dispatcher, Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.pipeline import wakeup
 from dispatchers.pipeline.wakeup import Wakeup
+from dispatchers.store.database import DatabaseStore
 from outbox.hint_sender import HintSender
 from outbox.sql.hint_messages import Due, Hint, decode
 
@@ -215,6 +217,46 @@ def test_an_outbox_without_hints_does_not_listen(postgresql: Database, ob: outbo
         await working.close()
 
     asyncio.run(main())
+
+
+def test_an_idle_dispatcher_that_hears_hints_sweeps_seldom(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatchers.pipeline.claim_loops.SWEEP_SECONDS", 0.0)
+    asked: list[str] = []
+    destinations, exchange, is_away = DatabaseStore.destinations, DatabaseStore.exchange, False
+
+    async def sweep(self: DatabaseStore) -> list[str]:
+        asked.append("sweep")
+        return await destinations(self)
+
+    async def ask(self: DatabaseStore, *arguments: Any) -> Any:
+        nonlocal is_away
+        asked.append("exchange")
+        if is_away:
+            is_away = False
+            asked.append("failure")
+            raise ConnectionError
+        return await exchange(self, *arguments)
+
+    monkeypatch.setattr(DatabaseStore, "destinations", sweep)
+    monkeypatch.setattr(DatabaseStore, "exchange", ask)
+
+    async def steps() -> None:
+        nonlocal is_away
+        asked.clear()
+        await until_true(lambda: asked.count("exchange") >= 30)
+        assert asked.count("sweep") < 10  # for the first hint, and those that had begun
+
+        is_away = True
+        await until_true(lambda: "sweep" in asked[asked.index("failure") :] if "failure" in asked else False)
+
+        asked.clear()
+        id = await asyncio.to_thread(put_one, postgresql, ob)
+        await until_true(lambda: settlement_row(postgresql, id) is not None and "sweep" in asked)
+
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()}, poll=timedelta(milliseconds=1))
+    asyncio.run(working_until(working, steps))
 
 
 # --- in one process
