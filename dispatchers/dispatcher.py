@@ -62,7 +62,7 @@ class Dispatcher:
     identity_file: a file, outside the database, in which the last known state of its history is remembered: see docs/restore.md.
     promotions_lose_nothing: that this fleet's replication is synchronous. After the promotion of a standby, which would
         otherwise stop every dispatcher until an operator resumes, it continues by itself, on record: see docs/restore.md.
-    store, clock, chance: what it works with, for tests and simulations.
+    store, clock, rng: what it works with, for tests and simulations.
 
     Raises `ConfigurationError` for adapters that break the guarantees.
     """

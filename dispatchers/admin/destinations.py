@@ -7,8 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from dispatchers.flow_control.permits import on_record, still_taken
-from dispatchers.flow_control.state import service_of
+from dispatchers.flow_control.state import on_record, service_of, still_taken
 from dispatchers.store.queries import destination_names, is_claimable, read_lags
 from outbox.sql.dialect import clock
 from outbox.sql.schema import Tables

@@ -1,4 +1,4 @@
-"""How long what has ended is kept. Pure: the SQL that goes by it is in `sql_retention`, the pace in `maintenance`.
+"""How long what has ended is kept. Pure: its SQL is in `retention_sql`, its pace in `jobs`.
 
 Three ages follow one another. A request's record goes when its `keep_until` has passed and none of its entries is unsettled;
 while entries of it remain, a tombstone replaces it, so that its key is refused when it is used again; likewise for one that was

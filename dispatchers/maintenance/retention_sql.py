@@ -87,22 +87,22 @@ def delete_entries(connection: Connection, tables: Tables, scan: Scan) -> Batch:
     is_queued = _row_of(tables.queue, settlement.c.id).is_not(None)
     ids = _taken(connection, aged, before, [place.id for place in places], scan, ~is_queued)
     needed = _needed(connection, tables, ids, now, scan)
-    rollback_only = [id for id in ids if id not in needed]
-    if rollback_only and not scan.dry:
-        _delete(connection, tables.event.c.entry_id, rollback_only)
-        _delete(connection, settlement.c.id, rollback_only)
-        _delete(connection, entry.c.id, rollback_only)
-    return _batch(places, len(rollback_only), scan)
+    expired = [id for id in ids if id not in needed]
+    if expired and not scan.dry:
+        _delete(connection, tables.event.c.entry_id, expired)
+        _delete(connection, settlement.c.id, expired)
+        _delete(connection, entry.c.id, expired)
+    return _batch(places, len(expired), scan)
 
 
 def forget_tombstones(connection: Connection, tables: Tables, scan: Scan) -> Batch:
     """Delete tombstones past their `forget_at`: no service remembers what was done under their keys."""
     now, aged = _now(connection), _of_tombstones(tables)
     places = _next(connection, aged, now, scan)
-    rollback_only = _taken(connection, aged, now, [place.id for place in places], scan)
-    if rollback_only and not scan.dry:
-        _delete(connection, aged.id, rollback_only)
-    return _batch(places, len(rollback_only), scan)
+    expired = _taken(connection, aged, now, [place.id for place in places], scan)
+    if expired and not scan.dry:
+        _delete(connection, aged.id, expired)
+    return _batch(places, len(expired), scan)
 
 
 STEPS: Mapping[str, Step] = {

@@ -77,11 +77,11 @@ class IdentityFile:
     def read(self) -> DatabaseIdentity | None:
         """Raises ConfigurationError for a malformed file; None if there is no file yet."""
         try:
-            told = json.loads(self._path.read_bytes())
+            stored = json.loads(self._path.read_bytes())
             instants = {
-                name: told[name] and datetime.fromisoformat(told[name]) for name in ("checked_at", "resumed_at")
+                name: stored[name] and datetime.fromisoformat(stored[name]) for name in ("checked_at", "resumed_at")
             }
-            return DatabaseIdentity(**told | instants)
+            return DatabaseIdentity(**stored | instants)
         except FileNotFoundError:
             self._require_folder()
             return None
@@ -99,14 +99,14 @@ class IdentityFile:
 
     def write(self, identity: DatabaseIdentity) -> None:
         """Replace the file atomically. A failure is only logged: an older identity still detects some restores."""
-        told = asdict(identity) | {
+        stored = asdict(identity) | {
             name: at and at.isoformat()
             for name, at in (("checked_at", identity.checked_at), ("resumed_at", identity.resumed_at))
         }
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             with beside.open("w") as file:
-                json.dump(told, file)
+                json.dump(stored, file)
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(self._path)

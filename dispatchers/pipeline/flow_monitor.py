@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from dispatchers.delivery import Deferred, Delivered, Memory, Outcome, Unknown
-from dispatchers.flow_control.permits import NONE_LEFT, still_taken
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import (
     COOLDOWN_DEFAULT,
+    NONE_LEFT,
     FlowState,
     FlowStates,
     FlowUpdate,
@@ -25,6 +25,7 @@ from dispatchers.flow_control.state import (
     limits_of,
     opens_at,
     service_of,
+    still_taken,
 )
 from dispatchers.time_limits import without_pause
 from dispatchers.transitions import ClaimedEntry

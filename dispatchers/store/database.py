@@ -1,7 +1,7 @@
 """Claim entries for a while, and settle them only while holding the lease: the dispatcher's only way to the database.
 
-Everything happens in short transactions of its own, committed before anything is sent. The SQL is in `sql_postgresql` and
-`sql_portable`; here is what they share.
+Everything happens in short transactions of its own, committed before anything is sent. The SQL is in `claims_postgresql`
+and `claims_sqlite`; here is what they share.
 """
 
 import logging
@@ -121,9 +121,7 @@ class DatabaseStore:
     @property
     def place(self) -> str:
         url = self._engine.url
-        kept = {
-            name: url.query[name] for name in ("host", "port") if name in url.query
-        }  # a password may be among the others
+        kept = {name: url.query[name] for name in ("host", "port") if name in url.query}  # others may hold a password
         return url.set(query=kept).render_as_string(hide_password=True)
 
     @property

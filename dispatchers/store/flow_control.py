@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, or_, select, update
 
-from dispatchers.flow_control.permits import as_record, on_record
 from dispatchers.flow_control.quota import Quota
 from dispatchers.flow_control.state import (
     FlowState,
@@ -20,9 +19,11 @@ from dispatchers.flow_control.state import (
     FlowUpdate,
     Limits,
     admitted,
+    as_record,
     claimed,
     heard,
     limits_of,
+    on_record,
 )
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
@@ -46,8 +47,10 @@ def read_flow_states(connection: Connection, tables: Tables) -> FlowStates:
     """The rows of all destinations that have one."""
     destination = tables.destination
     now = connection.execute(select(clock())).scalar_one()
-    telling = or_(is_throttled(tables, now), destination.c.breaker_failures > 0, destination.c.decided_at.is_not(None))
-    rows = connection.execute(select(destination).where(telling))
+    noteworthy = or_(
+        is_throttled(tables, now), destination.c.breaker_failures > 0, destination.c.decided_at.is_not(None)
+    )
+    rows = connection.execute(select(destination).where(noteworthy))
     return FlowStates(now, {row.name: _flow(row) for row in rows})
 
 
@@ -65,7 +68,7 @@ def claim_throttled(
     flow_update: FlowUpdate,
     claim: Callable[[ClaimRequest], list[ClaimedEntry]],
 ) -> tuple[list[ClaimedEntry], FlowStates]:
-    """Write down the news, and claim what may then be sent. Returns the rows as they have become, but those of others."""
+    """Store the news, and claim what may then be sent. Returns the new states of the rows that this transaction has locked."""
     found = _lock(connection, tables, flow_update.decided.union(flow_update.news))
 
     def limits(name: str) -> Limits:

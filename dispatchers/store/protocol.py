@@ -36,7 +36,7 @@ class Exchange:
     passed_over: how many were due, but are not the heads of their groups, or had ended before.
     postponed: ids that could not be settled at this moment, and whose leases are still ours.
     ended: entries that were in the queue although they have a settlement, with its state; they are removed from there.
-    pressures: the destinations' rows that were locked for the request's `pressing`; news of others were not taken.
+    flow_states: the destinations' rows that were locked for the request's `flow_update`; news of others were not stored.
     """
 
     settled: set[UUID] = field(default_factory=set)
@@ -119,7 +119,7 @@ class Store(Protocol):
         ...
 
     async def gauges(self) -> dict[str, Gauge]:
-        """How many unsettled entries each destination has, counted within bounds: see `sql_gauges.read_gauges`."""
+        """How many unsettled entries each destination has, counted within bounds: see `gauges.read_gauges`."""
         ...
 
     @property

@@ -53,45 +53,23 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
             return _as_it_was(entry)._replace(
                 state=state, delay=delay, uncounted=1, resets_age=resets_age, outcome=outcome
             )
-        case Retry(delay=delay, reason=reason):
-            return _as_it_was(entry)._replace(
-                state="retry",
-                delay=delay,
-                attempts=change.attempts,
-                maybe_sent=change.maybe_sent,
-                in_doubt_since=change.in_doubt_since,
-                reason=reason,
-                outcome=write_outcome(reason, deliveries=entry.deliveries),
+        case Retry(reason=reason):
+            outcome = write_outcome(reason, deliveries=entry.deliveries)
+            return _after_attempt(entry, change)._replace(state="retry", outcome=outcome)
+        case MarkUncertain(reason=reason, lookup=lookup):
+            outcome = write_outcome(reason, stored=change.stored, lookup=lookup)
+            return _after_attempt(entry, change)._replace(
+                state="uncertain", outcome=outcome, by_lookup=lookup is not None
             )
-        case MarkUncertain(reason=reason):
-            return _as_it_was(entry)._replace(
-                state="uncertain",
-                delay=change.delay,
-                attempts=change.attempts,
-                maybe_sent=change.maybe_sent,
-                in_doubt_since=change.in_doubt_since,
-                reason=reason,
-                outcome=write_outcome(reason, stored=change.stored, lookup=change.lookup),
-                by_lookup=change.lookup is not None,
-            )
-        case AwaitLookup(lookup=lookup, reason=reason):
-            return _as_it_was(entry)._replace(
+        case AwaitLookup(reason=reason, lookup=lookup):
+            return _after_attempt(entry, change)._replace(
                 state="uncertain" if lookup.inconclusive else "retry",
-                delay=change.delay,
-                attempts=change.attempts,
-                maybe_sent=change.maybe_sent,
-                in_doubt_since=change.in_doubt_since,
-                reason=reason,
                 outcome=write_outcome(reason, lookup=lookup),
                 by_lookup=change.looked_up,
             )
         case SendAgain(reason=reason):
-            return _as_it_was(entry)._replace(
+            return _after_attempt(entry, change)._replace(
                 state="pending",
-                delay=change.delay,
-                attempts=change.attempts,
-                maybe_sent=change.maybe_sent,
-                in_doubt_since=change.in_doubt_since,
                 key_epoch=change.key_epoch,
                 reason=reason if change.absent else None,  # an operator's decision is in its history already
                 outcome=write_outcome(reason),
@@ -102,6 +80,17 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
             return _callback_retry(entry, change)
         case _:
             assert_never(change)
+
+
+def _after_attempt(entry: ClaimedEntry, change: Retry | MarkUncertain | AwaitLookup | SendAgain) -> QueueUpdate:
+    """With the counts, the doubt and the delay of the change."""
+    return _as_it_was(entry)._replace(
+        delay=change.delay,
+        attempts=change.attempts,
+        maybe_sent=change.maybe_sent,
+        in_doubt_since=change.in_doubt_since,
+        reason=change.reason,
+    )
 
 
 def _callback_retry(entry: ClaimedEntry, change: RetryCallback) -> QueueUpdate:
@@ -138,9 +127,8 @@ def _as_it_was(entry: ClaimedEntry) -> QueueUpdate:
 def _state_before(entry: ClaimedEntry) -> str:
     """What the entry was before it was claimed, as far as it matters."""
     known, lookup = entry.outcome.known, entry.outcome.lookup
-    is_resolved = (
-        known is not None and known.attempts is None and known.state != "cancelled"
-    )  # by an operator's decision
+    # by an operator's decision
+    is_resolved = known is not None and known.attempts is None and known.state != "cancelled"
     has_callback_due = known is not None and known.state == "uncertain"
     if entry.maybe_sent and (is_resolved or has_callback_due):
         return "uncertain"

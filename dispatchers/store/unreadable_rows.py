@@ -84,7 +84,7 @@ def set_aside(connection: Connection, tables: Tables, id: UUID, reason: str) -> 
 
 
 def set_aside_claimed(connection: Connection, tables: Tables, entry: ClaimedEntry, reason: str) -> bool:
-    """Hold an entry back whose outcome cannot be stored, if its lease is still ours: it is uncertain."""
+    """Suspend an entry whose outcome cannot be stored, if its lease is still ours: it is uncertain."""
     queue = tables.queue
     values = _suspended(reason) | {
         "state": "uncertain",

@@ -122,10 +122,10 @@ def _supervise(folder: Path, durable: bool, taken_over: Path | None) -> None:
     try:
         identity = _identity_for(folder)
         with _directory(identity) as directory, _postmaster(folder, directory, identity, durable, taken_over) as pid:
-            _tell({"pid": pid, "directory": str(directory)})
+            _report({"pid": pid, "directory": str(directory)})
             ends.poll()
     except ServerFailed as error:
-        _tell({"error": str(error)})
+        _report({"error": str(error)})
 
 
 def _end_once(signum: int, _frame: object) -> None:
@@ -146,7 +146,7 @@ def _ends_of_parent() -> select.poll:
     return ends
 
 
-def _tell(answer: Mapping[str, object]) -> None:
+def _report(answer: Mapping[str, object]) -> None:
     with suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
 

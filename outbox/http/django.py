@@ -17,7 +17,6 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, cast
 
@@ -50,23 +49,12 @@ from outbox.http.policy import (
     require_whole_body,
     too_large,
 )
-from outbox.http.transaction import RequestTransaction, undone_by, undone_by_conflict
-from outbox.idempotency import Claim
+from outbox.http.transaction import ClaimedRequest, RequestTransaction, undone_by, undone_by_conflict
 from outbox.requests.responses import Response as KeptResponse
 from outbox.session import flush_all
 from outbox.sql.dialect import sqlstate
 
-
-@dataclass(frozen=True, slots=True)
-class ClaimedRequest:
-    """A request whose key is claimed: what the view works with.
-
-    session: for `outbox.enqueue` and the like, in Django's own transaction. claim: for `respond` and `reject`, if the answer is
-    an error that must be kept.
-    """
-
-    session: Session
-    claim: Claim
+__all__ = ["ClaimedRequest", "Idempotency", "as_response", "joined_session"]
 
 
 class Idempotency:
@@ -163,24 +151,15 @@ class Idempotency:
     def _finish(self, claimed: RequestTransaction, response: Any) -> HttpResponse:
         if hasattr(response, "render"):
             response.render()
-        body = b"".join(self._bounded(response))
+        body = self._policy.whole_body(response)
         answer = claimed.finish(Answer(response.status_code, body, tuple(response.items())))
         if not claimed.is_kept:  # so that Django drops the view's hooks of on_commit, too
             transaction.set_rollback(True, self._using)
         made: Any = as_response(answer)
         made.cookies = response.cookies
-        made._resource_closers = (
-            response._resource_closers
-        )  # an open file's, for one: the server closes what it is given
+        # an open file's, for one: the server closes what it is given
+        made._resource_closers = response._resource_closers
         return made
-
-    def _bounded(self, response: Any) -> Iterator[bytes]:
-        """The whole body, a stream's or a file's as well: nothing of it may leave before the commit."""
-        size = 0
-        for chunk in response:
-            size += len(chunk)
-            self._policy.check_answer_size(size)
-            yield chunk
 
 
 READ_BEFORE = "let what comes before the claim read request.body, which Django keeps, or give Idempotency(content=...)"
@@ -257,9 +236,8 @@ def _after_the_session(session: Session, connection: Any) -> Callable[..., Any]:
     """Sends, before each statement of Django's, what waits in the session: both's savepoints are in the order of the code."""
 
     def execute(django_execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
-        has_failed = (
-            connection.connection.info.transaction_status.name == "INERROR"
-        )  # nothing but a rollback can be sent
+        # nothing but a rollback can be sent
+        has_failed = connection.connection.info.transaction_status.name == "INERROR"
         if session.is_active and not has_failed:
             flush_all(session)
             session.connection()  # a savepoint is sent when its connection is first asked for

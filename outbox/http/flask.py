@@ -13,9 +13,8 @@
 What is above the decorator, and the app's `before_request`, come before the claim. Refusals are problem documents.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -44,22 +43,11 @@ from outbox.http.policy import (
     require_whole_body,
     too_large,
 )
-from outbox.http.transaction import RequestTransaction, undone_by_conflict
-from outbox.idempotency import Claim
+from outbox.http.transaction import ClaimedRequest, RequestTransaction, undone_by_conflict
 from outbox.requests.responses import Response as KeptResponse
 from outbox.session import sync_session
 
-
-@dataclass(frozen=True, slots=True)
-class ClaimedRequest:
-    """A request whose key is claimed: what the view works with.
-
-    session: of the one transaction in which the rows, the entries and the record commit, after the view.
-    claim: for `respond` and `reject`, if the answer is an error that must be kept.
-    """
-
-    session: Session
-    claim: Claim
+__all__ = ["ClaimedRequest", "Idempotency", "as_response"]
 
 
 class Idempotency:
@@ -158,7 +146,13 @@ class Idempotency:
         return body
 
     def _finish(self, transaction: RequestTransaction, response: FlaskResponse) -> FlaskResponse:
-        body = b"".join(self._bounded(response))
+        response.direct_passthrough = False
+        close: Callable[[], None] | None = getattr(response.response, "close", None)
+        try:
+            body = self._policy.whole_body(response.iter_encoded())
+        finally:
+            if close is not None:
+                close()
         sent = Answer(response.status_code, body, tuple(response.headers.to_wsgi_list()))
         answer = transaction.finish(sent)
         if answer is not sent:
@@ -166,20 +160,6 @@ class Idempotency:
             response.headers.extend(answer.headers)
         response.set_data(answer.body)
         return response
-
-    def _bounded(self, response: FlaskResponse) -> Iterable[bytes]:
-        """The whole body, a stream's or a file's as well: nothing of it may leave before the commit."""
-        response.direct_passthrough = False
-        close: Callable[[], None] | None = getattr(response.response, "close", None)
-        try:
-            size = 0
-            for chunk in response.iter_encoded():
-                size += len(chunk)
-                self._policy.check_answer_size(size)
-                yield chunk
-        finally:
-            if close is not None:
-                close()
 
 
 READ_BEFORE = (

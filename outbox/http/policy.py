@@ -88,6 +88,14 @@ class Policy:
                 " or with a link to it, or set payload_bytes_max"
             )
 
+    def whole_body(self, chunks: Iterable[bytes]) -> bytes:
+        """The whole body of an answer, a stream's or a file's as well: nothing of it may leave before the commit."""
+        body = bytearray()
+        for chunk in chunks:
+            body += chunk
+            self.check_answer_size(len(body))
+        return bytes(body)
+
     def key_of(self, lines: Sequence[str], *, are_joined: bool = False) -> str:
         """The key in the values of a request's Idempotency-Key lines.
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -53,6 +54,19 @@ def undone_by(state: str | None) -> RequestUndone | None:
     else:
         return None
     return RequestUndone(f"the database {why}: nothing of it is kept; send it again", RETRY_AFTER)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRequest:
+    """A request whose key is claimed: what a view works with.
+
+    session: of the one transaction in which the rows, the entries and the record commit, after the view; in Django it is for
+        `outbox.enqueue` and the like, in Django's own transaction.
+    claim: for `respond` and `reject`, if the answer is an error that must be kept.
+    """
+
+    session: Session
+    claim: Claim
 
 
 class RequestTransaction:

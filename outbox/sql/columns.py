@@ -167,7 +167,7 @@ def destination(prefix: str) -> list[Any]:
         Column("decided_by", String(255)),
         Column("decided_at", Instant),
         Column("permits_max", Integer),
-        Column("permits_taken", Text),  # by which claims: `dispatchers.flow_control.permits`
+        Column("permits_taken", Text),  # by which claims: `dispatchers.flow_control.state`
         CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
     ]
 

@@ -65,7 +65,7 @@ def require_own_entries(connection: Connection, tables: Tables, env: str) -> Non
 
 
 def _some_entries(tables: Tables, column: Column[Any]) -> Subquery:
-    """A column of `SAMPLE_MAX` of the unsettled entries, their ids, and `hold`: all of them in a queue that is no longer.
+    """A column of `SAMPLE_MAX` of the unsettled entries, their ids and `suspended_reason`; all of them if the queue is no longer.
 
     The first by their ids, which are digests: as good as drawn by lot. Each entry is a step in its index: a join might read
     them all.

@@ -59,17 +59,17 @@ def encode(hint: Hint) -> str:
 def decode(payload: str) -> Hint:
     """Any role of the database can send a hint: a malformed payload counts as a hint without details."""
     try:
-        told: dict[str, Any] = json.loads(payload)
-        due, woken, probe = told["due"], told["woken"], told["probe"]
+        message: dict[str, Any] = json.loads(payload)
+        due, woken, probe = message["due"], message["woken"], message["probe"]
     except (ValueError, TypeError, KeyError):
         return Hint()
     return Hint(_pairs(due), woken if isinstance(woken, str) else None, probe if isinstance(probe, str) else None)
 
 
-def _pairs(told: Any) -> Due:
-    if not isinstance(told, list) or len(told) > DUE_MAX:
+def _pairs(due: Any) -> Due:
+    if not isinstance(due, list) or len(due) > DUE_MAX:
         return None
-    pairs = [tuple(pair) for pair in told if isinstance(pair, list) and len(pair) == 2]
+    pairs = [tuple(pair) for pair in due if isinstance(pair, list) and len(pair) == 2]
     return frozenset(
         [(name, operation) for name, operation in pairs if isinstance(name, str) and isinstance(operation, str)]
     )

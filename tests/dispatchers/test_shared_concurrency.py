@@ -35,8 +35,19 @@ import outbox
 from dispatchers import Breaker, Delivery, Limits, Operations, Outcome, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause, resume
-from dispatchers.flow_control.permits import Taken, as_record, on_record
-from dispatchers.flow_control.state import PERMITS_WAIT, FlowState, FlowUpdate, News, admitted, claimed, heard, opens_at
+from dispatchers.flow_control.state import (
+    PERMITS_WAIT,
+    FlowState,
+    FlowUpdate,
+    News,
+    Taken,
+    admitted,
+    as_record,
+    claimed,
+    heard,
+    on_record,
+    opens_at,
+)
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
 from dispatchers.transitions import ClaimedEntry

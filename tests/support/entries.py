@@ -23,8 +23,8 @@ import outbox
 from dispatchers import FOREVER, Adapter, Delivered, Delivery, Dispatcher, Outcome
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.delivery import Window
-from dispatchers.flow_control.permits import as_record, on_record
 from dispatchers.flow_control.quota import Quota
+from dispatchers.flow_control.state import as_record, on_record
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.protocol import Exchange
