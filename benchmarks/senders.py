@@ -4,16 +4,16 @@ import asyncio
 import json
 import ssl
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import aiohttp
 import stripe
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 import outbox
 from benchmarks.draining import filling, numbers
-from dispatchers import Delivered, Delivery, Dispatcher
+from dispatchers import Delivered, Delivery, Dispatcher, Outcome
 from dispatchers.adapters import HttpAdapter, StripeAdapter
 
 CONTACT = {"email": "ada@example.com", "name": "Ada", "note": "a customer since the first day"}
@@ -117,11 +117,39 @@ class Alone(Loop):
         await self._adapter.aclose()
 
 
+class Counted:
+    """Makes an adapter note when the sends that were expected have ended."""
+
+    def expect(self, sends: int) -> None:
+        self._left = sends
+        self.ended = asyncio.Event()
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        outcome: Outcome = await super().send(delivery)  # type: ignore[misc]  # of the adapter beside it
+        self._left -= 1
+        if not self._left:
+            self.ended.set()
+        return outcome
+
+
+class CountedHttpAdapter(Counted, HttpAdapter):
+    """An `HttpAdapter` that counts."""
+
+
+class CountedStripeAdapter(Counted, StripeAdapter):
+    """A `StripeAdapter` that counts."""
+
+
 class Dispatched:
-    """An adapter under a dispatcher: claimed from PostgreSQL, sent, settled there."""
+    """An adapter under a dispatcher that works as in `outbox run`: claimed from PostgreSQL, sent, settled there."""
 
     def __init__(
-        self, name: str, adapter: HttpAdapter | StripeAdapter, engine: Engine, operation: str, payload: object
+        self,
+        name: str,
+        adapter: CountedHttpAdapter | CountedStripeAdapter,
+        engine: Engine,
+        operation: str,
+        payload: object,
     ) -> None:
         self.name = name
         self._adapter = adapter
@@ -132,6 +160,7 @@ class Dispatched:
 
     async def prepare(self, sends: int) -> None:
         await asyncio.to_thread(self._fill, sends)
+        self._adapter.expect(sends)
 
     def _fill(self, sends: int) -> None:
         with filling(self._engine) as session:
@@ -143,30 +172,29 @@ class Dispatched:
         dispatcher = Dispatcher(
             self._engine, outbox=self._outbox, adapters={destination: self._adapter}, concurrency=in_flight
         )
-        settled = await dispatcher.run_once()
-        if settled != sends:
-            raise SystemExit(f"{self.name}: the dispatcher settled {settled} of {sends}")
+        await dispatcher.pump(self._adapter.ended)
+        with self._engine.connect() as connection:
+            left = connection.scalar(text("SELECT count(*) FROM outbox_queue"))
+        if left:
+            raise SystemExit(f"{self.name}: the dispatcher left {left} of {sends}")
 
     async def close(self) -> None:
         await self._adapter.aclose()
 
 
-def http_adapter(url: str, tls: ssl.SSLContext) -> HttpAdapter:
-    return HttpAdapter(
-        base_url=f"{url}/v2",
-        headers={"Authorization": HEADERS["Authorization"]},
-        window=timedelta(days=7),
-        tls=tls,
-    )
-
-
 def http_alone(url: str, tls: ssl.SSLContext) -> Alone:
-    return Alone("HttpAdapter", http_adapter(url, tls), "crm.contacts.create", {"url": "/contacts", "json": CONTACT})
+    payload = {"url": "/contacts", "json": CONTACT}
+    return Alone("HttpAdapter", HttpAdapter(**_http(url, tls)), "crm.contacts.create", payload)
 
 
 def http_dispatched(url: str, tls: ssl.SSLContext, engine: Engine) -> Dispatched:
-    payload = {"url": "/contacts", "json": CONTACT}
-    return Dispatched("HttpAdapter in a dispatcher", http_adapter(url, tls), engine, "crm.contacts.create", payload)
+    adapter, payload = CountedHttpAdapter(**_http(url, tls)), {"url": "/contacts", "json": CONTACT}
+    return Dispatched("HttpAdapter in a dispatcher", adapter, engine, "crm.contacts.create", payload)
+
+
+def _http(url: str, tls: ssl.SSLContext) -> dict[str, Any]:
+    headers = {"Authorization": HEADERS["Authorization"]}
+    return {"base_url": f"{url}/v2", "headers": headers, "window": timedelta(days=7), "tls": tls}
 
 
 def stripe_alone(url: str) -> Alone:
@@ -175,5 +203,5 @@ def stripe_alone(url: str) -> Alone:
 
 
 def stripe_dispatched(url: str, engine: Engine) -> Dispatched:
-    adapter = StripeAdapter(api_key=SECRET, base_url=url)
+    adapter = CountedStripeAdapter(api_key=SECRET, base_url=url)
     return Dispatched("StripeAdapter in a dispatcher", adapter, engine, "stripe.payment_intents.create", INTENT)

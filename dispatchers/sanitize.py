@@ -29,7 +29,8 @@ def storable(answer: object) -> Outcome:
     if not isinstance(answer, OUTCOMES):
         return Unknown(f"the adapter answered with a {type(answer).__name__}")
     if isinstance(answer, Delivered):
-        return answer if answer.result is None else replace(answer, result=_result(answer.result))
+        result = None if answer.result is None else _result(answer.result)
+        return answer if result is answer.result else replace(answer, result=result)
     if isinstance(answer, Rejected):
         return replace(answer, reason=_text(answer.reason), result=_result(answer.result))
     if isinstance(answer, KeyConflict):

@@ -4,7 +4,7 @@ Everything doubtful ends the connection: it is used again only after an answer t
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import httpx
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -24,6 +24,10 @@ class AnswerHeaders(Mapping[str, str]):
 
     def __getitem__(self, name: str) -> str:
         return self._by_name[name.lower()]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Not the inherited one, which raises and catches an exception for each header that is missing."""
+        return self._by_name.get(name.lower(), default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_name)

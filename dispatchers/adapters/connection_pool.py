@@ -37,8 +37,8 @@ class ConnectionPool:
         loop = connection.loop
         by_origin = self._waiting(loop)
         connection.idle_since = loop.time()
-        if not any(by_origin.values()):
-            loop.call_later(KEEP_SECONDS, self._close_overdue, loop)
+        if not by_origin:  # an origin stays in it until `_close_overdue` finds none of its connections
+            loop.call_later(KEEP_SECONDS, _close_overdue, loop, by_origin)
         by_origin.setdefault(origin, []).append(connection)
 
     async def aclose(self) -> None:
@@ -57,16 +57,16 @@ class ConnectionPool:
             found = self._idle[loop] = {}
         return found
 
-    def _close_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close those that have waited too long, and come again while any waits."""
-        by_origin = self._idle.get(loop, {})
-        latest = loop.time() - KEEP_SECONDS
-        for origin, waiting in list(by_origin.items()):
-            for connection in waiting:
-                if connection.idle_since <= latest:
-                    connection.abort()
-            by_origin[origin] = [each for each in waiting if each.idle_since > latest]
-            if not by_origin[origin]:
-                del by_origin[origin]
-        if by_origin:
-            loop.call_later(KEEP_SECONDS, self._close_overdue, loop)
+
+def _close_overdue(loop: asyncio.AbstractEventLoop, by_origin: dict[Origin, list[Connection]]) -> None:
+    """Close those that have waited too long, and come again while there may be others."""
+    latest = loop.time() - KEEP_SECONDS
+    for origin, waiting in list(by_origin.items()):
+        for connection in waiting:
+            if connection.idle_since <= latest:
+                connection.abort()
+        by_origin[origin] = [each for each in waiting if each.idle_since > latest]
+        if not by_origin[origin]:
+            del by_origin[origin]
+    if by_origin:
+        loop.call_later(KEEP_SECONDS, _close_overdue, loop, by_origin)

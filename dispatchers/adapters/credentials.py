@@ -47,7 +47,7 @@ class Credentials:
         """
         try:
             text = json.dumps(value)
-            if not ENCODED.search(text) and not any(needle in text for needle in self._needles):
+            if not ENCODED.search(text) and not self._is_in(text):
                 return value
             stored = json.loads(text)
         except (TypeError, ValueError, RecursionError):
@@ -69,7 +69,13 @@ class Credentials:
                 return HIDDEN if self._is_quoted_in(str(value)) else value
 
     def _is_quoted_in(self, text: str) -> bool:
-        return any(needle in reading for reading in _readings(text) for needle in self._needles)
+        return any(self._is_in(reading) for reading in _readings(text))
+
+    def _is_in(self, text: str) -> bool:
+        for needle in self._needles:  # noqa: SIM110  # `any` takes three times as long
+            if needle in text:
+                return True
+        return False
 
 
 def credentials_of(headers: Mapping[str, str], urls: Iterable[str | None] = ()) -> Credentials:

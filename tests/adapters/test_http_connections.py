@@ -75,6 +75,26 @@ def test_interim_answers_are_skipped(interim: bytes) -> None:
     assert connections_of_two(hint) == 1
 
 
+def test_one_timer_serves_all_connections_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[Any] = []
+
+    async def some(transport: Transport, url: str) -> None:
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def count(delay: float, callback: Any, *args: Any) -> asyncio.TimerHandle:
+            timers.append(callback)
+            return call_later(delay, callback, *args)
+
+        monkeypatch.setattr(loop, "call_later", count)
+        for _ in range(3):
+            await post(transport, url)
+
+    over(answering(), some)
+
+    assert timers.count(dispatchers.adapters.connection_pool._close_overdue) == 1
+
+
 def test_a_connection_to_one_server_carries_no_request_to_another() -> None:
     seen: list[bytes] = []
 
