@@ -185,7 +185,7 @@ def test_no_error_of_a_settlement_shows_the_result(
     caplog.set_level(logging.DEBUG)
     adapters = {"crm": MemoryAdapter(lambda delivery: Delivered({"id": CANARY}))}
     unsettled = by_ddl("ADD CONSTRAINT failing CHECK (settled_at IS NULL)", "DROP CONSTRAINT failing")
-    engine = postgresql.new_engine(connect_args={"options": "-c statement_timeout=2s"})
+    engine = postgresql.new_engine(connect_args={"options": "-c statement_timeout=500ms"})
 
     for name, failing in (FAILURES | {"check": unsettled}).items():
         if name in ("permission", "read only", "lock_timeout"):  # of a session, which is the dispatcher's own here

@@ -69,6 +69,8 @@ class Database:
         self.url = url if roles is None else url.set(username=roles["app"])
         self.name = url.get_backend_name()
         self.async_url = self.url.set(drivername="sqlite+aiosqlite") if self.name == "sqlite" else self.url
+        # To look for the type hstore takes a new engine as long as to connect.
+        self._dialect: Mapping[str, Any] = {"use_native_hstore": False} if self.name == "postgresql" else {}
         self._engines: list[sa.Engine] = []
         self.engine = self.new_engine()
         # Unprepared on SQLite, so that it reads what is committed beside a writer instead of waiting for it.
@@ -96,14 +98,15 @@ class Database:
         return self.async_engine(None if self.roles is None else self.roles["dispatcher"], **settings)
 
     def _create_engine(self, url: sa.URL | None = None, **settings: Any) -> sa.Engine:
-        engine = sa.create_engine(url or self.url, **settings or {"execution_options": SHARED})
+        engine = sa.create_engine(url or self.url, **self._dialect, **settings or {"execution_options": SHARED})
         self._engines.append(engine)
         return engine
 
     def async_engine(self, role: str | None = None, **settings: Any) -> AsyncEngine:
         """An engine without a pool: nothing of it outlives the event loop."""
         url = self.async_url if role is None else self.async_url.set(username=role)
-        engine = create_async_engine(url, poolclass=sa.NullPool, **settings or {"execution_options": SHARED})
+        given = settings or {"execution_options": SHARED}
+        engine = create_async_engine(url, poolclass=sa.NullPool, **self._dialect, **given)
         if self.name == "sqlite":
             _prepare(engine)
         return engine

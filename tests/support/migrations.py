@@ -72,10 +72,12 @@ class Database:
 
 
 @contextmanager
-def blank_database(server_url: URL) -> Iterator[Database]:
+def blank_database(server_url: URL, template: Database | None = None) -> Iterator[Database]:
+    """A database with nothing in it, or a copy of `template`, to which nobody may be connected."""
     name = f"outbox_migrations_{uuid4().hex}"
+    copied = "" if template is None else f" TEMPLATE {template.url.database}"
     with create_engine(server_url, isolation_level="AUTOCOMMIT", poolclass=NullPool).connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        connection.exec_driver_sql(f"CREATE DATABASE {name}{copied}")
         try:
             yield Database(server_url.set(database=name))
         finally:

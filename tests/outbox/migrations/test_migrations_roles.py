@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from support.database import PAYLOAD, REQUEST, TABLES, Database
 from support.entries import dispatcher, put, run_once, states
-from support.migrations import ODD, run_script
+from support.migrations import ODD, blank_database, run_script
 from support.migrations import Database as Blank
 
 import outbox
@@ -29,24 +29,34 @@ pytest_plugins = ["support.blank_databases"]
 KINDS = ("app", "dispatcher", "maintenance", "dashboard")
 
 
-@pytest.fixture
-def names(blank_postgresql: Blank) -> Iterator[dict[str, str]]:
-    """Four roles of this test's own: a role belongs to the server, not to a database. One name must be quoted."""
+@pytest.fixture(scope="module")
+def names(server_url: sa.URL) -> Iterator[dict[str, str]]:
+    """Four roles of this module's own: a role belongs to the server, not to a database. One name must be quoted."""
     names = {kind: f"{kind}'s {uuid4().hex[:8]}" for kind in KINDS}
     yield names
-    with blank_postgresql.begin() as connection:
+    with sa.create_engine(server_url, poolclass=sa.NullPool).begin() as connection:
         for name in map(quoted, names.values()):
-            if connection.scalar(sa.select(sa.func.to_regrole(name))) is not None:
-                connection.exec_driver_sql(f"DROP OWNED BY {name}")
-                connection.exec_driver_sql(f"DROP ROLE {name}")
+            connection.exec_driver_sql(f"DROP ROLE IF EXISTS {name}")
+
+
+@pytest.fixture(scope="module")
+def template(server_url: sa.URL, names: dict[str, str]) -> Iterator[Blank]:
+    with blank_database(server_url) as database:
+        migrations.upgrade(database.url)
+        run_script(database, migrations.roles(**names))
+        yield database
 
 
 @pytest.fixture
-def owners(blank_postgresql: Blank, names: dict[str, str]) -> Iterator[Database]:
+def with_roles(server_url: sa.URL, template: Blank) -> Iterator[Blank]:
+    with blank_database(server_url, template) as database:
+        yield database
+
+
+@pytest.fixture
+def owners(with_roles: Blank) -> Iterator[Database]:
     """The database as its owner sees it, with tables and roles."""
-    migrations.upgrade(blank_postgresql.url)
-    run_script(blank_postgresql, migrations.roles(**names))
-    database = Database(blank_postgresql.url)
+    database = Database(with_roles.url)
     yield database
     database.dispose()
 
@@ -310,6 +320,8 @@ def test_who_is_app_and_dispatcher_in_one_may_do_what_both_may(
         session.execute(sa.text(f"GRANT {quoted(names['dispatcher'])} TO {quoted(names['app'])}"))
         session.execute(sa.text(f"SET LOCAL ROLE {quoted(names['app'])}"))
         session.execute(sa.text("DELETE FROM outbox_record"))
+        session.execute(sa.text("RESET ROLE"))
+        session.execute(sa.text(f"REVOKE {quoted(names['dispatcher'])} FROM {quoted(names['app'])}"))
 
     assert owners.records == []
 
@@ -392,10 +404,10 @@ def test_the_dashboard_only_reads(as_role: As, table: str) -> None:
     ],
 )
 def test_the_dashboard_reads_no_payload_answer_or_key(
-    as_role: As, blank_postgresql: Blank, names: dict[str, str], column: str
+    as_role: As, with_roles: Blank, names: dict[str, str], column: str
 ) -> None:
-    migrations.partition(blank_postgresql.url)
-    run_script(blank_postgresql, migrations.roles(**names))
+    migrations.partition(with_roles.url)
+    run_script(with_roles, migrations.roles(**names))
 
     assert refused(as_role("dashboard"), f"SELECT {column} FROM {column.partition('.')[0]}")
 
@@ -474,14 +486,14 @@ def test_printed_again_the_sql_changes_nothing(
 
 
 def test_a_right_given_by_hand_is_taken_away_again(
-    owners: Database, blank_postgresql: Blank, as_role: As, names: dict[str, str]
+    owners: Database, with_roles: Blank, as_role: As, names: dict[str, str]
 ) -> None:
     with owners.begin() as session:
         session.execute(sa.text(f"GRANT ALL ON outbox_entry, outbox_queue TO {quoted(names['app'])}, PUBLIC"))
         session.execute(sa.text(f"GRANT UPDATE (payload) ON outbox_entry TO {quoted(names['app'])}"))
     assert not refused(as_role("app"), "UPDATE outbox_entry SET payload = ''")
 
-    run_script(blank_postgresql, migrations.roles(**names))
+    run_script(with_roles, migrations.roles(**names))
 
     assert refused(as_role("app"), "UPDATE outbox_entry SET payload = ''")
     assert refused(as_role("app"), "DELETE FROM outbox_queue")
