@@ -168,9 +168,9 @@ def _guard_queue(schema: str | None, prefix: str) -> Iterator[str]:
     """A row enters the queue with its entry, by the same statement or savepoint (`xmin`), as new and for the same as the entry.
 
     So no id that has settled comes back, whatever snapshot its transaction has. It runs with the rights of who inserts; names and
-    operators are written out, as a search path and temporary tables are the inserter's own. LIMIT 1 prevents a join, which reads
-    the whole queue where the planner believes that it is empty. Only where a row is refused it asks whether the owner inserts it,
-    who restores a backup.
+    operators are written out, as a search path and temporary tables are the inserter's own. The entry is found by a subquery: a
+    join reads the whole queue where the planner believes that it is empty. Only where a row is refused it asks whether the owner
+    inserts it, who restores a backup.
     """
     queue, guard = quoted(f"{prefix}queue", schema), quoted(f"{prefix}guard_queue", schema)
     equal, differs = "OPERATOR(pg_catalog.=)", "OPERATOR(pg_catalog.<>)"
@@ -182,20 +182,18 @@ def _guard_queue(schema: str | None, prefix: str) -> Iterator[str]:
 CREATE OR REPLACE FUNCTION {guard}() RETURNS trigger LANGUAGE plpgsql AS $guard$
 BEGIN
     IF EXISTS (
-        SELECT FROM added AS a
-        LEFT JOIN LATERAL (SELECT q.xmin AS added_by FROM %1$s AS q WHERE q.id {equal} a.id LIMIT 1) AS q ON true
-        LEFT JOIN LATERAL (
-            SELECT e.* FROM %2$s AS e
-            WHERE e.id {equal} a.id AND e.xmin {equal} q.added_by AND e.created_at {equal} pg_catalog.now() LIMIT 1
-        ) AS e ON true
-        WHERE e.id IS NULL
-            OR a.state {differs} 'pending' OR a.deliveries {differs} 0 OR a.attempts {differs} 0 OR a.key_epoch {differs} 0
-            OR a.maybe_sent OR pg_catalog.num_nonnulls({untouched}) {differs} 0
-            OR a.destination {differs} e.destination OR a.ordering_key {differs} e.ordering_key
-            OR (a.ordering_key IS NULL) {differs} (e.ordering_key IS NULL)
-            OR (a.ordering_key IS NULL) {differs} (a.position IS NULL)
-            OR (a.due_at {differs} e.due_at AND (a.position IS NULL OR a.due_at {differs} '{NEVER.isoformat()}'))
-            OR a.fair {differs} e.destination OR a.scope {differs} e.scope
+        SELECT FROM added AS a WHERE COALESCE((
+            SELECT COALESCE(
+                a.state {differs} 'pending' OR a.deliveries {differs} 0 OR a.attempts {differs} 0 OR a.key_epoch {differs} 0
+                OR a.maybe_sent OR pg_catalog.num_nonnulls({untouched}) {differs} 0
+                OR a.destination {differs} e.destination OR a.ordering_key {differs} e.ordering_key
+                OR (a.ordering_key IS NULL) {differs} (e.ordering_key IS NULL)
+                OR (a.ordering_key IS NULL) {differs} (a.position IS NULL)
+                OR (a.due_at {differs} e.due_at AND (a.position IS NULL OR a.due_at {differs} '{NEVER.isoformat()}'))
+                OR a.fair {differs} e.destination OR a.scope {differs} e.scope, false)
+            FROM %1$s AS q, %2$s AS e
+            WHERE q.id {equal} a.id AND e.id {equal} a.id AND e.xmin {equal} q.xmin AND e.created_at {equal} pg_catalog.now()
+        ), true)
     ) AND NOT pg_catalog.pg_has_role(
         current_user, (SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE c.oid {equal} TG_RELID), 'USAGE'
     ) THEN
