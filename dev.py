@@ -106,8 +106,8 @@ def main(arguments: Sequence[str]) -> int:
     if command == "demo":
         become_python("-m", "examples.demo", *rest, environment=environment)
     if command == "bench":
-        parts = {each for each in rest if not each.startswith("-")}
-        if not {"--quick", "--help", "-h"} & set(rest) and (BESIDE_PEERS & parts or not parts):
+        is_whole = not any(each[0].isalpha() for each in rest)
+        if not {"--quick", "--help", "-h"} & set(rest) and (is_whole or BESIDE_PEERS & set(rest)):
             install_peers()
         become_python("-m", "benchmarks", *rest)
     if command == "model":

@@ -7,10 +7,11 @@ CPU, WAL and each goal with its verdict, and writes the figures, a page and char
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from benchmarks import drain, enqueue, latency, requests, sends
-from benchmarks.contestants import available
+from benchmarks import drain, enqueue, latency, requests, scale, sends
+from benchmarks.contestants import DEFAULT, available
 from benchmarks.harness import Report, Series, Server, machine, running_server
 from benchmarks.report import merged, print_part, write
 
@@ -18,40 +19,61 @@ RESULTS = Path(__file__).with_name("results")
 QUICK_SIZE = 0.25
 
 Measuring = Callable[[Server, float], Iterator[Series]]
-PARTS: dict[str, Measuring] = {module.PART: module.measure for module in (drain, latency, sends, enqueue, requests)}
+MODULES = (drain, latency, sends, enqueue, requests)
 QUICK: dict[str, Measuring] = {"drain": drain.measure_quickly, "enqueue": enqueue.measure}
 
 
 def main() -> None:
     arguments = _arguments()
-    parts = QUICK if arguments.quick else {name: PARTS[name] for name in arguments.parts or PARTS}
     size = QUICK_SIZE if arguments.quick else arguments.size
     with running_server() as server:
-        report = Report(machine(server), notes=[f"{each.name}: {each.differs}" for each in available()])
-        print(report.machine)
-        for part, measure in parts.items():
+        report = Report(machine(server, size))
+        print("; ".join(report.machine.values()))
+        for name, measure in _chosen(arguments).items():
             began = time.monotonic()
-            report.series.extend(measure(server, size))
-            print_part(report, part)
-            print(f"{part} took {time.monotonic() - began:.0f} s")
+            found = list(measure(server, size))
+            report.series.extend(found)
+            print_part(Report(report.machine, found))
+            print(f"{name} took {time.monotonic() - began:.0f} s", flush=True)
     if not arguments.quick:
+        report.notes.extend(f"{each.name}: {each.differs}" for each in available())
         figures = arguments.out / "performance" / "figures.json"
         old = Report.from_json(figures.read_text()) if figures.exists() else None
         write(merged(old, report), arguments.out)
         print(f"written: {arguments.out / 'performance.md'}, and the folder beside it")
 
 
+def _chosen(arguments: argparse.Namespace) -> dict[str, Measuring]:
+    """By name. `scale` is all of its cases."""
+    if arguments.quick:
+        return QUICK
+    cases = {f"scale.{name}": partial(_scale, name, arguments.full) for name in scale.CASES}
+    parts: dict[str, Measuring] = {module.PART: module.measure for module in MODULES} | cases
+    named = set(arguments.parts) or {*parts}
+    return {name: measure for name, measure in parts.items() if {name, name.partition(".")[0]} & named}
+
+
+def _scale(name: str, full: bool, server: Server, size: float) -> Iterator[Series]:
+    DEFAULT.install(server)
+    return scale.CASES[name](server, size, full=full)
+
+
 def _arguments() -> argparse.Namespace:
+    names = [*(module.PART for module in MODULES), "scale", *(f"scale.{name}" for name in scale.CASES)]
     parser = argparse.ArgumentParser(prog="dev.py bench", description=__doc__)
-    parser.add_argument(
-        "parts", nargs="*", choices=[*PARTS, []], metavar="PART", help=f"of {', '.join(PARTS)}; else all"
-    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"one or more of {', '.join(names)}; without one, all")
     parser.add_argument(
         "--quick", action="store_true", help="a first impression in a minute, without peers; writes nothing"
     )
     parser.add_argument("--size", type=float, default=1.0, help="a fraction of the usual size, such as 0.01")
+    parser.add_argument(
+        "--full", action="store_true", help="scale with millions of entries, and after minutes: about an hour"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="where to write; docs for the project's own pages")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(names):
+        parser.error(f"{', '.join(unknown)}: not one of {', '.join(names)}")
+    return arguments
 
 
 if __name__ == "__main__":

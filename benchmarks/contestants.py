@@ -2,7 +2,7 @@
 
 PROGRAM install          create its tables in the database that PGHOST, PGPORT, PGUSER and PGDATABASE name
 PROGRAM fill COUNT       enqueue so many jobs that do nothing
-PROGRAM drain STEP       work; print the process's id when the first job begins, and after each STEP jobs, until terminated
+PROGRAM drain STEP       work; print the process's id when the first job begins, and then at each STEP-th, until terminated
 PROGRAM work             print "start NUMBER SECONDS" when a job begins, until terminated
 PROGRAM produce COUNT FIRST   now and then enqueue a job; print "commit NUMBER SECONDS" after each commit
 """
@@ -10,9 +10,11 @@ PROGRAM produce COUNT FIRST   now and then enqueue a job; print "commit NUMBER S
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 
 from benchmarks.harness import Server, run
 
@@ -21,6 +23,8 @@ HOME = Path(__file__).parents[1] / ".venv-peers"  # made by dev.py
 PYTHON = HOME / "bin" / "python"
 NODE_MODULES = HOME / "node" / "node_modules"
 NODE = NODE_MODULES / ".bin" / "node"
+STOP_SECONDS = 3
+SECONDS_MAX = 600  # of a round; a worker that does nothing for so long never will
 OUTBOX = (sys.executable, "-m", "benchmarks.outbox_side")
 
 
@@ -75,7 +79,38 @@ PEERS = (
         "pgqueuer_peer.py",
         "SELECT EXISTS (SELECT FROM pgqueuer)",
         20_000,
-        "asyncpg, uvloop, batches of 500 (of 10 for the latency). It deletes a finished job and keeps a line of its log.",
+        "asyncpg, uvloop, batches of 500 (10 for the latency). It deletes a finished job and keeps a line of its log.",
+    ),
+    _peer(
+        "Procrastinate",
+        "procrastinate_peer.py",
+        "SELECT EXISTS (SELECT FROM procrastinate_jobs WHERE status IN ('todo', 'doing'))",
+        2_000,
+        'uvloop, 20 jobs at once, `delete_jobs="always"`: it keeps nothing of a finished job.',
+    ),
+    _peer(
+        "DBOS",
+        "dbos_peer.py",
+        "SELECT EXISTS (SELECT FROM dbos.workflow_status WHERE status IN ('ENQUEUED', 'PENDING') AND name = 'noop')",
+        2_000,
+        "1000 workflows at once, polls every 0.1 s. It keeps the workflow with its input and output.",
+        wakes=False,
+    ),
+    _peer(
+        "graphile-worker",
+        "graphile_peer.cjs",
+        "SELECT EXISTS (SELECT FROM graphile_worker._private_jobs)",
+        40_000,
+        "a local queue of 500 and batched completion (neither for the latency). It deletes a finished job and keeps no"
+        " attempts; after a crash up to 500 jobs stay locked for four hours.",
+    ),
+    _peer(
+        "pg-boss",
+        "pgboss_peer.cjs",
+        "SELECT EXISTS (SELECT FROM pgboss.job WHERE name = 'noop' AND state < 'completed')",
+        40_000,
+        "batches of 500, which its handler gets whole: a batch succeeds or fails as one. It keeps the job.",
+        wakes=False,
     ),
 )
 """At their best settings."""
@@ -96,3 +131,36 @@ def variables(given: Mapping[str, str]) -> dict[str, str]:
 
 def start(contestant: Contestant, given: Mapping[str, str], *arguments: str, stdout: int) -> subprocess.Popen[str]:
     return subprocess.Popen([*contestant.command, *arguments], env=variables(given), stdout=stdout, text=True)
+
+
+@contextmanager
+def working(contestant: Contestant, given: Mapping[str, str], *arguments: str) -> Iterator[Iterator[str]]:
+    """Run its worker processes for as long as the block lasts; what all of them print comes as one stream of lines."""
+    reading, writing = os.pipe()
+    workers = [start(contestant, given, *arguments, stdout=writing) for _ in range(contestant.workers)]
+    os.close(writing)
+    late = Timer(SECONDS_MAX, _kill, [workers])  # their stream ends, and so does the benchmark
+    late.start()
+    with os.fdopen(reading) as printed:
+        try:
+            yield _until_needed(contestant, printed)
+        finally:
+            late.cancel()
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                try:
+                    worker.wait(STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    worker.kill()
+                    worker.wait()
+
+
+def _kill(workers: list[subprocess.Popen[str]]) -> None:
+    for worker in workers:
+        worker.kill()
+
+
+def _until_needed(contestant: Contestant, printed: Iterable[str]) -> Iterator[str]:
+    yield from printed
+    raise SystemExit(f"{contestant.name}: its processes ended before the jobs were done")

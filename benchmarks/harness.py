@@ -6,7 +6,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -167,7 +167,7 @@ class Usage:
         return Usage(server_cpu(server.postmaster), float(row[0]))
 
 
-def machine(server: Server, versions: Iterable[str] = ()) -> dict[str, str]:
+def machine(server: Server, size: float) -> dict[str, str]:
     model = next(
         (
             line.partition(":")[2].strip()
@@ -183,7 +183,7 @@ def machine(server: Server, versions: Iterable[str] = ()) -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "processor": model,
         "load at the start": f"{os.getloadavg()[0]:.1f}",
-        "versions": ", ".join(versions),
+        "share of the usual size": f"{size:g}",
     }
 
 

@@ -1,7 +1,7 @@
 """The outbox as a contestant: `benchmarks.contestants` says what each command does.
 
 `drain` takes the dispatcher's concurrency as a last argument, `work` the driver; without one they are the default.
-`both COUNT FIRST` is `work` and `produce` in one process.
+`both COUNT FIRST` is `work` and `produce` in one process; `retain` deletes what is old enough, until terminated.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,7 +20,11 @@ from sqlalchemy.orm import Session
 import outbox
 from dispatchers import Delivered, Delivery, Dispatcher, Operations
 from dispatchers.daemon import tuned_interpreter
+from dispatchers.maintenance.jobs import Maintenance
+from dispatchers.maintenance.retention import KEEP, Retention
 from outbox import migrations
+from outbox.sql.deployment import record_secrets
+from outbox.sql.schema import define_tables
 
 URL = "postgresql+psycopg://"  # the rest is in libpq's variables
 BENCH = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="bench")
@@ -31,7 +36,15 @@ PAYLOAD = {
     "pad": "." * 120,
 }
 AT_ONCE = 5_000  # entries in a transaction of `fill`
+HANGING_SECONDS = 3600
 SETTLING_SECONDS = 2.0  # until a dispatcher that has started is idle
+
+
+def install() -> None:
+    """With the secret on record: entries that are written by SQL have keys that no secret derives."""
+    migrations.upgrade(URL)
+    with sa.create_engine(URL).begin() as connection:
+        record_secrets(connection, define_tables(sa.MetaData()), BENCH.configuration.keyring)
 
 
 def fill(count: int) -> None:
@@ -50,7 +63,26 @@ def noop(seen: Callable[[Delivery], None]) -> Operations:
         seen(delivery)
         return Delivered()
 
+    @operations.operation("hanging")
+    async def hang(delivery: Delivery) -> Delivered:
+        await asyncio.sleep(HANGING_SECONDS)
+        return Delivered()
+
     return operations
+
+
+async def retain() -> None:
+    """Delete what is old enough, without an end."""
+    engine = sa.create_engine(URL)
+    tables = define_tables(sa.MetaData())
+
+    async def run(work: Callable[[sa.Connection], Any]) -> Any:
+        with engine.begin() as connection:
+            return work(connection)
+
+    retention = Retention.of(KEEP, [timedelta(days=1)])
+    while True:
+        await Maintenance(run, tables, retention).run_once()
 
 
 def drain(step: int, concurrency: int | None = None) -> None:
@@ -70,7 +102,7 @@ def drain(step: int, concurrency: int | None = None) -> None:
 
 
 def started(delivery: Delivery) -> None:
-    print("start", delivery.payload["number"], time.monotonic(), flush=True)
+    print(f"start {delivery.payload['number']} {time.monotonic()}\n", end="", flush=True)
 
 
 def work(driver: str = "psycopg") -> None:
@@ -83,7 +115,7 @@ def produce(count: int, first: int) -> None:
     for number in range(first, first + count):
         with Session(engine) as session, session.begin():
             BENCH.enqueue(session, "noop.send", {"number": number}, parent=f"n:{number}")
-        print("commit", number, time.monotonic(), flush=True)
+        print(f"commit {number} {time.monotonic()}\n", end="", flush=True)
         time.sleep(random.uniform(0.03, 0.12))
 
 
@@ -102,7 +134,7 @@ if __name__ == "__main__":
     command, *rest = sys.argv[1:]
     match command:
         case "install":
-            migrations.upgrade(URL)
+            install()
         case "fill":
             fill(int(rest[0]))
         case "drain":
@@ -111,6 +143,8 @@ if __name__ == "__main__":
             work(*rest)
         case "produce":
             produce(int(rest[0]), int(rest[1]))
+        case "retain":
+            asyncio.run(retain())
         case "both":
             with tuned_interpreter():
                 asyncio.run(both(int(rest[0]), int(rest[1])))

@@ -117,10 +117,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def print_part(report: Report, part: str) -> None:
-    for case, rows in tables(report, part):
-        print(f"\n{part}{': ' if case else ''}{case}\n{aligned(rows)}")
-    if verdicts := [each for each in judge(report) if each.goal.part == part]:
+def print_part(report: Report) -> None:
+    for part in dict.fromkeys(each.part for each in report.series):
+        for case, rows in tables(report, part):
+            print(f"\n{part}{': ' if case else ''}{case}\n{aligned(rows)}")
+    if verdicts := judge(report):
         print(f"\n{aligned(goal_rows(verdicts))}", flush=True)
 
 
@@ -217,9 +218,9 @@ def write(report: Report, folder: Path) -> None:
 
 
 def merged(old: Report | None, new: Report) -> Report:
-    """The old report with the parts of the new one in place of its own."""
+    """The old report with the cases of the new one in place of its own."""
     if old is None:
         return new
-    parts = {each.part for each in new.series}
-    kept = [each for each in old.series if each.part not in parts]
+    measured = {(each.part, each.case) for each in new.series}
+    kept = [each for each in old.series if (each.part, each.case) not in measured]
     return Report(new.machine, [*kept, *new.series], list(dict.fromkeys([*old.notes, *new.notes])))

@@ -1,25 +1,27 @@
 """Many entries at once, written by SQL as `enqueue` would write them."""
 
 from typing import Any, LiteralString
+from uuid import uuid4
 
 import psycopg
 
-ENTRIES = """
-    INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id, destination,
-        payload, options, headers, schema_version, due_at, created_at)
-    SELECT md5(%(salt)s || n)::uuid, 'bench', '', '', %(salt)s || n, destination || '.send', '', 'k1',
+ENTRIES: LiteralString = """
+    WITH written AS (INSERT INTO outbox_entry (id, env, scope, source, parent, operation, discriminator, kid, tag, parent_id,
+        destination, payload, options, headers, schema_version, due_at, created_at)
+    SELECT md5(%(salt)s || n)::uuid, 'bench', '', 'app', %(salt)s || n, %(name)s || '.send', '', 'k1',
         sha256(convert_to(%(salt)s || n, 'UTF8')), md5(%(salt)s || n)::uuid, destination, %(payload)s, '{}', '{}', 1,
         now() - %(age)s::interval, now() - %(age)s::interval
     FROM (SELECT n, %(name)s || CASE WHEN %(destinations)s > 1 THEN (n %% %(destinations)s)::text ELSE '' END AS destination
         FROM generate_series(1, %(count)s) AS n) AS numbered
+    RETURNING id, destination, due_at, created_at)
 """
 QUEUE = """
     INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch)
-    SELECT id, destination, 'pending', due_at, 0, 0, false, 0 FROM outbox_entry WHERE parent LIKE %(salt)s || '%%'
+    SELECT id, destination, 'pending', due_at, 0, 0, false, 0 FROM written
 """
 SETTLEMENTS = """
     INSERT INTO outbox_settlement (id, state, deliveries, attempts, key_epoch, settled_at)
-    SELECT id, 'delivered', 1, 1, 0, created_at FROM outbox_entry WHERE parent LIKE %(salt)s || '%%'
+    SELECT id, 'delivered', 1, 1, 0, created_at FROM written
 """
 PAYLOAD = b'{"amount": 2000, "currency": "eur", "customer": "cus_1", "description": "one line of an order"}'
 
@@ -37,7 +39,6 @@ def add_settled(connection: psycopg.Connection[Any], count: int, age: str) -> No
 def _add(
     connection: psycopg.Connection[Any], then: LiteralString, count: int, name: str, destinations: int, age: str
 ) -> None:
-    salt = f"{name}:{age}:{count}:"
+    salt = f"{uuid4().hex}:"
     values = {"salt": salt, "payload": PAYLOAD, "name": name, "destinations": destinations, "count": count, "age": age}
-    connection.execute(ENTRIES, values)
-    connection.execute(then, values)
+    connection.execute(ENTRIES + then, values)

@@ -58,7 +58,9 @@ async def drain(step: int) -> None:
 
 
 async def work() -> None:
-    await run(lambda job: print("start", job.payload.decode(), time.monotonic(), flush=True), LATENCY_BATCH)
+    await run(
+        lambda job: print(f"start {job.payload.decode()} {time.monotonic()}\n", end="", flush=True), LATENCY_BATCH
+    )
 
 
 async def produce(count: int, first: int) -> None:
@@ -67,7 +69,7 @@ async def produce(count: int, first: int) -> None:
     for number in range(first, first + count):
         async with connection.transaction():
             await queries.enqueue("noop", str(number).encode())
-        print("commit", number, time.monotonic(), flush=True)
+        print(f"commit {number} {time.monotonic()}\n", end="", flush=True)
         await asyncio.sleep(random.uniform(0.03, 0.12))
 
 
