@@ -4,6 +4,7 @@ What each answer means to an adapter: tests/adapters/test_http_wire.py and test_
 The whole list: docs/fault-injection.md.
 """
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -246,7 +247,7 @@ QUIET = timedelta(minutes=2)  # longer than lease and margin: no earlier sender 
 
 @pytest.fixture
 def stripe() -> Iterator[RunningStripe]:
-    with running_stripe(random=Random(1), faults=Faults(slow_for=timedelta(seconds=1.2))) as running:
+    with running_stripe(random=Random(1), faults=Faults(slow_for=timedelta(seconds=4))) as running:
         yield running
 
 
@@ -281,6 +282,7 @@ def test_a_charge_that_still_executes_is_repeated_until_its_answer(
     charge(sqlite, ob, stripe)
     assert standing(sqlite, id) == ("retry", 2, True)
     while state(sqlite, id) != "delivered":
+        time.sleep(0.2)
         charge(sqlite, ob, stripe)
 
     in_flight, last = answers(stripe)[:-1], answers(stripe)[-1]
