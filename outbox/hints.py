@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine, Pool, event
 from outbox.configuration import Configuration
 from outbox.entry_rows import NewEntry
 from outbox.hint_sender import Committing, HintSender
-from outbox.sql.hint_messages import NOTIFY, Due, Hint, channel_of, encode, merged, process_token
+from outbox.sql.hint_messages import NOTIFY, Due, Hint, channel_of, encode, merged, notify_sql, process_token
 from outbox.sql.separate_connections import backend_pid
 
 log = logging.getLogger("outbox.hints")
@@ -42,6 +42,11 @@ class _Note(NamedTuple):
     pid: int | None
     channel: str
     due: Due
+
+
+AFTER_OUTER_COMMIT = "outbox_after_outer_commit"
+"""The execution option of a connection whose transaction another framework commits: a function that gets the statement that
+sends the hint, and executes it after that commit."""
 
 
 class UnsentHints:
@@ -79,7 +84,10 @@ class UnsentHints:
         notes, self._notes = self._notes, []
         try:
             for note in notes:
-                if not note.connection.closed and note.connection.in_transaction():
+                after_commit = note.connection.get_execution_options().get(AFTER_OUTER_COMMIT)
+                if after_commit is not None:
+                    after_commit(notify_sql(note.channel, encode(Hint(note.due))))
+                elif not note.connection.closed and note.connection.in_transaction():
                     _hint_after(note)
                 else:
                     _hint(note)

@@ -16,8 +16,8 @@ commits what both have written, once, before the answer leaves. The session is f
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from functools import cache, wraps
+from contextlib import closing, contextmanager, suppress
+from functools import cache, partial, wraps
 from typing import Any, cast
 
 from sqlalchemy import Engine, create_engine
@@ -38,6 +38,7 @@ except ModuleNotFoundError as error:
 
 from outbox.errors import ConfigurationError, RequestRefused
 from outbox.fingerprint import canonical_json
+from outbox.hints import AFTER_OUTER_COMMIT
 from outbox.http.answers import Answer, plain_answer
 from outbox.http.header import HEADER
 from outbox.http.policy import (
@@ -208,7 +209,7 @@ def joined_session(using: str = "default") -> Iterator[Session]:
     connection = connections[using]
     _require_joinable(connection, using)
     with (
-        _engine(using).connect() as joined,
+        _engine(using).connect().execution_options(**{AFTER_OUTER_COMMIT: partial(_hint_after_commit, using)}) as joined,
         joined.begin(),
         Session(joined, join_transaction_mode="create_savepoint") as session,
     ):
@@ -274,6 +275,18 @@ def _engine(using: str) -> Engine:
         poolclass=NullPool,
         use_native_hstore=False,  # it would search for the type on the connection, which is none of psycopg's
     )
+
+
+def _hint_after_commit(using: str, statement: str) -> None:
+    """On Django's own connection, which is free then. A hint may be lost: the dispatchers poll, too."""
+    connection: Any = connections[using]
+
+    def send() -> None:
+        if connection.get_autocommit():  # else it would wait in the next transaction, with a lock of the whole server
+            with suppress(DjangoError), connection.cursor() as cursor:  # a role that may not notify, for one
+                cursor.execute(statement)
+
+    transaction.on_commit(send, using=using, robust=True)
 
 
 @contextmanager

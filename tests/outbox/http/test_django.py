@@ -15,6 +15,7 @@ from django.template.response import SimpleTemplateResponse
 from django.test import Client, RequestFactory
 from django.urls import include, path
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD, Database
+from support.hints import listening
 from support.http_requests import use_django
 
 import outbox
@@ -204,6 +205,19 @@ def test_a_session_can_be_had_without_a_claim(shop: Database, ob: outbox.Outbox)
             ob.enqueue(session, CHARGE, PAYLOAD, parent="order:1")
 
     assert shop.counts() == ALL | {"records": 0}
+
+
+def test_a_hint_is_sent_when_django_has_committed(shop: Database, ob: outbox.Outbox) -> None:
+    with listening(shop) as ear:
+        with transaction.atomic():
+            with joined_session() as session:
+                ob.enqueue(session, "mail.send", PAYLOAD, parent="order:1")
+            transaction.set_rollback(True)
+        with transaction.atomic():
+            with joined_session() as session:
+                ob.enqueue(session, CHARGE, PAYLOAD, parent="order:2", destination="100%s")
+
+        assert ear.next().due == {("100%s", CHARGE)}
 
 
 def test_a_claim_that_is_open_at_the_end_keeps_all_from_being_committed(shop: Database, ob: outbox.Outbox) -> None:
