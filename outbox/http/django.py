@@ -209,7 +209,9 @@ def joined_session(using: str = "default") -> Iterator[Session]:
     connection = connections[using]
     _require_joinable(connection, using)
     with (
-        _engine(using).connect().execution_options(**{AFTER_OUTER_COMMIT: partial(_hint_after_commit, using)}) as joined,
+        _engine(using)
+        .connect()
+        .execution_options(**{AFTER_OUTER_COMMIT: partial(_hint_after_commit, using)}) as joined,
         joined.begin(),
         Session(joined, join_transaction_mode="create_savepoint") as session,
     ):

@@ -35,7 +35,7 @@ def require_utf8(connection: Connection) -> None:
             f"the database's encoding is {server}, and the outbox needs UTF8: it could not store every key and every answer;"
             " create the database with ENCODING 'UTF8', and restore its dump there"
         )
-    if client not in _UTF8_CLIENTS:
+    if "".join(filter(str.isalnum, client or "")).upper() not in _UTF8_CLIENTS:
         raise ConfigurationError(
             f"the connection's client_encoding is {client}, and the outbox needs UTF8: leave client_encoding out of the URL,"
             " of create_engine and of PGCLIENTENCODING, or set it to utf8"
@@ -62,7 +62,8 @@ def _encodings(connection: Connection) -> tuple[str | None, str | None]:
 
 _UTF8_CLIENTS = ("UTF8", "UNICODE")
 """The one encoding. PostgreSQL reports its own name for any spelling, `utf-8` for one, but passes UNICODE on as it was set.
-Source: check_client_encoding in its src/backend/commands/variable.c.
+PgBouncer passes on what the client sent: `'utf-8'` of asyncpg, quotes included.
+Source: check_client_encoding in its src/backend/commands/variable.c, and clean_encoding_name in its src/common/encnames.c.
 """
 
 _ASKED = text("SELECT current_setting('server_encoding'), current_setting('client_encoding')")

@@ -2,9 +2,11 @@
 
 import asyncio
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from support.concurrency import ANSWER, PATIENCE, RacingShop, at_once, retried
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD
 from support.entries import dispatcher, pumping, put, run_once, settlement_row, states
@@ -68,6 +70,22 @@ def test_entries_commit_or_vanish_with_the_transaction(shop):
     shop.unit(enqueue)
 
     assert len(shop.database.entries) == len(shop.database.queue) == 1
+
+
+def test_an_entry_of_asyncpg_commits(bounced, ob):
+    async def main():
+        engine = create_async_engine(
+            bounced.url.set(drivername="postgresql+asyncpg"),
+            poolclass=sa.NullPool,
+            connect_args={"statement_cache_size": 0, "prepared_statement_name_func": lambda: f"__{uuid4()}__"},
+        )
+        async with AsyncSession(engine) as session, session.begin():
+            ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
+        await engine.dispose()
+
+    asyncio.run(main())
+
+    assert len(bounced.entries) == 1
 
 
 def test_while_one_works_the_others_are_told_at_once(shop):

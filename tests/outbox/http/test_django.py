@@ -213,9 +213,8 @@ def test_a_hint_is_sent_when_django_has_committed(shop: Database, ob: outbox.Out
             with joined_session() as session:
                 ob.enqueue(session, "mail.send", PAYLOAD, parent="order:1")
             transaction.set_rollback(True)
-        with transaction.atomic():
-            with joined_session() as session:
-                ob.enqueue(session, CHARGE, PAYLOAD, parent="order:2", destination="100%s")
+        with transaction.atomic(), joined_session() as session:
+            ob.enqueue(session, CHARGE, PAYLOAD, parent="order:2", destination="100%s")
 
         assert ear.next().due == {("100%s", CHARGE)}
 
