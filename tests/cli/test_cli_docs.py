@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import openapi_spec_validator
 import pytest
 from support.cli_runner import document, error_of, succeeded
+from support.python_processes import run_python
 
 APP = '''
 from datetime import timedelta
@@ -143,9 +143,8 @@ def test_what_cannot_be_published_is_refused_with_what_to_do(arguments: list[str
 def test_an_app_that_sets_its_outbox_up_elsewhere_is_told_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text("from outbox.http import Policy\npolicy = Policy()\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
-    command = [sys.executable, "-m", "dispatchers", "docs", "idempotency", "bare:policy"]
 
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    run = run_python("-m", "dispatchers", "docs", "idempotency", "bare:policy", cwd=tmp_path, env=environment)
 
     assert run.returncode == 1
     assert run.stderr == (

@@ -1,7 +1,6 @@
 """`outbox db`, `keys`, `config` and `run`, as far as the command line itself decides."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import sqlalchemy as sa
 from support.cli_runner import SECRET_TEXT, command, document, error_of, refused, succeeded
 from support.database import Database
 from support.migrations import newer_release
+from support.python_processes import run_python
 
 import outbox
 from dispatchers.cli.keys import SECRET_FORM
@@ -319,9 +319,7 @@ def test_config_prints_all_but_the_setting_that_it_cannot_read_and_fails(
 def run(directory: Path, body: str, **variables: str) -> tuple[int, str]:
     """The status and the words of `outbox run app:make` in a directory whose app.py has this body."""
     (directory / "app.py").write_text(body)
-    done = subprocess.run(
-        [sys.executable, "-m", "dispatchers", "run", "app:make"], cwd=directory, capture_output=True, text=True
-    )
+    done = run_python("-m", "dispatchers", "run", "app:make", cwd=directory)
     return done.returncode, done.stderr
 
 

@@ -35,6 +35,7 @@ from support.entries import (
     wait_for,
     write_factory,
 )
+from support.python_processes import new_process
 
 import outbox
 from dispatchers import Dispatcher
@@ -191,7 +192,7 @@ def test_a_signal_after_the_drain_never_kills_the_process(
     thread = "    threading.Thread(target=work).start()\n" if "work" in slow_end else ""
     write_factory(tmp_path, slow_end + GATED.replace("def make():\n", "def make():\n" + thread))
 
-    with daemon(tmp_path, postgresql.url) as process:
+    with daemon(tmp_path, postgresql.url, start=new_process) as process:
         wait_for(lambda: "started: " in process.output, "its start", workers=[process])
         process.terminate()
         wait_for((tmp_path / "ending").exists, "its end", workers=[process])

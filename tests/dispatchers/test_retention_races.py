@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from support.database import IMPORT_PATH, TABLES, Database
 from support.entries import claim, put, put_one, quota, run_once, settle, states, wait_for
+from support.python_processes import run_python
 from support.retention import A_MOMENT, KEEP, WINDOW, clean, elapse, kept, request, settle_all, shift
 
 import outbox
@@ -275,9 +274,9 @@ def test_a_maintenance_run_killed_in_a_batch_leaves_everything_whole(
     url = database.url.render_as_string(hide_password=False)
     environment = os.environ | {"SHOP_URL": url, "PYTHONPATH": IMPORT_PATH}
 
-    killed = subprocess.run([sys.executable, "-c", KILLED, moment], env=environment, capture_output=True, check=False)
+    killed = run_python("-c", KILLED, moment, env=environment)
 
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     before_the_entries = {"record": 3, "entry": 3, "settlement": 3, "event": 3}
     after_the_records = {"tombstone": 3, "entry": 3, "settlement": 3, "event": 3}
     assert kept(database) == (before_the_entries if moment in MOMENTS[:2] else after_the_records)

@@ -22,11 +22,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import pytest
 from support.docs_pages import FENCE, PAGES, ROOT, Snippet, snippets_of
 from support.installs import Environments
 from support.migrations import blank_database
+from support.python_processes import DEVNULL, PIPE, STDOUT, PythonProcess
 
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "examples").glob("*/README.md"))]
 NOT_RUN: list[tuple[str, str]] = [("http-api.md", "it needs PostgreSQL")] * 2 + [
@@ -36,6 +38,7 @@ NOT_RUN: list[tuple[str, str]] = [("http-api.md", "it needs PostgreSQL")] * 2 + 
 
 POSTGRESQL = "postgresql+psycopg://shop@localhost/shop"
 SECONDS_MAX = 60
+HERE = Path(sys.executable)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
@@ -46,7 +49,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in P
 class Reader:
     """Follows a page as a person would, in a directory of its own. Raises AssertionError where it leads astray."""
 
-    def __init__(self, directory: Path, python: Path = Path(sys.executable)) -> None:
+    def __init__(self, directory: Path, python: Path = HERE) -> None:
         self.directory = directory
         self.python = python
         ours = ("OUTBOX_", "DATABASE_URL", "PYTHON", "COLUMNS")  # pytest-xdist's workers have a width
@@ -79,6 +82,8 @@ class Reader:
         named = re.match(r"# (\w+\.py)\n", snippet.text)
         file = self.directory / (named[1] if named else f"line_{snippet.line}.py")
         file.write_text(snippet.text)
+        if self.python == HERE:
+            return self._finish(snippet, PythonProcess(file.name, **self._surroundings))
         return self._run(snippet, str(self.python), file.name)
 
     def run_shell(self, snippet: Snippet) -> str:
@@ -101,24 +106,24 @@ class Reader:
         return seen
 
     def _run(self, snippet: Snippet, *command: str) -> str:
-        with self._start(*command) as process:
+        return self._finish(snippet, self._start(*command))
+
+    def _finish(self, snippet: Snippet, process: subprocess.Popen[str] | PythonProcess) -> str:
+        with process:
             late = Timer(SECONDS_MAX, process.kill)
             late.start()
-            output, _ = process.communicate()
+            output = process.stdout.read()
+            process.wait()
             late.cancel()
         assert process.returncode == 0, f"line {snippet.line}: exit status {process.returncode}\n{output}"
         return output
 
     def _start(self, *command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command,
-            cwd=self.directory,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return subprocess.Popen(command, text=True, **self._surroundings)
+
+    @property
+    def _surroundings(self) -> dict[str, Any]:
+        return {"cwd": self.directory, "env": self.environment, "stdin": DEVNULL, "stdout": PIPE, "stderr": STDOUT}
 
 
 @pytest.fixture(scope="module")

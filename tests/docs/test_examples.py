@@ -22,6 +22,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from support.docs_pages import ROOT, snippets_of
 from support.mail_servers import Mailbox, mail_server
+from support.python_processes import PythonProcess, run_python
 
 from dispatchers.testing.stripe_core import API_KEY
 from dispatchers.testing.stripe_faults import Fault
@@ -51,18 +52,14 @@ def environment_of(directory: Path, stripe_url: str, **more: str) -> dict[str, s
 
 def python(environment: Mapping[str, str], *arguments: str) -> str:
     """What a Python process prints that ends by itself."""
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, check=True, timeout=SECONDS_MAX, capture_output=True, text=True
-    ).stdout
+    return run_python(*arguments, cwd=ROOT, env=environment, check=True, timeout=SECONDS_MAX).stdout
 
 
 @contextmanager
-def running(log: Path, environment: Mapping[str, str], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(log: Path, environment: Mapping[str, str], *arguments: str) -> Iterator[PythonProcess]:
     """A Python process that runs until the block ends, and then stops at SIGTERM in good order. Its output goes to `log`."""
     with log.open("wb") as output:
-        command = [sys.executable, *arguments]
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        process = PythonProcess(*arguments, cwd=ROOT, env=environment, stdout=output, stderr=output)
         try:
             yield process
             process.terminate()

@@ -2,8 +2,6 @@
 
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,6 +27,7 @@ from support.entries import (
     wait_for,
     write_factory,
 )
+from support.python_processes import PIPE, PythonProcess
 from support.verify import broken_rules
 
 import outbox
@@ -75,8 +74,7 @@ def stripe_process(directory: Path) -> Iterator[tuple[str, StripeLedger]]:
     """The payment service as a process of its own; yields its URL and its books."""
     path = directory / "ledger.sqlite"
     settings = [f"--{name}={value}" for name, value in {**FAULTS, **TIMES, "seed": 1, "ledger": path}.items()]
-    command = [sys.executable, "-m", "dispatchers.testing.stripe_service", *settings]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = PythonProcess("-m", "dispatchers.testing.stripe_service", *settings, stdout=PIPE)
     assert process.stdout is not None
     try:
         port = process.stdout.readline().strip()

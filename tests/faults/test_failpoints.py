@@ -1,12 +1,11 @@
 """Processes killed at every named point: what the services did equals what the outbox says, each time."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 from support.crash import ROUNDS_IN_CI
 from support.database import IMPORT_PATH, Database
+from support.python_processes import run_python
 
 from dispatchers.testing.failpoints import POINTS, failpoint
 from outbox.errors import InvalidValue
@@ -15,11 +14,10 @@ from outbox.errors import InvalidValue
 @pytest.mark.parametrize("point", POINTS)
 def test_a_process_killed_at_any_point_leaves_nothing_untrue(postgresql: Database, point: str) -> None:
     url = postgresql.url.render_as_string(hide_password=False)
-    done = subprocess.run(
-        [sys.executable, "-m", "support.crash", "--url", url, "--point", point, "--rounds", str(ROUNDS_IN_CI)],
+    rounds = str(ROUNDS_IN_CI)
+    done = run_python(
+        *("-m", "support.crash", "--url", url, "--point", point, "--rounds", rounds),
         env=os.environ | {"PYTHONPATH": IMPORT_PATH},
-        capture_output=True,
-        text=True,
     )
 
     assert (done.returncode, done.stdout) == (0, f"{point}: {ROUNDS_IN_CI} killed, all is true\n"), (

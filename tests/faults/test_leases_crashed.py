@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 from support.apps.charging_shop import MOMENTS, charge, handle
 from support.database import ALL, IMPORT_PATH, Database
 from support.leases import Shop
+from support.python_processes import PIPE, PythonProcess, run_python
 
 import outbox
 from dispatchers.testing.stripe_ledger import StripeLedger
@@ -21,8 +20,7 @@ from outbox.leases import LeasedAttempt
 def stripe_process(tmp_path: Path) -> Iterator[tuple[str, StripeLedger]]:
     """The payment service as a process of its own: its URL and its books."""
     path = tmp_path / "ledger.sqlite"
-    command = [sys.executable, "-m", "dispatchers.testing.stripe_service", "--ledger", str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = PythonProcess("-m", "dispatchers.testing.stripe_service", "--ledger", path, stdout=PIPE)
     assert process.stdout is not None
     port = process.stdout.readline().strip()
     ledger = StripeLedger(path)
@@ -37,8 +35,7 @@ def handle_elsewhere(database: Database, stripe_url: str, moment: str) -> int:
     url = database.url.render_as_string(hide_password=False)
     script = Path(__file__).parents[1] / "support" / "apps" / "charging_shop.py"
     environment = os.environ | {"PYTHONPATH": IMPORT_PATH}
-    command = [sys.executable, str(script), url, stripe_url, moment]
-    return subprocess.run(command, env=environment, check=False).returncode
+    return run_python(script, url, stripe_url, moment, env=environment).returncode
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -5,8 +5,6 @@ Of every one: nothing is lost, and nothing happens twice. The whole list, with w
 
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +30,7 @@ from support.entries import (
     wait_for,
     write_factory,
 )
+from support.python_processes import run_python
 from support.relays import relay
 from support.verify import broken_rules
 
@@ -105,9 +104,9 @@ def transactions(database: Database) -> int:
 def supervised(database: Database, directory: Path, keys: str) -> list[int]:
     """How each of the dispatchers ended that were started, one after another, until nothing waited any more."""
     script = Path(__file__).parents[1] / "support" / "apps" / "oom_sender.py"
-    command = [sys.executable, str(script), database.url.render_as_string(hide_password=False), str(directory), keys]
+    url = database.url.render_as_string(hide_password=False)
     environment = os.environ | {"PYTHONPATH": IMPORT_PATH}
-    ended = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
+    ended = run_python(script, url, directory, keys, env=environment, check=True, timeout=60).stdout
     return [int(line) for line in ended.split()]
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ from dispatchers.cli import main
 from outbox.times import NEVER
 from support.database import TABLES, Database
 from support.entries import change, put_one, run_once
+from support.python_processes import PythonProcess
 
 SECRET_TEXT = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="  # bytes 00 01 02 ... 1f
 PRIVATE = {"card": "4242424242424242"}
@@ -67,7 +67,7 @@ def on_terminal(*arguments: str, database: Database, typed: str = "", **environm
     kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR" and not name.startswith("OUTBOX_")}
     variables = kept | {"DATABASE_URL": shown, "COLUMNS": "80", "TERM": "xterm-256color"} | environment
     script = Path(sys.executable).parent / "outbox"
-    with subprocess.Popen([script, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=variables) as process:
+    with PythonProcess(script, *arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=variables) as process:
         os.close(theirs)
         os.write(ours, typed.encode())
         told = b"".join(iter(lambda: _read(ours), b""))

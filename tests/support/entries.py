@@ -5,8 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,6 +30,7 @@ from dispatchers.stored_outcome import read_outcome
 from dispatchers.transitions import ClaimedEntry, Ending, Transition
 from outbox.times import EPOCH, MICROSECOND, NEVER
 from support.database import IMPORT_PATH, TABLES, Database
+from support.python_processes import STDOUT, PythonProcess
 
 LEASE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -283,21 +282,27 @@ url = os.environ["SHOP_URL"]
 
 
 class Daemon:
-    """`python -m dispatchers run factory:make` in a directory, its output in a file."""
+    """`python -m dispatchers run factory:make` in a directory, its output in a file. start: PythonProcess or new_process."""
 
     def __init__(
-        self, directory: Path, url: sa.URL, reference: str = "factory:make", *options: str, **environment: str
+        self,
+        directory: Path,
+        url: sa.URL,
+        reference: str = "factory:make",
+        *options: str,
+        start: Callable[..., Any] = PythonProcess,
+        **environment: str,
     ) -> None:
         self.log = directory / f"{uuid4().hex}.log"
         self.started = time.monotonic()
         shown = url.render_as_string(hide_password=False)
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dispatchers", "run", reference, *options],
+            self.process = start(
+                *("-m", "dispatchers", "run", reference, *options),
                 cwd=directory,
                 env=os.environ | {"SHOP_URL": shown, "PYTHONPATH": IMPORT_PATH} | environment,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=STDOUT,
             )
 
     @property
@@ -317,9 +322,9 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def daemon(directory: Path, url: sa.URL, *arguments: str, **environment: str) -> Iterator[Daemon]:
+def daemon(directory: Path, url: sa.URL, *arguments: str, **settings: Any) -> Iterator[Daemon]:
     """A dispatcher's process for a block; killed at its end if it still runs."""
-    running = Daemon(directory, url, *arguments, **environment)
+    running = Daemon(directory, url, *arguments, **settings)
     try:
         yield running
     finally:

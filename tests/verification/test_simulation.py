@@ -16,6 +16,7 @@ from simulation.run import simulate
 from simulation.seeds import FOUND_BY, SEEDS_IN_CI
 from simulation.world import Process, World
 from support.database import IMPORT_PATH
+from support.python_processes import run_python
 
 from dispatchers import Dispatcher
 from dispatchers.adapters import MemoryAdapter
@@ -71,13 +72,8 @@ def test_a_broken_promise_has_its_seed_and_the_command_that_repeats_it(
 
 
 def test_the_command_plays_seeds_and_tells_how_entries_ended() -> None:
-    told = subprocess.run(
-        [sys.executable, "-m", "simulation", "--seeds", "20", "--from", "7", "--jobs", "2"],
-        env=os.environ | {"PYTHONPATH": IMPORT_PATH},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    arguments = ("-m", "simulation", "--seeds", "20", "--from", "7", "--jobs", "2")
+    told = run_python(*arguments, env=os.environ | {"PYTHONPATH": IMPORT_PATH}, check=True).stdout
 
     assert told.startswith("20 seeds, no invariant broken, ")
     assert " delivered" in told

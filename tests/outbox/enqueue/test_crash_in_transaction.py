@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from support.apps.crashing_shop import place_order
 from support.database import ALL, NOTHING
+from support.python_processes import PIPE, PythonProcess
 
 TESTS = Path(__file__).parents[2]
 KILLED = -signal.SIGKILL
@@ -32,11 +31,11 @@ class CrashingShop:
 def crashing_shop(database) -> Iterator[CrashingShop]:
     url = database.url.render_as_string(hide_password=False)
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    with subprocess.Popen(
-        [sys.executable, TESTS / "support" / "apps" / "crashing_shop.py", url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+    with PythonProcess(
+        TESTS / "support" / "apps" / "crashing_shop.py",
+        url,
+        stdin=PIPE,
+        stdout=PIPE,
         env=os.environ | {"PYTHONPATH": path},
     ) as process:
         yield CrashingShop(process)

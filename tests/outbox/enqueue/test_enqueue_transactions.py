@@ -1,13 +1,12 @@
 """An entry lives and dies with the caller's transaction and its savepoints."""
 
 import asyncio
-import subprocess
-import sys
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.database import CHARGE, PAYLOAD, Order, colliding_order, statements_of
+from support.python_processes import run_python
 
 import outbox
 from outbox.errors import ClaimError
@@ -511,7 +510,7 @@ with Session(sa.create_engine(sys.argv[1])) as session, session.begin():
     ob.enqueue(session, "crm.upsert", {}, parent="invoice:42")
 """
     url = database.url.render_as_string(hide_password=False)
-    subprocess.run([sys.executable, "-c", code, url], check=True)
+    run_python("-c", code, url, check=True)
 
     assert parents(database) == ["invoice:42"]
 

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 import sqlalchemy as sa
+from support.python_processes import PIPE, PythonProcess
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = {
@@ -22,9 +21,8 @@ DRIVERS = {"flask": "sqlite", "starlette": "sqlite+aiosqlite"}
 
 @contextmanager
 def running(name: str, database: Path) -> Iterator[httpx.Client]:
-    command = [sys.executable, "-m", *COMMANDS[name].split()]
     environment = {**os.environ, "DATABASE_URL": f"{DRIVERS[name]}:///{database}"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with PythonProcess("-m", *COMMANDS[name].split(), cwd=ROOT, env=environment, stderr=PIPE) as process:
         try:
             with httpx.Client(base_url=printed_url(process), timeout=30) as client:
                 yield client
@@ -32,7 +30,7 @@ def running(name: str, database: Path) -> Iterator[httpx.Client]:
             process.terminate()
 
 
-def printed_url(process: subprocess.Popen[str]) -> str:
+def printed_url(process: PythonProcess) -> str:
     seen = []
     for line in process.stderr or ():
         seen.append(line)

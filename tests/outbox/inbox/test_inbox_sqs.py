@@ -4,8 +4,6 @@ docs/inbox.md."""
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +17,7 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from support.apps.crashing_consumer import BROKER, SETTINGS
 from support.consumer import ORDER, Billing, Crash, behind_a_relay, until
 from support.database import Database
+from support.python_processes import PIPE, PythonProcess
 from support.recipes import Pauses, recipe_of
 
 import outbox
@@ -102,11 +101,11 @@ def do_not_wait(params: dict[str, Any], **named: object) -> None:
 def crashing_consumer(*arguments: str) -> Iterator[Callable[[int], int]]:
     """The process of crashing_consumer.py: has a consumer killed at a moment, and tells how it ended."""
     tests = Path(__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, tests / "support" / "apps" / "crashing_consumer.py", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+    with PythonProcess(
+        tests / "support" / "apps" / "crashing_consumer.py",
+        *arguments,
+        stdin=PIPE,
+        stdout=PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])},
     ) as process:
         assert process.stdin is not None

@@ -1,7 +1,5 @@
 """One migration at a time, whole or not at all, and never long in anyone's way."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +9,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 from support.migrations import ROOT, Database, everything
+from support.python_processes import PIPE, PythonProcess
 
 from outbox import migrations
 from outbox.errors import SchemaError
@@ -33,11 +32,13 @@ def test_upgrades_at_once_make_the_tables_once(blank):
 
 def test_two_processes_upgrade_at_once(blank):
     program = "import sys; from outbox import migrations; migrations.upgrade(sys.argv[1]); print('upgraded')"
-    arguments = [sys.executable, "-c", program, blank.url.render_as_string(hide_password=False)]
+    arguments = ("-c", program, blank.url.render_as_string(hide_password=False))
     with holding_everyone_up(blank) as release:
-        processes = [subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        processes = [PythonProcess(*arguments, cwd=ROOT, stdout=PIPE) for _ in range(2)]
         release(2)
-        printed = [process.communicate(timeout=60)[0] for process in processes]
+        printed = [process.stdout.read() for process in processes if process.wait(60) == 0]
+        for process in processes:
+            process.stdout.close()
 
     assert printed == ["upgraded\n"] * 2
     migrations.check(blank.url)

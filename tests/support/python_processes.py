@@ -1,0 +1,162 @@
+"""Processes that run a program in Python, as `subprocess` starts them, but forked from one that has done the imports.
+
+For tests of what processes do to each other, or what a program prints. A test of how a process starts, of what it imports or of
+an installed package takes `subprocess`.
+"""
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import cache
+from multiprocessing.connection import wait as ready
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT
+from tempfile import TemporaryFile
+from typing import IO, Any, Self
+
+from support import fork_server
+from support.database import IMPORT_PATH
+
+LOADED = (
+    *("sqlalchemy.orm", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.ext.asyncio", "psycopg", "sqlite3"),
+    *("alembic.command", "alembic.config", "click", "rich.console", "rich.table", "rich.progress"),
+    *("apscheduler.executors.asyncio", "apscheduler.schedulers.asyncio", "apscheduler.triggers.interval"),
+    *("stripe:StripeClient", "httpx", "httpcore", "h11", "fastapi", "uvicorn", "flask"),
+    *("outbox.migrations", "outbox.http.fastapi", "dispatchers.cli.run", "dispatchers.cli.db", "dispatchers.daemon"),
+    *(f"dispatchers.adapters:{name}Adapter" for name in ("Stripe", "Http", "Smtp", "Memory")),
+    *("dispatchers.admin.decisions", "dispatchers.maintenance.jobs", "dispatchers.testing.failpoints"),
+    *("dispatchers.testing.postgres", "support.entries"),
+)
+"""What the children find imported. A program that needs more imports it itself."""
+
+
+@cache
+def fork_server_socket() -> socket.socket:
+    """Starts the server of this process when a program is first asked for."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, fork_server.__file__, str(theirs.fileno()), *LOADED],
+            env=os.environ | {"PYTHONPATH": IMPORT_PATH},
+            pass_fds=[theirs.fileno()],
+        )
+
+    def stop() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(stop)
+    return ours
+
+
+def new_process(*arguments: str | Path, **settings: Any) -> subprocess.Popen[str]:
+    """For what a forked process does not show: the start of the interpreter, and its end."""
+    return subprocess.Popen([sys.executable, *arguments], text=True, **settings)
+
+
+def run_python(
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of `python ARGUMENTS`, its output captured."""
+    with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        with PythonProcess(*arguments, cwd=cwd, env=env, stdin=DEVNULL, stdout=stdout, stderr=stderr) as process:
+            try:
+                process.wait(timeout)
+            finally:
+                process.kill()
+        stdout.seek(0)
+        stderr.seek(0)
+        done = subprocess.CompletedProcess(process.args, process.wait(), stdout.read(), stderr.read())
+    if check:
+        done.check_returncode()
+    return done
+
+
+class PythonProcess:
+    """`python ARGUMENTS` as a child of the fork server. Its parts mean what those of `subprocess.Popen` mean, with text."""
+
+    def __init__(
+        self,
+        *arguments: str | Path,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: IO[Any] | int | None = None,
+        stdout: IO[Any] | int | None = None,
+        stderr: IO[Any] | int | None = None,
+    ) -> None:
+        self.returncode: int | None = None
+        self.args = [str(argument) for argument in arguments]
+        self.stdin: IO[str] | None = None
+        self.stdout: IO[str] | None = None
+        self.stderr: IO[str] | None = None
+        with ExitStack() as stack:
+            files = [self._open("stdin", stdin, stack), self._open("stdout", stdout, stack)]
+            files.append(files[1] if stderr == STDOUT else self._open("stderr", stderr, stack))
+            self._channel, theirs = socket.socketpair()
+            socket.send_fds(fork_server_socket(), [b"\n"], [stack.enter_context(theirs).fileno(), *files])
+        variables = dict(os.environ if env is None else env)
+        request = {"arguments": self.args, "directory": str(cwd or Path.cwd()), "variables": variables}
+        self._channel.sendall(json.dumps(request).encode() + b"\n")
+        self.pid = self._receive()
+
+    def _open(self, name: str, given: IO[Any] | int | None, stack: ExitStack) -> int:
+        """The file descriptor that the child gets as its `name`."""
+        if given == PIPE:
+            reading, writing = os.pipe()
+            ours, theirs = (writing, reading) if name == "stdin" else (reading, writing)
+            stack.callback(os.close, theirs)
+            setattr(self, name, os.fdopen(ours, "w" if name == "stdin" else "r"))
+            return theirs
+        if given == DEVNULL:
+            return stack.enter_context(open(os.devnull, "r+b", buffering=0)).fileno()
+        if given is None:
+            return ("stdin", "stdout", "stderr").index(name)
+        return given if isinstance(given, int) else given.fileno()
+
+    def _receive(self) -> int:
+        found = self._channel.recv(fork_server.NUMBER.size, socket.MSG_WAITALL)
+        number: int = fork_server.NUMBER.unpack(found)[0]
+        return number
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not ready([self._channel], timeout):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = self._receive()
+            self._channel.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (self.stdin, self.stdout, self.stderr):
+            if file:
+                file.close()
+        self.wait()
