@@ -3,6 +3,7 @@
 Everything doubtful ends the connection: it is used again only after an answer that ends exactly where its framing says.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -10,6 +11,8 @@ import httpx
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 HEAD_BYTES_MAX: Final = 100 * 1024  # of what comes before an answer's body, and between two reads of some of it
+SHORT_KEEP_ALIVE: Final = re.compile(r'\btimeout\s*=\s*"?0*[01]?(?!\d)', re.I)
+"""A server that closes idle connections sooner than `connection_pool.KEEP_SECONDS`. Source: RFC 2068, 19.7.1.1."""
 BEGINNING: Final = b"HTTP/"  # the parser takes the answers of other protocols too
 
 
@@ -68,7 +71,7 @@ class AnswerReader:
 
     @property
     def reusable(self) -> bool:
-        """Whether the answer was whole, nothing followed it, and the server keeps the connection.
+        """Whether the answer was whole, nothing followed it, and the server keeps the connection for long enough.
 
         After two framings, or one that is not understood, servers and proxies on the way may have seen another end.
         """
@@ -76,6 +79,7 @@ class AnswerReader:
             self.whole
             and self._keeps_alive
             and not self.has_left_overs
+            and not SHORT_KEEP_ALIVE.search(self.headers.get("keep-alive", ""))
             and (
                 "transfer-encoding" not in self.headers
                 or (self.headers["transfer-encoding"].lower() == "chunked" and "content-length" not in self.headers)

@@ -19,6 +19,7 @@ class Connection(asyncio.Protocol):
         self.loop = loop
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
+        self._is_encrypted = False
         self._reader: AnswerReader | None = None
         self._answered: asyncio.Future[None] | None = None
         self._deadline = 0.0
@@ -73,6 +74,7 @@ class Connection(asyncio.Protocol):
         """Have TLS over what carries it now. host: whose certificate is wanted."""
         if self._transport is None:
             raise ConnectionResetError("the connection was closed before TLS")
+        self._is_encrypted = True
         self._transport = await self.loop.start_tls(self._transport, self, tls, server_hostname=host)
         if self._transport is None:
             raise ConnectionResetError("the connection was closed during TLS")
@@ -92,7 +94,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> None:
         """The server has said its last word: what is closed for it is closed for us."""
         if self._reader is not None:
-            self._take(self._reader, b"")
+            self._close(self._reader)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -101,11 +103,20 @@ class Connection(asyncio.Protocol):
         if self._reader is None:
             return
         if exc is None:
-            self._take(self._reader, b"")
+            self._close(self._reader)
         elif self._reader.status is None:
             self._fail(httpx.ReadError("the connection broke off before an answer"))
         else:
             self._finish()
+
+    def _close(self, reader: AnswerReader) -> None:
+        """Over TLS a close may be an attacker's, since the event loop does not report whether the server announced it: a body
+        that only it would end is not whole. Source: RFC 9112, 9.8.
+        """
+        if self._is_encrypted and reader.status is not None:
+            self._finish()
+        else:
+            self._take(reader, b"")
 
     def _take(self, reader: AnswerReader, data: bytes) -> None:
         try:

@@ -188,6 +188,16 @@ def test_a_server_that_will_close_is_not_asked_again(head: bytes) -> None:
     assert connections_of_two(and_stay) == 2
 
 
+@pytest.mark.parametrize(("value", "connections"), [("timeout=1, max=9", 2), ("max=9, Timeout=0", 2), ("timeout=15", 1)])
+def test_a_server_that_keeps_connections_for_a_moment_is_not_asked_again(value: str, connections: int) -> None:
+    """Its close would cross the next request, which were in doubt then."""
+
+    async def briefly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK.replace(b"\r\n\r\n", b"\r\nKeep-Alive: " + value.encode() + b"\r\n\r\n"))
+
+    assert connections_of_two(briefly) == connections
+
+
 def test_after_a_request_that_asks_for_a_close_it_is_not_used() -> None:
     async def two(transport: Transport, url: str) -> None:
         for _ in range(2):
@@ -293,6 +303,23 @@ def test_a_body_that_only_a_close_ends_is_not_whole_after_a_reset(
     answer = over(break_off, once)
 
     assert (answer.status, answer.body, answer.whole) == (200, b"{}", whole)
+
+
+def test_a_body_that_only_a_close_ends_is_not_whole_over_tls(tmp_path: Path) -> None:
+    """Whoever is between can close the connection too."""
+    server_tls, client_tls = tls_contexts(tmp_path, "DNS:localhost")
+
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await whole_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n[1")
+
+    async def scenario() -> Answer:
+        async with serving(close, server_tls) as port:
+            return await post(Transport(timeout=5 * SECOND, tls=client_tls), f"https://localhost:{port}")
+
+    answer = asyncio.run(scenario())
+
+    assert (answer.status, answer.body, answer.whole) == (200, b"[1", False)
 
 
 # --- never sent twice
@@ -484,13 +511,18 @@ def test_a_proxy_that_refuses_connections_means_that_nothing_was_sent() -> None:
         asyncio.run(post(transport, "https://crm.test"))
 
 
-def test_a_tunnel_carries_requests_and_the_proxy_sees_none_of_them(tmp_path: Path) -> None:
-    server_tls, client_tls = tls_contexts(tmp_path, "DNS:crm.test")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_tunnel_carries_requests_and_the_proxy_sees_none_of_them(tmp_path: Path, scheme: str) -> None:
+    server_tls, client_tls = tls_contexts(tmp_path, "DNS:crm.test", "DNS:localhost")
     seen: list[bytes] = []
     asked: list[bytes] = []
 
     async def scenario() -> None:
-        async with serving(answering(seen=seen), server_tls) as port, listening(tunnelling(port, asked)) as proxy:
+        async with (
+            serving(answering(seen=seen), server_tls) as port,
+            serving(tunnelling(port, asked), server_tls if scheme == "https" else None) as proxy_port,
+        ):
+            proxy = f"{scheme}://localhost:{proxy_port}"
             transport = Transport(timeout=5 * SECOND, tls=client_tls, proxy=proxy.replace("//", "//ada:p%40ss@"))
             for _ in range(2):
                 assert (await post(transport, "https://crm.test:8443", content=b"secret")).status == 200
