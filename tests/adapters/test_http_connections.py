@@ -188,7 +188,9 @@ def test_a_server_that_will_close_is_not_asked_again(head: bytes) -> None:
     assert connections_of_two(and_stay) == 2
 
 
-@pytest.mark.parametrize(("value", "connections"), [("timeout=1, max=9", 2), ("max=9, Timeout=0", 2), ("timeout=15", 1)])
+@pytest.mark.parametrize(
+    ("value", "connections"), [("timeout=1, max=9", 2), ("max=9, Timeout=0", 2), ("timeout=15", 1)]
+)
 def test_a_server_that_keeps_connections_for_a_moment_is_not_asked_again(value: str, connections: int) -> None:
     """Its close would cross the next request, which were in doubt then."""
 
