@@ -3,11 +3,10 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
@@ -16,7 +15,7 @@ from dispatchers.maintenance.body_partitions import add_days, drop_days
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Batch, Place, Scan
 from dispatchers.store.gauges import Gauge
-from dispatchers.store.protocol import Store
+from dispatchers.store.protocol import Run, Store
 from dispatchers.store.queries import read_lags
 from outbox.sql.body_partitions import Layout, read_layout
 from outbox.sql.dialect import clock, sqlstate
@@ -24,18 +23,10 @@ from outbox.sql.schema import Tables
 
 log = logging.getLogger("outbox.maintenance")
 
-Result = TypeVar("Result")
-
 ROWS_MAX = 500  # a batch holds its locks for some 20 ms
 BATCHES_MAX = 200  # of each step in one run: 100,000 rows, so that a backlog never hogs
 PAUSE_SECONDS = 0.02  # after each batch, for those who send: about as long as it took
 LAG_WARNED = timedelta(minutes=5)
-
-
-class Run(Protocol):
-    """Runs blocking work on a connection, in a transaction of its own that is committed on return."""
-
-    def __call__(self, work: Callable[[Connection], Result]) -> Awaitable[Result]: ...
 
 
 # --- retention

@@ -6,11 +6,11 @@ next one in its ordering group is locked by another transaction is settled a mom
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -21,7 +21,7 @@ from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.flow_control import claim_throttled
 from dispatchers.store.guards import Guards, guard
 from dispatchers.store.ordering import MOMENT, NextIsLocked, leave, sort_out
-from dispatchers.store.protocol import CallbacksChanged, Exchange
+from dispatchers.store.protocol import CallbacksChanged, Exchange, Run
 from dispatchers.store.queue_update import queue_update
 from dispatchers.store.row_errors import code_of, is_of_one_row, is_of_the_moment, substitutes
 from dispatchers.store.unreadable_rows import candidates, remove_ended, set_aside, set_aside_claimed
@@ -34,12 +34,6 @@ Result = TypeVar("Result")
 log = logging.getLogger("outbox.dispatcher")
 
 PROBED_ROWS = 500  # at once, in the search for a row that cannot be claimed
-
-
-class Run(Protocol):
-    """Runs blocking work on a connection, in a transaction of its own that is committed on return."""
-
-    def __call__(self, work: Callable[[Connection], Result]) -> Awaitable[Result]: ...
 
 
 class NotCommitted(Exception):

@@ -168,11 +168,9 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
 
 def _blocks(change: Transition) -> bool:
     end = change.end if isinstance(change, RetryCallback) and isinstance(change.end, MarkUncertain) else change
-    return (
-        end.failure_blocks_group and (isinstance(end, MarkUncertain) or end.state == "failed")
-        if isinstance(end, Settle | MarkUncertain)
-        else False
-    )
+    if isinstance(end, Settle):
+        return end.state == "failed" and end.failure_blocks_group
+    return isinstance(end, MarkUncertain) and end.failure_blocks_group
 
 
 def _leaves(entry: ClaimedEntry, change: Transition) -> bool:

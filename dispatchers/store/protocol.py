@@ -1,6 +1,6 @@
 """What the dispatcher needs of a database, whichever it is."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol, TypeVar
@@ -20,6 +20,12 @@ from outbox.keys import KeyFields, Keyring
 from outbox.sql.schema import Tables
 
 Result = TypeVar("Result")
+
+
+class Run(Protocol):
+    """Runs blocking work on a connection, in a transaction of its own that is committed on return."""
+
+    def __call__(self, work: Callable[[Connection], Result]) -> Awaitable[Result]: ...
 
 
 class CallbacksChanged(Exception):

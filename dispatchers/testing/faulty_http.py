@@ -249,7 +249,7 @@ class FaultyHttp:
         self._conversations.add(task)
         # A client that leaves, sends garbage or is cut off gets no answer.
         with contextlib.suppress(ConnectionError, h11.RemoteProtocolError, asyncio.CancelledError):
-            while (request := await _request(reader, writer)) is not None:
+            while (request := await read_request(h11.Connection(h11.SERVER), reader, writer)) is not None:
                 self.requests.append(request)
                 self._answering.add(task)
                 try:
@@ -277,15 +277,17 @@ def faulty_http() -> Iterator[FaultyHttp]:
         thread.join(timeout=10)
 
 
-async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
+async def read_request(
+    http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> Request | None:
     """The next request in full, or None when the client has closed. What is no HTTP is an error."""
-    http, body = h11.Connection(h11.SERVER), b""
+    body = b""
     head: h11.Request | None = None
     while True:
         match http.next_event():
             case h11.NEED_DATA:
                 if http.they_are_waiting_for_100_continue:
-                    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    writer.write(http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
                 http.receive_data(await reader.read(READ_BYTES_MAX))
             case h11.Request() as head:
                 pass

@@ -14,7 +14,7 @@ import json
 import string
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from random import Random
@@ -199,29 +199,17 @@ class FakeStripe:
                 result = Result(500, failed, execution.operation(self._clock()).happened)
             case _:
                 result = execution.operation(self._clock())
+        request_id, account, key = execution.request_id, execution.account, execution.key
         self.ledger.add_effects(
-            Effect(
-                id=each.id,
-                object=each.object,
-                account=execution.account,
-                key=execution.key,
-                request_id=execution.request_id,
-                created=self._clock(),
-                amount=each.amount,
-                currency=each.currency,
-                customer=each.customer,
-                parent=each.parent,
-                metadata=each.metadata,
-            )
+            Effect(account=account, key=key, request_id=request_id, created=self._clock(), **asdict(each))
             for each in result.happened
         )
         if execution.key is not None:
-            remembered = self._books[execution.account].keys.get(execution.key)
+            remembered = self._books[account].keys.get(execution.key)
             # Not ours if the window ended while we executed, and another request took the key since.
             if remembered is not None and remembered.request_id == execution.request_id:
                 remembered.result = result
-        who = (execution.request_id, execution.account, execution.key)
-        return self._answer(execution.request, *who, result, execution.fault)
+        return self._answer(execution.request, request_id, account, key, result, execution.fault)
 
     # --- the parts
 

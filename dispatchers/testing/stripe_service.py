@@ -28,11 +28,10 @@ from typing import Any
 
 import h11
 
+from dispatchers.testing.faulty_http import read_request
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
 from dispatchers.testing.stripe_faults import Fault, Faults
 from dispatchers.testing.stripe_ledger import StripeLedger
-
-READ_BYTES_MAX = 65_536
 
 
 class RunningStripe:
@@ -139,27 +138,11 @@ class Conversation:
 
     async def _request(self) -> Request | None:
         """The next request in full, or None when the client has closed."""
-        head: h11.Request | None = None
-        body = b""
-        while True:
-            match self._http.next_event():
-                case h11.NEED_DATA:
-                    if self._http.they_are_waiting_for_100_continue:
-                        go_on = h11.InformationalResponse(status_code=100, headers=[])
-                        self._writer.write(self._http.send(go_on) or b"")
-                    self._http.receive_data(await self._reader.read(READ_BYTES_MAX))
-                case h11.Request() as head:
-                    pass
-                case h11.Data(data=data):
-                    body += bytes(data)
-                case h11.EndOfMessage():
-                    assert head is not None
-                    path, _, query = head.target.decode("ascii").partition("?")
-                    headers = {name.decode("ascii"): value.decode("latin-1") for name, value in head.headers}
-                    method = head.method.decode("ascii")
-                    return Request(method=method, path=path, query=query, headers=headers, body=body)
-                case _:
-                    return None
+        read = await read_request(self._http, self._reader, self._writer)
+        if read is None:
+            return None
+        path, _, query = read.target.partition("?")
+        return Request(method=read.method, path=path, query=query, headers=read.headers, body=read.body)
 
     async def _send(self, answer: Answer) -> None:
         headers = [*answer.headers.items(), ("Content-Length", str(len(answer.body)))]
@@ -224,10 +207,10 @@ def main() -> None:
         window=timedelta(hours=given.window_hours),
         random=Random(given.seed),
     )
-    asyncio.run(_serve_until_told(fake, given.host, given.port))
+    asyncio.run(_serve_until_signalled(fake, given.host, given.port))
 
 
-async def _serve_until_told(fake: FakeStripe, host: str, port: int) -> None:
+async def _serve_until_signalled(fake: FakeStripe, host: str, port: int) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

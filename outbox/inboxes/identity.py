@@ -1,5 +1,6 @@
 """The identity of a message."""
 
+from collections.abc import Iterable
 from typing import TypedDict
 
 from outbox.errors import InvalidValue
@@ -22,6 +23,14 @@ def event_id(found: object, place: str, way_out: str) -> str:
     if not isinstance(found, str) or not found:
         raise InvalidValue(place, found, f"is missing or empty: {way_out}")
     return found
+
+
+def event_id_in(headers: Iterable[tuple[str, object]], header: str) -> str:
+    """The producer's id, from the header of this name. Raises `InvalidValue` unless there is exactly one."""
+    found = [value for name, value in headers if name == header]
+    if len(found) > 1:
+        raise InvalidValue("header", header, f"occurs {len(found)} times in the message: an event id must occur once")
+    return event_id(next(iter(found), None), f"header {header!r}", "the producer must send it")
 
 
 def place_name(field: str, found: object, way_out: str) -> str:

@@ -1,10 +1,9 @@
 """Apache Kafka: a `confluent_kafka.Message`, or what has its methods."""
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from outbox.errors import InvalidValue
-from outbox.inboxes.identity import MessageIdentity, event_id, joined, place_name
+from outbox.inboxes.identity import MessageIdentity, event_id_in, joined, place_name
 
 NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """The UUID of zeros, as text: what a broker answers that knows no topic ids (KIP-516)."""
@@ -25,12 +24,7 @@ def by_event_id(message: KafkaMessage, *, scope: str, header: str) -> MessageIde
     scope: whose ids these are, e.g. the producer's name; not the topic. Raises `InvalidValue` for a message that has not
     exactly one such header.
     """
-    headers: Sequence[tuple[str, object]] = message.headers() or ()
-    found = [value for name, value in headers if name == header]
-    if len(found) > 1:
-        raise InvalidValue("header", header, f"occurs {len(found)} times in the message: an event id must occur once")
-    way_out = "the producer must send it"
-    return {"scope": scope, "message_id": event_id(next(iter(found), None), f"header {header!r}", way_out)}
+    return {"scope": scope, "message_id": event_id_in(message.headers() or (), header)}
 
 
 def by_offset(message: KafkaMessage, *, cluster: str, topic_id: str) -> MessageIdentity:

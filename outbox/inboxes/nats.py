@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from outbox.errors import InvalidValue
-from outbox.inboxes.identity import MessageIdentity, event_id
+from outbox.inboxes.identity import MessageIdentity, event_id_in
 from outbox.times import EPOCH, MICROSECOND
 
 
@@ -26,13 +26,9 @@ def by_event_id(message: JetStreamMessage, *, scope: str, header: str = "Nats-Ms
     of its own is better. Raises `InvalidValue` for a message without it, or with several: of two that are spelled alike
     nats-py shows the last alone.
     """
-    found = [value for name, value in (message.headers or {}).items() if name.lower() == header.lower()]
-    if len(found) > 1:
-        raise InvalidValue("header", header, f"occurs {len(found)} times in the message: an event id must occur once")
-    return {
-        "scope": scope,
-        "message_id": event_id(next(iter(found), None), f"header {header!r}", "the producer must send it"),
-    }
+    headers = (message.headers or {}).items()
+    alike = [(header, value) for name, value in headers if name.lower() == header.lower()]
+    return {"scope": scope, "message_id": event_id_in(alike, header)}
 
 
 def by_sequence(message: JetStreamMessage) -> MessageIdentity:

@@ -101,13 +101,9 @@ def _without_bodies(operations: list[MigrateOperation], schema: str | None, pref
     bodies = body_tables(prefix)
 
     def drops_bodies(operation: MigrateOperation) -> bool:
-        match operation:
-            case DropTableOp():
-                return operation.schema == schema and bodies.fullmatch(operation.table_name) is not None
-            case ModifyTableOps():
-                return operation.schema == schema and bodies.fullmatch(operation.table_name) is not None
-            case _:
-                return False
+        if not isinstance(operation, DropTableOp | ModifyTableOps) or operation.schema != schema:
+            return False
+        return bodies.fullmatch(operation.table_name) is not None
 
     return [operation for operation in operations if not drops_bodies(operation)]
 

@@ -10,7 +10,7 @@ from outbox.migrations.inspection import check
 from outbox.migrations.locks import exclusively
 from outbox.migrations.targets import Target, connected
 from outbox.sql.body_partitions import DAYS_AHEAD, prefix_of, read_layout
-from outbox.sql.identifiers import quoted
+from outbox.sql.identifiers import literal, quoted
 from outbox.sql.schema import Tables, define_tables
 
 ADDING_LOCK = int.from_bytes(b"body")
@@ -106,7 +106,7 @@ BEGIN
     IF octet_length(NEW.body) > 0 AND EXISTS (
         SELECT FROM pg_inherits
         WHERE inhrelid = to_regclass({_partition_of("today", schema, prefix)})
-            AND inhparent = {_literal(quoted(f"{prefix}body", schema))}::regclass AND NOT inhdetachpending
+            AND inhparent = {literal(quoted(f"{prefix}body", schema))}::regclass AND NOT inhdetachpending
     ) THEN
         INSERT INTO {quoted(f"{prefix}body", schema)} (id, day, body) VALUES (NEW.id, today, NEW.body)
         ON CONFLICT (id, day) DO UPDATE SET body = excluded.body;
@@ -137,8 +137,8 @@ BEGIN
         on_day := today + n;
         partition := {_partition_of("on_day", schema, prefix)};
         IF to_regclass(partition) IS NULL THEN
-            EXECUTE 'CREATE TABLE ' || partition || ' (LIKE ' || {_literal(body)} || ' INCLUDING ALL)';
-            EXECUTE 'ALTER TABLE ' || {_literal(body)} || ' ATTACH PARTITION ' || partition
+            EXECUTE 'CREATE TABLE ' || partition || ' (LIKE ' || {literal(body)} || ' INCLUDING ALL)';
+            EXECUTE 'ALTER TABLE ' || {literal(body)} || ' ATTACH PARTITION ' || partition
                 || ' FOR VALUES FROM (' || quote_literal(on_day) || ') TO (' || quote_literal(on_day + 1) || ')';
             added := added + 1;
         END IF;
@@ -150,7 +150,7 @@ $add$"""
 
 def _partition_of(day: str, schema: str, prefix: str) -> str:
     """The quoted name of a day's partition, as an expression of PostgreSQL."""
-    return f"quote_ident({_literal(schema)}) || '.' || quote_ident({_literal(f'{prefix}body_')} || to_char({day}, 'YYYYMMDD'))"
+    return f"quote_ident({literal(schema)}) || '.' || quote_ident({literal(f'{prefix}body_')} || to_char({day}, 'YYYYMMDD'))"
 
 
 def _grants(connection: Connection, table: str, right: str, *, like: str) -> Iterator[str]:
@@ -175,7 +175,3 @@ def _home(connection: Connection, tables: Tables) -> tuple[str, str]:
         {"name": quoted(tables.record.name, tables.record.schema)},
     )
     return str(schema), prefix_of(tables)
-
-
-def _literal(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

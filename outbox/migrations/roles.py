@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sqlalchemy import MetaData, Table
 
 from outbox.sql.functions import database_functions
-from outbox.sql.identifiers import quoted
+from outbox.sql.identifiers import literal, quoted
 from outbox.sql.parent_index import is_under_sql
 from outbox.sql.schema import define_tables
 from outbox.times import NEVER
@@ -124,12 +124,12 @@ def roles(
 def _create(roles: Sequence[str], *, owned: str) -> str:
     """Create the roles that do not exist, and refuse one that owns the tables: no right can be withheld from an owner."""
     lines = [
-        f"    IF to_regrole({_literal(quoted(role))}) IS NULL THEN CREATE ROLE {quoted(role)} NOLOGIN; END IF;"
+        f"    IF to_regrole({literal(quoted(role))}) IS NULL THEN CREATE ROLE {quoted(role)} NOLOGIN; END IF;"
         for role in roles
     ]
-    names = ", ".join(map(_literal, roles))
+    names = ", ".join(map(literal, roles))
     lines += [
-        f"    IF (SELECT pg_get_userbyid(relowner) IN ({names}) FROM pg_class WHERE oid = {_literal(owned)}::regclass) THEN",
+        f"    IF (SELECT pg_get_userbyid(relowner) IN ({names}) FROM pg_class WHERE oid = {literal(owned)}::regclass) THEN",
         "        RAISE EXCEPTION 'one of these roles owns the outbox''s tables, and an owner may do anything with them:'",
         "            ' let a role of its own run the migrations';",
         "    END IF;",
@@ -140,7 +140,7 @@ def _create(roles: Sequence[str], *, owned: str) -> str:
 def _let_read(version_table: str, roles: str) -> str:
     """The version table, by which `check` knows the revision; there is none where the app's own metadata made the tables."""
     return _block(
-        f"    IF to_regclass({_literal(version_table)}) IS NOT NULL THEN",
+        f"    IF to_regclass({literal(version_table)}) IS NOT NULL THEN",
         f"        REVOKE ALL ON TABLE {version_table} FROM PUBLIC, {roles};",
         f"        GRANT SELECT ON TABLE {version_table} TO {roles};",
         "    END IF;",
@@ -155,7 +155,7 @@ def _let_keep_bodies(schema: str | None, prefix: str, roles: str, *, readers: st
     """
     body, add = (quoted(f"{prefix}{name}", schema) for name in ("body", "add_body_days"))
     return _block(
-        f"    IF to_regclass({_literal(body)}) IS NOT NULL THEN",
+        f"    IF to_regclass({literal(body)}) IS NOT NULL THEN",
         f"        REVOKE ALL ON TABLE {body} FROM PUBLIC, {roles};",
         f"        GRANT SELECT ON TABLE {body} TO {readers};",
         f"        REVOKE ALL ON FUNCTION {add}() FROM PUBLIC, {roles};",
@@ -212,7 +212,7 @@ def _in_full(name: str) -> str:
     """The expression of a table's quoted name with its schema."""
     return (
         "(SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_class AS c"
-        f" JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = {_literal(name)}::regclass)"
+        f" JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = {literal(name)}::regclass)"
     )
 
 
@@ -223,7 +223,7 @@ def _guard_records(schema: str | None, prefix: str, *, app: str, keepers: Sequen
     dispatcher or as maintenance.
     """
     record, entry = quoted(f"{prefix}record", schema), quoted(f"{prefix}entry", schema)
-    is_keeper = " OR ".join(f"pg_has_role(current_user, {_literal(role)}, 'USAGE')" for role in dict.fromkeys(keepers))
+    is_keeper = " OR ".join(f"pg_has_role(current_user, {literal(role)}, 'USAGE')" for role in dict.fromkeys(keepers))
     caused = f"EXISTS (SELECT FROM {entry} AS e WHERE {is_under_sql('e', f'{record}.id')})"
     elsewhere = f"EXISTS (SELECT FROM {entry} AS e WHERE e.record_id = {record}.id AND e.record_id <> e.parent_id)"
     has_expired = f"answered_at IS NOT NULL AND replay_until <= clock_timestamp() AND NOT {caused} AND NOT {elsewhere}"
@@ -252,7 +252,3 @@ def _grants(rights: Mapping[str, str], role: str, schema: str | None, prefix: st
 
 def _block(*lines: str) -> str:
     return "\n".join(["DO $outbox$ BEGIN", *lines, "END $outbox$"])
-
-
-def _literal(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

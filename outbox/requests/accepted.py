@@ -1,6 +1,5 @@
 """A request that was accepted (202): what it waits for, and the response that it has in the end."""
 
-import json
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -90,16 +89,5 @@ def answer_accepted(connection: Connection, tables: Tables, row: Row[Any], respo
     record = tables.record
     now: datetime = connection.execute(select(clock())).scalar_one()
     waited = now - row.created_at
-    connection.execute(
-        update(record)
-        .where(record.c.id == row.id)
-        .values(
-            state=response.state,
-            status=response.status,
-            body=response.body,
-            headers=json.dumps(dict(response.headers)),
-            answered_at=now,
-            replay_until=row.replay_until + waited,
-            keep_until=row.keep_until + waited,
-        )
-    )
+    windows = {"answered_at": now, "replay_until": row.replay_until + waited, "keep_until": row.keep_until + waited}
+    connection.execute(update(record).where(record.c.id == row.id).values(response.columns | windows))

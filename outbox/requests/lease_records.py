@@ -1,6 +1,5 @@
 """A record under a lease: take it, renew it, end it, answer it. Every write but the first says whose lease it is."""
 
-import json
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID, uuid4
@@ -151,19 +150,11 @@ def require_lease(connection: Connection, lease: Lease, *, lock: bool = False) -
 def answer(connection: Connection, lease: Lease, response: Response) -> None:
     """Store the answer and end the lease; both become visible with the caller's commit. Raises `LeaseLost`."""
     record = lease.key.configuration.tables.record
-    state: Literal["succeeded", "failed"] = "succeeded" if response.status < 400 else "failed"
     written = connection.execute(
         update(record)
         .where(*_bears(record, lease, lease.token))
         .values(
-            state=state,
-            status=response.status,
-            body=response.body,
-            headers=json.dumps(dict(response.headers)),
-            lease_token=None,
-            lease_until=None,
-            answered_at=clock(),
-            **_kept(lease.key),
+            response.columns | _kept(lease.key) | {"lease_token": None, "lease_until": None, "answered_at": clock()}
         )
     )
     if not written.rowcount:

@@ -41,6 +41,12 @@ class Response:
         """What a record with this answer is called."""
         return "succeeded" if self.status < 400 else "failed"
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of a record that has this answer."""
+        headers = json.dumps(dict(self.headers))
+        return {"state": self.state, "status": self.status, "body": self.body, "headers": headers}
+
     def json(self) -> Any:
         """The body parsed as JSON."""
         return json.loads(self.body)
@@ -80,8 +86,5 @@ def _check_header(name: object, value: object) -> None:
     if not HEADER_NAME.fullmatch(name):
         raise InvalidValue("header", name, "must be a header's name: letters, digits and hyphens")
     if not HEADER_VALUE.fullmatch(value):
-        raise InvalidValue(
-            "header",
-            name,
-            "contains a character not allowed in a header, or a blank at an end: percent-encode it",
-        )
+        rule = "contains a character not allowed in a header, or a blank at an end: percent-encode it"
+        raise InvalidValue("header", name, rule)

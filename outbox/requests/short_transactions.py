@@ -1,23 +1,16 @@
 """Short transactions that the outbox begins itself, on an engine or a sessionmaker of the app's."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from outbox.errors import ClaimError
 from outbox.session import AsyncSessionLike
+from outbox.startup_checks import AsyncEngineLike
 
 Result = TypeVar("Result")
-
-
-class AsyncEngineLike(Protocol):
-    """An `AsyncEngine`, known by its shape: naming the class would make the asyncio extra a requirement."""
-
-    @property
-    def sync_engine(self) -> Engine: ...
-
 
 Source: TypeAlias = Engine | AsyncEngineLike | Callable[[], Session] | Callable[[], AsyncSessionLike]
 """What short transactions are begun on."""

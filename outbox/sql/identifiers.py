@@ -30,6 +30,11 @@ def _check(field: str, value: object, bytes_min: int, bytes_max: int, way_out: s
         raise InvalidValue(field, value, f"must hold none of {' '.join(FORBIDDEN)}: give a name without them")
 
 
+def literal(value: str) -> str:
+    """A text as PostgreSQL takes it."""
+    return "'" + value.replace("'", "''") + "'"
+
+
 def quoted(name: str, schema: str | None = None) -> str:
     """A name as PostgreSQL takes it, quoted where it must be."""
     return quoted_table(Table(name, MetaData(), schema=schema))
