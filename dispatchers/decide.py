@@ -44,9 +44,7 @@ from dispatchers.transitions import (
 
 CANCEL_UNSERVED_AFTER = timedelta(minutes=1)
 CANCELLED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that an operator cancelled and others serve
-PINNED_DELAY = timedelta(
-    seconds=2
-)  # until an entry is claimed again that was sent in another form: few, during a deploy
+PINNED_DELAY = timedelta(seconds=2)  # until an entry is claimed again that was sent in another form, as in a deploy
 FOREIGN_DELAY = timedelta(days=1)  # until an entry of another env is claimed, and reported, again
 CRASHES_MAX = 2  # senders in turn that crashed with an entry, until it is no longer sent beside the same other entries
 TOO_LATE = "it may have been sent, and the service may have forgotten its key"

@@ -83,7 +83,7 @@ class Operations:
         Sync or async (then the dispatcher needs an AsyncEngine), it runs in the transaction that settles the entry as delivered,
         failed or cancelled: what it writes and enqueues commits with that, once. What it enqueues without `parent=` derives
         from the same parent. It must not commit or roll back, and not call outside services. If it raises, the outcome is
-        written down, the entry is not sent again, and the callback is tried again with backoff. `outbox.cancel` settles
+        stored, the entry is not sent again, and the callback is tried again with backoff. `outbox.cancel` settles
         without it.
         """
         check_operation(name)

@@ -347,9 +347,8 @@ def _after_flush(session: Session, flush_context: object) -> None:
 
 @event.listens_for(Session, "before_commit")
 def _before_commit(session: Session) -> None:
-    state = state_of(
-        session
-    )  # made here if need be: a listener that is called after this one may be the first to enqueue
+    # made here if need be: a listener that is called after this one may be the first to enqueue
+    state = state_of(session)
     if state.rollback_only is not None and not session.in_nested_transaction():
         raise state.rollback_only
     if state.claim is not None:

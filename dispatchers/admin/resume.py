@@ -1,6 +1,6 @@
 """Resume after a failover, a restore or a copy, on an operator's decision: unsettled entries count as maybe sent.
 
-Every send that the database forgot was claimed after its last mark that survived. So doubt begins there, and the window in
+Every send that the database forgot was claimed after the last identity that survived. So doubt begins there, and the window in
 which an entry may be sent again counts from there; whatever its row says, nothing of it is known to have failed.
 """
 
@@ -13,13 +13,20 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, and_, case, insert, literal, or_, select, update
 
 from dispatchers.admin.decisions import check_decision
-from dispatchers.store.database_identity import can_read_server, read_identity, read_server, suspend, values_of
+from dispatchers.store.database_identity import (
+    can_read_server,
+    later_resume,
+    read_identity,
+    read_server,
+    suspend,
+    values_of,
+)
 from dispatchers.store.guards import guard
 from outbox.errors import InvalidValue
 from outbox.sql.deployment import recorded_environment, refuse_other_environment
 from outbox.sql.dialect import clock
 from outbox.sql.schema import Tables
-from outbox.times import MICROSECOND, NEVER, Instant
+from outbox.times import NEVER, Instant
 
 ROWS_MAX = 1000  # a batch holds its locks for some 50 ms
 RESUMING = "`outbox resume --after-restore` is running: run it again if it was interrupted"
@@ -174,9 +181,7 @@ def _resume_sending(engine: Engine, tables: Tables, decision: OperatorDecision) 
         guard(connection)
         now = read_server(connection, tables, decision.env, reads_server=reads_server)
         row = connection.execute(select(tables.meta)).one()
-        resumed_at = now.checked_at
-        if row.resumed_at is not None:
-            resumed_at = max(resumed_at, row.resumed_at + MICROSECOND)  # whatever the clock did: later than before
+        resumed_at = later_resume(now.checked_at, row.resumed_at)
         identity = replace(now, resumed_at=resumed_at, number=(row.number or 0) + 1)
         on_record = {"suspended_reason": None, "resumed_by": decision.actor, "resumed_reason": decision.reason}
         connection.execute(update(tables.meta).values(values_of(identity) | on_record))

@@ -36,9 +36,8 @@ def _require_whole(name: str, value: Any) -> None:
 
 
 def _is_rate(rate: Any) -> bool:
-    return (
-        isinstance(rate, int | float) and not isinstance(rate, bool) and 0.0001 <= rate <= 1_000_000
-    )  # nan is neither
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    return is_number and 0.0001 <= rate <= 1_000_000  # nan is neither
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

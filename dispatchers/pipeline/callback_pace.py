@@ -15,13 +15,14 @@ class CallbackPace:
     """Counts the claimed entries that may need a callback, and bounds them by what the callbacks have taken so far.
 
     at_once: how many callbacks run at the same time. usable: how long a lease lasts, less the margin; half of it is planned for
-    callbacks, the other half for sending. destinations: those that have operations with callbacks; others are learned.
+    callbacks, the other half for sending. seconds_each: what a callback takes on average.
+    destinations: those that have operations with callbacks; others are learned.
     """
 
     def __init__(self, at_once: int, usable: timedelta, destinations: Iterable[str]) -> None:
         self._at_once = at_once
         self._seconds_planned = usable.total_seconds() / 2
-        self._seconds_each = min(ASSUMED_SECONDS, self._seconds_planned)
+        self.seconds_each = min(ASSUMED_SECONDS, self._seconds_planned)
         self._is_measured = False
         self._destinations = set(destinations)
         self._taken: Counter[str] = Counter()
@@ -30,20 +31,15 @@ class CallbackPace:
     @property
     def entries_max(self) -> int:
         """How many entries may be held in all. At least one waits for each that runs, so that no callback waits for a claim."""
-        if self._seconds_each * UNLIMITED <= self._at_once * self._seconds_planned:
+        if self.seconds_each * UNLIMITED <= self._at_once * self._seconds_planned:
             return UNLIMITED
-        return max(2 * self._at_once, int(self._at_once * self._seconds_planned / self._seconds_each))
-
-    @property
-    def seconds_each(self) -> float:
-        """What a callback takes on average."""
-        return self._seconds_each
+        return max(2 * self._at_once, int(self._at_once * self._seconds_planned / self.seconds_each))
 
     def measure(self, seconds: float) -> None:
         """A callback has taken so long; 0 for an entry that has ended without one."""
         weight = WEIGHT if self._is_measured else 1.0
         self._is_measured = True
-        self._seconds_each += weight * (seconds - self._seconds_each)
+        self.seconds_each += weight * (seconds - self.seconds_each)
 
     def applies_to(self, destination: str) -> bool:
         return destination in self._destinations or service_of(destination) in self._destinations

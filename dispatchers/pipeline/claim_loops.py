@@ -44,9 +44,7 @@ IDLE_SWEEP_SECONDS = 5.0  # while nothing is claimed: then there are no cursors,
 HELPERS_REST = 10  # how much longer than the first loop the others rest before they poll
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits so long for company
-PERMIT_REPORTS_MAX = (
-    20  # attempts to report free permits, `BUSY_SECONDS` apart; after them the permits expire with their lease
-)
+PERMIT_REPORTS_MAX = 20  # attempts to report free permits, `BUSY_SECONDS` apart; then they expire with their lease
 
 
 class Progress(NamedTuple):
@@ -141,7 +139,7 @@ class ClaimLoops:
                 break
             await asyncio.sleep(BUSY_SECONDS)
             settled += await self._drain_in_loops()
-        await self._sender.abandon()  # nothing is in flight: this only sends the workers home
+        await self._sender.abandon()  # nothing is in flight: this only ends the workers
         return settled + self._collector.settled_alone
 
     def until(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:

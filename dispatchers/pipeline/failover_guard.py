@@ -39,7 +39,7 @@ class FailoverGuard:
 
     @property
     def seen(self) -> int:
-        """Which mark is known to have been committed: where only an earlier one is, nothing is claimed."""
+        """The number of the last identity known to be committed. Where only an earlier one is stored, nothing is claimed."""
         return 0 if self._known is None else self._known.number
 
     async def refresh(self) -> None:
@@ -87,22 +87,20 @@ class IdentityFile:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigurationError(
-                f"mark {str(self._path)!r} is not a database identity file ({type(error).__name__}): if you trust the"
+                f"identity file {str(self._path)!r} holds no database identity ({type(error).__name__}): if you trust the"
                 " database, remove the file; a dispatcher writes it again"
             ) from error
 
     def _require_folder(self) -> None:
         if not os.access(self._path.parent, os.W_OK):
             raise ConfigurationError(
-                f"mark {str(self._path)!r}: folder {str(self._path.parent)!r} does not exist or is not writable"
+                f"identity file {str(self._path)!r}: folder {str(self._path.parent)!r} does not exist or is not writable"
             )
 
     def write(self, identity: DatabaseIdentity) -> None:
         """Replace the file atomically. A failure is only logged: an older identity still detects some restores."""
-        stored = asdict(identity) | {
-            name: at and at.isoformat()
-            for name, at in (("checked_at", identity.checked_at), ("resumed_at", identity.resumed_at))
-        }
+        instants = {"checked_at": identity.checked_at, "resumed_at": identity.resumed_at}
+        stored = asdict(identity) | {name: at and at.isoformat() for name, at in instants.items()}
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             with beside.open("w") as file:

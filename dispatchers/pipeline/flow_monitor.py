@@ -55,7 +55,7 @@ def news_of(outcome: Outcome, destination: str) -> News:
 class FlowMonitor:
     """Combines the outcomes of this dispatcher's sends with the flow state in the database.
 
-    limits: by destination. clock: ours, by which `shut_until` counts. chance: spreads those that ask again.
+    limits: by destination. clock: ours, by which `shut_until` counts. rng: spreads those that ask again.
     """
 
     def __init__(self, limits: Mapping[str, Limits], *, clock: Callable[[], float], rng: random.Random) -> None:
@@ -136,8 +136,8 @@ class FlowMonitor:
 
         News that were not taken, because another held the row, are reported again. token: of the claim.
         """
-        shut = self.shut_until.keys() & (flow_states.of.keys() if flow_states is not None else set())
         found = flow_states.of if flow_states is not None else {}
+        shut = self.shut_until.keys() & found.keys()
         self._reporting -= Counter(name for name, each in flow_update.news.items() if _is_bad(each))
         for name, news in flow_update.news.items():
             if name not in found:

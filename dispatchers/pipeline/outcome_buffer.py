@@ -10,13 +10,13 @@ from dispatchers.transitions import ClaimedEntry, Ending, Lease, Transition
 
 AGAIN_FIRST_SECONDS = 0.02  # until a postponed one is tried again: who has its row locked is a claim, most often
 AGAIN_SECONDS = 0.25  # or an app's transaction, which may be long
-KEEP = timedelta(seconds=5)  # until an outcome that was written down must be settled again
+KEEP = timedelta(seconds=5)  # until an outcome that was stored must be settled again
 
 
 class OutcomeBuffer:
     """Outcomes in the order in which they came, and those that were postponed.
 
-    timeout: how long one is postponed, by `clock` in seconds; then its outcome is written down, which needs no other process's
+    timeout: how long one is postponed, by `clock` in seconds; then its outcome is stored, which needs no other process's
         row.
     """
 

@@ -16,9 +16,7 @@ from outbox.times import EPOCH
 
 BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
 DESTINATIONS_MAX = 50  # in one claim; more take turns
-UNSERVED_SECONDS = (
-    10.0  # between two complete reads of a destination where entries wait that this process does not serve
-)
+UNSERVED_SECONDS = 10.0  # between two complete reads of a destination with entries that this process does not serve
 LATE_SECONDS = 5.0  # a transaction that takes longer to commit there is seen by the next complete read
 UNSERVED_MAX = 500  # operations: their names come from rows, so the number has a limit
 
@@ -112,7 +110,7 @@ class Scheduler:
         self._alone_until[name] = until
 
     def take(self, now: float) -> list[Quota]:
-        """The next wants, whose permits are taken until `give_back`; fewer than there are permits, or none.
+        """The next quotas, whose permits are taken until `give_back`; fewer than there are permits, or none.
 
         Half of what a destination may have at most, so that one half is sent while the other is settled and claimed.
         """
@@ -135,9 +133,8 @@ class Scheduler:
             shut_until = max(self._alone_until.get(name, 0.0), self._shut_until.get(name, 0.0))
             if permits > 0 and not is_paused and shut_until <= now:
                 recent = self._recent(name, now)
-                quotas.append(
-                    Quota(name, permits, self._due_from.get(name, EPOCH), called_back=called_back, recent=recent)
-                )
+                due_from = self._due_from.get(name, EPOCH)
+                quotas.append(Quota(name, permits, due_from, called_back=called_back, recent=recent))
                 if called_back:
                     self._pace.reserve(name, permits)
                 self._taken[name] += permits
@@ -145,7 +142,7 @@ class Scheduler:
         return quotas
 
     def found(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry]) -> None:
-        """What the wants brought: permits that stay empty are given back, and the next round begins."""
+        """What the quotas brought: permits that stay empty are given back, and the next round begins."""
         self.give_all_back(quotas)
         counts = Counter([entry.destination for entry in claimed])
         for name, count in counts.items():
@@ -159,7 +156,7 @@ class Scheduler:
             self.begin_round()
 
     def give_all_back(self, quotas: Sequence[Quota]) -> None:
-        """The permits of these wants, of which nothing is known: the claim failed."""
+        """The permits of these quotas, of which nothing is known: the claim failed."""
         for quota in quotas:
             self._free(quota.destination, quota.permits)
             if quota.called_back:

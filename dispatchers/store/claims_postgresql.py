@@ -16,7 +16,7 @@ from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.claimed_row import claimed_entry
 from dispatchers.store.fair_share import CLAIMABLE_OF, SERVED, read_fronts, read_scopes
 from dispatchers.store.guards import GUARDS, Guards
-from dispatchers.store.queue_update import Unsettled, queue_update
+from dispatchers.store.queue_update import queue_update
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
 from outbox.sql.bulk_values import Batch, Shape, batch_query
@@ -51,7 +51,7 @@ def claim(
 
 
 def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[int, list[Quota]]:
-    """Wants by their LIMIT: of one that differs between rows the planner knows nothing. Under 0 those that are shared out.
+    """Quotas by their LIMIT: of one that differs between rows the planner knows nothing. Under 0 those that are shared out.
 
     Where more than a few differ they are rounded, to powers of two.
     """
@@ -112,9 +112,8 @@ def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: s
 def _unserved_parameters(request: ClaimRequest) -> dict[str, Any]:
     if request.unserved is None:
         return {}
-    recent = [quota.recent for quota in request.quotas]
     return {
-        "recent": recent,
+        "recent": [quota.recent for quota in request.quotas],
         "unserved": list(request.unserved),
         "cancelled": CANCELLED_PATTERN,
         "readable": SCHEMA_VERSION,
@@ -134,9 +133,13 @@ def settle(
     callbacks: the record of callbacks as this process has read it. Nothing is settled if it has changed since; None to not ask.
     """
     ended = [_ended_row(entry, change) for entry, change in settlements if isinstance(change, Settle)]
-    queue_update = [_moved_row(entry, change) for entry, change in settlements if not isinstance(change, Settle)]
+    moved = [
+        (entry.id, entry.lease_token, *queue_update(entry, change))
+        for entry, change in settlements
+        if not isinstance(change, Settle)
+    ]
     lost: set[UUID] = set()
-    for statement, types, rows in ((_end_statement, _ENDED, ended), (_move_statement, _MOVED, queue_update)):
+    for statement, types, rows in ((_end_statement, _ENDED, ended), (_move_statement, _MOVED, moved)):
         if rows:
             batch = Batch(connection, types, rows)
             asked = statement(tables, batch.shape, guards)
@@ -183,15 +186,13 @@ def _ended_row(entry: ClaimedEntry, change: Settle) -> tuple[Any, ...]:
     return (entry.id, entry.lease_token, entry.key_epoch, state, attempts, result, reason, note)
 
 
-def _moved_row(entry: ClaimedEntry, change: Unsettled) -> tuple[Any, ...]:
-    return (entry.id, entry.lease_token, *queue_update(entry, change))
-
-
 _NAMES = ("entry", "queue", "settlement", "destination", "event", "record", "meta")
 
 
-def _ids(shape: Shape) -> str:
-    return "ANY (CAST(:id AS uuid[]))" if "id" in shape.differing else "CAST(:id AS uuid)"
+def _batch_parts(tables: Tables, types: Mapping[str, str], shape: Shape, guards: Guards) -> dict[str, str]:
+    """The parts of a statement that settles a batch of this shape."""
+    ids = "ANY (CAST(:id AS uuid[]))" if "id" in shape.differing else "CAST(:id AS uuid)"
+    return _quoted(tables) | {"rows": batch_query(types, shape), "ids": ids, "guards": guards.sql}
 
 
 def _quoted(tables: Tables) -> dict[str, str]:
@@ -331,7 +332,7 @@ def _end_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
             SELECT id, state, result, reason, deliveries, attempts, key_epoch, clock_timestamp() FROM ended
         )
         SELECT id FROM o EXCEPT SELECT id FROM ended
-        """.format(rows=batch_query(_ENDED, shape), ids=_ids(shape), guards=guards.sql, **_quoted(tables))
+        """.format(**_batch_parts(tables, _ENDED, shape, guards))
     )
 
 
@@ -367,11 +368,5 @@ def _move_statement(tables: Tables, shape: Shape, guards: Guards) -> TextClause:
             FROM moved WHERE reason IS NOT NULL
         )
         SELECT id FROM o EXCEPT SELECT id FROM moved
-        """.format(
-            rows=batch_query(_MOVED, shape),
-            ids=_ids(shape),
-            guards=guards.sql,
-            never=NEVER.isoformat(),
-            **_quoted(tables),
-        )
+        """.format(never=NEVER.isoformat(), **_batch_parts(tables, _MOVED, shape, guards))
     )

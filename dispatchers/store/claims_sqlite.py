@@ -36,14 +36,14 @@ def claim(
 
     Those in `rounds` are shared out over their scopes; the rest goes to the oldest.
     """
-    number = select(tables.meta.c.number).scalar_subquery()
-    now, is_suspended, marked = connection.execute(select(clock(), _is_suspended(tables), number)).one()
-    if is_suspended or (marked or 0) < request.seen:
+    stored = select(tables.meta.c.number).scalar_subquery()
+    now, is_suspended, number = connection.execute(select(clock(), _is_suspended(tables), stored)).one()
+    if is_suspended or (number or 0) < request.seen:
         return []
     claimed: list[ClaimedEntry] = []
-    pressed = _pressed(connection, tables, request, now)
+    throttled = _throttled(connection, tables, request, now)
     for quota in request.quotas:
-        if quota.destination in pressed and not quota.admitted:
+        if quota.destination in throttled and not quota.admitted:
             continue
         quota = quota._replace(permits=min(quota.permits, request.entries_max - len(claimed)))
         if quota.destination in rounds:
@@ -102,7 +102,7 @@ def _is_suspended(tables: Tables) -> Any:
     return exists().where(tables.meta.c.suspended_reason.is_not(None))
 
 
-def _pressed(connection: Connection, tables: Tables, request: ClaimRequest, now: Any) -> set[str]:
+def _throttled(connection: Connection, tables: Tables, request: ClaimRequest, now: Any) -> set[str]:
     names = [quota.destination for quota in request.quotas if not quota.admitted]
     rows = select(tables.destination.c.name).where(tables.destination.c.name.in_(names), is_throttled(tables, now))
     return set(connection.execute(rows).scalars())
@@ -128,9 +128,8 @@ def _lease(
     }
     connection.execute(update(queue).where(queue.c.id == row[queue.c.id]).values(lease))
     written = {name: row[entry.c[name]] for name in ClaimedEntry._fields if name in entry.c}
-    kept = {
-        name: row[queue.c[name]] for name in ("id", "destination", "key_epoch", "outcome", "ordering_key", "position")
-    }
+    kept_names = ("id", "destination", "key_epoch", "outcome", "ordering_key", "position")
+    kept = {name: row[queue.c[name]] for name in kept_names}
     leased = {name: value for name, value in lease.items() if name in ClaimedEntry._fields}
     more = {"queued_at": row[queue.c.due_at], "completion": row[tables.record.c.completion], "ended": row["ended"]}
     values = written | kept | leased | more
@@ -211,10 +210,8 @@ def _row(queue: Table, values: QueueUpdate, now: datetime) -> dict[str, Any]:
         "key_epoch": values.key_epoch,
         "callback": values.callback,
     }
-    if values.uncounted:
-        row["waiting_since"] = func.coalesce(queue.c.waiting_since, queue.c.due_at)
-    else:
-        row["waiting_since"] = None
+    released = func.coalesce(queue.c.waiting_since, queue.c.due_at)
+    row["waiting_since"] = released if values.uncounted else None
     if values.resets_age:
         row["first_leased_at"] = None
     if values.outcome is not None:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import fields, replace
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, text, update
@@ -141,7 +142,7 @@ _SERVER = text(
 )
 
 
-# --- what is written down
+# --- what is stored
 
 
 def renew(connection: Connection, tables: Tables, identity: DatabaseIdentity | None, now: DatabaseIdentity) -> None:
@@ -171,11 +172,8 @@ def suspend(
         connection.execute(insert_unless_present(connection.dialect.name, meta).values(id=1, suspended_reason=reason))
     else:
         unresumed = meta.c.suspended_reason.is_(None) & meta.c.resumed_at.is_not_distinct_from(identity.resumed_at)
-        connection.execute(
-            update(meta)
-            .where(unresumed)
-            .values({"suspended_reason": reason} | ({} if bounded else {"checked_at": None}))
-        )
+        values = {"suspended_reason": reason} | ({} if bounded else {"checked_at": None})
+        connection.execute(update(meta).where(unresumed).values(values))
     return IdentityCheck(identity=identity, suspended=reason)
 
 
@@ -189,13 +187,15 @@ def continue_after(
     guard(connection)
     meta = tables.meta
     unchanged = meta.c.suspended_reason.is_(None) & (meta.c.number == identity.number)
-    resumed_at = (
-        now.checked_at if identity.resumed_at is None else max(now.checked_at, identity.resumed_at + MICROSECOND)
-    )
-    following = replace(now, resumed_at=resumed_at, number=identity.number + 1)
+    following = replace(now, resumed_at=later_resume(now.checked_at, identity.resumed_at), number=identity.number + 1)
     on_record = {"resumed_by": "promotions_lose_nothing", "resumed_reason": promotion}
     written = connection.execute(update(meta).where(unchanged).values(values_of(following) | on_record))
     return written.rowcount == 1
+
+
+def later_resume(at: datetime, before: datetime | None) -> datetime:
+    """When sending is resumed: now, or after the resume before, whatever the clock did."""
+    return at if before is None else max(at, before + MICROSECOND)
 
 
 def values_of(identity: DatabaseIdentity) -> dict[str, Any]:

@@ -26,12 +26,10 @@ def is_of_one_row(error: BaseException) -> bool:
         code = sqlstate(error.orig)
         if code is not None:
             return not error.connection_invalidated and code.startswith(OF_ONE_ROW)
-        is_of_driver = isinstance(
-            getattr(error.orig, "__cause__", None), ValueError | TypeError
-        )  # asyncpg's own checks
-        return not error.connection_invalidated and (
-            is_of_driver or not isinstance(error, OperationalError | InterfaceError)
-        )
+        # asyncpg's own checks of a value
+        is_of_driver = isinstance(getattr(error.orig, "__cause__", None), ValueError | TypeError)
+        is_of_value = is_of_driver or not isinstance(error, OperationalError | InterfaceError)
+        return is_of_value and not error.connection_invalidated
     return isinstance(error, StatementError | ValueError | TypeError | ArithmeticError)
 
 

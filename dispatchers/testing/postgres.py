@@ -65,9 +65,7 @@ def temporary_postgres(*, durable: bool = True, data: Path | None = None) -> Ite
     """
     with ExitStack() as stack:
         supervisor, server = _first_that_starts(durable, data)
-        stack.callback(
-            postgres_supervisor.remove, server.directory
-        )  # for the case that the supervisor did not live to do so
+        stack.callback(postgres_supervisor.remove, server.directory)  # if the supervisor did not live to do so
         stack.enter_context(supervisor)
         stack.callback(_ask_to_stop, supervisor)
         yield server

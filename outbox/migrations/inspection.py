@@ -37,7 +37,9 @@ def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_")
 def _cure(revision: str | None) -> str:
     """What brings tables up to date that our migrations have made, or that nothing has made yet."""
     if revision is None:
-        return f"run `outbox db upgrade`; or {OWN_ALEMBIC}, if it makes the outbox's tables"
+        return (
+            "run `outbox db upgrade`; or the app's own Alembic, `alembic upgrade head`, if it makes the outbox's tables"
+        )
     if revision < head():
         return "run `outbox db upgrade`"
     if revision == head():
@@ -56,9 +58,6 @@ def _cure_of_theirs(prefix: str) -> str:
     )
 
 
-OWN_ALEMBIC = "the app's own Alembic, `alembic upgrade head`"
-
-
 def current(target: Target, *, schema: str | None = None, prefix: str = "outbox_") -> str | None:
     """The revision that the database is at; None where no migration ran."""
     with connected(target) as connection:
@@ -66,7 +65,7 @@ def current(target: Target, *, schema: str | None = None, prefix: str = "outbox_
 
 
 def revision_of(connection: Connection, schema: str | None, prefix: str) -> str | None:
-    """The revision that is written down there; None without a version table."""
+    """The revision that is stored there; None without a version table."""
     if not inspect(connection).has_table(f"{prefix}version", schema=schema):
         return None
     return connection.scalar(select(version_table(schema, prefix).c.version_num))

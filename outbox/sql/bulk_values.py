@@ -80,9 +80,8 @@ def _pack(element_oid: int, items: Sequence[bytes | None]) -> bytes:
     return _HEAD.pack(1, None in items, element_oid, len(items), 1) + b"".join(data)
 
 
-_HEAD = struct.Struct(
-    "!iiIii"
-)  # dimensions, whether there are NULLs, the elements' type; the dimension's size, its first index
+# dimensions, whether there are NULLs, the elements' type; the dimension's size, its first index
+_HEAD = struct.Struct("!iiIii")
 _NULL = (-1).to_bytes(4, "big", signed=True)
 
 

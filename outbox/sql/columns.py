@@ -225,9 +225,8 @@ def meta(prefix: str) -> list[Any]:
 def kid() -> list[Any]:
     return [
         Column("kid", String(64), primary_key=True),
-        Column(
-            "secret_check", String(16), nullable=False
-        ),  # `keys.secret_check`: nothing of the secret follows from it
+        # `keys.secret_check`: nothing of the secret follows from it
+        Column("secret_check", String(16), nullable=False),
         Column("recorded_at", Instant, nullable=False),
     ]
 

@@ -373,7 +373,7 @@ def test_a_mark_that_is_none_is_refused_at_the_start(
     with pytest.raises(ConfigurationError) as caught:
         dispatcher(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity)
 
-    assert str(caught.value).startswith(f"mark {str(identity)!r} is not a database identity file (")
+    assert str(caught.value).startswith(f"identity file {str(identity)!r} holds no database identity (")
     assert str(caught.value).endswith("): if you trust the database, remove the file; a dispatcher writes it again")
 
 
@@ -387,7 +387,7 @@ def test_a_mark_in_a_folder_that_is_not_there_is_refused_at_the_start(
 
     assert (
         str(caught.value)
-        == f"mark {str(identity)!r}: folder {str(identity.parent)!r} does not exist or is not writable"
+        == f"identity file {str(identity)!r}: folder {str(identity.parent)!r} does not exist or is not writable"
     )
 
 
