@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
+from dispatchers.names import prefixes
 from dispatchers.transitions import ClaimedEntry, End, Settle
 from outbox.configuration import Configuration
 from outbox.errors import AlreadyAnswered, CallbackError, ConfigurationError, NotAnswered
@@ -152,13 +153,11 @@ class Callbacks:
         return self._missing[asked]
 
     def _find_missing(self, kind: Kind, operation: str) -> str | None:
-        name = operation
-        while name:
+        for name in prefixes(operation):
             if (kind, name) in self._registered:
                 return None
             if _name(kind, name) in self._on_record:
                 return _name(kind, name)
-            name = name.rpartition(".")[0]
         return None
 
     @property
@@ -203,12 +202,8 @@ class Callbacks:
         return None if name is None else self._registered[name]
 
     def _registered_for(self, kind: Kind, operation: str) -> tuple[Kind, str] | None:
-        name = operation
-        while name:
-            if (kind, name) in self._registered:
-                return kind, name
-            name = name.rpartition(".")[0]
-        return None
+        found = next((name for name in prefixes(operation) if (kind, name) in self._registered), None)
+        return None if found is None else (kind, found)
 
     def first_async(self) -> str | None:
         """The name of a callback that is a coroutine function, if there is one."""

@@ -40,14 +40,12 @@ from outbox.requests.responses import Response
 from outbox.requests.savepoints import nested_savepoint
 from outbox.requests.short_transactions import Source, checked_source, run, run_async
 from outbox.session import AnySession, ClaimedParent, state_of
-from outbox.sql.dialect import is_busy, is_timeout, sqlstate
+from outbox.sql.dialect import SERIALIZATION_FAILURE, is_busy, is_timeout, sqlstate
 
 log = logging.getLogger("outbox.leases")
 
 POLL = timedelta(milliseconds=100)
 """How often "wait" asks whether the request is answered: one indexed read each time."""
-
-SERIALIZATION_FAILURE = "40001"  # PostgreSQL, appendix A: under REPEATABLE READ another transaction was quicker
 
 
 class LeasedAttempt:
@@ -57,7 +55,8 @@ class LeasedAttempt:
     that answer, and nothing must be done.
     """
 
-    def __init__(self, taken: Taken) -> None:
+    def __init__(self, taken: Taken, source: Any) -> None:
+        self._source = source
         self.parent: ParentKey = taken.key.parent
         self.replayed = taken.response is not None
         self.response = taken.response
@@ -130,10 +129,6 @@ class LeasedAttempt:
 class LeasedClaim(LeasedAttempt):
     """A leased claim for `with`; see `LeasedAttempt`."""
 
-    def __init__(self, taken: Taken, source: Any) -> None:
-        super().__init__(taken)
-        self._source = source
-
     def renew(self) -> None:
         """Renew the lease, in a short transaction. Raises `LeaseLost`."""
         lease = self._current_lease("renew")
@@ -156,10 +151,6 @@ class LeasedClaim(LeasedAttempt):
 
 class AsyncLeasedClaim(LeasedAttempt):
     """A leased claim for `async with`; see `LeasedAttempt`."""
-
-    def __init__(self, taken: Taken, source: Any) -> None:
-        super().__init__(taken)
-        self._source = source
 
     async def renew(self) -> None:
         """See `LeasedClaim.renew`."""
@@ -358,6 +349,7 @@ def _in_flight_if_slower(name: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
+        # under REPEATABLE READ another transaction was quicker
         if sqlstate(error.orig) == SERIALIZATION_FAILURE or is_busy(error) or is_timeout(error):
             raise key_in_flight(name) from error
         raise

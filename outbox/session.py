@@ -1,7 +1,7 @@
 """What we keep on a session: the entries that it must still write, the open claim; and the events that tend to them.
 
 Entries are written by every flush that has something to flush, before each savepoint, before each commit, and by `flush_all`.
-An entry lives and dies with the savepoint in which it was enqueued: `pending.py` keeps the books, and the session's events are
+An entry lives and dies with the savepoint in which it was enqueued: `pending_entries.py` keeps the books, and the session's events are
 all that they rest on.
 """
 
@@ -101,10 +101,10 @@ class SessionState:
     def _write_late(self, session: Session) -> None:
         try:
             self.write(session)
-        except (
-            MissingGreenlet
-        ):  # the commit of an AsyncSession has failed and is no longer in progress: a later one writes
-            self.commits = 0
+        except MissingGreenlet:
+            self.commits = (
+                0  # the commit of an AsyncSession has failed and is no longer in progress: a later one writes
+            )
 
     def write(self, session: Session, connection: Connection | None = None) -> None:
         """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` when all is inserted.

@@ -65,9 +65,9 @@ def forget(name: str, target: options.Target) -> None:
 
     NAME is its name in `outbox callbacks list`: 'on_settled bank.charge'. Entries waiting for it settle without it.
     """
+    from dispatchers.names import did_you_mean
     from dispatchers.store.callback_registry import forget as take_off
     from dispatchers.store.callback_registry import read
-    from dispatchers.suggestions import did_you_mean
 
     with deciding(target) as (connection, tables):
         waited = take_off(connection, tables, name)

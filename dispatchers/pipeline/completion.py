@@ -7,10 +7,10 @@ from collections.abc import Callable
 from uuid import UUID
 
 from dispatchers.callbacks import CallbackFailed, Callbacks
+from dispatchers.names import did_you_mean
 from dispatchers.store.callback_plan import described
 from dispatchers.store.protocol import Store
 from dispatchers.store.queries import ACCEPTED_MAX, Accepted
-from dispatchers.suggestions import did_you_mean
 from outbox.sql.dialect import is_passing
 
 log = logging.getLogger("outbox.dispatcher")

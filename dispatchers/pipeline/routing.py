@@ -8,7 +8,7 @@ from typing import Any
 
 from dispatchers.decide import is_repeatable
 from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, KeyFormat, Memory
-from dispatchers.suggestions import did_you_mean
+from dispatchers.names import did_you_mean, prefixes
 from dispatchers.threads import on_own_thread
 from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError
@@ -98,11 +98,9 @@ class Routes:
 
     def _known_to(self, operation: str) -> str | None:
         """What the adapter whose prefix it has knows that is most like it."""
-        name = operation
-        while name and name not in self._routes:
-            name = name.rpartition(".")[0]
+        route = self._registered(operation)
         try:
-            return self._routes[name].adapter.nearest(operation) if name else None
+            return None if route is None else route.adapter.nearest(operation)
         except Exception:  # only a hint, and an adapter need not inherit from `Adapter`
             return None
 
@@ -117,17 +115,19 @@ class Routes:
         return [close for adapter in adapters.values() if (close := getattr(adapter, "aclose", None)) is not None]
 
     def _longest_prefix(self, operation: str) -> Route | None:
-        name = operation
-        while name not in self._routes:
-            name = name.rpartition(".")[0]
-            if not name:
-                return None
-        route = self._routes[name]
+        route = self._registered(operation)
+        if route is None:
+            return None
         try:
             return route if route.adapter.serves(operation) else None
         except Exception:  # after the claim: it must not take the other claims along
-            log.exception("the adapter of %r failed to say whether it serves %r; the entry waits", name, operation)
+            log.exception(
+                "the adapter of %r failed to say whether it serves %r; the entry waits", route.name, operation
+            )
             return None
+
+    def _registered(self, operation: str) -> Route | None:
+        return next((self._routes[name] for name in prefixes(operation) if name in self._routes), None)
 
 
 def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 
 from dispatchers.callbacks import Kind
 from dispatchers.flow_control.state import service_of
+from dispatchers.names import did_you_mean
 from dispatchers.pipeline.routing import Routes
-from dispatchers.suggestions import did_you_mean
 
 
 def unmatched(routes: Routes, callbacks: Iterable[tuple[Kind, str]], limits: Iterable[str]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from datetime import datetime
 from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from dispatchers.names import prefixes
 from outbox.sql.dialect import clock, read_by_index
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables
@@ -72,8 +73,8 @@ def forget(connection: Connection, tables: Tables, name: str) -> int | None:
 
 def is_due(connection: Connection, tables: Tables, kind: str, operation: str) -> bool:
     """Whether a callback of this kind is on record for the operation, or for the beginning of its name."""
-    on_record, parts = read(connection, tables), operation.split(".")
-    return any(f"{kind} {'.'.join(parts[:count])}" in on_record for count in range(1, len(parts) + 1))
+    on_record = read(connection, tables)
+    return any(f"{kind} {name}" in on_record for name in prefixes(operation))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import logging
 import re
 from typing import Any
 
-from dispatchers.suggestions import nearest
+from dispatchers.names import nearest
 from outbox.errors import ConfigurationError
 
 log = logging.getLogger("outbox.dispatcher")

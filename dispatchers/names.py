@@ -1,9 +1,16 @@
-"""What a name was meant to be that fits nothing: the nearest of those that there are. Pure."""
+"""Dotted names: the prefixes of one, and the known name that is most like one that fits nothing. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
 LIKENESS = 0.65  # of 1: one or two letters of a word, or two swapped in a short one; not another word
+
+
+def prefixes(name: str) -> Iterator[str]:
+    """The name and its dotted prefixes, the longest first: `stripe.refunds.create`, `stripe.refunds`, `stripe`."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
