@@ -33,7 +33,7 @@ class Contestant:
     """name: as it is printed. settings: further arguments of `drain`. left: SQL that says whether jobs are left.
 
     jobs: how many it drains in a round; the slow ones get fewer. workers: how many processes work.
-    wakes: whether it is told of a commit, so that its latency is compared. differs: what a reader must know.
+    wakes: whether a commit wakes it, so that its latency is compared. differs: what a reader must know.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """What we keep on a session: the entries that it must still write, the open claim; and the events that tend to them.
 
 Entries are written by every flush that has something to flush, before each savepoint, before each commit, and by `flush_all`.
-An entry lives and dies with the savepoint in which it was enqueued: `pending_entries.py` keeps the books, and the session's events are
-all that they rest on.
+An entry lives and dies with the savepoint in which it was enqueued: `pending_entries.py` keeps count, by the session's
+events alone.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""A mail that may have been sent, looked for by its Message-ID: by a user's function, and in a mailbox over IMAP."""
+"""A mail that may have been sent, looked up by its Message-ID: by a user's function, and in a mailbox over IMAP."""
 
 import asyncio
 import re

@@ -59,7 +59,7 @@ def test_the_same_payload_and_key_give_the_same_bytes() -> None:
 
 
 def test_the_bytes_are_those_that_an_earlier_release_made() -> None:
-    """Every attempt sends them, also across a deploy: whoever changes this changes what is in doubt."""
+    """Every attempt sends them, also across a deploy: a change of this changes what is in doubt."""
     content = made({**MAIL, "html": "<p>ü</p>"}, key_header="X-Key").content
 
     assert content.decode().split("\r\n") == [

@@ -34,7 +34,7 @@ async def post(transport: Transport, url: str, **request: Any) -> Answer:
 
 
 def connections_of_two(first: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> int:
-    """How many connections two requests need whose first is answered by `first`, after which the server goes on."""
+    """How many connections two requests need whose first is answered by `first`, after which the server continues."""
     done = asyncio.Event()
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -171,7 +171,7 @@ def test_what_the_event_loop_has_not_told_yet_is_seen_in_the_socket() -> None:
         transport, url = Transport(timeout=5 * SECOND), f"http://127.0.0.1:{listener.getsockname()[1]}"
         await post(transport, url)
         may_close.set()
-        closed.wait()  # the loop stands still meanwhile
+        closed.wait()  # the loop is blocked meanwhile
         assert (await post(transport, url)).status == 200
         await transport.aclose()
 

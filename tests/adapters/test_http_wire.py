@@ -245,7 +245,7 @@ def test_every_attempt_at_an_entry_carries_its_child_key_and_bytes(sqlite: Datab
 
 
 def test_an_entry_in_doubt_is_not_sent_to_another_place(sqlite: Database, ob: Outbox) -> None:
-    """Whoever is there does not know its key."""
+    """The server that answers there does not know its key."""
     seen: list[bytes] = []
     id = put_one(sqlite, ob, payload={"text": "once"})
 

@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Sender(Adapter):
-    """An adapter that declares what it is told to and delivers."""
+    """An adapter that declares what the test gives it and delivers."""
 
     def __init__(self, **declared: Any) -> None:
         for name, value in declared.items():
@@ -145,7 +145,7 @@ def test_the_form_names_all_that_must_not_change_between_two_attempts(declared: 
 
 
 def test_two_versions_of_a_uuid_are_two_forms() -> None:
-    """The same tag is another key under another version: a second attempt would not be deduplicated."""
+    """One tag is another key under another version: a second attempt would not be deduplicated."""
     forms = {str(KeyFormat(encoding="uuid", uuid_version=version)) for version in (4, 5, 8)}
 
     assert len(forms) == 3
@@ -189,7 +189,7 @@ def test_a_dispatcher_without_adapters_is_refused() -> None:
         merge({}, {})
 
 
-# --- declarations under which the promises could not be kept
+# --- declarations under which the guarantees could not be kept
 
 
 def check(adapter: Any) -> None:

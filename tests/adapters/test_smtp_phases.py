@@ -1,4 +1,4 @@
-"""SmtpAdapter against a server that breaks: up to the final dot nothing is sent, after it only a reply tells."""
+"""SmtpAdapter against a server that breaks: up to the final dot nothing is sent, after it only a reply shows what happened."""
 
 import asyncio
 import inspect

@@ -263,7 +263,7 @@ def test_every_write_of_the_sdk_is_served(adapter: StripeAdapter) -> None:
 
 
 def test_no_write_has_a_parameter_named_like_an_id_of_its_url(adapter: StripeAdapter) -> None:
-    """Else the payload could not tell them apart."""
+    """Else the payload could not distinguish them."""
     operations = [adapter._operation(f"stripe.{name}") for name in writes(adapter._client.v1)]
 
     clashes = [operation for operation in operations if _param_names(operation.method) & set(operation.ids)]
@@ -649,7 +649,7 @@ def test_a_failed_tls_handshake_was_surely_not_sent() -> None:
 
 
 def test_a_refusal_that_another_send_met_is_no_proof_for_this_one() -> None:
-    """Python chains an error to whatever was being handled; only the cause tells of this send."""
+    """Python chains an error to whatever was being handled; only the cause belongs to this send."""
     try:
         raise httpx.ConnectError("of another send")
     except httpx.ConnectError:

@@ -70,7 +70,7 @@ def test_in_a_shared_destination_only_the_account_s_entries_wait(
 
 
 def states_of_refused(database: Database) -> dict[str, int]:
-    """Tried, or held back before that; none of them ended."""
+    """Tried, or suspended before that; none of them ended."""
     waiting = Counter(row.state for row in database.queue)
     assert waiting.keys() <= {"pending", "retry"}
     assert waiting.total() == REFUSED

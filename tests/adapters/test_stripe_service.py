@@ -1,4 +1,4 @@
-"""The fake Stripe, spoken to by the real SDK and by a bare HTTP client: each of Stripe's promises, and each fault."""
+"""The fake Stripe, spoken to by the real SDK and by a bare HTTP client: each rule that Stripe documents, and each fault."""
 
 import signal
 import subprocess

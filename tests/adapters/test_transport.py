@@ -114,7 +114,7 @@ def test_a_cancelled_send_does_no_harm_to_the_next() -> None:
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # what is left open is closed by the collector
 def test_it_outlives_its_event_loop_and_its_own_closing(closed: bool) -> None:
-    """Though the server would go on with a connection of the loop that is gone."""
+    """Though the server would continue on a connection of the loop that is gone."""
     transport = Transport(timeout=SECOND)
 
     async def once(url: str, closed: bool = True) -> int:

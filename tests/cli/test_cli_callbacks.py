@@ -1,4 +1,4 @@
-"""`outbox callbacks`: what is on record, put there before a deploy, and taken off when a callback is removed for good."""
+"""`outbox callbacks`: what is on record, put there before a deploy, and taken off when a callback is removed permanently."""
 
 import asyncio
 import logging

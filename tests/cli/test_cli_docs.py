@@ -45,7 +45,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file.write_text(APP.replace("KEEP", "24"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file that is written anew in one second looks the same
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file that is written again in one second looks the same
     yield file
     sys.modules.pop("published_app", None)
 

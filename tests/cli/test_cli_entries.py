@@ -1,4 +1,4 @@
-"""`outbox status` and `list`: what they tell, in JSON and to people."""
+"""`outbox status` and `list`: what they show, in JSON and on a terminal."""
 
 import re
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""`outbox show`, and how what comes from outside stands on a terminal."""
+"""`outbox show`, and how what comes from outside is shown on a terminal."""
 
 import re
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""The demo as users run it: it ends well on both databases, fails where it must, and leaves nothing behind."""
+"""The demo as users run it: it ends well on both databases, fails where it must, and leaves nothing over."""
 
 import re
 import signal
@@ -24,14 +24,14 @@ def demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def counts(output: str, words: str) -> tuple[int, int]:
-    """What stands behind these words in the last table: of charges, of receipts."""
+    """The figures after these words in the last table: of charges, of receipts."""
     found = re.search(rf"│ *{re.escape(words)} *│ *(\d+) *│ *(\d*) *│", output)
     assert found, output
     return int(found[1]), int(found[2] or 0)
 
 
 def count(output: str, words: str) -> int:
-    """What stands behind these words in the table before."""
+    """The figures after these words in the table before."""
     found = re.search(rf"│ *{re.escape(words)} *│ *(\d+) *│\n", output)
     assert found, output
     return int(found[1])
@@ -89,7 +89,7 @@ def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten() -> N
 
 
 def count_of_failed(output: str, column: int) -> int:
-    """Those that a person found not to have happened: the line is there only if there are some."""
+    """Those that an operator found not to have happened: the line is there only if there are some."""
     words = "not at all, and settled as failed"
     return counts(output, words)[column] if words in output else 0
 
@@ -109,6 +109,6 @@ def test_a_killed_demo_leaves_no_folder_behind() -> None:
         assert (folder / "shop.sqlite").exists()
 
         process.kill()
-        process.stdout.read()  # until whoever removes the folder, and has inherited it, has ended too
+        process.stdout.read()  # until the process that removes the folder, and has inherited it, has ended too
 
         assert not folder.exists()

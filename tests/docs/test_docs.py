@@ -47,7 +47,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in P
 
 
 class Reader:
-    """Follows a page as a person would, in a directory of its own. Raises AssertionError where it leads astray."""
+    """Follows a page as a reader would, in a directory of its own. Raises AssertionError where it leads astray."""
 
     def __init__(self, directory: Path, python: Path = HERE) -> None:
         self.directory = directory
@@ -140,7 +140,7 @@ def installed(markdown: str) -> str | None:
 
 @contextmanager
 def readable(page: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The page's text, with a database behind the URL that it prints."""
+    """The page's text, with a database at the URL that it prints."""
     markdown = page.read_text()
     if POSTGRESQL not in markdown:
         yield markdown

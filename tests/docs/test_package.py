@@ -15,7 +15,7 @@ PUBLISHED = {"alembic", "benchmarks", "dispatchers", "docs", "examples", "outbox
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a checkout in which somebody has made an environment, as `python3 -m venv .b` does."""
+    """Of a checkout in which a developer has made an environment, as `python3 -m venv .b` does."""
     checkout = tmp_path_factory.mktemp("checkout") / "outbox"
     shutil.copytree(ROOT, checkout, ignore=LEFT_BEHIND)
     (checkout / ".b" / "bin").mkdir(parents=True)

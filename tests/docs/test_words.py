@@ -85,7 +85,8 @@ IN_TEXTS = {
 
 STANDARD = re.compile(
     r"^ *behind(, before)?:|`behind`|`nobody`"  # names: fields, parameters, a Unix user
-    r"|\bbehind a (proxy|pooler)\b",  # the networks' own term
+    r"|\bbehind a (proxy|pooler)\b"  # the networks' own term
+    r"|--\w+",  # a program's option
     re.MULTILINE,
 )
 WORDS = re.compile(r"\b(" + "|".join(sorted(FORBIDDEN, key=len, reverse=True)) + r")\b", re.IGNORECASE)
@@ -195,7 +196,12 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-DOCUMENTED = [*(path for package in PACKAGES for path in package.rglob("*.py")), *(ROOT / "alembic").rglob("*.py")]
+FOLDERS = ("alembic", "examples", "benchmarks", "tests/adapters", "tests/cli", "tests/docs", "tests/faults")
+DOCUMENTED = [
+    *(path for package in PACKAGES for path in package.rglob("*.py")),
+    *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)),
+    ROOT / "dev.py",
+]
 
 
 @pytest.mark.parametrize("module", sorted(DOCUMENTED), ids=lambda path: "/".join(path.parts[-3:]))

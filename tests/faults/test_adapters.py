@@ -124,7 +124,7 @@ def test_while_an_adapter_blocks_the_loop_another_process_takes_over_once(
         settled.extend(postgresql.rows(TABLES.settlement))
 
     blocking = Misbehaving(block)
-    blocking._answers, blocking.effects = service._answers, service.effects  # one service, by whoever it is asked
+    blocking._answers, blocking.effects = service._answers, service.effects  # one service, whichever adapter asks it
     working = dispatcher(
         postgresql, ob, adapters={"crm": blocking}, clock=lambda: steady_clock() + late.total_seconds()
     )

@@ -147,7 +147,7 @@ def test_no_unique_violation_shows_its_key(postgresql: Database, ob: outbox.Outb
     error = failed(postgresql, driver, work)
 
     assert leaks(shown(error), CANARY) == []
-    assert "failing" in str(error)  # what was violated is told
+    assert "failing" in str(error)  # what was violated is reported
 
 
 @pytest.mark.parametrize("driver", [*DRIVERS, "sqlite"])

@@ -41,7 +41,7 @@ def test_two_threads_same_key_one_order(postgresql):
     refused = threading.Event()
 
     def request():
-        try:  # whoever works keeps its transaction open until the other has had its answer
+        try:  # the request that works keeps its transaction open until the other has had its answer
             return place_order(postgresql.url, before_commit=lambda: refused.wait(PATIENCE))
         except outbox.KeyInFlight as error:
             refused.set()

@@ -196,7 +196,7 @@ def set_clock_apart(database: Database, by: timedelta) -> None:
         connection.exec_driver_sql(
             f"ALTER DATABASE {database.url.database} SET search_path = apart, pg_catalog, public"
         )
-    database.dispose()  # whoever connects from now on has it
+    database.dispose()  # each connection from now on has it
 
 
 @pytest.mark.parametrize("by", [YEAR, -YEAR], ids=["a year ahead", "a year behind"])

@@ -41,7 +41,7 @@ GROUPS, WRITERS, EACH = 20, 5, 5  # 20 groups of 25 entries
 def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
     """Writers at once, each with one entry of each group at a time. Each is rolled back once before it is committed.
 
-    The order's id is drawn while the group is locked: it tells the commit order, whatever the outbox thinks of it.
+    The order's id is drawn while the group is locked: it shows the commit order, whatever the outbox thinks of it.
     """
     barrier = threading.Barrier(WRITERS)
 

@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode stands between: each transaction may get another connection of the server."""
+"""PgBouncer in transaction mode is between: each transaction may get another connection of the server."""
 
 import asyncio
 from datetime import timedelta
@@ -121,7 +121,7 @@ def test_of_more_than_it_has_connections_one_works_to_the_end(shop):
 
 
 def test_nothing_is_left_on_the_servers_connections(bounced, ob):
-    """A lock or a setting of the session would be found by whoever gets the connection next."""
+    """A lock or a setting of the session would be found by the client that gets the connection next."""
     shop = RacingShop(bounced, ob, is_async=False)
     wait_briefly = {"in_flight": "wait", "wait": timedelta(milliseconds=20)}
     shop.while_working = lambda session: at_once(3, lambda: shop.request(**wait_briefly))

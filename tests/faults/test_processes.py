@@ -144,7 +144,7 @@ def test_a_payload_that_kills_is_sent_once_where_no_keys_are_kept(
 
     assert ended == [-signal.SIGKILL, 0]
     assert state(postgresql, id) == "uncertain"
-    assert states(postgresql) == {"uncertain": 10}  # none of them can be told from those that had been sent
+    assert states(postgresql) == {"uncertain": 10}  # none of them can be distinguished from those that had been sent
     assert FileService(tmp_path).sent == [key]
     assert broken_rules(postgresql) == {}
 

@@ -57,7 +57,7 @@ def put_contact(database: Database, ob: outbox.Outbox) -> UUID:
 
 
 class Standing(NamedTuple):
-    """How an entry stands: its state, how many sends may have left, and whether it may have happened."""
+    """The status of an entry: its state, how many sends may have left, and whether it may have happened."""
 
     state: str
     attempts: int
@@ -170,7 +170,7 @@ def test_what_says_success_is_delivered_and_never_sent_again(
 def test_a_refusal_is_proof_against_it_only_if_nothing_went_before(
     sqlite: Database, ob: outbox.Outbox, remote: FaultyHttp, status: int, first: str, later: str, is_first: bool
 ) -> None:
-    """400: it is refused as it stands. 422, at this service: the key belongs to another request."""
+    """400: it is refused as it is. 422, at this service: the key belongs to another request."""
     id = put_contact(sqlite, ob)
     if not is_first:
         remote.behave(faulty.close)
@@ -303,7 +303,7 @@ def test_a_charge_that_still_executes_is_repeated_until_its_answer(
 def test_a_repeated_500_is_looked_up_and_gets_a_new_key_only_if_absent(
     sqlite: Database, ob: outbox.Outbox, stripe: RunningStripe, fault: Fault, lookup: bool, becomes: str, charges: int
 ) -> None:
-    """FAIL_AFTER: it was executed. FAIL_BEFORE: it was not, and never will be under this key. Which of them nobody tells."""
+    """FAIL_AFTER: it was executed. FAIL_BEFORE: it was not, and never will be under this key. No answer shows which of them."""
     id = put_charge(sqlite, ob)
     stripe.force(fault)
 

@@ -1,4 +1,4 @@
-"""A connection to the database that nobody remembers is dropped, and the dispatcher goes on with another one."""
+"""A connection to the database that a proxy has forgotten is dropped, and the dispatcher continues with another one."""
 
 import asyncio
 import logging

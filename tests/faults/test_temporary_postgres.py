@@ -1,4 +1,4 @@
-"""The temporary PostgreSQL for tests and the demo: it answers, says whose it is, and leaves nothing behind."""
+"""The temporary PostgreSQL for tests and the demo: it answers, says whose it is, and leaves nothing over."""
 
 import os
 import shutil
@@ -117,7 +117,7 @@ def test_the_next_binaries_are_tried_when_the_first_do_not_start(monkeypatch, tm
         assert server.origin.startswith("system PostgreSQL ")
 
 
-# --- nothing is left behind
+# --- nothing is left over
 
 
 def test_nothing_is_left_after_the_block():
@@ -174,7 +174,7 @@ def nothing_installed(monkeypatch):
 
 @pytest.fixture
 def open_folder():
-    """A folder that the server's user can enter whoever that is; pytest's `tmp_path` is closed to all but its owner."""
+    """A folder that the server's user can enter, whichever user that is; pytest's `tmp_path` is closed to all but its owner."""
     with tempfile.TemporaryDirectory(prefix="open-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
