@@ -225,22 +225,13 @@ def _accompanied(tables: Tables, shape: Shape, piggybacked: str, *, is_fair: boo
     """The insert of entries together with the piggybacked insert; returns both counts."""
     written, queue = _insertions(tables, shape, is_fair)
     return text(
-        f"WITH {written}, queued AS ({queue} RETURNING 1), companion AS ({piggybacked} RETURNING 1)"
-        " SELECT (SELECT count(*) FROM queued), (SELECT count(*) FROM companion)"
+        f"WITH {written}, queued AS ({queue} RETURNING 1), piggybacked AS ({piggybacked} RETURNING 1)"
+        " SELECT (SELECT count(*) FROM queued), (SELECT count(*) FROM piggybacked)"
     )
 
 
 def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
-    stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
-    written = f"""
-        written AS (
-            INSERT INTO {quoted_table(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
-            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now()
-            FROM ({batch_query(_COLUMNS, shape)}) AS n
-            ON CONFLICT (id) DO NOTHING
-            RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
-        )
-        """
+    written = _written(tables, f"({batch_query(_COLUMNS, shape)}) AS n", is_fair)
     fair = ", fair, scope" if is_fair else ""
     queue = f"""
         INSERT INTO {quoted_table(tables.queue)}
@@ -250,18 +241,25 @@ def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
     return written, queue
 
 
-@lru_cache(STATEMENTS_MAX)
-def _group_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
-    """The insert of entries with positions. The first written entry of a group is due; a claim may still block it."""
+def _written(tables: Tables, source: str, is_fair: bool) -> str:
+    """The insert of entries from the rows of `source`, as a part of a statement."""
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
-    return text(
-        f"""
-        WITH n AS ({batch_query(_IN_GROUP, shape)}), written AS (
+    return f"""
+        written AS (
             INSERT INTO {quoted_table(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
-            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now() FROM n
+            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now() FROM {source}
             ON CONFLICT (id) DO NOTHING
             RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
         )
+        """
+
+
+@lru_cache(STATEMENTS_MAX)
+def _group_statement(tables: Tables, shape: Shape, *, is_fair: bool) -> TextClause:
+    """The insert of entries with positions. The first written entry of a group is due; a claim may still block it."""
+    return text(
+        f"""
+        WITH n AS ({batch_query(_IN_GROUP, shape)}), {_written(tables, "n", is_fair)}
         INSERT INTO {quoted_table(tables.queue)}
             (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch, ordering_key, position
             {", fair, scope" if is_fair else ""})

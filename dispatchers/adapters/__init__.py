@@ -8,6 +8,8 @@ A service's SDK is imported when its adapter is asked for, never before.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outbox.extras import missing
+
 if TYPE_CHECKING:
     from dispatchers.adapters.email.adapter import SmtpAdapter
     from dispatchers.adapters.email.lookup import ImapSearch
@@ -36,10 +38,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in {"dispatchers", "outbox"}:
             raise
-        raise ImportError(
-            f"{name} needs the package {error.name!r}: pip install 'sqlalchemy-outbox[{home.partition('.')[0]}]'",
-            name=error.name,
-        ) from error
+        raise missing(name, home.partition(".")[0], error) from error
     return getattr(module, name)
 
 
