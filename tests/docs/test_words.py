@@ -196,7 +196,7 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-FOLDERS = ("alembic", "examples", "benchmarks", "tests/adapters", "tests/cli", "tests/docs", "tests/faults")
+FOLDERS = ("alembic", "examples")
 DOCUMENTED = [
     *(path for package in PACKAGES for path in package.rglob("*.py")),
     *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)),
