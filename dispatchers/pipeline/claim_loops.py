@@ -246,7 +246,8 @@ class ClaimLoops:
 
     async def _rest(self, stopping: asyncio.Event, *, is_first: bool) -> None:
         """Wait until there is something to settle, a hint, or it is time to poll; then a moment longer, for company."""
-        waiting = self._wakeup.rest_seconds * (0.75 + self._rng.random() / 2)
+        least = 0.75 if self._wakeup.is_listening else 0.5  # polls without hints are rather too soon than too late
+        waiting = self._wakeup.rest_seconds * (least + self._rng.random() / 2)
         if self._wakeup.is_listening and not is_first:
             waiting *= HELPERS_REST
         waiting = min(waiting, self._flow.opens_in(self._clock()), self._collector.outcomes.again_in)
