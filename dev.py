@@ -74,8 +74,8 @@ OLDEST_TESTS = (
     *("claims", "direct_statements", "dispatcher", "callbacks", "migrations"),
 )
 
-BESIDE_PEERS = {"drain", "latency"}
-"""The parts of the benchmark that need the peers."""
+BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "enqueue", "requests", "scale"}
+"""The parts of the benchmark. Without a part, all of them are measured."""
 
 PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 1, 6)  # many tests wait for a process, a server or a clock
 BESIDE = ("-n", str(PYTEST_WORKERS), "--dist", "worksteal")  # tests of one file mostly stay together, with its fixtures
@@ -106,8 +106,8 @@ def main(arguments: Sequence[str]) -> int:
     if command == "demo":
         become_python("-m", "examples.demo", *rest, environment=environment)
     if command == "bench":
-        is_whole = not any(each[0].isalpha() for each in rest)
-        if not {"--quick", "--help", "-h"} & set(rest) and (is_whole or BESIDE_PEERS & set(rest)):
+        parts = {each.partition(".")[0] for each in rest} & (BESIDE_PEERS | WITHOUT_PEERS)
+        if not {"--quick", "--help", "-h"} & set(rest) and (BESIDE_PEERS & parts or not parts):
             install_peers()
         become_python("-m", "benchmarks", *rest)
     if command == "model":

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import drain, enqueue, latency, requests, scale, sends
-from benchmarks.contestants import DEFAULT, available
-from benchmarks.harness import Report, Series, Server, machine, running_server
-from benchmarks.report import merged, print_part, write
+from benchmarks.contestants import DEFAULT, notes
+from benchmarks.harness import Report, Series, Server, conditions, machine, running_server
+from benchmarks.report import add_to, print_part
 
 RESULTS = Path(__file__).with_name("results")
 QUICK_SIZE = 0.25
@@ -27,19 +27,17 @@ def main() -> None:
     arguments = _arguments()
     size = QUICK_SIZE if arguments.quick else arguments.size
     with running_server() as server:
-        report = Report(machine(server, size))
-        print("; ".join(report.machine.values()))
+        of_run = machine(server)
+        print("; ".join(of_run.values()))
         for name, measure in _chosen(arguments).items():
             began = time.monotonic()
-            found = list(measure(server, size))
-            report.series.extend(found)
-            print_part(Report(report.machine, found))
+            now = {name: conditions(size)}
+            report = Report(of_run, list(measure(server, size)), now, notes())
+            print_part(report)
             print(f"{name} took {time.monotonic() - began:.0f} s", flush=True)
+            if not arguments.quick:
+                add_to(arguments.out, report)  # at once: a later part may fail
     if not arguments.quick:
-        report.notes.extend(f"{each.name}: {each.differs}" for each in available())
-        figures = arguments.out / "performance" / "figures.json"
-        old = Report.from_json(figures.read_text()) if figures.exists() else None
-        write(merged(old, report), arguments.out)
         print(f"written: {arguments.out / 'performance.md'}, and the folder beside it")
 
 

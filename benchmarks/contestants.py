@@ -125,6 +125,14 @@ def available() -> list[Contestant]:
     return found
 
 
+def notes() -> list[str]:
+    """What must be known to compare the sides."""
+    ours = (
+        "outbox: psycopg, no event loop but Python's own. It keeps the entry, its payload, its attempts and its result."
+    )
+    return [ours, *(f"{each.name}: {each.differs}" for each in PEERS)]
+
+
 def variables(given: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **given, "NODE_PATH": str(NODE_MODULES)}
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
 from benchmarks.harness import Series, Server, Usage, interleave, process_cpu
-from benchmarks.waiting import add_waiting
+from benchmarks.waiting import add_settled
 from outbox import migrations
 
 PART = "enqueue"
@@ -48,7 +48,7 @@ def measure(server: Server, size: float) -> Iterator[Series]:
     Base.metadata.create_all(engine)
     yield from compare_transactions(engine, size)
     with server.connect(DATABASE) as connection:
-        add_waiting(connection, max(int(WAL_PRESENT * size), 1000))
+        add_settled(connection, max(int(WAL_PRESENT * size), 1000), "1 hour")
     rows = {"an ORM row": 0, "an entry": 1}
     wal = {side: partial(wal_bytes, server, engine, entries) for side, entries in rows.items()}
     yield from interleave(PART, "WAL after a checkpoint", wal, max(int(WAL_ROUNDS * size), 1))

@@ -89,7 +89,7 @@ def _scale() -> Iterator[Goal]:
         yield Goal("scale", side, "per_second", ALONE, least=least, case=case)
     yield Goal("scale", "at the end", "memory_mb", "after a tenth", most=1.1, case="memory")
     yield Goal("scale", "idle", "cpu_percent", most=0.5, case="idle")
-    yield Goal("scale", "idle", "queries_per_second", most=1.5, case="idle")
+    yield Goal("scale", "idle", "queries_per_second", most=2, case="idle")
     yield Goal("scale", "started", "first_send_ms", most=1000, case="start")
 
 

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Report:
-    """A run's figures, as they are kept in JSON. notes: what a reader must know to compare the sides."""
+    """Figures, as they are kept in JSON. conditions: under which each part was measured, by its name.
+
+    notes: what a reader must know to compare the sides.
+    """
 
     machine: dict[str, str]
-    series: list[Series] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    series: list[Series]
+    conditions: dict[str, str]
+    notes: list[str]
 
     def find(self, part: str, case: str, side: str, metric: str) -> Series | None:
         wanted = (part, case, side, metric)
@@ -68,7 +72,8 @@ class Report:
     @staticmethod
     def from_json(text: str) -> "Report":
         found: dict[str, Any] = json.loads(text)
-        return Report(found["machine"], [Series(**each) for each in found["series"]], found["notes"])
+        found["series"] = [Series(**each) for each in found["series"]]
+        return Report(**found)
 
 
 def interleave(
@@ -167,7 +172,14 @@ class Usage:
         return Usage(server_cpu(server.postmaster), float(row[0]))
 
 
-def machine(server: Server, size: float) -> dict[str, str]:
+def conditions(size: float) -> str:
+    """When, at which load of the machine, and at which part of the usual size something is measured."""
+    return (
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}, at load {os.getloadavg()[0]:.1f}, at {size:g} of the usual size"
+    )
+
+
+def machine(server: Server) -> dict[str, str]:
     model = next(
         (
             line.partition(":")[2].strip()
@@ -177,13 +189,10 @@ def machine(server: Server, size: float) -> dict[str, str]:
         "",
     )
     return {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "database": server.origin,
         "python": platform.python_version(),
         "cores": str(os.cpu_count()),
         "processor": model,
-        "load at the start": f"{os.getloadavg()[0]:.1f}",
-        "share of the usual size": f"{size:g}",
     }
 
 

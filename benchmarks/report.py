@@ -55,7 +55,7 @@ PARTS = {
     "enqueue": Part(
         "Enqueue",
         "What entries add to a transaction that inserts one ORM row. The last case is the WAL of one entry in a"
-        " transaction of its own, among 200,000 that are there.",
+        " transaction of its own, right after a checkpoint, with 200,000 older ones in the table.",
         ("cpu_us",),
     ),
     "requests": Part(
@@ -156,7 +156,8 @@ def _machine(report: Report) -> str:
 
 
 def _section(report: Report, name: str, part: Part, verdicts: list[Verdict]) -> str:
-    lines = [f"## {part.title}\n", f"{part.text}\n"]
+    measured = dict.fromkeys(text for each, text in report.conditions.items() if each.partition(".")[0] == name)
+    lines = [f"## {part.title}\n", f"{part.text}\n", f"Measured on {'; '.join(measured)}.\n"]
     lines += [f"![{title}](performance/{file})" for file, title, _ in charts(report, name)]
     for case, rows in tables(report, name):
         lines.append(f"\n{case[:1].upper()}{case[1:]}:\n" if case else "")
@@ -204,23 +205,24 @@ def _bar(series: Series) -> Bar:
     return Bar(series.side, series.median, min(series.values), max(series.values), text, ours)
 
 
-def write(report: Report, folder: Path) -> None:
-    """performance.md, and beside it a folder with the charts and the figures."""
+def add_to(folder: Path, report: Report) -> None:
+    """Write performance.md, and beside it a folder with the charts and the figures. What was measured again is replaced."""
     beside = folder / "performance"
     beside.mkdir(parents=True, exist_ok=True)
+    figures = beside / "figures.json"
+    if figures.exists():
+        report = merged(Report.from_json(figures.read_text()), report)
     for old in beside.glob("*.svg"):
         old.unlink()
     for part in PARTS:
         for file, _, svg in charts(report, part):
             (beside / file).write_text(svg)
-    (beside / "figures.json").write_text(report.to_json())
+    figures.write_text(report.to_json())
     (folder / "performance.md").write_text(performance_page(report))
 
 
-def merged(old: Report | None, new: Report) -> Report:
+def merged(old: Report, new: Report) -> Report:
     """The old report with the cases of the new one in place of its own."""
-    if old is None:
-        return new
     measured = {(each.part, each.case) for each in new.series}
     kept = [each for each in old.series if (each.part, each.case) not in measured]
-    return Report(new.machine, [*kept, *new.series], list(dict.fromkeys([*old.notes, *new.notes])))
+    return Report(new.machine, [*kept, *new.series], old.conditions | new.conditions, new.notes)

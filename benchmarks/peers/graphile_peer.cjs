@@ -5,6 +5,7 @@ const { Pool } = require("pg");
 
 const pgPool = new Pool({ max: 25 }); // node-postgres reads PGHOST and the others
 pgPool.on("error", () => {}); // when the database is dropped
+pgPool.on("connect", (client) => client.on("error", () => {}));
 const logger = new Logger(() => () => {}); // its own would write among our lines
 const batched = {
   localQueue: { size: 500, refetchDelay: { durationMs: 10 } },

@@ -1,6 +1,7 @@
 """Procrastinate as a contestant: `benchmarks/contestants.py` says what each command does."""
 
 import asyncio
+import logging
 import os
 import random
 import sys
@@ -17,6 +18,7 @@ AT_ONCE = 1_000
 PADDING = "." * 200
 seen: Callable[[int], None] = lambda number: None  # noqa: E731  # what a job does; a command sets it
 
+logging.getLogger("procrastinate").setLevel(logging.ERROR)  # it warns of an app in the main module
 app = procrastinate.App(connector=procrastinate.PsycopgConnector())
 
 

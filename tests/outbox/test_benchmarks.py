@@ -1,5 +1,6 @@
 """The benchmarks' report says what was measured, and one of them runs: so that they work when they are needed."""
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -9,6 +10,7 @@ from benchmarks.goals import Goal, judge
 from benchmarks.harness import Report, Series, running_server
 from benchmarks.report import charts, merged, performance_page
 
+DOCS = Path(__file__).parents[2] / "docs"
 TUNED, PEER = "outbox, 1000 at once", "PGQueuer"
 SAMPLE = Report(
     {"cores": "2"},
@@ -17,6 +19,7 @@ SAMPLE = Report(
         Series("drain", "", PEER, "per_second", [10_000.0, 10_000.0, 5_000.0]),
         Series("latency", "", "psycopg", "p50_ms", [2.0, 2.5, 9.0]),
     ],
+    {"drain": "2026-11-22, at load 0.1", "latency": "2026-11-21"},
     ["PGQueuer: deletes a finished job."],
 )
 
@@ -46,10 +49,17 @@ def test_a_goal_beside_a_peer_that_did_not_run_has_no_verdict() -> None:
 def test_the_page_has_the_figures_the_verdicts_and_what_differs() -> None:
     page = performance_page(Report.from_json(SAMPLE.to_json()))
 
+    assert "Measured on 2026-11-22, at load 0.1." in page
     assert "| outbox, 1000 at once | 30,000 ±50% |" in page
     assert "| outbox, 1000 at once, a second | PGQueuer | 4.00 | ≥ 3 | met |" in page
     assert "| psycopg, p50, ms |  | 2.50 | ≤ 3 | met |" in page
     assert "- PGQueuer: deletes a finished job." in page
+
+
+def test_the_published_page_is_what_its_figures_make() -> None:
+    report = Report.from_json((DOCS / "performance" / "figures.json").read_text())
+
+    assert performance_page(report) == (DOCS / "performance.md").read_text()
 
 
 def test_each_chart_is_svg_and_on_the_page() -> None:
@@ -64,16 +74,17 @@ def test_each_chart_is_svg_and_on_the_page() -> None:
 
 
 def test_a_part_that_was_measured_again_replaces_its_old_figures() -> None:
-    new = Report({"cores": "8"}, [Series("drain", "", TUNED, "per_second", [50_000.0])])
+    new = Report({}, [Series("drain", "", TUNED, "per_second", [50_000.0])], {"drain": "2026-11-23"}, [])
 
     report = merged(SAMPLE, new)
 
     assert [(each.part, each.side) for each in report.series] == [("latency", "psycopg"), ("drain", TUNED)]
+    assert report.conditions == {"drain": "2026-11-23", "latency": "2026-11-21"}
 
 
 def test_the_smallest_part_measures_all_that_its_goals_need() -> None:
     with running_server() as server:
-        report = Report({}, list(enqueue.measure(server, 0.01)))
+        report = Report({}, list(enqueue.measure(server, 0.01)), {}, [])
 
     assert len([each for each in judge(report) if each.goal.part == "enqueue"]) == 4
     assert all(value > 0 for each in report.series for value in each.values)
