@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,15 +23,20 @@ TOOLS = ("spin", "cc")
 SECONDS_MAX = 1500
 
 COMPILED = {  # how Spin's verifier is built, and run, for each mode
-    "bfs": (["-DSAFETY", "-DNOCLAIM", "-DBFS", "-DCOLLAPSE"], []),
-    "dfs": (["-DSAFETY", "-DNOCLAIM", "-DCOLLAPSE"], ["-m500000"]),
-    "live": (["-DCOLLAPSE", "-DNFAIR=4"], ["-a", "-f", "-m5000000"]),
+    "bfs": (["-DSAFETY", "-DNOCLAIM", "-DBFS"], []),
+    "dfs": (["-DSAFETY", "-DNOCLAIM"], ["-m500000"]),
+    "live": (["-DNFAIR=4"], ["-a", "-f", "-m5000000"]),
+}
+SIZED = {  # the same, for what a run takes: a quick one is over before optimised code or compressed states have paid
+    "second": (["-O0"], ["-w20"]),
+    "minute": (["-O1", "-DCOLLAPSE"], ["-w24"]),
+    "hour": (["-O2", "-DCOLLAPSE"], ["-w24"]),
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """One setting. mode: breadth first (a shortest counterexample), depth first, or liveness under fairness.
+    """One setting. mode: breadth first, depth first (most counterexamples are found sooner), or liveness under fairness.
 
     takes: a second or a few, which every test run can afford; about a minute on a busy machine; or more, up to an hour.
     """
@@ -66,13 +72,12 @@ def missing_tools() -> list[str]:
 
 def check(run: Run) -> Verdict:
     """Build the verifier and let it visit every state. Raises RuntimeError if it reached no verdict."""
-    compile_flags, run_flags = COMPILED[run.mode]
+    compile_flags, run_flags = map(add, COMPILED[run.mode], SIZED[run.takes])
     with tempfile.TemporaryDirectory() as made:
         shutil.copy(MODEL, made)
         _tool(made, "spin", "-a", *run.flags, MODEL.name)
-        speed = {"second": "-O0", "minute": "-O1", "hour": "-O2"}[run.takes]  # optimising takes longer than a quick run
-        _tool(made, "cc", "-w", speed, "-DMEMLIM=9000", *compile_flags, "-o", "pan", "pan.c")
-        told = _tool(made, "./pan", *run_flags, "-w24")
+        _tool(made, "cc", "-w", "-DMEMLIM=9000", *compile_flags, "-o", "pan", "pan.c")
+        told = _tool(made, "./pan", *run_flags)
     errors = re.search(r"errors: (\d+)", told)
     if errors is None or re.search(r"out of memory|max search depth too small", told):
         raise RuntimeError(f"{run.name}: no verdict\n{told}")
