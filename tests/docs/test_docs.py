@@ -28,7 +28,7 @@ import pytest
 from support.docs_pages import FENCE, PAGES, ROOT, Snippet, snippets_of
 from support.installs import Environments
 from support.migrations import blank_database
-from support.python_processes import DEVNULL, PIPE, STDOUT, PythonProcess
+from support.python_processes import DEVNULL, PIPE, STDOUT, PythonProcess, forked_commands
 
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "examples").glob("*/README.md"))]
 NOT_RUN: list[tuple[str, str]] = [("http-api.md", "it needs PostgreSQL")] * 2 + [
@@ -54,7 +54,12 @@ class Reader:
         self.python = python
         ours = ("OUTBOX_", "DATABASE_URL", "PYTHON", "COLUMNS")  # pytest-xdist's workers have a width
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        self.environment["PATH"] = os.pathsep.join([str(python.parent), os.environ["PATH"]])
+        commands = directory / ".commands"
+        commands.mkdir()
+        self.environment["PATH"] = os.pathsep.join([str(commands), str(python.parent), os.environ["PATH"]])
+        self._inherited: tuple[int, ...] = ()
+        if python == HERE:
+            self._inherited = (forked_commands(commands, ["outbox", "alembic"], self.environment),)
         self.output: str | None = None
 
     def follow(self, markdown: str) -> None:
@@ -119,7 +124,7 @@ class Reader:
         return output
 
     def _start(self, *command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(command, text=True, **self._surroundings)
+        return subprocess.Popen(command, text=True, pass_fds=self._inherited, **self._surroundings)
 
     @property
     def _surroundings(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from multiprocessing.connection import wait as ready
@@ -35,6 +35,8 @@ LOADED = (
 )
 """What the children find imported. A program that needs more imports it itself."""
 
+FORKED_COMMAND = Path(__file__).parent / "apps" / "forked_command.py"
+
 
 @cache
 def fork_server_socket() -> socket.socket:
@@ -53,6 +55,17 @@ def fork_server_socket() -> socket.socket:
 
     atexit.register(stop)
     return ours
+
+
+def forked_commands(folder: Path, names: Sequence[str], variables: dict[str, str]) -> int:
+    """Write commands of this environment into `folder`. Returns: what a shell with these variables must inherit."""
+    for name in names:
+        command = folder / name
+        command.write_text(f"#!{sys.executable} -IS\n{FORKED_COMMAND.read_text()}")
+        command.chmod(0o755)
+    server = fork_server_socket().fileno()
+    variables |= {"FORK_SERVER": str(server), "COMMANDS": str(Path(sys.executable).parent)}
+    return server
 
 
 def new_process(*arguments: str | Path, **settings: Any) -> subprocess.Popen[str]:
