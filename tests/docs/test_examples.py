@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from support.docs_pages import ROOT, snippets_of
 from support.mail_servers import Mailbox, mail_server
-from support.python_processes import PythonProcess, run_python
+from support.python_processes import PythonProcess, forked_commands, run_python
 
 from dispatchers.testing.stripe_core import API_KEY
 from dispatchers.testing.stripe_faults import Fault
@@ -325,7 +324,10 @@ def test_the_job_s_readme_leads_to_three_charges(stripe: RunningStripe, tmp_path
     _, block = snippets_of((ROOT / "examples" / "cron" / "README.md").read_text())
     commands = block.text.replace("http://127.0.0.1:12111", stripe.url)
     commands = commands.replace("sqlite:///invoices.db", f"sqlite:///{tmp_path / 'invoices.db'}")
-    commands = commands.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
-    subprocess.run(["bash", "-euc", commands], cwd=ROOT, check=True, timeout=SECONDS_MAX, capture_output=True)
+    commands = commands.replace(".venv/bin/", f"{tmp_path}/")
+    variables = dict(os.environ)
+    inherited = forked_commands(tmp_path, ["python", "outbox"], variables)
+    bash = ["bash", "-euc", commands]
+    subprocess.run(bash, cwd=ROOT, env=variables, pass_fds=[inherited], check=True, timeout=SECONDS_MAX)
 
     assert charged(stripe) == ["41", "42", "43"]

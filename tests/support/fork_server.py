@@ -82,7 +82,7 @@ def become(files: list[int], arguments: list[str], directory: str, variables: di
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering, closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     sys.argv = arguments
-    home = os.path.dirname(os.path.abspath(arguments[0])) if arguments[0] not in ("-m", "-c") else directory
+    home = os.path.dirname(os.path.abspath(arguments[0])) if arguments[0] not in ("-m", "-c", "-") else directory
     added = variables.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [home, *(os.path.abspath(path) for path in added if path), *INSTALLED]
     importlib.invalidate_caches()
@@ -95,10 +95,16 @@ def run(arguments: list[str]) -> None:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         case ["-c", code, *_]:
             del arguments[1]
-            main = sys.modules["__main__"] = ModuleType("__main__")
-            exec(compile(code, "<string>", "exec"), vars(main))
+            run_code(code, "<string>")
+        case ["-", *_]:
+            run_code(sys.stdin.read(), "<stdin>")
         case [path, *_]:
             runpy.run_path(path, run_name="__main__")
+
+
+def run_code(code: str, name: str) -> None:
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    exec(compile(code, name, "exec"), vars(main))
 
 
 def end(status: list[int]) -> None:

@@ -7,8 +7,9 @@ import socket
 import struct
 import sys
 
-script = os.path.join(os.environ["COMMANDS"], os.path.basename(sys.argv[0]))
-request = {"arguments": [script, *sys.argv[1:]], "directory": os.getcwd(), "variables": dict(os.environ)}
+name = os.path.basename(sys.argv[0])
+script = [] if name == "python" else [os.path.join(os.environ["COMMANDS"], name)]
+request = {"arguments": [*script, *sys.argv[1:]], "directory": os.getcwd(), "variables": dict(os.environ)}
 server = socket.socket(fileno=int(os.environ["FORK_SERVER"]))
 channel, theirs = socket.socketpair()
 socket.send_fds(server, [b"\n"], [theirs.fileno(), 0, 1, 2])
