@@ -1,16 +1,22 @@
-"""Run many seeds: `python3 dev.py simulate --seeds 1000000 --jobs 2`. It stops at the first that violates an invariant."""
+"""Run many seeds: `python3 dev.py simulate --seeds 1000000 --jobs 2`. It stops at the first that violates an invariant.
+
+With --mutants: search a seed for each mutant, and print what `seeds.FOUND_BY` records.
+"""
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing import Pool
 
+from simulation.mutations import GUARDS, first_broken
 from simulation.run import BrokenRun, Run, simulate
 
 SEEDS = 3000
 CHUNK = 50
+SEARCHED_FAST = 10  # a mutant found by so early a seed needs no record
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,7 +27,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once (default 1)")
     parser.add_argument("--log", action="store_true", help="print every step")
+    parser.add_argument("--mutants", action="store_true", help="print the first seed that finds each mutant")
     options = parser.parse_args(arguments)
+    if options.mutants:
+        return print_mutants(options.jobs)
 
     began = time.monotonic()
     ends: Counter[str] = Counter()
@@ -39,6 +48,23 @@ def main(arguments: Sequence[str]) -> int:
     told = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
     print(f"{done} seeds, no invariant broken, {done / (time.monotonic() - began):.0f} a second; entries: {told}")
     return 0
+
+
+def print_mutants(jobs: int) -> int:
+    """Print the lines of `seeds.FOUND_BY`. Returns: 1 if a mutant was not found."""
+    with Pool(jobs) as pool:
+        found = sorted(pool.imap_unordered(find, GUARDS), key=lambda mutant: mutant[1])
+    for name, seed in found:
+        if seed >= SEARCHED_FAST:
+            print(f"    {json.dumps(name)}: {seed},")
+    missed = [name for name, seed in found if seed < 0]
+    print(f"# {len(found) - len(missed)} of {len(found)} mutants found", *missed, sep="\n# not found: ")
+    return 1 if missed else 0
+
+
+def find(mutant: str) -> tuple[str, int]:
+    broken = first_broken(mutant, begin_at=0)
+    return mutant, -1 if broken is None else broken.seed
 
 
 def played(seeds: Sequence[int], jobs: int) -> Iterator[Run | str]:

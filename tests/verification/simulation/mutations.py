@@ -178,11 +178,12 @@ GUARDS: dict[str, Patch] = {
 }
 
 
-def first_broken(guard: str) -> BrokenRun | None:
-    """The run of a seed that breaks an invariant without this guard, if there is one."""
+def first_broken(guard: str, *, begin_at: int | None = None) -> BrokenRun | None:
+    """The run of a seed that breaks an invariant without this guard, if there is one. It begins at the recorded seed."""
+    begin_at = FOUND_BY.get(guard, 0) if begin_at is None else begin_at
     with pytest.MonkeyPatch.context() as monkeypatch:
         GUARDS[guard](monkeypatch)
-        for seed in (FOUND_BY.get(guard, 0), *range(SEEDS_TO_FIND)):
+        for seed in (begin_at, *range(SEEDS_TO_FIND)):
             try:
                 simulate(seed)
             except BrokenRun as broken:
