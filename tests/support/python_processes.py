@@ -42,10 +42,11 @@ FORKED_COMMAND = Path(__file__).parent / "apps" / "forked_command.py"
 def fork_server_socket() -> socket.socket:
     """Starts the server of this process when a program is first asked for."""
     ours, theirs = socket.socketpair()
+    path = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     with theirs:
         server = subprocess.Popen(
             [sys.executable, fork_server.__file__, str(theirs.fileno()), *LOADED],
-            env=os.environ | {"PYTHONPATH": IMPORT_PATH},
+            env=os.environ | {"PYTHONPATH": path},
             pass_fds=[theirs.fileno()],
         )
 
