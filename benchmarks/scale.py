@@ -48,7 +48,7 @@ def hanging(server: Server, size: float, *, full: bool) -> Iterator[Series]:
     prepare = partial(add_waiting, count=stuck, name="hanging")
     sides: dict[str, Measure] = {WITHOUT: measure, "beside a hanging destination": partial(measure, prepare)}
     if full:
-        minutes = scaled(60 * HANGING_MINUTES, size)
+        minutes = 60 * HANGING_MINUTES * size
         sides["after minutes"] = partial(measure, prepare, waiting=minutes)
     yield from compared("hanging", sides)
 
