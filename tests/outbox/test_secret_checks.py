@@ -60,6 +60,20 @@ def test_the_first_dispatcher_compares_its_secret_with_the_apps_entries(database
     assert serve(database, ob) == 1
 
 
+@pytest.mark.parametrize("change", [{"source": ""}, {"tag": b"\0" * 32}], ids=["no source", "another tag"])
+def test_a_malformed_entry_stops_no_dispatcher_at_its_start(
+    database: Database, ob: outbox.Outbox, change: dict[str, object]
+) -> None:
+    malformed = min(put_one(database, ob), put_one(database, ob))
+    database.execute(sa.update(TABLES.entry).where(TABLES.entry.c.id == malformed).values(change))
+
+    serve(database, ob)
+
+    assert recorded(database) == {"k1": secret_check(ob.configuration.keyring, "k1")}
+    with pytest.raises(ConfigurationError, match=DIFFERS):
+        serve(database, with_ring({"k1": OTHER}))
+
+
 def test_a_rotation_records_the_new_secret_and_an_old_one_may_go(database: Database, ob: outbox.Outbox) -> None:
     serve(database, ob)
     rotated, alone = with_ring({"k2": OTHER, "k1": OURS}, current="k2"), with_ring({"k2": OTHER})
