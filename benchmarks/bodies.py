@@ -90,7 +90,7 @@ def vacuum(engine: Engine) -> None:
         connection.exec_driver_sql("VACUUM outbox_record")
 
 
-def held(engine: Engine) -> float:
+def megabytes(engine: Engine) -> float:
     """Megabytes that the tables of records and bodies hold."""
     sizes = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relname ~ '^outbox_(record|body)' AND relkind = 'r'"
     with engine.connect() as connection:
@@ -99,15 +99,15 @@ def held(engine: Engine) -> float:
 
 def main() -> int:
     print(f"{RECORDS:,} records with bodies of {BODY_BYTES} bytes, all past their time")
-    print(f"{'layout':>10}{'':>12}{'seconds':>10}{'WAL, MB':>10}{'then held, MB':>16}")
+    print(f"{'layout':>10}{'':>12}{'seconds':>10}{'WAL, MB':>10}{'size after, MB':>16}")
     for layout in ("ordinary", "by day"):
         with temporary_postgres() as server:
             engine = create_engine(server.url)
             fill(engine, by_day=layout == "by day")
-            print(f"{layout:>10}{'before':>12}{'':>20}{held(engine):>16.0f}")
+            print(f"{layout:>10}{'before':>12}{'':>20}{megabytes(engine):>16.0f}")
             for name, work in (("records", delete_records), ("day", drop), ("vacuum", vacuum)):
                 seconds, wal = measured(engine, work)
-                print(f"{layout:>10}{name:>12}{seconds:>10.2f}{wal:>10.1f}{held(engine):>16.0f}")
+                print(f"{layout:>10}{name:>12}{seconds:>10.2f}{wal:>10.1f}{megabytes(engine):>16.0f}")
             engine.dispose()
     return 0
 

@@ -79,7 +79,7 @@ def _requests() -> Iterator[Goal]:
 
 def _scale() -> Iterator[Goal]:
     for case, side, least in (
-        ("xmin", "beside a held xmin horizon", 0.9),
+        ("xmin", "beside an old xmin horizon", 0.9),
         ("hanging", "beside a hanging destination", 0.95),
         ("hanging", "after minutes", 0.95),
         ("pending", "many pending", 0.9),

@@ -123,7 +123,7 @@ def _free_port() -> int:
 
 
 def _wait_until_up(port: int) -> None:
-    """Its socket takes connections before anybody answers: so wait for an answer."""
+    """Its socket takes connections before the server answers: so wait for an answer."""
     latest = time.monotonic() + TIMEOUT_SECONDS
     while True:
         try:

@@ -38,7 +38,7 @@ def xmin(server: Server, size: float, *, full: bool) -> Iterator[Series]:
     """Beside a transaction that is open the whole time, so that nothing that dies can be vacuumed."""
     jobs = scaled(JOBS * (5 if full else 2), size)
     measure = partial(drained, server, jobs)
-    yield from compared("xmin", {WITHOUT: measure, "beside a held xmin horizon": partial(measure, beside=held_horizon)})
+    yield from compared("xmin", {WITHOUT: measure, "beside an old xmin horizon": partial(measure, beside=old_horizon)})
 
 
 def hanging(server: Server, size: float, *, full: bool) -> Iterator[Series]:
@@ -193,7 +193,7 @@ def timed(server: Server, database: str, jobs: int, waiting: float = 0) -> Mappi
 
 
 @contextmanager
-def held_horizon(server: Server, database: str) -> Iterator[None]:
+def old_horizon(server: Server, database: str) -> Iterator[None]:
     with server.connect(database) as connection, connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT pg_current_xact_id(), (SELECT count(*) FROM outbox_meta)")

@@ -109,7 +109,7 @@ class Copies:
         return Database(self._server_url.set(database=name), roles)
 
     def give_back(self, database: Database) -> None:
-        """Keep it for another test, unless this one changed its schema or left somebody connected."""
+        """Keep it for another test, unless this one changed its schema or left a client connected."""
         with suppress(sa.exc.OperationalError), database.last_connection() as connection:
             if connection.execute(_SHAPE).one() == self._shape and _is_left_alone(connection):
                 if used := connection.execute(_USED, {"tables": OURS}).scalars().all():
@@ -128,7 +128,7 @@ class Copies:
             _execute(self._admin, f"DROP ROLE IF EXISTS {role}")
 
 
-# Whatever is created, dropped or altered shows in one of these; emptying a table does not.
+# What is created, dropped or altered shows in one of these; emptying a table does not.
 _SHAPE = sa.text(
     "SELECT (SELECT count(*) FROM pg_class), (SELECT max(oid) FROM pg_class), (SELECT count(*) FROM pg_trigger),"
     " (SELECT md5(string_agg(prosrc, ',' ORDER BY oid)) FROM pg_proc WHERE pronamespace = 'public'::regnamespace),"
@@ -158,7 +158,7 @@ _END_OTHERS = sa.text(
 
 
 def _is_left_alone(connection: sa.Connection) -> bool:
-    """Whether nobody else is connected. A connection that was just closed takes the server a moment.
+    """Whether no other client is connected. A connection that was just closed takes the server a moment.
 
     One that the test left open is ended: a framework's app keeps its engine until it is collected.
     """

@@ -28,7 +28,7 @@ if __name__ == "__main__":
     if command == "drain":
         step = int(rest[0])
     else:
-        DBOS.listen_queues([])  # nothing is to be run here
+        DBOS.listen_queues([])  # nothing must run here
     DBOS.launch()
     DBOS.register_queue("noop", worker_concurrency=CONCURRENCY, polling_interval_sec=POLL_SECONDS)
     if command == "fill":

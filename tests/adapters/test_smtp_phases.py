@@ -118,7 +118,7 @@ def test_a_name_that_leads_nowhere_defers() -> None:
 
 
 def test_a_server_that_hangs_up_as_the_text_begins_gets_no_dot() -> None:
-    outcome, faulty = outcome_at("DATA", f"354 go on{THEN_CLOSE}")
+    outcome, faulty = outcome_at("DATA", f"354 continue{THEN_CLOSE}")
 
     assert outcome == Deferred("message: SMTPServerDisconnected, nothing was sent")
     assert faulty.messages == []
@@ -212,7 +212,7 @@ def test_a_send_cancelled_before_the_dot_never_sends_it(point: str) -> None:
         (HANG, "no answer to the message: TimeoutError"),
         (DRIP, "no answer to the message: "),
         ("hello?", "no answer to the message: SMTPResponseException"),
-        ("354 go on", "end of message: 354"),
+        ("354 continue", "end of message: 354"),
         ("999 odd", "end of message: no SMTP reply"),
         ("25", "end of message: no SMTP reply"),
     ],

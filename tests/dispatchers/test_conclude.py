@@ -28,7 +28,7 @@ from dispatchers.stored_outcome import Known
 from dispatchers.time_limits import BACKOFF_FIRST
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, RetryCallback, SendAgain, Settle
 
-QUIESCENCE = timedelta(seconds=65)
+FENCING_DELAY = timedelta(seconds=65)
 
 
 def concluded(entry: ClaimedEntry, memory: Memory = KEYS, **known: Any) -> Any:
@@ -67,7 +67,7 @@ def test_uncertain_with_a_callback_due_is_uncertain_as_it_was() -> None:
 def test_send_again_keeps_the_key_while_the_service_surely_remembers_it(memory: Memory) -> None:
     requeue = concluded(in_doubt(NOW - HOUR, key_epoch=3), memory, state="send_again", reason="looked")
 
-    assert requeue == SendAgain(3, NOW - HOUR, QUIESCENCE, "looked")
+    assert requeue == SendAgain(3, NOW - HOUR, FENCING_DELAY, "looked")
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_send_again_takes_the_next_key_where_the_old_one_is_worth_nothing(
 ) -> None:
     requeue = concluded(entry, memory, state="send_again", stored=stored)
 
-    assert requeue == SendAgain(4, None, QUIESCENCE, "send_again")
+    assert requeue == SendAgain(4, None, FENCING_DELAY, "send_again")
 
 
 @pytest.mark.parametrize(("earlier", "epoch"), [(timedelta(0), 1), (INSTANT, 0)])
 def test_the_last_moment_for_the_same_key_counts_from_the_real_send(earlier: timedelta, epoch: int) -> None:
-    sent_at = LEASED_AT + QUIESCENCE
+    sent_at = LEASED_AT + FENCING_DELAY
     doubt = sent_at - (WINDOW - TIMEOUT - MARGIN) + earlier
 
     assert concluded(in_doubt(doubt), state="send_again").key_epoch == epoch

@@ -31,7 +31,7 @@ from support.entries import (
     states,
     until_true,
 )
-from support.lookups import looked_for
+from support.lookups import awaiting_lookup
 
 import outbox
 from dispatchers import Absent, Breaker, CannotTell, Deferred, Delivered, Delivery, Limits, Operations, Outcome, Unknown
@@ -402,7 +402,7 @@ def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_stopped(databas
 def test_what_is_to_be_looked_for_does_not_age_either_while_it_is_paused(
     database: Database, ob: outbox.Outbox, found: Finding
 ) -> None:
-    id, service = looked_for(database, ob, "request", finds=[found])
+    id, service = awaiting_lookup(database, ob, "request", finds=[found])
     decide(database, pause)
     age(database, 10 * DAY)
     decide(database, resume)

@@ -20,7 +20,7 @@ from support.entries import (
     settlement_row,
     state,
 )
-from support.lookups import DAY, QUIET, Losing, decide_on, events, keyless, look_up, sent_and_looked_for
+from support.lookups import DAY, QUIET, Losing, decide_on, events, keyless, look_up, sent_and_looked_up
 
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found, KeyConflict, Operations, Rejected, Unknown
@@ -52,7 +52,7 @@ def test_an_unknown_outcome_waits_for_a_look_before_it_is_uncertain(database: Da
 def test_what_is_found_is_delivered_and_never_sent_again(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer")
 
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
 
     settled = settlement_row(database, id)
     assert (settled.state, settled.attempts, settled.reason) == ("delivered", 1, "found at the service")
@@ -67,7 +67,7 @@ def test_what_is_found_is_delivered_and_never_sent_again(database: Database, ob:
 def test_what_is_absent_is_sent_again_once(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("request")
 
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
     waits = queue_row(database, id)
     run_once(database, ob, adapters={"crm": adapter})
 
@@ -121,7 +121,7 @@ def test_a_vanished_sender_leads_to_a_look_where_there_are_no_keys(
 def test_what_a_look_cannot_tell_is_uncertain_and_looked_for_again(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=[CannotTell("unreachable"), CannotTell("unreachable"), Found({"id": 7})])
 
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
     first = queue_row(database, id)
     look_up(database, ob, adapter)
     second = queue_row(database, id)
@@ -146,7 +146,7 @@ def test_a_find_that_fails_could_not_tell(
     adapter = keyless("answer", finds=[finding])
 
     with caplog.at_level(logging.ERROR, "outbox.dispatcher"):
-        id = sent_and_looked_for(database, ob, adapter)
+        id = sent_and_looked_up(database, ob, adapter)
 
     assert state(database, id) == "uncertain"
     assert events(database, id)[1][1] == f"no answer; the service keeps no keys; status lookup inconclusive: {told}"
@@ -160,7 +160,7 @@ def test_a_find_that_hangs_is_cancelled_at_its_deadline(database: Database, ob: 
 
     adapter = keyless("answer", finds=hang, timeout=timedelta(seconds=0.1))
 
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
 
     assert events(database, id)[1][1] == (
         "no answer; the service keeps no keys; status lookup inconclusive: no answer within 0.1 s"
@@ -171,7 +171,7 @@ def test_at_least_once_is_sent_again_only_if_a_look_says_so(database: Database, 
     adapter = keyless("answer", finds=[CannotTell("down"), Absent()])
     adapter.at_least_once = True
 
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
     first = state(database, id), len(adapter.deliveries)
     look_up(database, ob, adapter, HOUR)
     run_once(database, ob, adapters={"crm": adapter})
@@ -214,7 +214,7 @@ def test_an_early_look_is_no_proof_of_absence(database: Database, ob: outbox.Out
 
 def test_looks_come_to_an_end_by_age(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=[CannotTell("down")] * 2)
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
 
     look_up(database, ob, adapter, adapter.age_max)
     last = queue_row(database, id)
@@ -232,7 +232,7 @@ def test_what_is_absent_at_a_limit_is_failed(database: Database, ob: outbox.Outb
     else:
         adapter.age_max = QUIET
 
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
 
     told = "1 attempts were allowed" if limit == "attempts" else "it has been tried for 0:02:00"
     assert (state(database, id), len(adapter.deliveries)) == ("failed", 0)
@@ -244,7 +244,7 @@ def test_absence_under_a_new_key_is_no_proof_for_the_old_one(database: Database,
     """A find may look for the present key only."""
     adapter = keyless("answer", "request", finds=[CannotTell("down"), Absent()])
     adapter.attempts_max = 2
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
     decide_on(database, id, decisions.resolve, "send_again")
     run_once(database, ob, adapters={"crm": adapter})
     look_up(database, ob, adapter)
@@ -258,7 +258,7 @@ def test_absence_under_a_new_key_is_no_proof_for_the_old_one(database: Database,
 def test_an_answer_that_the_service_has_stored_needs_a_new_key(database: Database, ob: outbox.Outbox) -> None:
     adapter = Losing(Unknown("500", final=True), finds=[Absent()], window=DAY)
 
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
 
     row = queue_row(database, id)
     assert (row.state, row.key_epoch, row.maybe_sent) == ("pending", 1, False)
@@ -364,7 +364,7 @@ def test_an_adapter_that_lost_its_find_leaves_it_to_a_person(database: Database,
 
 def test_a_released_entry_is_looked_for_at_once(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=[CannotTell("down"), Found()])
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
     change(database, id, suspended_reason="told so", due_at=NEVER)
 
     decide_on(database, id, decisions.release)
@@ -383,7 +383,7 @@ def test_callbacks_hear_of_it_once(database: Database, ob: outbox.Outbox) -> Non
     effects.on_settled("crm")(lambda session, settlement: heard.append((settlement.state, settlement.reason)))
     adapter = keyless("answer", finds=[CannotTell("down"), CannotTell("down"), Found()])
 
-    sent_and_looked_for(database, ob, adapter, include=[effects])
+    sent_and_looked_up(database, ob, adapter, include=[effects])
     for _ in range(2):
         look_up(database, ob, adapter, HOUR, include=[effects])
 

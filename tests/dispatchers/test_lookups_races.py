@@ -21,7 +21,7 @@ from support.entries import (
     write_factory,
 )
 from support.entries import daemon as process
-from support.lookups import QUIET, decide_on, keyless, look_up, looked_for
+from support.lookups import QUIET, awaiting_lookup, decide_on, keyless, look_up
 
 import outbox
 from dispatchers import Absent, CannotTell, Delivery, Found
@@ -69,7 +69,7 @@ def test_late_proof_of_success_during_a_look_stands(
 
 
 def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
-    id, adapter = looked_for(database, ob, finds=[CannotTell("down")])
+    id, adapter = awaiting_lookup(database, ob, finds=[CannotTell("down")])
     look_up(database, ob, adapter)
     refusals: list[str] = []
 
@@ -90,7 +90,7 @@ def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox,
 def test_a_persons_word_before_a_look_is_what_counts(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
-    id, adapter = looked_for(database, ob, finds=[CannotTell("down"), Absent()])
+    id, adapter = awaiting_lookup(database, ob, finds=[CannotTell("down"), Absent()])
     run_once(database, ob, adapters={"crm": adapter})
 
     decide_on(database, id, decisions.resolve, "happened")
@@ -100,7 +100,7 @@ def test_a_persons_word_before_a_look_is_what_counts(
 
 
 def test_two_dispatchers_make_one_look(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
-    id, adapter = looked_for(database, ob, "request", finds=[Absent()])
+    id, adapter = awaiting_lookup(database, ob, "request", finds=[Absent()])
 
     async def both() -> None:
         dispatchers = [dispatcher(database, ob, adapters={"crm": adapter}) for _ in range(2)]
@@ -118,7 +118,7 @@ def test_a_look_that_lost_its_lease_changes_nothing(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     """Its process was stopped for long; another one has looked since, and found it."""
-    id, adapter = looked_for(database, ob, finds=[Found({"by": "another"})])
+    id, adapter = awaiting_lookup(database, ob, finds=[Found({"by": "another"})])
     stopped = keyless()
 
     def be_stopped() -> None:
@@ -138,7 +138,7 @@ def test_a_look_that_lost_its_lease_changes_nothing(
 def test_a_look_whose_process_vanished_is_made_again(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
-    id, adapter = looked_for(database, ob)
+    id, adapter = awaiting_lookup(database, ob)
     claim_one(store)
     age(database, QUIET)
 
@@ -148,7 +148,7 @@ def test_a_look_whose_process_vanished_is_made_again(
 
 
 def test_a_vanished_look_is_no_attempt(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
-    id, adapter = looked_for(database, ob, finds=[CannotTell("down")])
+    id, adapter = awaiting_lookup(database, ob, finds=[CannotTell("down")])
     claim_one(store)
     age(database, QUIET)
 
@@ -160,7 +160,7 @@ def test_a_vanished_look_is_no_attempt(database: Database, ob: outbox.Outbox, st
 def test_looks_that_kill_their_process_come_to_an_end(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
-    id, adapter = looked_for(database, ob, finds=[])
+    id, adapter = awaiting_lookup(database, ob, finds=[])
     for _ in range(CRASHES_MAX):
         claim_one(store)
         age(database, QUIET)

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.cli_runner import block
-from support.concurrency import PATIENCE, is_conflict
+from support.concurrency import TEST_TIMEOUT, is_conflict
 from support.database import TABLES, Database
 from support.entries import (
     HOUR,
@@ -99,7 +99,7 @@ def test_who_enqueues_second_waits_for_the_firsts_commit(postgresql: Database, o
         put_in_group(postgresql, ob, "another's", group="bob")
         first.commit()
         first.close()
-        second.result(PATIENCE)
+        second.result(TEST_TIMEOUT)
 
     send_all(postgresql, ob, service)
     assert service.came == {"ada": ["first", "second"], "bob": ["another's"]}
@@ -113,7 +113,7 @@ def test_a_savepoint_that_is_rolled_back_gives_its_groups_back(postgresql: Datab
         savepoint.rollback()
 
         with in_the_background() as pool:
-            pool.submit(put_in_group, postgresql, ob, "free").result(PATIENCE)
+            pool.submit(put_in_group, postgresql, ob, "free").result(TEST_TIMEOUT)
 
 
 def test_flushes_of_several_groups_take_them_in_one_order(postgresql: Database, ob: outbox.Outbox) -> None:
@@ -122,7 +122,7 @@ def test_flushes_of_several_groups_take_them_in_one_order(postgresql: Database, 
     barrier = threading.Barrier(2)
 
     def enqueue(name: str, ordered: list[str]) -> None:
-        barrier.wait(PATIENCE)
+        barrier.wait(TEST_TIMEOUT)
         for turn in range(15):
             with postgresql.begin() as session:
                 for group in ordered:
@@ -131,7 +131,7 @@ def test_flushes_of_several_groups_take_them_in_one_order(postgresql: Database, 
     with in_the_background() as pool:
         works = [pool.submit(enqueue, "north", groups), pool.submit(enqueue, "south", groups[::-1])]
         for work in works:
-            work.result(PATIENCE)
+            work.result(TEST_TIMEOUT)
 
     assert len(postgresql.entries) == 2 * 15 * 6
 
@@ -146,7 +146,7 @@ def test_two_flushes_in_opposite_order_are_told_how_to_avoid_the_deadlock(
             with postgresql.begin() as session:
                 ob.enqueue(session, "crm.upsert", {}, parent=f"{name} {first}", ordering_key=first)
                 flush_all(session)
-                barrier.wait(PATIENCE)
+                barrier.wait(TEST_TIMEOUT)
                 ob.enqueue(session, "crm.upsert", {}, parent=f"{name} {second}", ordering_key=second)
         except sa.exc.DBAPIError as error:
             return error
@@ -154,7 +154,7 @@ def test_two_flushes_in_opposite_order_are_told_how_to_avoid_the_deadlock(
 
     with in_the_background() as pool:
         works = [pool.submit(enqueue, "north", "a", "b"), pool.submit(enqueue, "south", "b", "a")]
-        (error,) = [found for work in works if (found := work.result(PATIENCE)) is not None]
+        (error,) = [found for work in works if (found := work.result(TEST_TIMEOUT)) is not None]
 
     assert error.__notes__ == [
         "two transactions took the locks of the same ordering keys in different order: run the transaction again, and"
@@ -177,7 +177,7 @@ def test_a_follower_that_is_being_blocked_is_seen_by_who_settles_the_head(
             assert claim_and_sort(blocking) == ([], [follower])
             settling = pool.submit(settle_alone, postgresql, head, DONE)
             waits_for_a_lock(postgresql, settling)
-        settling.result(PATIENCE)
+        settling.result(TEST_TIMEOUT)
 
     assert claim_one(store).id == follower
 
@@ -232,7 +232,7 @@ def test_a_cancel_waits_for_who_blocks_behind_it_and_lets_that_go(
             assert claim_and_sort(blocking) == ([], [follower])
             cancelling = pool.submit(cancel)
             waits_for_a_lock(postgresql, cancelling)
-        assert cancelling.result(PATIENCE)
+        assert cancelling.result(TEST_TIMEOUT)
 
     assert claim_one(store).id == follower
 
@@ -280,7 +280,7 @@ def test_a_head_whose_next_may_be_cancelled_is_settled_later_alone(
         exchange = asyncio.run(store.exchange([(head, DONE), (other, DONE)], claim_request()))
         assert (exchange.settled, exchange.postponed) == ({other.id}, {head.id})
         assert [entry.ordering_key for entry in exchange.claimed] == ["eve"]
-        again = pool.submit(asyncio.run, store.exchange([(head, DONE)], None)).result(PATIENCE)
+        again = pool.submit(asyncio.run, store.exchange([(head, DONE)], None)).result(TEST_TIMEOUT)
         assert (again.settled, again.postponed) == (set(), {head.id})
         session.commit() if commits else session.rollback()
 
@@ -341,7 +341,7 @@ def test_a_settling_that_waits_for_a_cancel_delays_no_app_that_enqueues(
         ob.enqueue(session, "crm.upsert", {"group": "ada", "name": "next"}, parent="next", ordering_key="ada")
         flush_all(session)
         with in_the_background() as pool:
-            pool.submit(settle_alone, postgresql, head, DONE).result(PATIENCE)
+            pool.submit(settle_alone, postgresql, head, DONE).result(TEST_TIMEOUT)
 
     assert claim_one(store).ordering_key == "ada"
 
@@ -366,7 +366,7 @@ def test_a_follower_that_is_being_blocked_is_seen_by_the_groups_release(
             assert claim_and_sort(blocking) == ([], [follower])
             releasing = pool.submit(release)
             waits_for_a_lock(postgresql, releasing)
-        releasing.result(PATIENCE)
+        releasing.result(TEST_TIMEOUT)
 
     assert claim_one(store).id == follower
 

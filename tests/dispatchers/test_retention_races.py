@@ -23,7 +23,7 @@ from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import Settle
 from outbox.configuration import AUDIT_WINDOW
 
-PATIENCE = 30
+TEST_TIMEOUT = 30
 PAST_AUDIT = AUDIT_WINDOW + A_MOMENT
 PAST_KEEP = KEEP + A_MOMENT
 
@@ -69,7 +69,7 @@ def test_two_upkeeps_at_once_divide_the_work(database: Database, ob: outbox.Outb
     barrier = threading.Barrier(2)
 
     def one(engine: sa.Engine) -> dict[str, int]:
-        barrier.wait(PATIENCE)
+        barrier.wait(TEST_TIMEOUT)
         return clean(engine, rows_max=7)
 
     with ThreadPoolExecutor(2) as pool:
@@ -109,7 +109,7 @@ def test_an_enqueue_of_an_entry_that_is_being_deleted_is_a_new_one(
         with batch_in_progress(postgresql, "entries") as batch:
             enqueued = pool.submit(put_one, postgresql, ob, parent="invoice:42", if_exists=if_exists)
             wait_for_a_waiter(postgresql)
-        enqueued.result(PATIENCE)
+        enqueued.result(TEST_TIMEOUT)
 
     assert batch.deleted == 1
     assert kept(postgresql) == {"entry": 1, "queue": 1}
@@ -184,7 +184,7 @@ def test_a_claim_of_a_key_whose_record_is_being_deleted_is_refused(postgresql: D
     with ThreadPoolExecutor(1) as pool, batch_in_progress(postgresql, "records") as batch:
         claimed = pool.submit(request, postgresql, ob)
         with pytest.raises(outbox.KeyExpired):
-            claimed.result(PATIENCE)
+            claimed.result(TEST_TIMEOUT)
     with pytest.raises(outbox.KeyExpired):
         request(postgresql, ob)
 

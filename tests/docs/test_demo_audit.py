@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from support.demo_audit import charge, charge_id, charging, mail, mailing, promise, receipt_id
+from support.demo_audit import charge, charge_id, charging, mail, mailing, ordered, receipt_id
 
 from dispatchers.testing.stripe_ledger import Effect
 from examples.demo.audit import Audit, Excuses, audit
@@ -19,7 +19,7 @@ class Evidence:
     """Of two orders, A and B, with which all went well. charge, receipt: what the outbox says of B's entries."""
 
     orders: int = 2
-    promises: Sequence[Promise] = (promise("A"), promise("B"))
+    promises: Sequence[Promise] = (ordered("A"), ordered("B"))
     charges: Sequence[Effect] = (charge("A"), charge("B"))
     mails: Sequence[Mail] = (mail("A"), mail("B"))
     charge: Sequence[str] = ("delivered",)
@@ -248,17 +248,17 @@ def test_an_audit_names_what_is_wrong_with_a_receipt(evidence: Evidence, problem
             id="marked as paid too early",
         ),
         pytest.param(
-            replace(ONLY_A, promises=(promise("A"), promise("B", order_ids=[]))),
+            replace(ONLY_A, promises=(ordered("A"), ordered("B", order_ids=[]))),
             "checkout key-B: never answered 201",
             id="a checkout that was never answered",
         ),
         pytest.param(
-            Evidence(promises=(promise("A", order_ids=["A", "B"]),), orders=1),
+            Evidence(promises=(ordered("A", order_ids=["A", "B"]),), orders=1),
             "checkout key-A: answered with 2 orders: ['A', 'B']",
             id="a checkout that made two orders",
         ),
         pytest.param(
-            replace(ONLY_A, promises=(promise("A"),)),
+            replace(ONLY_A, promises=(ordered("A"),)),
             "2 checkouts were made, 1 have come to an end",
             id="a checkout of which nothing was heard",
         ),

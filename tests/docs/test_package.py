@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.docs_pages import ROOT, rows_of
-from support.installs import LEFT_BEHIND, build
+from support.installs import LEFTOVERS, build
 
 PUBLISHED = {"alembic", "benchmarks", "dispatchers", "docs", "examples", "outbox", "tests"}
 
@@ -17,7 +17,7 @@ PUBLISHED = {"alembic", "benchmarks", "dispatchers", "docs", "examples", "outbox
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a checkout in which a developer has made an environment, as `python3 -m venv .b` does."""
     checkout = tmp_path_factory.mktemp("checkout") / "outbox"
-    shutil.copytree(ROOT, checkout, ignore=LEFT_BEHIND)
+    shutil.copytree(ROOT, checkout, ignore=LEFTOVERS)
     (checkout / ".b" / "bin").mkdir(parents=True)
     (checkout / ".b" / "bin" / "python3").symlink_to("/usr/bin/python3")
     (checkout / "notes").mkdir()

@@ -1,4 +1,4 @@
-"""Standard terms only: in help, log lines and error messages, and in the docstrings and comments of the product."""
+"""Standard terms only: in help, log lines and error messages, in docstrings and comments, and in the names of tests."""
 
 import ast
 import io
@@ -197,9 +197,12 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 FOLDERS = ("alembic", "examples")
+TEST_FOLDERS = ("benchmarks", "tests/faults", "tests/support", "tests/verification")
+CHECKS = [path for folder in TEST_FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
 DOCUMENTED = [
     *(path for package in PACKAGES for path in package.rglob("*.py")),
-    *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)),
+    *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")),
+    *CHECKS,
     ROOT / "dev.py",
 ]
 
@@ -217,3 +220,33 @@ def test_a_forbidden_word_is_found_in_docstrings_and_comments() -> None:
     found = [(line, len(refused_in_text(text))) for line, text in texts(source)]
 
     assert found == [(1, 2), (2, 2)]
+
+
+# --- tests and benchmarks
+
+
+def names(source: str) -> Iterator[tuple[int, str]]:
+    """What a module defines, with spaces for underscores: functions, classes, parameters and variables."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name.replace("_", " ")
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                if not name.startswith("__"):  # `__slots__`
+                    yield node.lineno, name.replace("_", " ")
+
+
+@pytest.mark.parametrize("module", sorted(CHECKS), ids=lambda path: "/".join(path.parts[-3:]))
+def test_names_and_sentences_of_tests_use_the_standard_terms(module: Path) -> None:
+    source = module.read_text()
+
+    found = {line: refused for line, text in names(source) if (refused := refused_in_text(text))}
+    found |= {line: refused for line, text in sentences(source) if (refused := refused_in(text))}
+
+    assert found == {}
+
+
+def test_a_forbidden_word_is_found_in_names() -> None:
+    source = "def test_whoever_waits(told):\n    self.a_look = 1\n    HALTED, lane = told, 2\n"
+
+    assert sorted(line for line, text in names(source) if refused_in_text(text)) == [1, 1, 2, 3, 3]

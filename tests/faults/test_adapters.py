@@ -117,7 +117,7 @@ def test_while_an_adapter_blocks_the_loop_another_process_takes_over_once(
     def block(delivery: Delivery) -> None:
         nonlocal late
         age(postgresql, HOUR)
-        late = HOUR  # it was blocked for so long: leases have run out, and no deadline could be held
+        late = HOUR  # it was blocked for so long: leases have run out, and no deadline could be met
         other = Thread(target=lambda: run_once(postgresql, ob, adapters={"crm": service}))
         other.start()
         other.join()

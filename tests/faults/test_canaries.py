@@ -191,21 +191,21 @@ def test_no_error_of_a_settlement_shows_the_result(
         if name in ("permission", "read only", "lock_timeout"):  # of a session, which is the dispatcher's own here
             continue
         put_one(postgresql, ob)
-        told = ""
+        text = ""
         with failing(postgresql, "outbox_settlement"):
             try:
                 run_once(engine, ob, adapters=adapters)
             except sa.exc.DBAPIError as error:  # what is one row's fault is put on record instead
-                told = shown(error)
+                text = shown(error)
 
         assert postgresql.rows(TABLES.settlement) == []
         reasons = [row.reason for row in postgresql.rows(TABLES.event)]
-        assert (name, leaks(f"{told}{caplog.text}{reasons}", CANARY)) == (name, [])
+        assert (name, leaks(f"{text}{caplog.text}{reasons}", CANARY)) == (name, [])
         postgresql.execute(sa.delete(TABLES.queue))
 
 
 def test_a_statement_of_the_apps_own_is_shown_as_its_engine_says(postgresql: Database) -> None:
-    """Nothing else than ours is touched: an app that wants its values hidden says `hide_parameters=True`."""
+    """Nothing else than ours is touched: an app that must hide its values sets `hide_parameters=True`."""
     order = {"id": 1, "customer": CANARY, "amount": 13}
 
     def work(session: Session) -> None:

@@ -43,7 +43,7 @@ def make():
     stripe = StripeAdapter(
         api_key="sk_test_fake", base_url=os.environ["STRIPE_URL"], timeout=timedelta(seconds=0.5)
     )
-    stripe.find = None  # this is about kills: what nobody can tell is to stay uncertain
+    stripe.find = None  # this is about kills: what cannot be looked up must stay uncertain
     return Dispatcher(
         url,
         outbox=ob,
@@ -128,7 +128,7 @@ def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
         for kill in range(kills):
             reached = (kill + 1) * count // (kills + 2)
             wait_for(lambda reached=reached: ended(database) >= reached, f"{reached} to end", 90, workers)
-            wait_for(lambda: states(database)["sending"], "someone to send", 90, workers)
+            wait_for(lambda: states(database)["sending"], "a process to send", 90, workers)
             time.sleep(rng.uniform(0, 0.05))
             victims = [rng.randrange(2)] if kill else [0, 1]  # both, once: one of them is the sender
             for victim in victims:
@@ -146,7 +146,7 @@ def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
         assert killed == kills + 1
         assert ledger.count("lost") > 0
         assert ledger.count("replayed") > 0
-    assert struck(database) > 0
+    assert interrupted(database) > 0
 
 
 def audit(database: Database, ledger: StripeLedger, cancelled: set[UUID]) -> None:
@@ -170,7 +170,7 @@ def audit(database: Database, ledger: StripeLedger, cancelled: set[UUID]) -> Non
     assert broken_rules(database) == {}
 
 
-def struck(database: Database) -> int:
+def interrupted(database: Database) -> int:
     """How many entries lost a sender: a delivery of which nothing was ever noted, neither a success nor a reason."""
     noted = Counter(event.entry_id for event in database.rows(TABLES.event))
     rows = [*database.queue, *database.rows(TABLES.settlement)]

@@ -31,7 +31,7 @@ def test_a_point_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_point_leaves_nothing_behind_when_its_block_ends(point: str) -> None:
+def test_a_failpoint_leaves_nothing_active_when_its_block_ends(point: str) -> None:
     seam = POINTS[point]
     before = [getattr(owner, seam.name) for owner in seam.owners]
 

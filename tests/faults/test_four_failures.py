@@ -12,7 +12,7 @@ import threading
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support.concurrency import PATIENCE, at_once
+from support.concurrency import TEST_TIMEOUT, at_once
 from support.database import ALL, NOTHING, Order
 
 import outbox
@@ -42,7 +42,7 @@ def test_two_threads_same_key_one_order(postgresql):
 
     def request():
         try:  # the request that works keeps its transaction open until the other has had its answer
-            return place_order(postgresql.url, before_commit=lambda: refused.wait(PATIENCE))
+            return place_order(postgresql.url, before_commit=lambda: refused.wait(TEST_TIMEOUT))
         except outbox.KeyInFlight as error:
             refused.set()
             return error
@@ -58,7 +58,7 @@ def test_two_threads_same_key_one_order(postgresql):
 def test_a_crash_before_commit_leaves_nothing_and_the_retry_orders(postgresql):
     child = multiprocessing.get_context("spawn").Process(target=crash_before_commit, args=(postgresql.url,))
     child.start()
-    child.join(PATIENCE)
+    child.join(TEST_TIMEOUT)
     assert child.exitcode == -signal.SIGKILL
     assert postgresql.counts() == NOTHING
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from support.concurrency import PATIENCE
+from support.concurrency import TEST_TIMEOUT
 from support.database import Database, Order
 from support.entries import Daemon, daemon, states, wait_for, write_factory
 
@@ -47,7 +47,7 @@ def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
 
     def write(writer: int) -> None:
         rng = random.Random(writer)
-        barrier.wait(PATIENCE)
+        barrier.wait(TEST_TIMEOUT)
         for turn in range(EACH):
             for group in rng.sample(range(GROUPS), GROUPS):
                 with database.session() as session:

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from support.concurrency import ANSWER, PATIENCE, RacingShop, at_once, retried
+from support.concurrency import ANSWER, TEST_TIMEOUT, RacingShop, at_once, retried
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD
 from support.entries import dispatcher, pumping, put, run_once, settlement_row, states
 from support.migrations import blank_database
@@ -20,7 +20,7 @@ from dispatchers.store.database import DatabaseStore
 from outbox import migrations
 from outbox.session import flush_all
 
-WAIT = {"in_flight": "wait", "wait": timedelta(seconds=PATIENCE)}
+WAIT = {"in_flight": "wait", "wait": timedelta(seconds=TEST_TIMEOUT)}
 POOL = 8
 
 
@@ -55,7 +55,7 @@ def test_the_connections_do_go_through_it_and_share_a_few_of_the_servers(bounced
     assert len(servers) < len(clients)
 
 
-def test_entries_commit_or_vanish_with_the_transaction(shop):
+def test_entries_commit_or_roll_back_with_the_transaction(shop):
     def enqueue(session):
         shop.ob.enqueue(session, CHARGE, PAYLOAD, parent="invoice:42")
 
@@ -88,7 +88,7 @@ def test_an_entry_of_asyncpg_commits(bounced, ob):
     assert len(bounced.entries) == 1
 
 
-def test_while_one_works_the_others_are_told_at_once(shop):
+def test_while_one_request_works_the_others_get_a_conflict_at_once(shop):
     def ask_too(session):
         refused.extend(at_once(3, shop.request))
 
@@ -179,7 +179,7 @@ def test_migrations_run_through_it_two_at_once(server_url):
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_dispatcher_behind_it_polls_and_logs_it_once(bounced, ob, kind, caplog, monkeypatch):
+def test_a_dispatcher_that_connects_through_it_polls_and_logs_it_once(bounced, ob, kind, caplog, monkeypatch):
     monkeypatch.setattr(wakeup, "RETRY_SECONDS", (0.01, 0.01))
 
     async def main():

@@ -153,10 +153,10 @@ def test_a_payload_that_kills_is_sent_once_where_no_keys_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("signals", "told"), [(1, "grace period over and the database does not answer"), (2, "second SIGTERM")]
+    ("signals", "logged"), [(1, "grace period over and the database does not answer"), (2, "second SIGTERM")]
 )
 def test_a_daemon_whose_database_is_silent_ends_and_loses_nothing(
-    postgresql: Database, ob: outbox.Outbox, tmp_path: Path, signals: int, told: str
+    postgresql: Database, ob: outbox.Outbox, tmp_path: Path, signals: int, logged: str
 ) -> None:
     put(postgresql, ob, count=3)
     write_factory(tmp_path, GATED)
@@ -170,7 +170,7 @@ def test_a_daemon_whose_database_is_silent_ends_and_loses_nothing(
             wait_for(lambda number=number: process.output.count("SIGTERM") > number, "the signal to be heard")
         assert process.wait(60) == 1, process.output
 
-    assert told in process.output
+    assert logged in process.output
     assert states(postgresql) == {"sending": 3}
     age(postgresql, HOUR)
     assert run_once(postgresql, ob, adapters={"crm": FileService(tmp_path)}) == 3
@@ -277,7 +277,7 @@ def make():
 """
 
 
-def test_a_process_stopped_before_its_commit_keeps_nobody_waiting(
+def test_a_process_stopped_before_its_commit_keeps_no_other_waiting(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     id = put_one(postgresql, ob)

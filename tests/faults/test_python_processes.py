@@ -10,7 +10,7 @@ import pytest
 from support.python_processes import PIPE, PythonProcess, run_python
 
 PROGRAMS = {
-    "it ends": "import sys; print(sys.argv, __name__); print('told', file=sys.stderr)",
+    "it ends": "import sys; print(sys.argv, __name__); print('printed', file=sys.stderr)",
     "it exits": "import sys; print('buffered'); sys.exit(3)",
     "it exits with a text": "import sys; sys.exit('no such file')",
     "it is interrupted": "import os, signal; os.kill(os.getpid(), signal.SIGINT)",

@@ -56,7 +56,7 @@ def put_contact(database: Database, ob: outbox.Outbox) -> UUID:
     return put_one(database, ob, payload={"url": "/contacts", "json": {"name": "Ada"}})
 
 
-class Standing(NamedTuple):
+class EntryStatus(NamedTuple):
     """The status of an entry: its state, how many sends may have left, and whether it may have happened."""
 
     state: str
@@ -64,9 +64,9 @@ class Standing(NamedTuple):
     maybe_sent: bool
 
 
-def standing(database: Database, id: UUID) -> Standing:
+def entry_status(database: Database, id: UUID) -> EntryStatus:
     row = queue_row(database, id)
-    return Standing(row.state, row.attempts, row.maybe_sent)
+    return EntryStatus(row.state, row.attempts, row.maybe_sent)
 
 
 def arrived(remote: FaultyHttp) -> int:
@@ -93,7 +93,7 @@ def test_what_surely_never_left_counts_no_attempt_and_may_be_cancelled(
         send(sqlite, ob, urls[how])
         age(sqlite, HOUR)
 
-    assert standing(sqlite, id) == ("retry", 0, False)
+    assert entry_status(sqlite, id) == ("retry", 0, False)
     assert arrived(remote) == 0
     with sqlite.begin() as session:
         assert ob.cancel(session, id)
@@ -124,7 +124,7 @@ def test_what_proves_nothing_leaves_doubt_and_the_same_request_goes_again(
 
     send(sqlite, ob, remote.url, timeout)
 
-    assert standing(sqlite, id) == ("retry", 1, True)
+    assert entry_status(sqlite, id) == ("retry", 1, True)
     assert arrived(remote) == 1
     remote.behave(faulty.answer(201))
     age(sqlite, HOUR)
@@ -197,7 +197,7 @@ def test_an_authentication_error_delays_the_destination_without_an_attempt(
 
     send(sqlite, ob, remote.url)
 
-    assert (standing(sqlite, first), standing(sqlite, second)) == (("retry", 0, False), ("pending", 0, False))
+    assert (entry_status(sqlite, first), entry_status(sqlite, second)) == (("retry", 0, False), ("pending", 0, False))
     assert arrived(remote) == 1
     remote.behave(faulty.answer())
     age(sqlite, HOUR)
@@ -230,7 +230,7 @@ def test_a_429_delays_the_destination_as_long_as_it_asks_within_limits(
 
     send(sqlite, ob, remote.url)
 
-    assert standing(sqlite, id) == ("retry", 0, False)
+    assert entry_status(sqlite, id) == ("retry", 0, False)
     (destination,) = sqlite.rows(TABLES.destination)
     waits = max(queue_row(sqlite, id).due_at, destination.cooldown_until) - before
     assert least <= waits.total_seconds() <= most
@@ -278,9 +278,9 @@ def test_a_charge_that_still_executes_is_repeated_until_its_answer(
     stripe.force(Fault.SLOW)
 
     charge(sqlite, ob, stripe, timeout=timedelta(seconds=0.3))
-    assert standing(sqlite, id) == ("retry", 1, True)
+    assert entry_status(sqlite, id) == ("retry", 1, True)
     charge(sqlite, ob, stripe)
-    assert standing(sqlite, id) == ("retry", 2, True)
+    assert entry_status(sqlite, id) == ("retry", 2, True)
     while state(sqlite, id) != "delivered":
         time.sleep(0.2)
         charge(sqlite, ob, stripe)

@@ -56,6 +56,6 @@ def test_a_dispatcher_continues_with_new_connections_when_its_own_are_lost(
 
 def test_silence_is_over_before_half_a_lease_is_gone() -> None:
     for seconds in (4, 60, 3600):
-        patience = Timeouts(timedelta(seconds=seconds))
-        assert patience.report < patience.drop < patience.give_up < seconds / 2
-        assert patience.report <= 15
+        timeouts = Timeouts(timedelta(seconds=seconds))
+        assert timeouts.report < timeouts.drop < timeouts.give_up < seconds / 2
+        assert timeouts.report <= 15

@@ -82,7 +82,7 @@ def test_this_release_accepts_a_database_one_migration_ahead_unchanged(ahead: Da
     assert migrations.current(ahead.url) == "9999"
 
 
-def test_a_dispatcher_does_not_start_on_a_database_that_is_behind_it(
+def test_a_dispatcher_does_not_start_on_a_database_of_an_older_revision(
     migrated: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     working = dispatcher(migrated, ob, adapters={"crm": MemoryAdapter()})
@@ -169,7 +169,7 @@ def test_the_upgrade_runs_while_apps_enqueue_and_a_dispatcher_sends(
     assert set(service.effects.values()) == {1}
 
 
-def test_a_long_transaction_makes_the_upgrade_give_up_and_the_app_go_on(
+def test_a_long_transaction_makes_the_upgrade_give_up_and_the_app_continue(
     migrated_postgresql: Database, ob: outbox.Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     previous = migrated_postgresql

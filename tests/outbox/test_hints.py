@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from support.database import REQUEST, Database
-from support.hints import PATIENCE, driver_url, listening, senders, wait_for
+from support.hints import TEST_TIMEOUT, driver_url, listening, senders, wait_for
 
 import outbox
 from outbox import hint_sender, hints
@@ -118,7 +118,7 @@ def test_a_commit_sends_a_hint(postgresql: Database, ob: outbox.Outbox, way: str
 def test_a_hint_waits_for_its_own_transaction_only(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hint_sender, "COMMIT_SECONDS_MAX", PATIENCE * 2)
+    monkeypatch.setattr(hint_sender, "COMMIT_SECONDS_MAX", TEST_TIMEOUT * 2)
     with listening(postgresql) as ear, postgresql.engine.connect() as connection:
         with connection.begin(), Session(connection, join_transaction_mode="create_savepoint") as session:
             enqueue(session, ob)
@@ -320,7 +320,7 @@ class Troubled:
         if threading.current_thread().name == "outbox-hints":
             self.asked.set()
             if self.hangs:
-                self.released.wait(PATIENCE)
+                self.released.wait(TEST_TIMEOUT)
             raise psycopg.OperationalError("refused")
         return psycopg.connect(self.url)
 
@@ -334,7 +334,7 @@ def test_no_commit_waits_for_a_connection_that(
     try:
         for number in range(hint_sender.WAITING_MAX // 200):
             commit_on(engine, ob, f"order:{number}")
-            assert troubled.asked.wait(PATIENCE)
+            assert troubled.asked.wait(TEST_TIMEOUT)
 
         assert len(postgresql.entries) == hint_sender.WAITING_MAX // 200
         assert hints._sender_of(engine)._thread.is_alive()
@@ -407,7 +407,7 @@ def fork_and_commit(database: Database, ob: outbox.Outbox) -> None:
         with database.begin() as session:
             enqueue(session, ob, "child.send", "order:2")
         hints._sender_of(database.engine).stop()
-        hints._sender_of(database.engine).join(PATIENCE)
+        hints._sender_of(database.engine).join(TEST_TIMEOUT)
         os._exit(0)
     finally:
         os._exit(1)

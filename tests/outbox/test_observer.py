@@ -16,7 +16,7 @@ import outbox
 from outbox import ObservedClaim
 
 KEYRING = outbox.Keyring({"k1": bytes(range(32))})
-PATIENCE = 30  # seconds until a test that hangs fails; nothing takes that long
+TEST_TIMEOUT = 30  # seconds until a test that hangs fails; nothing takes that long
 
 
 def observed(outcome, waited=None):
@@ -107,7 +107,7 @@ def test_a_wait_in_vain_is_a_timeout_with_the_time_that_it_took(held, postgresql
         Client(postgresql, ob, is_async=True).request(in_flight="wait", wait=timedelta(milliseconds=50))
 
     assert [replace(claim, waited=None) for claim in told] == [observed("wait_timeout")]
-    assert timedelta(milliseconds=50) <= told[0].waited < timedelta(seconds=PATIENCE)
+    assert timedelta(milliseconds=50) <= told[0].waited < timedelta(seconds=TEST_TIMEOUT)
 
 
 def test_a_wait_for_the_answer_is_a_hit_with_the_time_that_it_took(held, postgresql, ob, told):
@@ -115,12 +115,12 @@ def test_a_wait_for_the_answer_is_a_hit_with_the_time_that_it_took(held, postgre
     wait_for_a_waiter = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
 
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.request, in_flight="wait", wait=timedelta(seconds=PATIENCE))
+        waiting = pool.submit(client.request, in_flight="wait", wait=timedelta(seconds=TEST_TIMEOUT))
         with postgresql.new_engine(isolation_level="AUTOCOMMIT").connect() as connection:
             while not connection.scalar(wait_for_a_waiter):
                 assert not waiting.done(), waiting.result()
         held.commit()
-        waiting.result(PATIENCE)
+        waiting.result(TEST_TIMEOUT)
 
     assert [claim.outcome for claim in told if claim.waited] == ["hit"]
     assert [claim.outcome for claim in told if claim.waited is None] == ["miss"]
@@ -230,7 +230,7 @@ def test_many_threads_are_all_told_of(postgresql, told, ob):
     barrier = threading.Barrier(8)
 
     def request(number):
-        barrier.wait(PATIENCE)
+        barrier.wait(TEST_TIMEOUT)
         Client(postgresql, ob, is_async=False).request(key=f"retry-{number}")
 
     with ThreadPoolExecutor(8) as pool:

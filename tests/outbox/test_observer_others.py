@@ -17,7 +17,7 @@ from outbox import ObservedClaim
 from outbox.observer import ClaimObservation, GuardedObserver
 
 KEYRING = outbox.Keyring({"k1": bytes(range(32))})
-PATIENCE = timedelta(seconds=30)  # until a test that hangs fails; nothing takes that long
+TEST_TIMEOUT = timedelta(seconds=30)  # until a test that hangs fails; nothing takes that long
 MOMENT = timedelta(milliseconds=50)
 
 
@@ -93,7 +93,7 @@ def test_a_failed_wait_for_a_lease_is_a_timeout_with_its_duration(shop, told, da
     shop.request(ask_again)
 
     assert outcomes(told) == ["miss", "wait_timeout"]
-    assert MOMENT <= told[1].waited < PATIENCE
+    assert MOMENT <= told[1].waited < TEST_TIMEOUT
 
 
 def test_a_wait_for_a_leased_requests_answer_is_a_hit_with_its_duration(shop, told, database, ob):
@@ -103,16 +103,16 @@ def test_a_wait_for_a_leased_requests_answer_is_a_hit_with_its_duration(shop, to
         def let_another_wait(claim):
             sa.event.listen(database.engine, "rollback", lambda connection: was_refused.set())
             other = Shop(database, ob)
-            waiting.append(pool.submit(other.request, fail, in_flight="wait", wait=PATIENCE))
-            assert was_refused.wait(PATIENCE.total_seconds())
+            waiting.append(pool.submit(other.request, fail, in_flight="wait", wait=TEST_TIMEOUT))
+            assert was_refused.wait(TEST_TIMEOUT.total_seconds())
 
         waiting = []
         first = shop.request(let_another_wait)
-        second = waiting[0].result(PATIENCE.total_seconds())
+        second = waiting[0].result(TEST_TIMEOUT.total_seconds())
 
     assert second == first
     assert outcomes(told) == ["miss", "hit"]
-    assert timedelta(0) < told[1].waited < PATIENCE
+    assert timedelta(0) < told[1].waited < TEST_TIMEOUT
 
 
 def test_a_key_leased_for_another_request_is_a_mismatch(shop, told):
@@ -195,9 +195,9 @@ def test_a_wait_for_who_handles_a_message_is_a_hit_with_its_duration(postgresql,
         with postgresql.begin() as session:
             with consumer.block(session):
                 pass
-            waiting = pool.submit(consumer.consume, in_flight="wait", wait=PATIENCE)
+            waiting = pool.submit(consumer.consume, in_flight="wait", wait=TEST_TIMEOUT)
             wait_until_one_waits_for_a_lock(postgresql)
-        assert waiting.result(PATIENCE.total_seconds()).duplicate
+        assert waiting.result(TEST_TIMEOUT.total_seconds()).duplicate
 
     assert sorted((claim.outcome, claim.waited is not None) for claim in told) == [("hit", True), ("miss", False)]
 

@@ -19,7 +19,7 @@ LOCATION = {"Location": "/requests/1"}
 
 
 def summed_up(session: Session, completed: Completed) -> None:
-    """What a good completion does: it writes a row, and answers with what became of each effect."""
+    """What a good completion does: it writes a row, and answers with the outcome of each effect."""
     session.add(Order(customer=completed.parent.key, amount=2000))
     failed = [entry for entry in completed.entries if entry.state == "failed"]
     completed.respond(402 if failed else 201, {entry.operation: entry.state for entry in completed.entries})

@@ -1,4 +1,4 @@
-"""An app that has an Alembic environment of its own, and the ways in which the outbox's tables may stand in it."""
+"""An app that has an Alembic environment of its own, and the ways in which it may contain the outbox's tables."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""An ASGI app behind a real server, on a thread of the test's process."""
+"""An ASGI app in a real server, on a thread of the test's process."""
 
 import asyncio
 import socket

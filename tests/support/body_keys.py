@@ -1,4 +1,4 @@
-"""What the tests of keys that are the body's own share: a window, an edge of it, and a clock that stands where it is told to."""
+"""What the tests of keys that are the body's own share: a window, an edge of it, and a clock that a test sets."""
 
 from datetime import UTC, datetime, timedelta
 

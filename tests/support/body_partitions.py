@@ -1,4 +1,4 @@
-"""What the tests of the layout at scale share: a database that is switched to it, days that pass, and what stands where."""
+"""What the tests of the layout at scale share: a switched database, days that pass, and the contents of each partition."""
 
 import time
 from datetime import date
@@ -56,12 +56,12 @@ def _make_partition(connection: sa.Connection, day: date) -> None:
 
 
 def take_away(database: Database, day: date) -> None:
-    """As if nobody had made the partition of this day."""
+    """As if no maintenance had made the partition of this day."""
     database.execute(sa.text(f"DROP TABLE {body_partition(TABLES, day)}"))
 
 
 def stored_bodies(database: Database) -> list[tuple[date, bytes]]:
-    """What stands in the partitions."""
+    """The contents of the partitions."""
     with database.engine.connect() as connection:
         rows = connection.execute(sa.text("SELECT day, body FROM outbox_body ORDER BY day, body"))
         return [(row.day, row.body) for row in rows]

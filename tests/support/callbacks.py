@@ -73,7 +73,7 @@ class Shop:
 
 
 class Breaking(DatabaseStore):
-    """The real store, which breaks around a callback when told: `fates` are "before", "conflict", "after" or "", in turn."""
+    """The real store with faults around callbacks: `fates` are "before", "conflict", "after" or "", in turn."""
 
     def __init__(self, target: Any, ob: outbox.Outbox, *fates: str) -> None:
         super().__init__(target, ob.configuration)

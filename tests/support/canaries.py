@@ -22,13 +22,13 @@ def forms(secret: str | bytes) -> set[str]:
 
 
 def leaks(text: str, *secrets: str | bytes) -> list[str]:
-    """The forms of the secrets that stand in `text`."""
+    """The forms of the secrets that `text` contains."""
     return [form for secret in secrets for form in sorted(forms(secret)) if form in text]
 
 
 def shown(error: BaseException) -> str:
     """All that a log, an error tracker or another process gets of `error` and its whole chain, handled or not."""
-    told = ["".join(traceback.format_exception(error))]
+    texts = ["".join(traceback.format_exception(error))]
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -36,6 +36,6 @@ def shown(error: BaseException) -> str:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        told += [repr(each), str(each), str(getattr(each, "params", None)), str(vars(each))]
+        texts += [repr(each), str(each), str(getattr(each, "params", None)), str(vars(each))]
         chain += [each.__cause__, each.__context__, getattr(each, "orig", None)]
-    return "\n".join([*told, repr(pickle.dumps(error))])
+    return "\n".join([*texts, repr(pickle.dumps(error))])

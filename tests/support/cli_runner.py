@@ -61,7 +61,7 @@ def error_of(*arguments: str, **settings: Any) -> tuple[int, str, str]:
 
 
 def on_terminal(*arguments: str, database: Database, typed: str = "", **environment: str) -> tuple[int, str]:
-    """The status of `outbox ARGUMENTS` on a terminal of 80 columns, and what stands on it then."""
+    """The status of `outbox ARGUMENTS` on a terminal of 80 columns, and what it shows then."""
     ours, theirs = pty.openpty()
     shown = database.url.render_as_string(hide_password=False)
     kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR" and not name.startswith("OUTBOX_")}
@@ -70,9 +70,9 @@ def on_terminal(*arguments: str, database: Database, typed: str = "", **environm
     with PythonProcess(script, *arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=variables) as process:
         os.close(theirs)
         os.write(ours, typed.encode())
-        told = b"".join(iter(lambda: _read(ours), b""))
+        printed = b"".join(iter(lambda: _read(ours), b""))
         os.close(ours)
-    return process.returncode, told.decode().replace("\r\n", "\n")
+    return process.returncode, printed.decode().replace("\r\n", "\n")
 
 
 def _read(terminal: int) -> bytes:
@@ -117,7 +117,7 @@ def set_row(database: Database, table: sa.Table, **values: Any) -> None:
 
 
 def block(database: Database, id: UUID, ordering_key: str) -> None:
-    """As a dispatcher blocks a group behind an entry that failed."""
+    """As a dispatcher blocks a group after an entry that failed."""
     from outbox.sql.dialect import clock_plus
 
     since = clock_plus(-timedelta(hours=1))

@@ -17,7 +17,7 @@ from support.database import CHARGE, PAYLOAD, REQUEST, Database, Order
 
 Result = TypeVar("Result")
 
-PATIENCE = 30  # seconds until a test that hangs fails; nothing takes that long
+TEST_TIMEOUT = 30  # seconds until a test that hangs fails; nothing takes that long
 ANSWER = outbox.Response(201, b'{"execution":1}', {"Content-Type": "application/json"})
 
 
@@ -26,7 +26,7 @@ def at_once(count: int, work: Callable[[], Any]) -> list[Any]:
     barrier = threading.Barrier(count)
 
     def one(_: int) -> Any:
-        barrier.wait(PATIENCE)
+        barrier.wait(TEST_TIMEOUT)
         try:
             return work()
         except (outbox.OutboxError, sa.exc.DBAPIError) as error:
@@ -100,7 +100,7 @@ class RacingShop:
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
         with self.database.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + TEST_TIMEOUT
             while connection.execute(waiting).scalar_one() < count:
                 assert time.monotonic() < deadline, f"fewer than {count} wait"
 
@@ -120,7 +120,7 @@ class RacingShop:
 
 def retried(unit: Callable[[], Result]) -> Result:
     """As a caller should: the whole unit again, in a new transaction, for as long as it meets others."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TEST_TIMEOUT
     while True:
         try:
             return unit()

@@ -91,7 +91,7 @@ class Billing:
 
 
 @contextmanager
-def behind_a_relay(database: Database, ob: outbox.Outbox) -> Iterator[tuple[Billing, Relay]]:
+def through_a_relay(database: Database, ob: outbox.Outbox) -> Iterator[tuple[Billing, Relay]]:
     """A Billing whose database is away while the relay refuses. A connection is in its pool already."""
     with relay(database.url) as (between, url):
         reached = Database(url)
@@ -161,4 +161,4 @@ def wait_until_one_waits_for_a_lock(database: Database) -> None:
     deadline = time.monotonic() + 30
     with database.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:
         while not connection.scalar(waiting):
-            assert time.monotonic() < deadline, "nobody waits"
+            assert time.monotonic() < deadline, "no process waits"

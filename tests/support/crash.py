@@ -43,7 +43,7 @@ OB = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="
 
 
 class Fax(Adapter):
-    """Keeps no keys, and never says what it has done: each of its entries is uncertain, and a person has to look."""
+    """Keeps no keys, and never reports what it has done: each of its entries is uncertain, and needs an operator."""
 
     timeout = timedelta(seconds=5)
 
@@ -95,7 +95,7 @@ def keep_up(database: Database) -> None:
 
 
 def look_at_the_uncertain(database: Database, fax: Fax) -> None:
-    """A person compares each uncertain entry with the service's own ledger."""
+    """An operator compares each uncertain entry with the service's own ledger."""
     keys = {entry.id: encode_native(Tag(bytes(entry.tag))) for entry in database.entries}
     for row in database.queue:
         if row.state == "uncertain":
@@ -224,7 +224,7 @@ def die_at(point: str, database: Database, books: Path, name: str) -> None:
 
 
 def forked(url: sa.URL, act: Callable[[Database], None]) -> int:
-    """How a process ended that did this: as `subprocess` tells it."""
+    """The exit status of a process that did this, as `subprocess` returns it."""
     pid = os.fork()
     if pid == 0:
         try:

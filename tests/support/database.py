@@ -69,7 +69,7 @@ class Database:
         self.url = url if roles is None else url.set(username=roles["app"])
         self.name = url.get_backend_name()
         self.async_url = self.url.set(drivername="sqlite+aiosqlite") if self.name == "sqlite" else self.url
-        # To look for the type hstore takes a new engine as long as to connect.
+        # To search for the type hstore takes a new engine as long as to connect.
         self._dialect: Mapping[str, Any] = {"use_native_hstore": False} if self.name == "postgresql" else {}
         self._engines: list[sa.Engine] = []
         self.engine = self.new_engine()

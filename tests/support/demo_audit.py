@@ -1,4 +1,4 @@
-"""What is told of an order in the tests of the demo: promises, both ledgers, and the outbox's statements."""
+"""The records of an order in the tests of the demo: responses, both ledgers, and the outbox's statements."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -10,8 +10,8 @@ from examples.demo.promises import Promise
 from examples.demo.statements import CHARGE, RECEIPT, Statement
 
 
-def promise(order_id: str, **fields: Any) -> Promise:
-    """What the client of a good checkout was told."""
+def ordered(order_id: str, **fields: Any) -> Promise:
+    """The response to the client of a good checkout."""
     owed = {"customer": "ada", "email": "ada@example.com", "amount": 2000, "currency": "eur"}
     return Promise(**{"key": f"key-{order_id}", "order_ids": [order_id], **owed, **fields})
 

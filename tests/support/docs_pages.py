@@ -1,4 +1,4 @@
-"""The documents' pages, and what stands in them: fenced blocks and tables."""
+"""The documents' pages and their contents: fenced blocks and tables."""
 
 import re
 from dataclasses import dataclass

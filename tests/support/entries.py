@@ -71,7 +71,7 @@ def settlement_row(database: Database, id: UUID) -> Any:
 
 
 def reasons(database: Database, id: UUID) -> list[str | None]:
-    """Why the attempts at the entry did not deliver, as its events tell."""
+    """Why the attempts at the entry did not deliver, from its events."""
     return [row.reason for row in database.rows(TABLES.event) if row.entry_id == id]
 
 
@@ -92,7 +92,7 @@ def state(database: Database, id: UUID) -> str:
 
 
 def change(database: Database, id: UUID, **values: Any) -> None:
-    """Write to the entry's queue row as nobody but a test would."""
+    """Write to the entry's queue row as only a test would."""
     database.execute(sa.update(TABLES.queue).where(TABLES.queue.c.id == id).values(values))
 
 
@@ -153,7 +153,7 @@ def claim(store: DatabaseStore, *quotas: Quota, **settings: Any) -> list[Claimed
 
 
 def claim_at_once(database: Database, ob: outbox.Outbox, permits: int) -> list[ClaimedEntry]:
-    """All that four claimers get who begin together, each with connections of its own, and go on until nothing is left."""
+    """All that four claimers get that begin together, each with connections of its own, and claim until nothing is left."""
     barrier = threading.Barrier(4)
 
     def claimer(_: int) -> list[ClaimedEntry]:
@@ -224,7 +224,7 @@ async def claims_again(database: Database, ob: outbox.Outbox, *services: MemoryA
 
 
 class Blocking(MemoryAdapter):
-    """Answers nobody until `released` is set; counts how many are waiting at once."""
+    """Answers no send until `released` is set; counts how many wait at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class Blocking(MemoryAdapter):
 
 
 class WrappedStore:
-    """A store that breaks when told: `failing` names the next exchanges' fates, "before", "after" the commit or ""."""
+    """A store with faults: `failing` names the next exchanges' fates, "before", "after" the commit or ""."""
 
     def __init__(self, store: DatabaseStore, *failing: str) -> None:
         self._store = store
@@ -341,8 +341,8 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20, worke
     while not (found := condition()):
         over = time.monotonic() > latest or any(worker.process.poll() is not None for worker in workers)
         if over and not (found := condition()):
-            told = "\n".join(worker.output[-2000:] for worker in workers)
-            raise AssertionError(f"waited in vain for {what}\n{told}")
+            output = "\n".join(worker.output[-2000:] for worker in workers)
+            raise AssertionError(f"timed out waiting for {what}\n{output}")
         time.sleep(0.01)
     return found
 
@@ -396,7 +396,7 @@ class FileService(Adapter):
 
 
 class GatedService(FileService):
-    """Lets nobody through before its gate, a file, is there; tells who waits."""
+    """Lets no send through before its gate, a file, exists; reports which sends wait."""
 
     timeout = timedelta(seconds=30)
 

@@ -177,7 +177,7 @@ class ShowingTheToken(Crm):
 
 
 class Deaf(Crm):
-    """Goes on when it is cancelled."""
+    """Continues when it is cancelled."""
 
     async def send(self, delivery: Delivery) -> Outcome:
         exchange = asyncio.ensure_future(super().send(delivery))
@@ -190,7 +190,7 @@ class Deaf(Crm):
 
 
 class Blocking(Crm):
-    """A blocking call in an async function: nothing else runs meanwhile, the dispatcher's watch included."""
+    """A blocking call in an async function: nothing else runs meanwhile, the dispatcher's timer included."""
 
     async def exchange(self, delivery: Delivery) -> Outcome:
         time.sleep(5)  # noqa: ASYNC251
@@ -204,7 +204,7 @@ class BlockingAWhile(Crm):
 
 
 class Lingering(Crm):
-    """Goes on behind the back of whoever cancelled it."""
+    """Continues in the background after it was cancelled."""
 
     async def send(self, delivery: Delivery) -> Outcome:
         return await asyncio.shield(asyncio.ensure_future(self.twice(delivery)))

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from outbox.sql.hint_messages import Hint, channel_of, decode
 from support.database import Database
 
-PATIENCE = 20
+TEST_TIMEOUT = 20
 SENDERS = "outbox-hints"
 
 
@@ -24,7 +24,7 @@ class Ear:
 
     def next(self) -> Hint:
         """The next hint. Fails if none comes."""
-        for notification in self._connection.notifies(timeout=PATIENCE, stop_after=1):
+        for notification in self._connection.notifies(timeout=TEST_TIMEOUT, stop_after=1):
             return decode(notification.payload)
         raise AssertionError("no hint has come")
 
@@ -51,7 +51,7 @@ def senders() -> list[threading.Thread]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TEST_TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, "it has not come true"
         time.sleep(0.005)

@@ -72,7 +72,7 @@ class Shop:
         return async_sessionmaker(self.database.async_engine(**self.engine_settings))
 
     def work(self, session: Session, claim: outbox.Claim, do: str) -> outbox.Response | None:
-        """Place an order and charge for it; then what `do` says. Returns the answer, if the claim was told one."""
+        """Place an order and charge for it; then call `do`. Returns the answer, if the claim got one."""
         self.calls += 1
         session.add(Order(customer="ada", amount=2000))
         self.ob.enqueue(session, CHARGE, PAYLOAD)

@@ -11,7 +11,7 @@ from pathlib import Path
 from support.docs_pages import ROOT
 
 UV = str(Path(sys.executable).parent / "uv")
-LEFT_BEHIND = shutil.ignore_patterns(".*", "__pycache__", "dist", "*.egg-info")
+LEFTOVERS = shutil.ignore_patterns(".*", "__pycache__", "dist", "*.egg-info")
 
 
 class Environments:

@@ -27,7 +27,7 @@ QUIET = timedelta(minutes=2)  # longer than lease and margin
 class Losing(MemoryAdapter):
     """Its first answers are lost, each in its way: "request" before anything was executed, "answer" after it was.
 
-    find: by its own books unless told, or answers handed out in turn.
+    find: by its own books, or the given answers in turn.
     """
 
     def __init__(self, *lost: str | Outcome, finds: Any = True, **settings: Any) -> None:
@@ -62,7 +62,7 @@ def look_up(
     run_once(database, ob, adapters={"crm": adapter}, **rest)
 
 
-def sent_and_looked_for(database: Database, ob: outbox.Outbox, adapter: MemoryAdapter, **rest: Any) -> UUID:
+def sent_and_looked_up(database: Database, ob: outbox.Outbox, adapter: MemoryAdapter, **rest: Any) -> UUID:
     id = put_one(database, ob)
     run_once(database, ob, adapters={"crm": adapter}, **rest)
     look_up(database, ob, adapter, **rest)
@@ -78,8 +78,8 @@ def decide_on(database: Database, id: UUID, decision: Callable[..., None], *argu
         decision(connection, TABLES, id, *arguments, actor="ada", reason="looked there")
 
 
-def looked_for(database: Database, ob: outbox.Outbox, *lost: str, **settings: Any) -> tuple[UUID, Losing]:
-    """An entry whose look is due."""
+def awaiting_lookup(database: Database, ob: outbox.Outbox, *lost: str, **settings: Any) -> tuple[UUID, Losing]:
+    """An entry whose status lookup is due."""
     id, adapter = put_one(database, ob), keyless(*(lost or ("answer",)), **settings)
     run_once(database, ob, adapters={"crm": adapter})
     age(database, QUIET)

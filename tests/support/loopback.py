@@ -38,7 +38,7 @@ async def listening(answer: Answer) -> AsyncIterator[str]:
 
 
 def closed_port() -> str:
-    """The base URL of a port on which nobody listens."""
+    """The base URL of a port on which no server listens."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{reserved.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Mail servers over loopback, in the test's own event loop: a real one (aiosmtpd), and one that breaks when told."""
+"""Mail servers over loopback, in the test's own event loop: a real one (aiosmtpd), and a faulty one."""
 
 import asyncio
 import json
@@ -125,7 +125,7 @@ class Faulty:
     """A good mail server but for what it does `at` a point of the dialogue: a reply of its own (one that
     ends with THEN_CLOSE is its last), or one of the five above.
 
-    HANG goes on reading and answers nothing. STALL does not read on before the event "resume".
+    HANG continues to read and answers nothing. STALL does not read on before the event "resume".
 
     Points: greeting, EHLO, MAIL, RCPT, DATA, message (its first line has come), dot, RSET, QUIT. messages: those whose
     final dot came. turns: at which connection, from 1, it misbehaves; left out, at all.
@@ -155,11 +155,11 @@ class Faulty:
             writer.close()
 
     async def _talk(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, told: Callable[[str], str | None]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault_at: Callable[[str], str | None]
     ) -> None:
         async def reply(point: str, usual: str) -> None:
             self.event(point).set()
-            match told(point) or usual:
+            match fault_at(point) or usual:
                 case "close":
                     raise _Over
                 case "reset":
@@ -194,9 +194,9 @@ class Faulty:
                     "EHLO", "\r\n".join([f"250-{each}" for each in ("faulty", *self.extensions)] + ["250 HELP"])
                 )
             elif verb == "DATA":
-                await reply("DATA", "354 go on")
-                if (told("DATA") or "354").startswith("354"):
-                    await self._message(reader, reply, told)
+                await reply("DATA", "354 continue")
+                if (fault_at("DATA") or "354").startswith("354"):
+                    await self._message(reader, reply, fault_at)
                     await reply("dot", "250 2.0.0 Ok: queued as 77")
             elif verb == "QUIT":
                 await reply("QUIT", "221 bye")
@@ -204,14 +204,14 @@ class Faulty:
             else:
                 await reply(verb, "250 ok")
 
-    async def _message(self, reader: asyncio.StreamReader, reply: Any, told: Callable[[str], str | None]) -> None:
+    async def _message(self, reader: asyncio.StreamReader, reply: Any, fault_at: Callable[[str], str | None]) -> None:
         lines: list[bytes] = []
         while (line := await reader.readline()) != b".\r\n":
             if not line:
                 raise _Over
             lines.append(line)
             self.received += line
-            if len(lines) == 1 and told("message"):
+            if len(lines) == 1 and fault_at("message"):
                 await reply("message", "")
         self.messages.append(b"".join(lines))
 

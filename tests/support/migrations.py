@@ -73,7 +73,7 @@ class Database:
 
 @contextmanager
 def blank_database(server_url: URL, template: Database | None = None) -> Iterator[Database]:
-    """A database with nothing in it, or a copy of `template`, to which nobody may be connected."""
+    """A database with nothing in it, or a copy of `template`, to which no client may be connected."""
     name = f"outbox_migrations_{uuid4().hex}"
     copied = "" if template is None else f" TEMPLATE {template.url.database}"
     with create_engine(server_url, isolation_level="AUTOCOMMIT", poolclass=NullPool).connect() as connection:

@@ -20,7 +20,7 @@ from support.entries import run_once, state
 
 
 def put_in_group(database: Database, ob: outbox.Outbox, *names: str, group: str = "ada", **settings: Any) -> list[UUID]:
-    """Entries of one group, each in a transaction of its own, told apart by their names."""
+    """Entries of one group, each in a transaction of its own, and with a name of its own."""
     ids = []
     for name in names:
         with database.begin() as session:
@@ -53,7 +53,7 @@ class OrderedService(MemoryAdapter):
 
 
 def send_all(database: Database, ob: outbox.Outbox, service: Any, **adapters: Any) -> None:
-    """Call dispatchers until they have nothing more to do, nor in a moment, as behind a head that was just being settled."""
+    """Call dispatchers until they have nothing more to do, nor in a moment, as after a head that was just being settled."""
     while run_once(database, ob, adapters={"crm": service, **adapters}) or _is_due_in_a_moment(database):
         pass
 
@@ -66,12 +66,12 @@ def _is_due_in_a_moment(database: Database) -> bool:
 
 
 def states_of(database: Database, ids: Sequence[UUID]) -> list[str]:
-    """The state of each; `blocked` for what waits behind the head of its group."""
+    """The state of each; `blocked` for what waits for the head of its group."""
     with database.engine.connect() as connection:
         blocked = set(connection.execute(sa.select(TABLES.queue.c.id).where(is_blocked(TABLES.queue))).scalars())
     return ["blocked" if id in blocked else state(database, id) for id in ids]
 
 
 def blocked(database: Database) -> dict[str, UUID]:
-    """Behind which entry each blocked group blocks."""
+    """The entry that blocks each blocked group."""
     return {row.ordering_key: row.entry_id for row in database.rows(TABLES.blocked_group)}

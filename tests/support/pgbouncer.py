@@ -25,7 +25,7 @@ NO_PREPARED = {
 
 
 class BouncedDatabase(Database):
-    """The same database as another names, but every connection goes through PgBouncer."""
+    """A database that is reached like another, but every connection goes through PgBouncer."""
 
     def _create_engine(self, url: sa.URL | None = None, **settings: Any) -> sa.Engine:
         return super()._create_engine(url, connect_args=NO_PREPARED, **settings)

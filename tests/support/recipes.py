@@ -48,7 +48,7 @@ def _importable(*modules: ModuleType) -> Iterator[None]:
 
 
 class Pauses:
-    """Stands in for the `time` of a recipe: a pause is the moment at which something else happens."""
+    """Replaces the `time` of a recipe: a pause is the moment at which something else happens."""
 
     def __init__(self, meanwhile: Callable[[], object]) -> None:
         self.count = 0

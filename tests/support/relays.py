@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 
 class Relay:
-    """Carries TCP connections to a server, until it swallows whatever comes and tells nobody, as a hung proxy does."""
+    """Carries TCP connections to a server, until it discards all data and reports nothing, as a hung proxy does."""
 
     def __init__(self, server: sa.URL) -> None:
         self._server = server

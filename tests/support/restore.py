@@ -75,7 +75,7 @@ class Cluster(Database):
 
 
 def _copy_if_there(source: str, target: str) -> None:
-    with suppress(FileNotFoundError):  # a running server removes files: its log says so to whoever recovers
+    with suppress(FileNotFoundError):  # a running server removes files: its log reports this during recovery
         shutil.copy2(source, target)
 
 
@@ -128,7 +128,7 @@ def _configure(data: Path, line: str) -> None:
 
 
 class Address:
-    """Where the database is now: an engine that goes on after the server has moved."""
+    """Where the database is now: an engine that works after the server has moved."""
 
     def __init__(self, database: Database) -> None:
         self.now = database

@@ -31,7 +31,7 @@ class Enqueue(NamedTuple):
 
 
 class Listen(NamedTuple):
-    """At this moment a listener enqueues, once, and then lets the session forget its objects, if told so.
+    """At this moment a listener enqueues, once, and then lets the session forget its objects where `forget` says so.
 
     is_first: it is called before the outbox's own listener.
     """

@@ -34,6 +34,7 @@ from outbox.times import MICROSECOND, NEVER
 from support.database import TABLES, Database
 from support.entries import age, change, queue_row, quota
 from support.store_transitions import (
+    FENCING_DELAY,
     HOUR,
     INSTANTS,
     KINDS,
@@ -42,7 +43,6 @@ from support.store_transitions import (
     NEAR,
     NEWS,
     OPERATIONS,
-    QUIESCENCE,
     START,
     transition,
 )
@@ -118,7 +118,7 @@ class Agreement(RuleBasedStateMachine):
 
     @rule(form=st.sampled_from(["native", "hex"]), news=st.sampled_from([None, *NEWS]))
     def claim(self, form: str, news: str | None = None) -> None:
-        """news: what is to be told of crm, whose limits are then minded."""
+        """news: what is reported of crm, whose limits are then checked."""
         self.requests += 1
         request = ClaimRequest(
             quotas=[quota("crm"), quota("mail")],
@@ -136,19 +136,19 @@ class Agreement(RuleBasedStateMachine):
         assert of_sql.passed_over == of_reference.passed_over
         pairs = list(zip(_by_id(of_sql.claimed), _by_id(of_reference.claimed), strict=True))
         for one, other in pairs:
-            self._same(_told(one), _told(other))
+            self._same(_compared(one), _compared(other))
         self.claims += pairs
 
     @precondition(lambda self: self.claims)
     @rule(form=st.sampled_from(["native", "hex"]))
-    def senders_vanish(self, form: str) -> None:
+    def senders_crash(self, form: str) -> None:
         self.time_passes(2)
         self.claim(form)
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), kind=st.sampled_from(KINDS))
     def settle(self, data: st.DataObject, kind: str) -> None:
-        """By whoever claimed it once, its lease lost or not."""
+        """By a dispatcher that claimed it once, its lease lost or not."""
         self.settle_one(kind, data.draw(st.sampled_from(self.claims[-8:])))
 
     def settle_one(self, kind: str, claims: tuple[ClaimedEntry, ClaimedEntry]) -> None:
@@ -163,8 +163,8 @@ class Agreement(RuleBasedStateMachine):
             return sent_as == form
 
         with self.database.engine.begin() as connection:
-            queries.request_lookups(connection, TABLES, wanted, QUIESCENCE, None)
-        self.reference.request_lookups(wanted, QUIESCENCE)
+            queries.request_lookups(connection, TABLES, wanted, FENCING_DELAY, None)
+        self.reference.request_lookups(wanted, FENCING_DELAY)
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data(), rolled_back=st.booleans())
@@ -183,7 +183,7 @@ class Agreement(RuleBasedStateMachine):
     @precondition(lambda self: self._never_claimed())
     @rule(data=st.data())
     def make_due(self, data: st.DataObject) -> None:
-        """As nobody should: it may cost a claim, but no order."""
+        """No program should do this: it may cost a claim, but no order."""
         id = data.draw(st.sampled_from(self._never_claimed()))
         change(self.database, id, due_at=clock())
         self.reference.queue[id].due_at = self._tick()
@@ -262,8 +262,8 @@ class Agreement(RuleBasedStateMachine):
 
     @precondition(lambda self: self.claims)
     @rule(hours=st.sampled_from([1, 3]), data=st.data(), kind=st.sampled_from(KINDS))
-    def hold_and_resume(self, hours: int, data: st.DataObject, kind: str) -> None:
-        """As after a restore; meanwhile somebody claims, settles and cancels all the same."""
+    def suspend_and_resume(self, hours: int, data: st.DataObject, kind: str) -> None:
+        """As after a restore; meanwhile a dispatcher claims, settles and cancels all the same."""
         self.suspend()
         self.claim("native")
         self.settle_one(kind, data.draw(st.sampled_from(self.claims[-8:])))
@@ -287,19 +287,19 @@ class Agreement(RuleBasedStateMachine):
         queue = {row.id: row for row in self.database.queue}
         assert queue.keys() == self.reference.queue.keys()
         for id, row in self.reference.queue.items():
-            told = asdict(row)
-            del told["position"]  # of which only the order counts
-            self._same({name: getattr(queue[id], name) for name in told}, told)
+            fields = asdict(row)
+            del fields["position"]  # of which only the order counts
+            self._same({name: getattr(queue[id], name) for name in fields}, fields)
         assert _in_order(queue) == _in_order(self.reference.queue)
         blocks = {row.ordering_key: Block(row.entry_id, row.reason) for row in self.database.rows(TABLES.blocked_group)}
         assert blocks == self.reference.blocked_group
         flow_states = {row.name: row for row in self.database.rows(TABLES.destination)}
         assert flow_states.keys() == self.reference.flow.keys()
         for destination, flow in self.reference.flow.items():
-            told = asdict(flow)
-            del told["resumed_at"], told["permits_taken"]
+            fields = asdict(flow)
+            del fields["resumed_at"], fields["permits_taken"]
             self._same_permits(on_record(flow_states[destination].permits_taken), flow.permits_taken)
-            self._same({name: getattr(flow_states[destination], name) for name in told}, told)
+            self._same({name: getattr(flow_states[destination], name) for name in fields}, fields)
         settlements = {row.id: row for row in self.database.rows(TABLES.settlement)}
         assert settlements.keys() == self.reference.settlements.keys()
         for id, settlement in self.reference.settlements.items():
@@ -356,17 +356,17 @@ def _by_id(claimed: list[ClaimedEntry]) -> list[ClaimedEntry]:
     return sorted(claimed, key=lambda entry: entry.id)
 
 
-def _told(claimed: ClaimedEntry) -> dict[str, Any]:
+def _compared(claimed: ClaimedEntry) -> dict[str, Any]:
     as_enqueued = ("tag", "payload", "options", "headers", "position")
     return {name: value for name, value in claimed._asdict().items() if name not in as_enqueued}
 
 
 def _histories(events: Sequence[Any]) -> list[tuple[UUID, str, str | None]]:
-    """Entry by entry, without the times that are told."""
-    told = [
+    """Entry by entry, without times."""
+    fields = [
         (event.entry_id, event.kind, event.reason and re.sub(" after .* UTC", "", event.reason)) for event in events
     ]
-    return sorted(told, key=lambda event: event[0])
+    return sorted(fields, key=lambda event: event[0])
 
 
 def _in_order(queue: Mapping[UUID, Any]) -> list[tuple[str, UUID]]:

@@ -22,8 +22,8 @@ INSTANTS = (
     *("cooldown_until", "breaker_until", "rate_at"),
 )
 OPERATIONS = ("crm.upsert", "mail.send")
-QUIESCENCE = 1.5 * LEASE
-MEMORIES = {"crm": MEMORY, "mail": replace(MEMORY, can_look_up=True, fencing_delay=QUIESCENCE)}
+FENCING_DELAY = 1.5 * LEASE
+MEMORIES = {"crm": MEMORY, "mail": replace(MEMORY, can_look_up=True, fencing_delay=FENCING_DELAY)}
 
 ANSWERS: dict[str, Outcome] = {
     "delivered": Delivered({"id": 1}),
@@ -57,14 +57,14 @@ NEWS: dict[str, dict[str, News]] = {
 
 
 def finding(outcome: Outcome) -> Finding:
-    """What a look finds instead."""
+    """What a status lookup finds instead."""
     if isinstance(outcome, Delivered):
         return Found(outcome.result)
     return Absent() if isinstance(outcome, Rejected) else CannotTell("not now")
 
 
 def unhurried(change: Transition) -> Transition:
-    """The same, with no wait so short that the test itself may outlast it."""
+    """The transition, with no wait so short that the test itself may outlast it."""
     delay = getattr(change, "delay", None)
     return replace(change, delay=max(delay, HOUR / 2)) if delay else change  # type: ignore[type-var]
 
@@ -72,7 +72,7 @@ def unhurried(change: Transition) -> Transition:
 def transition(kind: str, entry: ClaimedEntry) -> Transition:
     """What the dispatcher makes of an answer, or of a callback that failed, or of what is on record."""
     known, lookup, memory = entry.outcome.known, entry.outcome.lookup, MEMORIES[entry.destination]
-    answer, now = ANSWERS.get(kind.removeprefix("keep ").removeprefix("go on after ")), entry.leased_at
+    answer, now = ANSWERS.get(kind.removeprefix("keep ").removeprefix("unblocked after ")), entry.leased_at
     if answer is None:
         return Release("not here", HOUR / 2, shown=True)
     if known is not None:
@@ -82,7 +82,7 @@ def transition(kind: str, entry: ClaimedEntry) -> Transition:
         change = unhurried(admit_lookup(entry, lookup, replace(memory, form="native"), now) or seen)
     else:
         change = decide(entry, answer, memory, now, 0.0)
-    if kind.startswith("go on after "):
+    if kind.startswith("unblocked after "):
         return without_block(change)
     return (
         keep(entry, change, "it broke", 0.0)
@@ -92,7 +92,7 @@ def transition(kind: str, entry: ClaimedEntry) -> Transition:
 
 
 KINDS = [
-    *("hand back", *ANSWERS),
+    *("release", *ANSWERS),
     *(f"keep {answer}" for answer in ("delivered", "rejected", "stored 500")),
-    *(f"go on after {answer}" for answer in ("rejected", "stored 500")),
+    *(f"unblocked after {answer}" for answer in ("rejected", "stored 500")),
 ]

@@ -37,8 +37,8 @@ class Stream:
         return await self.js.publish(self.subject, json.dumps(ORDER).encode(), headers=headers or {"Event-Id": "evt_1"})
 
     async def redrive(self) -> None:
-        buried = await self.js.get_last_msg(self.dead, self.dead_subject)
-        await self.js.publish(self.subject, buried.data, headers=buried.headers)
+        parked = await self.js.get_last_msg(self.dead, self.dead_subject)
+        await self.js.publish(self.subject, parked.data, headers=parked.headers)
 
     async def back_up(self) -> tuple[dict[str, Any], list[bytes]]:
         """What `nats stream backup` does: the stream's configuration and state, and its data in chunks."""

@@ -1,4 +1,4 @@
-"""The rules of `decide` and `moves` with one guard removed each: what a search for broken invariants must find."""
+"""The rules of `decide` and `moves` as mutants, each without one guard: a search for broken invariants must find each of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -99,7 +99,7 @@ def sending_again_without_doubt(entry: ClaimedEntry, known: Known, memory: Memor
     return SendAgain(entry.key_epoch, None, memory.fencing_delay, "sent again")
 
 
-PLANTED_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+RULE_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "the window is not heeded": rule(last_safe_send=lambda since, memory: None),
     "the window makes no allowance for the send and the clocks": rule(
         last_safe_send=lambda since, memory: (
@@ -129,7 +129,7 @@ PLANTED_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "unknown is retried without keys": rule(
         decide=keyless_is_retried, admit=lambda entry, memory, now, jitter=1.0: None
     ),
-    "a vanished sender is followed by another without keys": rule(
+    "without keys an expired lease leads to another send": rule(
         admit=lambda entry, memory, now, jitter=1.0: admit(entry, replace(memory, at_least_once=True), now, jitter)
     ),
     "a limit in doubt is a failure": rule(_end=lambda entry, attempts, reason: Settle("failed", attempts)),

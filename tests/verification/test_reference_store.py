@@ -31,7 +31,7 @@ def test_a_database_treats_late_answers_as_the_reference_store_does(
     agreement = Agreement(database, ob)
     agreement.enqueue("crm.upsert", ["a", "a"])
     agreement.claim("native")
-    agreement.senders_vanish("native")
+    agreement.senders_crash("native")
 
     agreement.settle_one(kind, agreement.claims[0])
     agreement.they_agree()
@@ -40,16 +40,18 @@ def test_a_database_treats_late_answers_as_the_reference_store_does(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_database_treats_looks_as_the_reference_store_does(database: Database, ob: outbox.Outbox, kind: str) -> None:
+def test_a_database_treats_lookups_as_the_reference_store_does(
+    database: Database, ob: outbox.Outbox, kind: str
+) -> None:
     agreement = Agreement(database, ob)
-    for operation in OPERATIONS:  # of the first nobody looks for by itself
+    for operation in OPERATIONS:  # of the first, which no dispatcher looks up by itself
         agreement.enqueue(operation, [None])
     agreement.claim("native")
     for claims in agreement.claims[:]:
         agreement.settle_one("stored 500", claims)
     agreement.they_agree()
 
-    for form in ("hex", "native", "native"):  # the last one finds nothing that is not being looked for
+    for form in ("hex", "native", "native"):  # the last one finds nothing that awaits no lookup
         agreement.request_lookups(form)
         agreement.they_agree()
     for hours in (4, 4, 40):  # after which no look is due any more
@@ -68,13 +70,13 @@ def test_a_database_treats_looks_as_the_reference_store_does(database: Database,
 def test_a_database_treats_groups_as_the_reference_store_does(
     database: Database, ob: outbox.Outbox, verdict: str
 ) -> None:
-    """One group for each way in which its head may end, of three entries; then a person says something of that one."""
+    """One group for each way in which its head may end, of three entries; then an operator decides on that one."""
     agreement = Agreement(database, ob)
     for group in KINDS:
         agreement.enqueue("crm.upsert", [group, group, group])
     heads = agreement.ids[::3]
 
-    def go_on(kinds: Mapping[str | None, str]) -> None:
+    def resume(kinds: Mapping[str | None, str]) -> None:
         agreement.claims.clear()
         agreement.claim("native")
         agreement.they_agree()
@@ -82,23 +84,23 @@ def test_a_database_treats_groups_as_the_reference_store_does(
             agreement.settle_one(kinds.get(claims[1].ordering_key, "delivered"), claims)
             agreement.they_agree()
 
-    go_on({group: group for group in KINDS})
-    go_on({})
+    resume({group: group for group in KINDS})
+    resume({})
     for head in heads:
         agreement.decide_one(head, verdict)
         agreement.they_agree()
     for _ in range(2):
-        go_on({})
+        resume({})
         agreement.time_passes(2)
     for group in KINDS:
         agreement.release(group)
         agreement.they_agree()
     for _ in range(3):
-        go_on({})
+        resume({})
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_database_goes_on_after_a_restore_as_the_reference_store_does(
+def test_a_database_resumes_after_a_restore_as_the_reference_store_does(
     database: Database, ob: outbox.Outbox, kind: str
 ) -> None:
     agreement = Agreement(database, ob)
@@ -119,5 +121,5 @@ def test_a_database_goes_on_after_a_restore_as_the_reference_store_does(
     for claims in (late, *others):
         agreement.settle_one(kind, claims)
         agreement.they_agree()
-    agreement.senders_vanish("hex")
+    agreement.senders_crash("hex")
     agreement.they_agree()

@@ -57,7 +57,7 @@ def test_a_seed_plays_the_same_run_again_in_any_process() -> None:
     assert len(set(traces[0])) == 30
 
 
-def test_a_broken_promise_has_its_seed_and_the_command_that_repeats_it(
+def test_a_broken_invariant_has_its_seed_and_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = first_broken("the fence is gone")
@@ -71,12 +71,12 @@ def test_a_broken_promise_has_its_seed_and_the_command_that_repeats_it(
     assert str(again.value) == str(broken)
 
 
-def test_the_command_plays_seeds_and_tells_how_entries_ended() -> None:
+def test_the_command_plays_seeds_and_prints_how_entries_ended() -> None:
     arguments = ("-m", "simulation", "--seeds", "20", "--from", "7", "--jobs", "2")
-    told = run_python(*arguments, env=os.environ | {"PYTHONPATH": IMPORT_PATH}, check=True).stdout
+    printed = run_python(*arguments, env=os.environ | {"PYTHONPATH": IMPORT_PATH}, check=True).stdout
 
-    assert told.startswith("20 seeds, no invariant broken, ")
-    assert " delivered" in told
+    assert printed.startswith("20 seeds, no invariant broken, ")
+    assert " delivered" in printed
 
 
 def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
@@ -99,12 +99,12 @@ def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
         " cancelled\n",
         "Settle delivered: lost",
         "Retry: lost",
-        "told delivered",
-        "told uncertain",
+        "reported delivered",
+        "reported uncertain",
         "to crm",
-        "looked for: Found\n",
-        "looked for: Absent\n",
-        "looked for: CannotTell\n",
+        "lookup returned Found\n",
+        "lookup returned Absent\n",
+        "lookup returned CannotTell\n",
         "blocks its group\n",
         "is released\n",
         "is being cancelled\n",
@@ -112,7 +112,7 @@ def test_the_runs_reach_every_end_and_every_kind_of_trouble() -> None:
         "is paused\n",
         "is resumed\n",
         "the database is set back\n",
-        "a person resumes\n",
+        "an operator resumes\n",
     ):
         assert trouble in steps
 

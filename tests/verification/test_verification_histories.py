@@ -20,7 +20,7 @@ from support.entries import (
     settle,
     settlement_row,
 )
-from support.lookups import decide_on, keyless, look_up, sent_and_looked_for
+from support.lookups import decide_on, keyless, look_up, sent_and_looked_up
 from support.ordering import OrderedService, put_in_group, send_all
 from support.verify import Harm, broken_rules, setting, taking
 
@@ -108,7 +108,7 @@ def sent_again_and_delivered(database: Database, ob: outbox.Outbox) -> UUID:
 
 
 def proved_late_though_decided(database: Database, ob: outbox.Outbox) -> UUID:
-    """A person said that it did not happen; before that was carried out, an earlier sender came and proved that it did."""
+    """An operator decided that it did not happen; before that was carried out, an earlier sender came and proved that it did."""
     id, store = put_one(database, ob), DatabaseStore(database.engine, ob.configuration)
     claimed = claim_one(store)
     age(database, HOUR)
@@ -125,7 +125,7 @@ def cancelled_by_the_app(database: Database, ob: outbox.Outbox) -> UUID:
     return id
 
 
-def cancelled_by_a_person(database: Database, ob: outbox.Outbox) -> UUID:
+def cancelled_by_an_operator(database: Database, ob: outbox.Outbox) -> UUID:
     id = put_one(database, ob)
     decide_on(database, id, cancel)
     run_once(database, ob, adapters={"crm": MemoryAdapter()})
@@ -133,12 +133,12 @@ def cancelled_by_a_person(database: Database, ob: outbox.Outbox) -> UUID:
 
 
 def found(database: Database, ob: outbox.Outbox) -> UUID:
-    return sent_and_looked_for(database, ob, keyless("answer"))
+    return sent_and_looked_up(database, ob, keyless("answer"))
 
 
 def not_found(database: Database, ob: outbox.Outbox) -> UUID:
     """Sent once, proved absent, and so without doubt."""
-    id = sent_and_looked_for(database, ob, keyless("request", Deferred("busy")))
+    id = sent_and_looked_up(database, ob, keyless("request", Deferred("busy")))
     run_once(database, ob, adapters={"crm": MemoryAdapter([Deferred("busy")], window=None)})
     row = queue_row(database, id)
     assert (row.attempts, row.maybe_sent) == (1, False)
@@ -152,14 +152,14 @@ def not_found_and_cancelled(database: Database, ob: outbox.Outbox) -> UUID:
     return id
 
 
-def looked_for_in_vain(database: Database, ob: outbox.Outbox) -> UUID:
+def looked_up_without_result(database: Database, ob: outbox.Outbox) -> UUID:
     adapter = keyless("answer", finds=[CannotTell("it is down"), CannotTell("it is down")])
-    id = sent_and_looked_for(database, ob, adapter)
+    id = sent_and_looked_up(database, ob, adapter)
     look_up(database, ob, adapter, HOUR)
     return id
 
 
-def called_back_in_vain(outcome: Outcome, kind: str = "on_settled") -> History:
+def callback_failed(outcome: Outcome, kind: str = "on_settled") -> History:
     """Its end is on record, and its callback is due again."""
 
     def history(database: Database, ob: outbox.Outbox) -> UUID:
@@ -176,7 +176,7 @@ def called_back_in_vain(outcome: Outcome, kind: str = "on_settled") -> History:
 def found_and_called_back_at_last(database: Database, ob: outbox.Outbox) -> UUID:
     shop = Shop(database, ob, is_async=False)
     shop.on_settled(broken)
-    id = sent_and_looked_for(database, ob, keyless("answer"), include=[shop.effects])
+    id = sent_and_looked_up(database, ob, keyless("answer"), include=[shop.effects])
     age(database, HOUR)
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}, include=[mended("on_settled")]) == 1
     assert settlement_row(database, id).reason == "found at the service"
@@ -196,7 +196,7 @@ def mended(kind: str) -> Operations:
 
 def called_back_at_last(outcome: Outcome, kind: str = "on_settled") -> History:
     def history(database: Database, ob: outbox.Outbox) -> UUID:
-        id = called_back_in_vain(outcome, kind)(database, ob)
+        id = callback_failed(outcome, kind)(database, ob)
         age(database, HOUR)
         assert run_once(database, ob, adapters={"crm": MemoryAdapter()}, include=[mended(kind)]) == 1
         return id
@@ -205,14 +205,14 @@ def called_back_at_last(outcome: Outcome, kind: str = "on_settled") -> History:
 
 
 def blocking_its_group(database: Database, ob: outbox.Outbox) -> UUID:
-    """Two are blocked behind it."""
+    """Two wait for it."""
     ids = put_in_group(database, ob, "one", "two", "three", "four")
     send_all(database, ob, OrderedService(two=Rejected("declined")))
     return ids[1]
 
 
 def heading_its_group(database: Database, ob: outbox.Outbox) -> UUID:
-    """One is blocked behind it, or will be as soon as anybody looks."""
+    """One waits for it, or will as soon as a dispatcher claims."""
     first, _ = put_in_group(database, ob, "one", "two")
     run_once(database, ob, adapters={"crm": OrderedService(one=Deferred("busy", after=HOUR))})
     return first
@@ -328,7 +328,7 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
         (setting(ENDED, state="delivered"), "true end", "is delivered, but was never sent"),
         (setting(ENDED, state="failed"), "true end", "is failed, but its history does not show that"),
     ]),
-    (cancelled_by_a_person, [
+    (cancelled_by_an_operator, [
         (setting(ENDED, state="delivered"), "true end", "is delivered, but its history does not show that"),
     ]),
     (found, [
@@ -338,12 +338,12 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
     (not_found_and_cancelled, [
         (for_all(TABLES.event.update().values(kind="attempt")), "cancelled", "is cancelled, but was sent 1 times"),
     ]),
-    (looked_for_in_vain, []),
-    (called_back_in_vain(Delivered()), [
+    (looked_up_without_result, []),
+    (callback_failed(Delivered()), [
         (taking(TABLES.event), "decided", "is to become delivered, but its history"),
     ]),
-    (called_back_in_vain(Rejected("declined")), []),
-    (called_back_in_vain(Unknown("no answer", final=True), "on_uncertain"), []),
+    (callback_failed(Rejected("declined")), []),
+    (callback_failed(Unknown("no answer", final=True), "on_uncertain"), []),
     (called_back_at_last(Delivered()), []),
     (called_back_at_last(Rejected("declined")), []),
     (called_back_at_last(Unknown("no answer", final=True), "on_uncertain"), []),
@@ -370,7 +370,7 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
     ]),
     (delivered_as_a_lost_commit_said, []),
 ]  # fmt: skip
-"""Each with what a hand may change in it, the rule that then is broken, and how that is told."""
+"""Each with what a hand may change in it, the rule that is then broken, and how the violation begins."""
 
 
 @pytest.mark.parametrize(("history", "harms"), HISTORIES)
@@ -381,5 +381,5 @@ def test_a_history_breaks_no_rule_until_a_hand_changes_it(
 
     assert broken_rules(database) == {}
     for harm, rule, text in harms:
-        told = broken_rules(database, lambda connection, harm=harm: harm(connection, id)).get(rule, [])
-        assert any(found.startswith(text) for found in told), (rule, told)
+        violations = broken_rules(database, lambda connection, harm=harm: harm(connection, id)).get(rule, [])
+        assert any(found.startswith(text) for found in violations), (rule, violations)

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support.concurrency import PATIENCE
+from support.concurrency import TEST_TIMEOUT
 from support.database import TABLES, Database
 from support.entries import wait_for
 
@@ -55,7 +55,7 @@ def test_one_ordering_key_has_one_lock_under_two_names_of_the_tables(postgresql:
         second = pool.submit(committed, postgresql, named, "second", "customer:1")
         waits(postgresql, second)
         first.commit()
-        second.result(PATIENCE)
+        second.result(TEST_TIMEOUT)
 
     assert in_order(postgresql) == ["first", "second"]
 
@@ -66,14 +66,14 @@ def test_tables_of_another_prefix_have_locks_of_their_own(postgresql: Database, 
 
     with ThreadPoolExecutor(1) as pool, postgresql.session() as first:
         enqueue(first, ob, "first", *map(str, range(300)))
-        pool.submit(committed, postgresql, other, "second", "1").result(PATIENCE)
+        pool.submit(committed, postgresql, other, "second", "1").result(TEST_TIMEOUT)
         first.commit()
 
 
 def test_different_ordering_keys_do_not_wait_for_each_other(postgresql: Database, ob: outbox.Outbox) -> None:
     with ThreadPoolExecutor(1) as pool, postgresql.session() as first:
         enqueue(first, ob, "first", "customer:1")
-        pool.submit(committed, postgresql, ob, "second", "customer:2").result(PATIENCE)
+        pool.submit(committed, postgresql, ob, "second", "customer:2").result(TEST_TIMEOUT)
         first.commit()
 
     assert in_order(postgresql) == ["first", "second"]
@@ -88,13 +88,13 @@ def test_a_large_flush_takes_one_lock_and_keeps_the_order(postgresql: Database, 
         flush = pool.submit(enqueue, large, ob, "large", *keys)
         waits(postgresql, flush)  # for a transaction that has one of its keys
         small.commit()
-        flush.result(PATIENCE)
+        flush.result(TEST_TIMEOUT)
         assert large.execute(ADVISORY).scalar_one() == 1
         later = pool.submit(committed, postgresql, ob, "small after", "customer:7")
         waits(postgresql, later)
         large.commit()
         large.close()
-        later.result(PATIENCE)
+        later.result(TEST_TIMEOUT)
 
     assert list(dict.fromkeys(in_order(postgresql))) == ["small before", "large", "small after"]
 
@@ -129,7 +129,7 @@ def test_whoever_sees_an_entry_sees_all_before_it_of_its_ordering_key(
 
     def write(worker: int) -> None:
         rng = random.Random(worker)
-        barrier.wait(PATIENCE)
+        barrier.wait(TEST_TIMEOUT)
         for number in range(15):
             keys = rng.sample("abcdefgh", rng.choice([1, 2, 3, 4, 8]))
             with Session(engine) as session, session.begin():
@@ -137,7 +137,7 @@ def test_whoever_sees_an_entry_sees_all_before_it_of_its_ordering_key(
 
     def read() -> None:
         queue = TABLES.queue
-        barrier.wait(PATIENCE)
+        barrier.wait(TEST_TIMEOUT)
         with postgresql.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:
             while not over.is_set():
                 visible = defaultdict(set)
@@ -148,9 +148,9 @@ def test_whoever_sees_an_entry_sees_all_before_it_of_its_ordering_key(
     with ThreadPoolExecutor(5) as pool:
         reader = pool.submit(read)
         for writer in [pool.submit(write, worker) for worker in range(4)]:
-            writer.result(PATIENCE)
+            writer.result(TEST_TIMEOUT)
         over.set()
-        reader.result(PATIENCE)
+        reader.result(TEST_TIMEOUT)
 
     final = defaultdict(set)
     for row in postgresql.queue:

@@ -382,4 +382,4 @@ def until_somebody_waits(database: Database) -> None:
     waiting, deadline = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted"), time.monotonic() + 30
     with database.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:
         while not connection.scalar(waiting):
-            assert time.monotonic() < deadline, "nobody waits"
+            assert time.monotonic() < deadline, "no process waits"

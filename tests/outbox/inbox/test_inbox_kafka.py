@@ -17,7 +17,7 @@ from confluent_kafka import (
     TopicPartition,
     Uuid,
 )
-from support.consumer import ORDER, Billing, Crash, behind_a_relay, until
+from support.consumer import ORDER, Billing, Crash, through_a_relay, until
 from support.database import Database
 from support.recipes import Pauses, recipe_of
 
@@ -181,7 +181,7 @@ def test_a_message_in_flight_elsewhere_is_not_passed_over(topic: Topic, process:
 
 
 def test_an_outage_of_the_database_counts_as_no_attempt(topic: Topic, postgresql: Database, ob: outbox.Outbox) -> None:
-    with behind_a_relay(postgresql, ob) as (billing, between):
+    with through_a_relay(postgresql, ob) as (billing, between):
         process = Process(topic, billing)
         between.refuse()
         topic.send("evt_1")

@@ -15,7 +15,7 @@ import pytest
 from nats.errors import NoServersError
 from nats.errors import TimeoutError as NoMessage
 from nats.js.api import ConsumerConfig
-from support.consumer import Billing, Crash, behind_a_relay
+from support.consumer import Billing, Crash, through_a_relay
 from support.database import Database
 from support.entries import until_true
 from support.recipes import recipe_of
@@ -179,7 +179,7 @@ def test_an_outage_of_the_database_counts_as_no_delivery(postgresql: Database, o
             await working
             return await consumer.about()
 
-    with behind_a_relay(postgresql, ob) as (billing, between):
+    with through_a_relay(postgresql, ob) as (billing, between):
         about = asyncio.run(run())
         assert billing.orders == ["evt_1"]
 

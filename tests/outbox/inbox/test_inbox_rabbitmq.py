@@ -8,7 +8,7 @@ from uuid import uuid4
 import pika
 import pytest
 from pika.exceptions import AMQPConnectionError
-from support.consumer import ORDER, Billing, Crash, behind_a_relay, until
+from support.consumer import ORDER, Billing, Crash, through_a_relay, until
 from support.database import Database
 from support.recipes import recipe_of
 
@@ -174,7 +174,7 @@ def test_a_message_in_flight_elsewhere_is_kept_at_no_cost(queue: Queue, consumer
 
 
 def test_an_outage_of_the_database_counts_as_no_delivery(queue: Queue, postgresql: Database, ob: outbox.Outbox) -> None:
-    with behind_a_relay(postgresql, ob) as (billing, between):
+    with through_a_relay(postgresql, ob) as (billing, between):
         consumer = Consumer(queue, billing)
         between.refuse()
         queue.send()

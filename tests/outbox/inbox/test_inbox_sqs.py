@@ -15,7 +15,7 @@ import boto3
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from support.apps.crashing_consumer import BROKER, SETTINGS
-from support.consumer import ORDER, Billing, Crash, behind_a_relay, until
+from support.consumer import ORDER, Billing, Crash, through_a_relay, until
 from support.database import Database
 from support.python_processes import PIPE, PythonProcess
 from support.recipes import Pauses, recipe_of
@@ -202,7 +202,7 @@ def test_an_outage_of_the_database_counts_as_no_delivery(queue: Queue, postgresq
     queue.send("evt_1")
     queue.send("evt_2")
     received: list[Any] = []
-    with behind_a_relay(postgresql, ob) as (billing, between):
+    with through_a_relay(postgresql, ob) as (billing, between):
 
         def meanwhile() -> None:
             time.sleep(0.4)

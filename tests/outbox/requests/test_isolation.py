@@ -11,7 +11,7 @@ from threading import Event
 
 import pytest
 import sqlalchemy as sa
-from support.concurrency import ANSWER, PATIENCE, RacingShop, at_once, is_conflict, retried
+from support.concurrency import ANSWER, TEST_TIMEOUT, RacingShop, at_once, is_conflict, retried
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD, Order
 from support.entries import put, put_one, run_once, settlement_row, states
 
@@ -24,7 +24,7 @@ from outbox.sql import dialect
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 STRICT = LEVELS[1:]
-WAIT = {"in_flight": "wait", "wait": timedelta(seconds=PATIENCE)}
+WAIT = {"in_flight": "wait", "wait": timedelta(seconds=TEST_TIMEOUT)}
 TOO_NEW = "a request with key 'retry-001' was answered after this transaction's snapshot: roll it back and retry"
 
 
@@ -65,7 +65,7 @@ def test_of_ten_at_once_that_try_until_they_are_answered_one_works(shop):
 
 def test_while_one_works_the_other_is_told_at_once(shop):
     told = Event()
-    shop.while_working = lambda session: told.wait(PATIENCE) or pytest.fail("the other was made to wait")
+    shop.while_working = lambda session: told.wait(TEST_TIMEOUT) or pytest.fail("the other was made to wait")
 
     def request():
         try:

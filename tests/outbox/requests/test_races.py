@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support.concurrency import ANSWER, PATIENCE, RacingShop, at_once
+from support.concurrency import ANSWER, TEST_TIMEOUT, RacingShop, at_once
 from support.database import ALL, Order
 
 import outbox
@@ -22,7 +22,7 @@ def shop(postgresql, ob):
 
 def test_of_two_threads_with_one_key_one_works_and_one_is_refused_at_once(shop):
     told = threading.Event()
-    shop.while_working = lambda session: told.wait(PATIENCE) or pytest.fail("the other was made to wait")
+    shop.while_working = lambda session: told.wait(TEST_TIMEOUT) or pytest.fail("the other was made to wait")
 
     def request():
         try:
@@ -39,7 +39,7 @@ def test_of_two_threads_with_one_key_one_works_and_one_is_refused_at_once(shop):
     assert shop.database.counts() == ALL
 
 
-@pytest.mark.parametrize("wait", [timedelta(seconds=PATIENCE), timedelta(days=365)])
+@pytest.mark.parametrize("wait", [timedelta(seconds=TEST_TIMEOUT), timedelta(days=365)])
 def test_of_two_threads_with_one_key_one_works_and_one_awaits_its_answer(shop, wait):
     shop.while_working = lambda session: shop.wait_until_others_wait(1)
 
@@ -54,7 +54,7 @@ def test_of_fifty_with_one_key_one_works_and_the_others_are_refused(shop):
 
     def wait_for_the_others(session):
         for _ in range(49):
-            assert told.acquire(timeout=PATIENCE), "one of the others was made to wait"
+            assert told.acquire(timeout=TEST_TIMEOUT), "one of the others was made to wait"
 
     def request():
         try:
@@ -76,7 +76,7 @@ def test_of_fifty_with_one_key_one_works_and_the_others_are_refused(shop):
 def test_of_fifty_with_the_same_key_all_get_the_answer_that_one_made(shop):
     shop.while_working = lambda session: shop.wait_until_others_wait(49)
 
-    outcomes = at_once(50, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=PATIENCE)))
+    outcomes = at_once(50, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=TEST_TIMEOUT)))
 
     assert outcomes == [ANSWER] * 50
     assert shop.executions == 1
@@ -100,7 +100,7 @@ def test_the_one_that_waited_works_if_the_first_gives_up(shop):
 
     shop.while_working = give_up_once
 
-    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=PATIENCE)))
+    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=TEST_TIMEOUT)))
 
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["OutboxError", "Response"]
     assert shop.executions == 2
@@ -111,7 +111,7 @@ def test_the_one_that_waited_keeps_its_own_lock_timeout(shop, ob):
     def request():
         with Session(shop.engine) as session, session.begin():
             session.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
-            with shop.claim(session, in_flight="wait", wait=timedelta(seconds=PATIENCE)) as claim:
+            with shop.claim(session, in_flight="wait", wait=timedelta(seconds=TEST_TIMEOUT)) as claim:
                 if not claim.replayed:
                     shop.wait_until_others_wait(1)
                     claim.respond(201)
@@ -124,7 +124,7 @@ def test_the_one_that_waited_keeps_its_own_lock_timeout(shop, ob):
 
 @pytest.mark.parametrize("in_flight", ["conflict", "wait"])
 def test_two_simultaneous_replays_are_both_answered(shop, in_flight):
-    longer_than_the_test = timedelta(seconds=2 * PATIENCE)
+    longer_than_the_test = timedelta(seconds=2 * TEST_TIMEOUT)
     shop.request()
     both_inside = threading.Barrier(2)
 
@@ -134,7 +134,7 @@ def test_two_simultaneous_replays_are_both_answered(shop, in_flight):
             session.begin(),
             shop.claim(session, in_flight=in_flight, wait=longer_than_the_test) as claim,
         ):
-            both_inside.wait(PATIENCE)
+            both_inside.wait(TEST_TIMEOUT)
             return claim.response
 
     assert at_once(2, replay) == [ANSWER, ANSWER]
@@ -194,7 +194,7 @@ def test_an_expired_key_is_freed_for_one_of_two(shop):
     shop.database.age_records(timedelta(hours=25))
     shop.while_working = lambda session: shop.wait_until_others_wait(1)
 
-    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=PATIENCE)))
+    outcomes = at_once(2, lambda: shop.request(in_flight="wait", wait=timedelta(seconds=TEST_TIMEOUT)))
 
     assert outcomes == [ANSWER, ANSWER]
     assert shop.database.counts() == {"orders": 2, "records": 1, "entries": 1, "queue": 1}

@@ -1,4 +1,4 @@
-"""A dispatcher under a supervisor that starts it anew whenever it dies: `python poisoned.py URL DIRECTORY KEYS`.
+"""A dispatcher under a supervisor that starts it again whenever it dies: `python poisoned.py URL DIRECTORY KEYS`.
 
 It meets a payload that kills its process, once the service has executed it. It works until nothing waits any more; printed is how
 each of the processes ended. They are forked, so that a start costs next to nothing; nothing is open before a fork.

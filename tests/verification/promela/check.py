@@ -1,7 +1,7 @@
 """The protocol's model, checked: `python3 dev.py model [NAME ...]`.
 
-Each line of runs.tsv is one setting of outbox.pml: with every guard in place its invariants hold, with one guard removed they
-must fail, or the guard would be for nothing. Without names all but the long ones are run, with `--all` every one. Needs Spin
+Each line of runs.tsv is one setting of outbox.pml. With every guard in place its invariants hold; in each mutant they must
+fail. Without names all but the long ones are run, with `--all` every one. Needs Spin
 (Debian: spin) and a C compiler.
 """
 
@@ -77,12 +77,12 @@ def check(run: Run) -> Verdict:
         shutil.copy(MODEL, made)
         _tool(made, "spin", "-a", *run.flags, MODEL.name)
         _tool(made, "cc", "-w", "-DMEMLIM=9000", *compile_flags, "-o", "pan", "pan.c")
-        told = _tool(made, "./pan", *run_flags)
-    errors = re.search(r"errors: (\d+)", told)
-    if errors is None or re.search(r"out of memory|max search depth too small", told):
-        raise RuntimeError(f"{run.name}: no verdict\n{told}")
-    states = re.search(r"^\s*([0-9.e+]+) states, stored", told, re.M)
-    why = re.search(r"^pan:1: (.*?)(?: \(at depth|$)", told, re.M)
+        printed = _tool(made, "./pan", *run_flags)
+    errors = re.search(r"errors: (\d+)", printed)
+    if errors is None or re.search(r"out of memory|max search depth too small", printed):
+        raise RuntimeError(f"{run.name}: no verdict\n{printed}")
+    states = re.search(r"^\s*([0-9.e+]+) states, stored", printed, re.M)
+    why = re.search(r"^pan:1: (.*?)(?: \(at depth|$)", printed, re.M)
     return Verdict("holds" if errors[1] == "0" else "fails", states[1] if states else "?", why[1] if why else "")
 
 

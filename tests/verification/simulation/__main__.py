@@ -45,8 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         done += 1
         if done % 10_000 == 0:
             print(f"{done} seeds, no invariant broken", flush=True)
-    told = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
-    print(f"{done} seeds, no invariant broken, {done / (time.monotonic() - began):.0f} a second; entries: {told}")
+    summary = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
+    print(f"{done} seeds, no invariant broken, {done / (time.monotonic() - began):.0f} a second; entries: {summary}")
     return 0
 
 
@@ -68,7 +68,7 @@ def find(mutant: str) -> tuple[str, int]:
 
 
 def played(seeds: Sequence[int], jobs: int) -> Iterator[Run | str]:
-    """What became of each seed, or why it broke an invariant."""
+    """The outcome of each seed, or why it broke an invariant."""
     if jobs == 1:
         yield from map(play, seeds)
         return

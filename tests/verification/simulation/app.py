@@ -93,7 +93,7 @@ class App:
         return self._keys[id]
 
     def _cancel(self, id: UUID) -> None:
-        """By the app, or by a person through a dispatcher."""
+        """By the app, or by an operator through a dispatcher."""
         if id in self._database.store.locked or not self.world.faulty:
             return
         if self.rng.random() < 0.5:
@@ -119,7 +119,7 @@ class App:
         self.world.at(self.rng.choice([0.3, 3.0, 12.0]), end)
 
     def hear_of_restore(self) -> None:
-        """Somebody changes their mind just then."""
+        """The customer changes their mind just then."""
         waiting = list(self._database.store.queue)
         if waiting:
             self.world.at(self.rng.random(), self._cancel, self.rng.choice(waiting))

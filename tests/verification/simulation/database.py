@@ -1,4 +1,4 @@
-"""The reference store behind a network: requests take time, get lost, or are answered when nobody hears it any more."""
+"""The reference store over a network: requests take time, get lost, or are answered after the client has gone."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -52,7 +52,7 @@ class Database:
     # --- requests
 
     def receive(self, needs: set[UUID], work: Callable[[], Any], reply: Callable[[Any], None]) -> None:
-        """Do `work` once nobody else has changed the rows that it `needs`, as a statement waits for row locks."""
+        """Do `work` once no other transaction has changed the rows that it `needs`, as a statement waits for row locks."""
         if self.world.now < self.down_until:
             reply(away())
         elif needs & self.store.locked:
@@ -76,9 +76,9 @@ class Database:
         self.invariants.restore.backup()
 
     def set_back(self) -> None:
-        """To the backup; whoever was connected is not any more."""
+        """To the backup; all connections are lost."""
         restore(self.store, self._kept, f"{self.store.timeline}'")
-        self.invariants.restore.restored()  # before anybody goes on who was waiting
+        self.invariants.restore.restored()  # before those that wait continue
         self.invariants.flow.restored()
         for transaction in self.open[:]:
             transaction.rollback()
@@ -188,7 +188,7 @@ class AppSession:
 
     def add(self, id: UUID, state: str) -> None:
         """The app's own row: that this has ended so."""
-        self._transaction.writes.append(lambda: self._database.invariants.told(id, state))
+        self._transaction.writes.append(lambda: self._database.invariants.reported(id, state))
 
 
 class RemoteStore:
@@ -319,14 +319,14 @@ class RemoteStore:
         answer = asyncio.get_running_loop().create_future()
         draw = rng.random()
         if draw < chaos:  # on its way there
-            self._world.at(rng.choice([0.01, 0.5, 2.0]), _tell, answer, away())
+            self._world.at(rng.choice([0.01, 0.5, 2.0]), _answer, answer, away())
         else:
-            is_lost = draw < 2 * chaos  # on its way back: it is done, and nobody knows
+            is_lost = draw < 2 * chaos  # the response is lost: it is done, and no client knows
 
             def reply(found: Any) -> None:
                 if is_lost and isinstance(found, Transaction):
                     found.rollback()  # its connection is gone
-                self._world.at(self._delay(), _tell, answer, away() if is_lost else found)
+                self._world.at(self._delay(), _answer, answer, away() if is_lost else found)
 
             self._world.at(self._delay(), self._database.receive, needs, work, reply)
         return await answer
@@ -338,10 +338,10 @@ class RemoteStore:
         return 0.001 + 0.004 * rng.random()
 
 
-def _tell(answer: asyncio.Future[Any], found: Any) -> None:
+def _answer(answer: asyncio.Future[Any], found: Any) -> None:
     if answer.done():
         if isinstance(found, Transaction):
-            found.rollback()  # whoever asked was cancelled, and its connection closed
+            found.rollback()  # the caller was cancelled, and its connection closed
     else:
         if isinstance(found, Exception):
             answer.set_exception(found)

@@ -1,4 +1,4 @@
-"""What is promised of destinations: nothing while they are paused, no more than their rate and at once, and no age meanwhile."""
+"""The invariants of destinations: nothing while they are paused, no more than their rate and at once, and no age meanwhile."""
 
 import math
 from collections.abc import Mapping, Sequence

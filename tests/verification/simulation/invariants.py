@@ -1,9 +1,9 @@
 """What must never be seen, checked at every step and at the end. It knows the truth: what was really executed, and when.
 
-What the simulation grants, because the invariants do: windows are declared truthfully, clocks go at rates within 1 %, a request
-arrives within its timeout and half a margin of the last check before it, and services and people tell the truth. A process may
-freeze between that check and the call; a request that so arrives when the service may have forgotten its key is beyond what
-anyone here can prevent, and is the only one that may repeat an effect.
+What the simulation grants, because the invariants do: windows are declared truthfully, clocks go at rates within 1 %, a
+request arrives within its timeout and half a margin of the last check before it, and services and operators report the
+truth. A process may freeze between that check and the call; a request that so arrives when the service may have
+forgotten its key is beyond what anyone here can prevent, and is the only one that may repeat an effect.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -19,7 +19,7 @@ from simulation.flow_control_invariants import FlowControlInvariants
 from simulation.ordering_invariants import OrderingInvariants
 from simulation.reference_rows import Row
 from simulation.restore_invariants import RestoreInvariants
-from simulation.trace import LEASE, MARGIN, QUIESCENCE, TIMEOUT, Declared, Send, Trace, Truth
+from simulation.trace import FENCING_DELAY, LEASE, MARGIN, TIMEOUT, Declared, Send, Trace, Truth
 from simulation.world import Process, World
 
 
@@ -32,7 +32,7 @@ class Invariants(Truth):
         self.holding: dict[
             tuple[int, UUID, timedelta], ClaimedEntry
         ] = {}  # by process, entry, and its age at the claim
-        self.never: set[UUID] = set()  # nobody serves these
+        self.never: set[UUID] = set()  # no adapter serves these
         self.groups = OrderingInvariants(self)
         self.flow = FlowControlInvariants(self)
         self.restore = RestoreInvariants(self)
@@ -81,7 +81,7 @@ class Invariants(Truth):
         self.flow.settled(entry, change)
 
     def settling_without_callback(self, entry: ClaimedEntry, change: Any) -> None:
-        """In a batch. Nobody can call what no dispatcher had put on record by then."""
+        """In a batch. No dispatcher can call what none had stored by then."""
         if isinstance(change, Settle | MarkUncertain):
             kind = "on_settled" if isinstance(change, Settle) else "on_uncertain"
             is_on_record = f"{kind} {entry.destination}" in self.store.callbacks
@@ -89,7 +89,7 @@ class Invariants(Truth):
             self.trace(entry.id).ended_before_its_callback = isinstance(change, Settle)
 
     def _disprove(self, entry: ClaimedEntry, trace: Trace) -> None:
-        """A look has proved that nothing happened under the present key. A sender that froze may yet belie it."""
+        """A status lookup has proved that nothing happened under the present key. A frozen sender may still send."""
         for send in trace.sends:
             if send.claimed.key_epoch == entry.key_epoch:
                 froze = send.process.frozen_seconds(send.began) > 0
@@ -111,18 +111,18 @@ class Invariants(Truth):
                 most = send.service.age_max.total_seconds() + MARGIN.total_seconds()
                 self.require(tried <= most, entry.id, "it waits beyond its age")
 
-    def told(self, id: UUID, state: str) -> None:
+    def reported(self, id: UUID, state: str) -> None:
         """A callback's row was committed."""
-        self.note(f"{id.hex[:6]} told {state}")
+        self.note(f"{id.hex[:6]} reported {state}")
         trace = self.trace(id)
         ended = self.store.settlements.get(id)
         if state == "uncertain":
             is_true = id in self.store.queue and self.store.queue[id].state == "uncertain"
         else:
             is_true = ended is not None and ended.state == state
-            self.require(not any(word != "uncertain" for word in trace.told), id, "its end was told twice")
+            self.require(not any(word != "uncertain" for word in trace.reported), id, "its end was reported twice")
         self.require(is_true, id, f"a callback's {state} was committed, and it is not so")
-        trace.told.append(state)
+        trace.reported.append(state)
 
     def _check_end(self, entry: ClaimedEntry, change: Any) -> None:
         end = change.end if isinstance(change, RetryCallback) else change
@@ -130,7 +130,7 @@ class Invariants(Truth):
             return
         trace, effects = self.trace(entry.id), self.trace(entry.id).effects.total()
         is_decided = entry.outcome.known is not None  # by an operator who cancelled it
-        self.require(is_decided or entry.id not in self.never, entry.id, "it ended, and nobody serves it")
+        self.require(is_decided or entry.id not in self.never, entry.id, "it ended, and no adapter serves it")
         if end.state == "delivered":
             self.require(effects > 0, entry.id, "delivered, and nothing happened")
         else:
@@ -170,7 +170,7 @@ class Invariants(Truth):
         send = Send(claimed, process, self._now(), service, form)
         self.note(f"{delivery.id.hex[:6]} sent by {process.name} to {service.name}")
         self.require(claimed.outcome.known is None, delivery.id, "sent though its fate is on record")
-        self.require(claimed.outcome.lookup is None, delivery.id, "sent though it is to be looked for")
+        self.require(claimed.outcome.lookup is None, delivery.id, "sent though it awaits a status lookup")
         self.require(delivery.key == keys[claimed.key_epoch], delivery.id, "sent under another key")
         self.require(delivery.id not in self.never, delivery.id, "sent though it is not to be read here")
         self._check_lease(send)
@@ -201,7 +201,7 @@ class Invariants(Truth):
         for each in trace.sends:
             if each.claimed.key_epoch < send.claimed.key_epoch and each.may_arrive:
                 waited = self._now() - self.instant(each.claimed.leased_at)
-                waited_out = waited >= (LEASE + QUIESCENCE).total_seconds()
+                waited_out = waited >= (LEASE + FENCING_DELAY).total_seconds()
                 self.require(waited_out, id, "sent under a new key while the old one is under way")
 
     def arrived(self, send: Send) -> None:
@@ -212,7 +212,7 @@ class Invariants(Truth):
             window is None
         ):  # no look can rule out what a sender does that was frozen beyond lease and margin: docs/states.md
             waited = self._now() - self.instant(send.claimed.leased_at)
-            send.too_late |= froze and waited >= (LEASE + QUIESCENCE).total_seconds()
+            send.too_late |= froze and waited >= (LEASE + FENCING_DELAY).total_seconds()
         if not isinstance(window, timedelta):
             return
         first = min(
@@ -240,7 +240,7 @@ class Invariants(Truth):
         self.groups.executed(send)
 
     def by_lookup(self, delivery: Delivery, found: Finding) -> None:
-        self.note(f"{delivery.id.hex[:6]} looked for: {type(found).__name__}")
+        self.note(f"{delivery.id.hex[:6]} lookup returned {type(found).__name__}")
 
     def answered(self, send: Send, *, harmless: bool) -> None:
         send.harmless = harmless or send.is_forgotten
@@ -263,11 +263,11 @@ class Invariants(Truth):
     # --- the end
 
     def all_ended(self) -> bool:
-        """Whether nothing waits but for a person, or for somebody who serves it, or behind such an entry."""
+        """Whether each waiting entry needs an operator or an adapter, or is after such an entry."""
         return all(
             (row.state == "uncertain" and row.due_at == NEVER and not self.store.is_decided(id))
             or id in self.never
-            or self.groups.stands_still(id, self.never)
+            or self.groups.is_stuck(id, self.never)
             for id, row in self.store.queue.items()
         )
 
@@ -278,10 +278,10 @@ class Invariants(Truth):
             effects = trace.effects.total()
             is_true = effects > 0 if ended.state == "delivered" else effects == trace.late_effects
             self.require(is_true, id, "its end is false")
-            is_told_of = not (trace.is_cancelled_by_app or trace.ended_before_its_callback)
-            if self.store.entries[id].destination in called_back and is_told_of:
-                said = [word for word in trace.told if word != "uncertain"]
-                self.require(said == [ended.state], id, f"its end was told {len(said)} times")
+            is_reported = not (trace.is_cancelled_by_app or trace.ended_before_its_callback)
+            if self.store.entries[id].destination in called_back and is_reported:
+                said = [word for word in trace.reported if word != "uncertain"]
+                self.require(said == [ended.state], id, f"its end was reported {len(said)} times")
         for id in self.never & self.store.queue.keys():
             row = self.store.queue[id]
             self.require(row.state != "uncertain", id, "unserved, and changed")

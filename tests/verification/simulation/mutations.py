@@ -7,7 +7,7 @@ from unittest.mock import patch
 from uuid import UUID
 
 import pytest
-from verification.mutations_decide import PLANTED_RULES, moving
+from verification.mutations_decide import RULE_MUTANTS, moving
 
 from dispatchers import decide as rules
 from dispatchers.callbacks import Callbacks
@@ -41,7 +41,7 @@ def leased_on_paper(original: Any, store: ReferenceStore, id: UUID, *rest: Any) 
     return claimed
 
 
-def pinned_anew(original: Any, store: ReferenceStore, id: UUID, request: Any, now: Any) -> ClaimedEntry:
+def pinned_again(original: Any, store: ReferenceStore, id: UUID, request: Any, now: Any) -> ClaimedEntry:
     claimed: ClaimedEntry = original(store, id, request, now)
     store.queue[id].sent_as = form = _form(request, store.entries[id].operation)
     return claimed._replace(sent_as=form)
@@ -53,16 +53,16 @@ def uncounted(original: Any, store: ReferenceStore, id: UUID, *rest: Any) -> Cla
     return claimed._replace(deliveries=claimed.deliveries - 1)
 
 
-def vanished_without_an_attempt(store: ReferenceStore, row: Row) -> None:
+def expired_without_an_attempt(store: ReferenceStore, row: Row) -> None:
     row.maybe_sent = True
     row.in_doubt_since = row.in_doubt_since or row.leased_at
 
 
-def vanished_without_doubt(store: ReferenceStore, row: Row) -> None:
+def expired_without_doubt(store: ReferenceStore, row: Row) -> None:
     row.attempts += 1
 
 
-def vanished_now(store: ReferenceStore, row: Row) -> None:
+def expired_now(store: ReferenceStore, row: Row) -> None:
     row.attempts += 1
     row.maybe_sent = True
     row.in_doubt_since = row.in_doubt_since or store.clock()
@@ -98,7 +98,7 @@ def sorted_without(name: str) -> Any:
 
 
 def failed_for_want_of_an_adapter(working: Triage, entry: ClaimedEntry) -> None:
-    working._decide_unsent(entry, Settle("failed", entry.attempts, reason="nobody serves it"))
+    working._decide_unsent(entry, Settle("failed", entry.attempts, reason="no adapter serves it"))
 
 
 # --- settling
@@ -114,8 +114,8 @@ def begun_without_the_fence(store: RemoteStore, entry: ClaimedEntry, end: Any, c
     return transaction
 
 
-def told_at_once(session: AppSession, id: UUID, state: str) -> None:
-    session._database.invariants.told(id, state)
+def reported_at_once(session: AppSession, id: UUID, state: str) -> None:
+    session._database.invariants.reported(id, state)
 
 
 def unlocked(transaction: Transaction, database: Any, entry: ClaimedEntry, end: Any) -> None:
@@ -148,27 +148,27 @@ GUARDED_TWICE = {
 }
 
 GUARDS: dict[str, Patch] = {
-    **{name: patch for name, patch in PLANTED_RULES.items() if name not in GUARDED_TWICE},
+    **{name: patch for name, patch in RULE_MUTANTS.items() if name not in GUARDED_TWICE},
     "a claim is sent before it is committed": around(ReferenceStore, "_lease", leased_on_paper),
     "a lease is taken over while it lasts": without(ReferenceStore, "_is_free", lambda store, row, now: True),
-    "a vanished sender counts as no attempt": without(ReferenceStore, "_take_over", vanished_without_an_attempt),
-    "a vanished sender leaves no doubt": without(ReferenceStore, "_take_over", vanished_without_doubt),
-    "a vanished sender's doubt begins when it is found": without(ReferenceStore, "_take_over", vanished_now),
+    "an expired lease counts as no attempt": without(ReferenceStore, "_take_over", expired_without_an_attempt),
+    "an expired lease leaves no doubt": without(ReferenceStore, "_take_over", expired_without_doubt),
+    "doubt begins when the expired lease is found": without(ReferenceStore, "_take_over", expired_now),
     "a delivery is not counted at the claim": around(ReferenceStore, "_lease", uncounted),
-    "what may have been sent is pinned anew": around(ReferenceStore, "_lease", pinned_anew),
+    "the pin changes after a possible send": around(ReferenceStore, "_lease", pinned_again),
     "every claim bears the same token": around(ClaimLoops, "_request", same_token),
     "the lease is not checked before the call": without(sender.Sender, "_ask_in_time", without_a_deadline),
     "the lease is measured from the claim's answer": around(sender.Sender, "start", started_late),
     "what is on record is not heeded": around(Triage, "sort", sorted_without("known")),
-    "what is to be looked for is sent": around(Triage, "sort", sorted_without("lookup")),
+    "an entry that awaits a status lookup is sent": around(Triage, "sort", sorted_without("lookup")),
     "an entry of a newer release is sent": without(triage, "SCHEMA_VERSION", 10**6),
-    "what nobody serves is failed": without(Triage, "_leave_unserved", failed_for_want_of_an_adapter),
+    "an entry without an adapter fails": without(Triage, "_leave_unserved", failed_for_want_of_an_adapter),
     "the fence is gone": without(ReferenceStore, "_holds_lease", lambda store, row, entry: True),
     "a late failure is taken": without(ReferenceStore, "_is_proof", any_end_is_proof),
-    "what is handed back is counted": moving(Release, uncounted=0),
-    "what is handed back has no doubt": moving(Release, maybe_sent=False, in_doubt_since=None),
+    "a release without an attempt counts as an attempt": moving(Release, uncounted=0),
+    "a release without an attempt clears doubt": moving(Release, maybe_sent=False, in_doubt_since=None),
     "a callback runs without the fence": without(RemoteStore, "_begin", begun_without_the_fence),
-    "a callback that raised leaves what it wrote": without(AppSession, "add", told_at_once),
+    "a callback that raised leaves what it wrote": without(AppSession, "add", reported_at_once),
     "a callback that only another process has is skipped": without(Callbacks, "missing", lambda *_: None),
     "the record of callbacks is read at the start only": without(Database, "is_changed", lambda *_: False),
     "an entry settles before its callback": without(Transaction, "__init__", unlocked),
@@ -203,7 +203,7 @@ def _broken_without(guard: str, seed: int) -> BrokenRun | None:
             simulate(seed)
         except BrokenRun as broken:
             if not isinstance(broken.problem, InvariantViolated):
-                raise  # the planted bug is not the one that was meant
+                raise  # this invariant broke for another reason than the mutant's
             return broken
     return None
 

@@ -25,7 +25,7 @@ def without_a_rate(original: Any, row: Any, limits: Any, *rest: Any) -> Any:
 
 
 def alone(original: Any, row: Any, *rest: Any) -> Any:
-    """As if nobody else had taken a permit."""
+    """As if no other dispatcher had taken a permit."""
     return original(replace(row, permits_taken=()), *rest)
 
 

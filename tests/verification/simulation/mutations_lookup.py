@@ -1,4 +1,4 @@
-"""The guards of entries that are looked for, each removed by itself."""
+"""The mutants of status lookups, each without one guard."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ def absent_under_every_key(original: Any, entry: ClaimedEntry, *rest: Any) -> Tr
     return change
 
 
-def looking_at_once(entry: ClaimedEntry, change: Transition, memory: Memory, now: datetime) -> Transition:
+def looking_up_at_once(entry: ClaimedEntry, change: Transition, memory: Memory, now: datetime) -> Transition:
     """No time is left for the senders that may still be at work."""
     sought = look_up_first(entry, change, memory, now)
     if not isinstance(sought, AwaitLookup):
@@ -38,11 +38,11 @@ def looking_at_once(entry: ClaimedEntry, change: Transition, memory: Memory, now
 
 
 LOOKUP_GUARDS: dict[str, Patch] = {
-    "a look that cannot tell counts as absence": around(decide, "judge", absent_for_want_of_a_hit),
+    "CannotTell counts as proof of absence": around(decide, "judge", absent_for_want_of_a_hit),
     "what is found counts as absence": around(decide, "judge", absent_despite_a_hit),
     "absence under the present key counts for all keys": around(decide, "judge", absent_under_every_key),
-    "a look counts at once": rule(_look_up_first=looking_at_once),
+    "a status lookup needs no fencing delay": rule(_look_up_first=looking_up_at_once),
     "absence has no limit": without(decide_lookup, "_limit", lambda entry, attempts, memory, now: None),
-    "that a look is due is not put on record": moving(AwaitLookup, outcome=None),
+    "a due status lookup is not stored": moving(AwaitLookup, outcome=None),
     "proof of absence is not put on record": moving(SendAgain, outcome=None),
 }

@@ -26,8 +26,8 @@ def never_lifted(original: Any, tables: Any, *rest: Any) -> None:
     tables.blocked_group.update({key: block for key, block in before.items() if key not in tables.blocked_group})
 
 
-def blocked_for_good(original: Any, tables: Any, entry: ClaimedEntry) -> Release | None:
-    """Also behind a head that is just being taken out."""
+def blocked_permanently(original: Any, tables: Any, entry: ClaimedEntry) -> Release | None:
+    """Also after a head that is just being taken out."""
     wait: Release | None = original(tables, entry)
     return wait and Release(wait.reason, None)
 
@@ -40,8 +40,8 @@ def blocking_in_spite(change: Transition, memory: Memory) -> Transition:
     return change
 
 
-def leaving_behind_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever leaves passes over a next one that is locked, and goes all the same."""
+def leaving_before_a_locked_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head whose next entry is locked leaves the group without making it due."""
 
     def advanced(original: Any, tables: Any, ordering_key: Any, position: int, *rest: Any) -> None:
         if reference_ordering._following(tables, ordering_key, position) not in tables.locked:
@@ -52,21 +52,21 @@ def leaving_behind_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ORDERING_MUTANTS: dict[str, Patch] = {
-    "who is followed by a locked one leaves all the same": leaving_behind_a_lock,
-    "nobody asks whose turn it is": without(reference, "sort_out", lambda tables, claimed: []),
-    "a group goes on behind what failed": without(reference_ordering, "_blocks", blocking_only(MarkUncertain)),
-    "a group goes on behind what is uncertain": without(reference_ordering, "_blocks", blocking_only(Settle)),
-    "a block holds nobody back": without(reference_ordering, "_is_behind", lambda tables, entry, block: False),
-    "what ends lets nobody come": without(reference_ordering, "advance", lambda *arguments: None),
-    "what is cancelled lets nobody come": without(reference, "advance", lambda *arguments: None),
-    "a release lets nobody come": without(reference_people, "advance", lambda *arguments: None),
+    "who is followed by a locked one leaves all the same": leaving_before_a_locked_entry,
+    "the order within a group is not checked": without(reference, "sort_out", lambda tables, claimed: []),
+    "a failed entry does not block its group": without(reference_ordering, "_blocks", blocking_only(MarkUncertain)),
+    "an uncertain entry does not block its group": without(reference_ordering, "_blocks", blocking_only(Settle)),
+    "a block keeps no entry waiting": without(reference_ordering, "_is_after", lambda tables, entry, block: False),
+    "an end makes no next entry due": without(reference_ordering, "advance", lambda *arguments: None),
+    "a cancellation makes no next entry due": without(reference, "advance", lambda *arguments: None),
+    "a release makes no next entry due": without(reference_people, "advance", lambda *arguments: None),
     "what is delivered after all leaves its group blocked": around(reference, "leave", never_lifted),
     "a head that is being taken out is waited for like any other": around(
-        reference_ordering, "_wait", blocked_for_good
+        reference_ordering, "_wait", blocked_permanently
     ),
     "what is uncertain is waited for even after a release": without(reference_ordering, "_head", first_of_all),
     "what is absent does not wait for those that were let by": without(
         decide_lookup, "_may_be_overtaken", lambda *_: False
     ),
-    "an adapter's word that groups go on is not heeded": without(decide, "_in_group", blocking_in_spite),
+    "failure_blocks_group=False of an adapter is ignored": without(decide, "_in_group", blocking_in_spite),
 }

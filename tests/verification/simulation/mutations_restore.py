@@ -8,7 +8,7 @@ from simulation.reference import ReferenceStore
 from simulation.reference_rows import WAITING, Row
 
 
-def held_on_record_only(tables: Any) -> bool:
+def suspended_on_record_only(tables: Any) -> bool:
     return tables.meta.suspended is not None
 
 
@@ -22,8 +22,8 @@ def cancelled_all_the_same(store: ReferenceStore, row: Row) -> bool:
 
 RESTORE_GUARDS: dict[str, Patch] = {
     "a claim does not ask whether commits are missing": without(ReferenceStore, "_is_trusted", lambda *_: True),
-    "another timeline is noticed by the sweep only": without(reference, "is_suspended", held_on_record_only),
+    "another timeline is noticed by the sweep only": without(reference, "is_suspended", suspended_on_record_only),
     "what was sent before a restore is cancelled": without(ReferenceStore, "_may_be_cancelled", cancelled_all_the_same),
     "resuming doubts nothing": without(reference_history, "_doubt", lambda row, since: False),
-    "doubt begins when a person resumes": around(reference_history, "resume", from_now_on),
+    "doubt begins when an operator resumes": around(reference_history, "resume", from_now_on),
 }

@@ -34,7 +34,7 @@ class People:
             self.world.at(self.rng.random() * 12, self._pause, self.rng.choice(destinations))
 
     def go_home(self) -> None:
-        """Nothing is left that only they could let go on."""
+        """Nothing is left that only they could resume."""
         self._resume_after_restore()
         for destination in [name for name, row in self.database.store.flow.items() if row.paused]:
             self._resume(destination)
@@ -71,7 +71,7 @@ class People:
 
     def _release(self, ordering_key: str) -> None:
         if self.world.faulty and ordering_key in self.database.store.blocked_group:
-            reference_people.release_group(self.database.store, ordering_key, "told the customer")
+            reference_people.release_group(self.database.store, ordering_key, "informed the customer")
             self.invariants.groups.released(ordering_key)
 
     # --- a restore
@@ -82,7 +82,9 @@ class People:
     def _resume_after_restore(self) -> None:
         store = self.database.store
         if reference_history.is_suspended(store):
-            since = START if store.meta.identity is None else None  # a backup older than the first mark names no time
+            since = (
+                START if store.meta.identity is None else None
+            )  # a backup older than the first stored identity names no time
             reference_history.resume(store, ENV, "the disk was lost", since)
             self.invariants.restore.resumed()
 

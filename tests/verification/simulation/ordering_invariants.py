@@ -1,4 +1,4 @@
-"""What groups invariant: one at a time, in the order of the commits, and nobody behind one that ended badly."""
+"""The invariants of groups: one send at a time, in the order of the commits, and none after an entry that ended badly."""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -10,9 +10,9 @@ from simulation.trace import Send, Truth
 
 
 class OrderingInvariants:
-    """Knows of each group behind whom it is blocked. The order of the commits is that of the entries.
+    """Knows which entry blocks each group. The order of the commits is that of the entries.
 
-    An entry that was uncertain once may come later than those behind it: somebody let them go on.
+    An entry that was uncertain once may come later than those after it: an operator released them.
     """
 
     def __init__(self, truth: Truth) -> None:
@@ -24,7 +24,7 @@ class OrderingInvariants:
     # --- the database
 
     def claimed(self, entry: ClaimedEntry) -> None:
-        """Whoever gets it may send it: now it must be its turn."""
+        """A dispatcher that claims it may send it: it must be the next of its group."""
         if entry.ordering_key is None or entry.outcome.known is not None or entry.outcome.lookup is not None:
             return
         queue = self._truth.store.queue
@@ -48,11 +48,11 @@ class OrderingInvariants:
             del self._blocked[entry.ordering_key]
 
     def _is_bad_news(self, entry: ClaimedEntry, end: Any) -> bool:
-        """A person's word is none, and an end that waited for its callback was when it was written down."""
+        """An operator's decision is none, and an end that waited for its callback was when it was written down."""
         known = entry.outcome.known
-        is_told_already = known is not None and (known.attempts is None or known.state == "uncertain")
+        is_reported_already = known is not None and (known.attempts is None or known.state == "uncertain")
         is_bad = isinstance(end, MarkUncertain) or (isinstance(end, Settle) and end.state == "failed")
-        return is_bad and not is_told_already and self._truth.declared[entry.destination].failure_blocks_group
+        return is_bad and not is_reported_already and self._truth.declared[entry.destination].failure_blocks_group
 
     def released(self, ordering_key: str) -> None:
         self._truth.note(f"{ordering_key} is released")
@@ -77,14 +77,14 @@ class OrderingInvariants:
         id = send.claimed.id
         if self._truth.trace(id).effects.total() > 1 or id in self._was_uncertain or send.too_late:
             return
-        for other in self._behind(id):
+        for other in self._after(id):
             has_happened = self._truth.trace(other.id).effects.total() > 0
             self._truth.require(not has_happened, id, "it happened after one that comes later in its group")
 
     # --- the end
 
-    def stands_still(self, id: UUID, never: Collection[UUID]) -> bool:
-        """Whether it waits behind one that waits for a person, or for somebody who serves it.
+    def is_stuck(self, id: UUID, never: Collection[UUID]) -> bool:
+        """Whether it waits for an earlier entry that needs an operator or an adapter.
 
         Where the one that blocked the group has ended, those before it wait too that are to be sent again.
         """
@@ -104,14 +104,14 @@ class OrderingInvariants:
     def _before(self, id: UUID) -> list[Entry]:
         return list(self._split(id)[0])
 
-    def _behind(self, id: UUID) -> list[Entry]:
+    def _after(self, id: UUID) -> list[Entry]:
         return list(self._split(id)[1])
 
     def _split(self, id: UUID) -> tuple[list[Entry], list[Entry]]:
         order = list(self._truth.entries)
         place = order.index(id)
         before: list[Entry] = []
-        behind: list[Entry] = []
+        after: list[Entry] = []
         for other in self._others(id):
-            (before if order.index(other.id) < place else behind).append(other)
-        return before, behind
+            (before if order.index(other.id) < place else after).append(other)
+        return before, after

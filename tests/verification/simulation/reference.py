@@ -26,7 +26,7 @@ from simulation.reference_history import is_suspended
 from simulation.reference_ordering import advance, leave, next_is_locked, sort_out
 from simulation.reference_rows import WAITING, Entry, Event, Row, Settlement, Tables
 
-OPEN_TO_PROOF = ("sending", "retry", "uncertain")  # not `pending`: a person has just asked for it anew
+OPEN_TO_PROOF = ("sending", "retry", "uncertain")  # not `pending`: an operator has just requested another send
 
 
 class Taken(NamedTuple):
@@ -42,7 +42,7 @@ class ReferenceStore(Tables):
     # --- the app
 
     def enqueue(self, *entries: Entry) -> None:
-        """Those of one flush: of each group the first one is due, the others are blocked behind it."""
+        """Those of one flush: of each group the first one is due, the others wait for it."""
         groups: set[str] = set()
         for entry in entries:
             if entry.id not in self.entries:
@@ -88,7 +88,7 @@ class ReferenceStore(Tables):
         return Taken(claimed, len(taken) - len(claimed))
 
     def _remove_ended(self, entry: ClaimedEntry) -> bool:
-        """Take it out of the queue if it has a settlement, which stands: it is in the queue by a mistake of somebody's."""
+        """Take it out of the queue if it has a settlement, which counts: it is in the queue by an operator's mistake."""
         ended = self.settlements.get(entry.id)
         if ended is None:
             return False
@@ -153,7 +153,7 @@ class ReferenceStore(Tables):
         return self._claimed(self.entries[id], row)
 
     def _take_over(self, row: Row) -> None:
-        """Its sender vanished, nobody knows when: that counts as an attempt whose fate is unknown, since its lease began."""
+        """Its sender crashed at an unknown time: that counts as an attempt whose fate is unknown, since its lease began."""
         row.attempts += 1
         row.maybe_sent = True
         row.in_doubt_since = row.in_doubt_since or row.leased_at
@@ -196,7 +196,7 @@ class ReferenceStore(Tables):
     # --- the dispatcher: settle
 
     def must_be_postponed(self, entry: ClaimedEntry, change: Transition, seen: Collection[UUID] | None = None) -> bool:
-        """Whether it would leave its group, and somebody else has locked the next one there, who is to come then."""
+        """Whether it would leave its group while another transaction has locked the next entry."""
         return self.may_settle(entry, change) and next_is_locked(self, entry, change, seen)
 
     def settle(
@@ -219,7 +219,7 @@ class ReferenceStore(Tables):
         return len(waiting)
 
     def may_settle(self, entry: ClaimedEntry, change: Transition) -> bool:
-        """Only whoever holds the lease; but proof of success is taken from anyone, while the key is the same."""
+        """Only the holder of the lease may settle; but proof of success is taken from anyone, while the key is the same."""
         row = self.queue.get(entry.id)
         if row is None:
             return False
@@ -284,7 +284,7 @@ class ReferenceStore(Tables):
     # --- the dispatcher: look
 
     def request_lookups(self, wanted: Wanted, fencing_delay: timedelta) -> None:
-        """Have those uncertain entries looked for that nobody has looked for yet, once no sender can be at work any more."""
+        """Schedule the first status lookup of uncertain entries, once no sender can be at work any more."""
         for id, row in self.queue.items():
             if id not in self.locked and self._is_given_up(row) and wanted(self.entries[id].operation, row.sent_as):
                 outcome = read_outcome(row.outcome)
@@ -297,7 +297,7 @@ class ReferenceStore(Tables):
         outcome = read_outcome(row.outcome)
         return is_left and outcome.lookup is None and outcome.known is None
 
-    # --- the dispatcher: pressure
+    # --- the dispatcher: flow control
 
     def claim_throttled(self, request: ClaimRequest, flow_update: FlowUpdate) -> tuple[Taken, FlowStates]:
         """Write down what was heard of the destinations, then claim what they may be sent."""
@@ -335,7 +335,7 @@ class ReferenceStore(Tables):
         return sorted({self.entries[id].destination for id in self.queue})
 
     def flow_states(self) -> FlowStates:
-        """Of the destinations on which something weighs, or may soon."""
+        """Of the destinations that are throttled, or may be soon."""
         now = self.clock()
         return FlowStates(now, {name: row for name, row in self.flow.items() if row != FlowState()})
 
@@ -344,7 +344,7 @@ class ReferenceStore(Tables):
         return [row.state for row in self.queue.values()] + [row.state for row in self.settlements.values()]
 
     def is_decided(self, id: UUID) -> bool:
-        """Whether it is on record what becomes of the entry; it is never sent then."""
+        """Whether the entry's outcome is stored; it is never sent then."""
         return read_outcome(self.queue[id].outcome).known is not None
 
 

@@ -1,4 +1,4 @@
-"""The history of the reference store's database: its mark, the hold, a person who resumes; and what a restore does."""
+"""The history of the reference store's database: its identity, the suspension, the resumption; and what a restore does."""
 
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -13,13 +13,13 @@ KEPT_OUTSIDE = ("clock", "locked", "timeline")  # of the tables, what no backup 
 
 
 def is_suspended(tables: Tables) -> bool:
-    """Whether commits may be missing: a hold is on record, or the server is on another timeline than the one marked."""
+    """Whether commits may be missing: a suspension is stored, or the server is on another timeline than the stored identity."""
     identity = tables.meta.identity
     return tables.meta.suspended is not None or (identity is not None and identity.timeline != tables.timeline)
 
 
 def check_identity(tables: Tables, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
-    """Compare the database with its mark and with what somebody remembers of it: hold, or renew the mark when it is old."""
+    """Compare the database with its identity and with a process's memory: suspend, or renew the identity when it is old."""
     meta, now = tables.meta, _server(tables, env)
     if meta.suspended is None:
         reason = suspicion(now, meta.identity, known)
@@ -28,7 +28,7 @@ def check_identity(tables: Tables, env: str, known: DatabaseIdentity | None) -> 
             tables.meta = Meta(identity=meta.identity if is_bounded else None, suspended=reason, number=meta.number)
         elif meta.identity is None or is_due(now, meta.identity):
             resumed_at = meta.identity.resumed_at if meta.identity else None
-            _write_mark(tables, replace(now, resumed_at=resumed_at))
+            _write_identity(tables, replace(now, resumed_at=resumed_at))
     return IdentityCheck(
         identity=meta.identity if tables.meta.suspended else tables.meta.identity, suspended=tables.meta.suspended
     )
@@ -45,7 +45,7 @@ def _server(tables: Tables, env: str) -> DatabaseIdentity:
     )
 
 
-def _write_mark(tables: Tables, identity: DatabaseIdentity) -> None:
+def _write_identity(tables: Tables, identity: DatabaseIdentity) -> None:
     number = tables.meta.number + 1
     tables.meta = Meta(identity=replace(identity, number=number), number=number)
 
@@ -54,9 +54,9 @@ def _write_mark(tables: Tables, identity: DatabaseIdentity) -> None:
 
 
 def resume(tables: Tables, env: str, why: str, since: datetime | None = None) -> None:
-    """Let the dispatchers go on: what is unsettled may have been sent since then, or since the last mark.
+    """Resume the dispatchers: what is unsettled may have been sent since then, or since the last identity.
 
-    Raises `Refused` where nothing tells since when.
+    Raises `Refused` where the time is unknown.
     """
     identity = tables.meta.identity
     if since is None and identity is None:
@@ -65,11 +65,11 @@ def resume(tables: Tables, env: str, why: str, since: datetime | None = None) ->
     began = since or (identity.checked_at if identity else tables.clock())
     for id, row in sorted(tables.queue.items()):
         if _doubt(row, began):
-            told = f"may have been sent after {began:%Y-%m-%d %H:%M:%S UTC}: {why}"
-            tables.events.append(Event(id, "decision", told))
+            decision = f"may have been sent after {began:%Y-%m-%d %H:%M:%S UTC}: {why}"
+            tables.events.append(Event(id, "decision", decision))
     now, before = _server(tables, env), identity.resumed_at if identity else None
     resumed_at = now.checked_at if before is None else max(now.checked_at, before + MICROSECOND)
-    _write_mark(tables, replace(now, resumed_at=resumed_at))
+    _write_identity(tables, replace(now, resumed_at=resumed_at))
 
 
 def _doubt(row: Row, since: datetime) -> bool:
@@ -99,7 +99,7 @@ def backup(tables: Tables) -> dict[str, object]:
 
 
 def restore(tables: Tables, kept: dict[str, object], timeline: str) -> None:
-    """As a backup is recovered, or a standby promoted that was behind: an earlier state, and a new timeline."""
+    """As a backup is recovered, or a lagging standby promoted: an earlier state, and a new timeline."""
     for name, value in kept.items():
         setattr(tables, name, value)
     tables.timeline = timeline

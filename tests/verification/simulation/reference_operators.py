@@ -1,4 +1,4 @@
-"""What a person decides, in the reference store. Everything raises `Refused` where the state does not allow it."""
+"""The decisions of operators, in the reference store. Everything raises `Refused` where the state does not allow it."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from simulation.reference_rows import WAITING, Event, Refused, Row
 
 
 def resolve(store: ReferenceStore, id: UUID, verdict: Verdict, reason: str) -> None:
-    """Put on record what becomes of an uncertain entry."""
+    """Store the outcome of an uncertain entry."""
     row = store.queue.get(id)
     if row is None or row.state != "uncertain":
         raise Refused
@@ -58,7 +58,7 @@ def _is_unserved_for_long(store: ReferenceStore, id: UUID, row: Row) -> bool:
 
 
 def retry(store: ReferenceStore, id: UUID) -> None:
-    """Make a waiting entry due now; not while "send again" waits for earlier senders, nor behind another of its group."""
+    """Make a waiting entry due now; not while "send again" waits for earlier senders, nor after another of its group."""
     row = store.queue.get(id)
     if row is None or row.state not in WAITING or (row.state == "pending" and row.maybe_sent) or row.is_blocked:
         raise Refused
@@ -70,7 +70,7 @@ def retry(store: ReferenceStore, id: UUID) -> None:
 
 
 def release_group(store: ReferenceStore, ordering_key: str, reason: str) -> None:
-    """Let a group go on that is blocked."""
+    """Release a blocked group."""
     block = store.blocked_group.pop(ordering_key, None)
     if block is None:
         raise Refused
@@ -88,7 +88,7 @@ def pause(store: ReferenceStore, destination: str) -> None:
 
 
 def resume(store: ReferenceStore, destination: str) -> None:
-    """Let it go on at once: without pause, cool-down or breaker; what is used up of its rate and its permits stays so."""
+    """Resume it at once: without pause, cooldown or breaker; what is used up of its rate and its permits stays so."""
     row, now = store.flow.get(destination, FlowState()), store.clock()
     if row.breaker == "closed" and closed_until(row, now) is None:
         raise Refused
@@ -96,7 +96,7 @@ def resume(store: ReferenceStore, destination: str) -> None:
     store.flow[destination] = FlowState(resumed_at=now, **kept)
 
 
-def _know(store: ReferenceStore, id: UUID, row: Row, known: Known, told: str) -> None:
+def _know(store: ReferenceStore, id: UUID, row: Row, known: Known, decision: str) -> None:
     row.outcome = write_outcome(known.reason or "", stored=read_outcome(row.outcome).stored, known=known)
     row.due_at = store.clock()
-    store.events.append(Event(id, "decision", told))
+    store.events.append(Event(id, "decision", decision))

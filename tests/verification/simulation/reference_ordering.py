@@ -1,4 +1,4 @@
-"""Groups in the reference store: who may leave, and what an end does to those behind."""
+"""Groups in the reference store: which may leave, and what an end does to those after it."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -12,7 +12,7 @@ from simulation.reference_rows import WAITING, Block, Row, Tables
 
 
 def sort_out(tables: Tables, claimed: Sequence[ClaimedEntry]) -> list[Ending]:
-    """Those of the claims that must wait, each with how it is handed back; what is known of an entry has no turn to wait for."""
+    """Those of the claims that must wait, each with how it is released; an entry whose outcome is known need not wait."""
     return [
         (entry, wait)
         for entry in claimed
@@ -22,22 +22,25 @@ def sort_out(tables: Tables, claimed: Sequence[ClaimedEntry]) -> list[Ending]:
 
 
 def _wait(tables: Tables, entry: ClaimedEntry) -> Release | None:
-    """Why it may not go yet, and until when. Whoever takes the head out makes the next one due; a head that is just being
-    taken out does not know of this one."""
+    """Why it may not go yet, and until when.
+
+    The transaction that takes the head out makes the next one due; a head that is just being taken out does not know
+    of this one.
+    """
     block = tables.blocked_group.get(entry.ordering_key or "")
-    if block is not None and _is_behind(tables, entry, block):
-        return Release(f"it waits behind {block.entry_id}", None)
+    if block is not None and _is_after(tables, entry, block):
+        return Release(f"it waits after {block.entry_id}", None)
     head = _head(tables, entry.ordering_key)
     if head == entry.id:
         return None
     if head in tables.locked:
-        return Release(f"it waits behind {head}", MOMENT)
+        return Release(f"it waits after {head}", MOMENT)
     _unblock(tables, head, NEVER)
-    return Release(f"it waits behind {head}", None)
+    return Release(f"it waits after {head}", None)
 
 
-def _is_behind(tables: Tables, entry: ClaimedEntry, block: Block) -> bool:
-    """The one that blocked the group, and those before it, may be sent again when a person says so."""
+def _is_after(tables: Tables, entry: ClaimedEntry, block: Block) -> bool:
+    """The one that blocked the group, and those before it, may be sent again when an operator decides so."""
     blocking = tables.queue.get(block.entry_id)
     return blocking is None or _position(tables.queue[entry.id]) > _position(blocking)
 
@@ -104,7 +107,7 @@ def advance(
     cutoff: datetime = NEVER,
     seen: Collection[UUID] | None = None,
 ) -> None:
-    """Make the next one behind this place due, if it is blocked."""
+    """Make the next one after this place due, if it is blocked."""
     following = _following(tables, ordering_key, position, seen)
     if following is not None:
         _unblock(tables, following, cutoff)
@@ -113,9 +116,9 @@ def advance(
 def _following(
     tables: Tables, ordering_key: str | None, position: int, seen: Collection[UUID] | None = None
 ) -> UUID | None:
-    """The next one that waits behind this place."""
-    behind = (id for id, row in _group(tables, ordering_key) if _position(row) > position and row.state in WAITING)
-    return next((id for id in behind if seen is None or id in seen), None)
+    """The next one that waits after this place."""
+    after = (id for id, row in _group(tables, ordering_key) if _position(row) > position and row.state in WAITING)
+    return next((id for id in after if seen is None or id in seen), None)
 
 
 def _unblock(tables: Tables, id: UUID, cutoff: datetime) -> None:

@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """Where an entry stands that has not ended: a row of the queue. position: in its group, in the order of the commits."""
+    """The queue row of an entry that has not ended. position: in its group, in the order of the commits."""
 
     state: str = "pending"
     due_at: datetime
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def is_blocked(self) -> bool:
-        """It waits behind the head of its group: nothing else that waits is never due."""
+        """It waits for the head of its group: nothing else that waits is never due."""
         return self.position is not None and self.state in WAITING and self.due_at == NEVER
 
 
@@ -78,7 +78,7 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Behind which entry a group is blocked, and why."""
+    """Which entry blocks a group, and why."""
 
     entry_id: UUID
     reason: str
@@ -86,7 +86,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What an entry's history tells: an attempt that did not deliver, a look, or a person's decision."""
+    """An event of an entry: an attempt that did not deliver, a status lookup, or an operator's decision."""
 
     entry_id: UUID
     kind: str
@@ -95,7 +95,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """What the database knows of its own history. mark: the last one, if its time is known. held: why nothing may be sent."""
+    """The database's stored identity. mark: its time, if known. held: why nothing may be sent."""
 
     identity: DatabaseIdentity | None = None
     suspended: str | None = None
@@ -104,7 +104,7 @@ class Meta:
 
 @dataclass(slots=True)
 class Tables:
-    """All of it. clock: the database's. locked: rows that an open transaction has changed; nobody claims them meanwhile.
+    """All of it. clock: the database's. locked: rows that an open transaction has changed; no dispatcher claims them meanwhile.
 
     timeline: the server's, which a restore changes.
     """

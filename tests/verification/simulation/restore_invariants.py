@@ -1,6 +1,6 @@
-"""What is promised of a database that was set back: nothing is claimed of it until a person resumes.
+"""The invariants of a restored database: nothing is claimed of it until an operator resumes.
 
-What was sent since the backup is still known here, so whatever else is promised is checked against that too.
+What was sent since the backup is still known here, so the other invariants are checked against that too.
 """
 
 from copy import copy
@@ -20,17 +20,17 @@ class RestoreInvariants:
         self._kept: dict[UUID, Trace] = {}
 
     def backup(self) -> None:
-        self._kept = {id: replace(trace, told=copy(trace.told)) for id, trace in self._truth.traces.items()}
+        self._kept = {id: replace(trace, reported=copy(trace.reported)) for id, trace in self._truth.traces.items()}
 
     def restored(self) -> None:
         self._truth.note("the database is set back")
         self._is_set_back = True
         for id, trace in self._truth.traces.items():
             kept = self._kept.get(id, Trace())
-            trace.lease, trace.deliveries, trace.told = kept.lease, kept.deliveries, copy(kept.told)
+            trace.lease, trace.deliveries, trace.reported = kept.lease, kept.deliveries, copy(kept.reported)
             trace.was_in_doubt, trace.in_doubt = kept.was_in_doubt, kept.in_doubt
             trace.is_cancelled_by_app = kept.is_cancelled_by_app
-            trace.sends_before = len(trace.sends)  # nobody can count those that were forgotten
+            trace.sends_before = len(trace.sends)  # no dispatcher can count those that were lost
             trace.was_set_back = True
             row = self._truth.store.queue.get(id)
             if id not in self._truth.store.entries:
@@ -49,7 +49,7 @@ class RestoreInvariants:
                 send.harmless = send.too_late = send.is_forgotten = True
 
     def resumed(self) -> None:
-        self._truth.note("a person resumes")
+        self._truth.note("an operator resumes")
         self._is_set_back = False
         for id, row in self._truth.store.queue.items():
             trace = self._truth.trace(id)

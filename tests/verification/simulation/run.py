@@ -17,7 +17,7 @@ from simulation.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of a seed. trace: a digest of every step. ends: how many entries ended how."""
+    """The outcome of a seed. trace: a digest of every step. ends: how many entries ended how."""
 
     seed: int
     trace: str
@@ -29,9 +29,9 @@ class BrokenRun(AssertionError):
     """An invariant was broken, or something else is; the text says which, by which seed, and what led to it."""
 
     def __init__(self, seed: int, problem: BaseException, log: list[str]) -> None:
-        told = "\n".join(log[-60:])
+        last_steps = "\n".join(log[-60:])
         super().__init__(
-            f"seed {seed}: {problem}\n{told}\nto see it again: python3 dev.py simulate --from {seed} --seeds 1"
+            f"seed {seed}: {problem}\n{last_steps}\nto see it again: python3 dev.py simulate --from {seed} --seeds 1"
         )
         self.seed = seed
         self.problem = problem

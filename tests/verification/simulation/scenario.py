@@ -23,7 +23,7 @@ from simulation.world import Process, World
 
 FAULTS_SECONDS = 40.0
 QUIET_SECONDS = 1.0  # as long as a process may take to begin what it has in hand
-END_SECONDS = 4000.0  # nobody waits longer than this once the faults have stopped
+END_SECONDS = 4000.0  # nothing waits longer than this once the faults have stopped
 
 
 class Defect(AssertionError):
@@ -43,8 +43,8 @@ class Scenario:
         self.people = People(self.world, self.invariants, self.database)
         self.app = App(self.world, self.invariants, self.database, self.people, groups)
         self.defects: list[str] = []
-        self.is_to_be_set_back = not groups and self.rng.random() < 0.4
-        self.is_mixed = not self.is_to_be_set_back and self.rng.random() < 0.15
+        self.has_restore_due = not groups and self.rng.random() < 0.4
+        self.is_mixed = not self.has_restore_due and self.rng.random() < 0.15
         self.is_of_two_deploys = self.rng.random() < 0.3  # in the second process a callback is missing, or all are
         self.limits = self.invariants.flow.limits = self._limits()
         self._quiet_since: float | None = None
@@ -54,7 +54,7 @@ class Scenario:
         self.people.begin(list(self.invariants.declared))
         self._misfortunes()
         for number in range(self.rng.choice([1, 2, 2, 3])):
-            comes_late = self.is_of_two_deploys and not self.is_to_be_set_back and self.rng.random() < 0.5
+            comes_late = self.is_of_two_deploys and not self.has_restore_due and self.rng.random() < 0.5
             if number == 0 and comes_late:
                 self.world.at(self.rng.random() * 5, self._start, "p0", 0)  # the newer deploy comes later
             else:
@@ -69,7 +69,7 @@ class Scenario:
     def _nothing_is_left(self) -> bool:
         """Whether no fault that may come can do anything any more, and has not for a while: it is not worth waiting for."""
         waiting = self.database.store.queue.keys() - self.invariants.never
-        if self.app.to_come or waiting or self.is_to_be_set_back or self._anything_under_way():
+        if self.app.to_come or waiting or self.has_restore_due or self._anything_under_way():
             self._quiet_since = None
             return False
         if self._quiet_since is None:
@@ -176,13 +176,13 @@ class Scenario:
         process.call_soon(self._abandon_one_day, process, dispatcher, stopping)
         with suppress(sa.exc.OperationalError):  # the grace was over before the database was back
             if self.rng.random() < 0.15:
-                await self._run_by_turns(dispatcher, stopping)
+                await self._run_repeatedly(dispatcher, stopping)
             else:
                 await dispatcher.pump(stopping)
         process.die()
 
-    async def _run_by_turns(self, dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
-        """As from a timetable: `run_once`, again and again."""
+    async def _run_repeatedly(self, dispatcher: Dispatcher, stopping: asyncio.Event) -> None:
+        """As from a schedule: `run_once`, again and again."""
         while not stopping.is_set():
             with suppress(sa.exc.OperationalError, Suspended):
                 await dispatcher.run_once()
@@ -221,7 +221,7 @@ class Scenario:
         self.database.chaos = self.rng.choice([0.0, 0.01, 0.05])
         if self.rng.random() < 0.4:
             self.world.at(self.rng.random() * FAULTS_SECONDS, self._take_the_database_away)
-        if self.is_to_be_set_back:
+        if self.has_restore_due:
             self.world.at(3 + self.rng.random() * 20, self._back_up)
 
     def _take_the_database_away(self) -> None:
@@ -232,7 +232,7 @@ class Scenario:
         self.world.at(self.rng.choice([2.0, 6.0, 12.0]), self._set_the_database_back)
 
     def _set_the_database_back(self) -> None:
-        self.is_to_be_set_back = False
+        self.has_restore_due = False
         if self.world.faulty:
             self.database.set_back()
             self.people.hear_of_restore()
@@ -249,7 +249,7 @@ class Scenario:
 
 
 def _deaths(process: Process) -> Iterator[str]:
-    """Tasks of ours that died of an exception that nobody foresaw; `run_once` raises what the database raises."""
+    """Tasks of ours that died of an exception that was not expected; `run_once` raises what the database raises."""
     for task in process.tasks:
         if task.done() and not task.cancelled():
             error = task.exception()

@@ -26,7 +26,7 @@ MISDEEDS = (
 )
 RETRY_AFTER = (None, None, *(timedelta(seconds=seconds) for seconds in (0, 3, 17, 10**6)))
 FREEZES = (0.8, 3.0, 5.0, 6.2, 9.0, 30.0)  # seconds
-LONG_FREEZES = (6.2, 7.0, 7.5, 8.0, 8.5, 9.0, 30.0)  # in which a lease ends, and somebody else is at work
+LONG_FREEZES = (6.2, 7.0, 7.5, 8.0, 8.5, 9.0, 30.0)  # in which a lease ends, and another sender is at work
 TRANSIT_MAX = (TIMEOUT + MARGIN / 2).total_seconds() * 0.98  # of a request, from the last check on
 
 
@@ -132,7 +132,7 @@ def _replayed(answer: Outcome | None, after: timedelta | None) -> Outcome:
         case Delivered():
             return replace(answer, replayed=True)
         case Unknown():
-            return replace(answer, final=True)  # a stored 500: asking again tells nothing new
+            return replace(answer, final=True)  # a stored 500: a repeated request returns nothing new
         case _:
             return answer
 

@@ -15,7 +15,7 @@ from simulation.world import Process, World
 LEASE = timedelta(seconds=6)
 MARGIN = timedelta(seconds=0.5)
 TIMEOUT = timedelta(seconds=2.5)
-QUIESCENCE = LEASE + MARGIN
+FENCING_DELAY = LEASE + MARGIN
 
 
 class InvariantViolated(AssertionError):
@@ -78,13 +78,13 @@ class Trace:
     late_effects: int = 0  # those of sends that came too late
     lease: tuple[UUID, float] | None = None  # token, until
     deliveries: int = 0
-    sends_before: int = 0  # a person said "send again"
+    sends_before: int = 0  # an operator decided "send again"
     was_in_doubt: bool = False
     in_doubt: tuple[int, Any] = (0, None)  # key epoch, since
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
     is_cancelled_by_app: bool = False
     ended_before_its_callback: bool = False  # before any dispatcher had one
-    was_set_back: bool = False  # by a restore: whoever had it still counts what the database has forgotten
+    was_set_back: bool = False  # by a restore: its holder still counts what the database has lost
 
 
 class Truth:

@@ -16,11 +16,11 @@ STEPS_MAX = 400_000  # a run has some thousands
 
 
 class Stuck(AssertionError):
-    """Nothing is left to happen, or it goes on for ever."""
+    """Nothing is left to happen, or it never ends."""
 
 
 class Handle:
-    """Something that is to be called, as asyncio knows it. process: whose it is; None for the world's own."""
+    """A call that is due, as asyncio knows it. process: whose it is; None for the world's own."""
 
     __slots__ = ("_cancelled", "_when", "arguments", "call", "context", "process")
 
@@ -61,7 +61,9 @@ class World:
         self.steps = 0
         self.faulty = True
         self.processes: list[Process] = []
-        self.broken: Exception | None = None  # ends the run: whoever finds it may be inside of what catches everything
+        self.broken: Exception | None = (
+            None  # ends the run: the finder may be inside of a handler that catches everything
+        )
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
         self._scheduled = 0
@@ -111,7 +113,7 @@ class World:
 
 
 class Process(asyncio.AbstractEventLoop):
-    """A process, as far as it can be told from inside: an event loop and a steady clock.
+    """A process, as far as it can be seen from inside: an event loop and a steady clock.
 
     rate: how fast its clock goes. start: what its clock shows at the world's beginning.
     dies_after, freezes_after: so many steps from now, each at an await; None for never.
@@ -171,7 +173,7 @@ class Process(asyncio.AbstractEventLoop):
                 call()
 
     def freeze(self, seconds: float) -> None:
-        """As by SIGSTOP: everybody else's time goes on, and its clock too."""
+        """As by SIGSTOP: time passes for every other process, and its own clock advances too."""
         self.frozen_until = self.world.now + seconds
         self.frozen.append((self.world.now, self.frozen_until))
         self.world.at(seconds, self._thaw)
@@ -234,7 +236,7 @@ class Process(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What dies unheard is looked for at the end of a run instead."""
+        """Unhandled exceptions of tasks are searched for at the end of a run instead."""
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
         pass
