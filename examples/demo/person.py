@@ -55,7 +55,7 @@ def look_at_one(
     finding = most_telling(findings(statements, files))
     view.say("")
     if finding is None:
-        view.say("Nothing is uncertain: there is nothing for a person to look at.")
+        view.say("Nothing is uncertain: there is nothing for an operator to look at.")
         return None
     view.say(f"A person takes one that is uncertain: the {NAMES[finding.entry.operation]} of order {finding.order_id}")
     view.say(f"  the outbox says why:   {finding.entry.reason}")

@@ -127,7 +127,7 @@ def slide(ending: Ending) -> Table:
     row("duplicates suppressed downstream, by the same child key", last.payments.replays, None)
     if ending.resolved is not None:
         entry = ending.resolved.entry
-        table.caption = f"Settled by a person's word, as shown: the {NAMES[entry.operation]} {entry.id}"
+        table.caption = f"Settled by an operator's decision, as shown: the {NAMES[entry.operation]} {entry.id}"
     return table
 
 

@@ -121,7 +121,7 @@ def test_any_bytes_are_read_alike_in_any_pieces(
         b"HTTP/1.1 304 Not Modified\r\nContent-Length: 7\r\n\r\n",
     ],
 )
-def test_after_a_plain_answer_the_connection_goes_on(answer: bytes) -> None:
+def test_after_a_plain_answer_the_connection_is_used_again(answer: bytes) -> None:
     assert read(answer).reusable
 
 
@@ -248,7 +248,7 @@ def test_a_head_without_end_is_no_answer(interim: bytes, pieces: int) -> None:
 @pytest.mark.parametrize(
     "start", [b"2\r\n{}\r\n", b"2\r\n{}\r\n2;", b"2\r\n{}\r\n0\r\nX: "], ids=["size", "extension", "trailers"]
 )
-def test_what_stands_between_chunks_without_end_ends_the_answer(start: bytes) -> None:
+def test_endless_data_between_chunks_ends_the_answer(start: bytes) -> None:
     reader = AnswerReader(BODY_BYTES_MAX)
     reader.feed(OK + b"Transfer-Encoding: chunked\r\n\r\n" + start)
 

@@ -1,4 +1,4 @@
-"""The conformance suite itself: an honest adapter passes, and each planted defect fails the test that is meant for it."""
+"""The conformance suite itself: an honest adapter passes, and each faulty adapter fails the test that is meant for it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every `find` of ours in the suite for looks, and planted defects that it catches."""
+"""Every `find` of ours in the suite for status lookups, and faulty ones that it catches."""
 
 import asyncio
 import json
@@ -104,7 +104,7 @@ class Mistaken(Looking):
         return Found({"id": 7})
 
 
-class Telling(Looking):
+class Revealing(Looking):
     def meaning(self, response: httpx.Response) -> Any:
         return Found({"asked with": response.request.headers["authorization"]})
 
@@ -163,7 +163,7 @@ class TestHonestLooks(LookingSuite):
             "absence was not proved",
         ),
         (Mistaken, "it_finds_what_the_scenario_shows", "not there", "not Found"),
-        (Telling, "no_secret_is_shown", "there", "the result shows secret 0"),
+        (Revealing, "no_secret_is_shown", "there", "the result shows secret 0"),
         (KeepingTuples, "its_finding_can_be_stored", "there", "reads otherwise than it was written"),
         (Answering, "it_finds_what_the_scenario_shows", "there", "an answer of type bool is no finding"),
         (Deaf, "it_is_back_by_its_deadline", "hangs before the first byte", "it was not back by its deadline"),
@@ -186,7 +186,7 @@ def test_a_finding_needs_a_scenario_or_a_reason() -> None:
         suite.test_each_finding_has_a_scenario_or_a_reason(Absent)
 
 
-def test_an_adapter_without_a_find_is_told_so() -> None:
+def test_an_adapter_without_a_find_is_reported() -> None:
     suite = type("TestPlanted", (LookingSuite,), {"of": type("Blind", (Looking,), {"find": None})})()
 
     with pytest.raises(AssertionError, match="Blind has no find"):

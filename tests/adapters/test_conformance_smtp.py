@@ -71,7 +71,7 @@ class SmtpSuite(AdapterSuite):
     scenarios = (
         Scenario("taken", at(), Delivered),
         Scenario("taken, in odd words", at(dot="250 ada@example.com"), Delivered),
-        Scenario("refused for good", at(dot="554 5.7.1 no ada@example.com"), Rejected),
+        Scenario("refused permanently", at(dot="554 5.7.1 no ada@example.com"), Rejected),
         Scenario("refused for now", at(dot="451 4.3.0 later, ada@example.com"), Deferred),
         Scenario("no such recipient", at(RCPT="550 5.1.1 ada@example.com"), Rejected, requests=0),
         Scenario("greylisted", at(RCPT="450 4.2.1 ada@example.com"), Deferred, requests=0),

@@ -96,13 +96,13 @@ def test_what_is_no_credential_is_kept(usual: str) -> None:
 
 def test_an_outcome_and_a_finding_lose_what_they_quote_and_nothing_else() -> None:
     credentials = Credentials([TOKEN])
-    told = f"key {TOKEN} is unknown"
+    message = f"key {TOKEN} is unknown"
 
-    assert credentials.removed_from(Rejected(told, result=[told, 7])) == Rejected(HIDDEN, result=[HIDDEN, 7])
-    assert credentials.removed_from(KeyConflict(told)) == KeyConflict(HIDDEN)
-    assert credentials.removed_from(Unknown(told, final=True)) == Unknown(HIDDEN, final=True)
-    assert credentials.removed_from(Found(told)) == Found(HIDDEN)
-    assert credentials.removed_from(CannotTell(told)) == CannotTell(HIDDEN)
+    assert credentials.removed_from(Rejected(message, result=[message, 7])) == Rejected(HIDDEN, result=[HIDDEN, 7])
+    assert credentials.removed_from(KeyConflict(message)) == KeyConflict(HIDDEN)
+    assert credentials.removed_from(Unknown(message, final=True)) == Unknown(HIDDEN, final=True)
+    assert credentials.removed_from(Found(message)) == Found(HIDDEN)
+    assert credentials.removed_from(CannotTell(message)) == CannotTell(HIDDEN)
     assert credentials.removed_from(Absent()) == Absent()
 
 

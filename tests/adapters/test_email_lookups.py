@@ -125,8 +125,8 @@ def test_a_function_gets_the_message_id_under_which_the_mail_was_sent() -> None:
     assert asked == [(KEY, MESSAGE_ID)] * 2
 
 
-def test_what_was_no_mail_cannot_be_looked_for() -> None:
-    finding = look(lambda delivery, message_id: Absent(), payload={"subject": "to nobody"})
+def test_what_was_no_mail_cannot_be_looked_up() -> None:
+    finding = look(lambda delivery, message_id: Absent(), payload={"subject": "to no address"})
 
     assert isinstance(finding, CannotTell)
 
@@ -186,7 +186,7 @@ def test_an_invalid_certificate_proves_nothing_and_gets_no_password(contexts: An
     assert server.commands == []
 
 
-def test_nobody_there_proves_nothing(contexts: Any) -> None:
+def test_an_unreachable_server_proves_nothing(contexts: Any) -> None:
     find = ImapSearch(
         host="127.0.0.1", port=1, username="shop", password="sesame", files_at_once=True, timeout=timedelta(seconds=5)
     )
@@ -195,17 +195,17 @@ def test_nobody_there_proves_nothing(contexts: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "shown"),
     [
         ({"password": ""}, "ImapSearch needs a username and a password (they are not shown)"),
         ({"mailbox": 'Se"nt'}, "mailbox='Se\"nt' cannot be named to a server"),
     ],
 )
-def test_bad_settings_are_refused(settings: Any, told: str) -> None:
+def test_bad_settings_are_refused(settings: Any, shown: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         ImapSearch(**{"host": "imap.example.com", "username": "shop", "password": "sesame", **settings})
 
-    assert told in str(refused.value)
+    assert shown in str(refused.value)
 
 
 def test_its_password_is_not_shown() -> None:

@@ -306,7 +306,7 @@ INVISIBLE = "\u202e\u2066\u200b\u2060\ufeff\u00ad\u200e\U000e0041"
 
 
 @pytest.mark.parametrize("char", INVISIBLE)
-def test_what_nobody_sees_is_left_out_of_names_and_refused_in_addresses(char: str) -> None:
+def test_invisible_characters_are_dropped_in_names_refused_in_addresses(char: str) -> None:
     """It would turn `gpj.exe` round, or make two names look alike."""
     mail = parsed({**MAIL, "to": f"A{char}da <ada@example.com>", "attachments": [{**PDF, "filename": f"a{char}.pdf"}]})
 
@@ -321,7 +321,7 @@ def test_a_name_keeps_what_its_script_is_spelt_with() -> None:
         assert parsed({**MAIL, "to": f"{name} <ada@example.com>"})["To"].addresses[0].display_name == name
 
 
-def test_several_names_stand_in_lines_of_their_own() -> None:
+def test_several_names_are_in_lines_of_their_own() -> None:
     to = parsed({**MAIL, "to": ["Ada <ada@example.com>", "Zoë, B <zoe@example.com>", "bob@example.com"]})["To"]
 
     assert [address.addr_spec for address in to.addresses] == ["ada@example.com", "zoe@example.com", "bob@example.com"]

@@ -1,4 +1,4 @@
-"""The faulty server does what it says: a remote service that is kinder than promised would let adapters pass."""
+"""The faulty server has the faults that it declares: a kinder one would let adapters pass."""
 
 import socket
 import time
@@ -23,7 +23,7 @@ def put(remote: FaultyHttp, behaviour: Behaviour, **settings: object) -> httpx.R
     return httpx.put(f"{remote.url}/contacts?a=1", content=b"\xff{}", trust_env=False, timeout=0.3, **settings)  # type: ignore[arg-type]
 
 
-def test_it_answers_as_told_and_records_what_arrived(remote: FaultyHttp) -> None:
+def test_it_gives_the_set_answer_and_records_what_arrived(remote: FaultyHttp) -> None:
     response = put(remote, faulty_http.answer(422, headers={"Retry-After": "7"}, json={"id": 7}), headers={"X-A": "b"})
 
     (request,) = remote.requests
@@ -61,7 +61,7 @@ def test_a_client_that_hopes_for_the_best_meets(
     assert len(remote.requests) == 1
 
 
-def test_nobody_listens_where_connections_are_refused(remote: FaultyHttp) -> None:
+def test_no_server_listens_where_connections_are_refused(remote: FaultyHttp) -> None:
     with pytest.raises(httpx.ConnectError):
         put(remote, faulty_http.refuse)
 

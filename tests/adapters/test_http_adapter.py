@@ -84,7 +84,7 @@ def test_a_refusal_is_rejected_but_proves_nothing_of_earlier_attempts(status: in
 
 
 @pytest.mark.parametrize("status", [401, 403, 407, 429])
-def test_who_is_not_let_in_comes_again_when_told(status: int) -> None:
+def test_a_throttled_request_comes_again_after_its_retry_after(status: int) -> None:
     response = httpx.Response(status, headers={"Retry-After": "7"})
 
     assert answered(response) == Deferred(f"HTTP {status}", timedelta(seconds=7), cooldown=True)
@@ -132,7 +132,7 @@ def test_a_status_that_is_not_named_keeps_its_meaning() -> None:
     assert answered(httpx.Response(404), statuses={409: "delivered"}) == Rejected("HTTP 404", result={"status": 404})
 
 
-def test_a_function_reads_what_only_the_body_tells() -> None:
+def test_a_function_reads_what_only_the_body_contains() -> None:
     def slack(answer: Answer) -> Outcome:
         return Delivered() if json.loads(answer.body)["ok"] else Rejected("refused", result=answer.status)
 
@@ -185,7 +185,7 @@ def test_a_find_that_is_no_function_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["true", "True", " true "])
-def test_a_repeated_answer_is_marked_and_counted(text: str) -> None:
+def test_a_repeated_answer_is_flagged_and_counted(text: str) -> None:
     crm = adapter(lambda request: httpx.Response(200, headers={"Idempotent-Replayed": text}))
 
     outcome = asyncio.run(crm.send(delivery()))
@@ -222,11 +222,11 @@ def test_of_a_success_the_status_and_a_small_json_body_are_remembered() -> None:
     "body",
     [b"<html>", b"\xff\xfe", b'{"id": ', b"NaN", b"[" * 5000, b'"' + b"x" * 9000 + b'"', b"1" * 5000, b"\x1f\x8b\x08"],
 )
-def test_a_success_that_cannot_be_parsed_or_held_is_delivered_and_marked(body: bytes) -> None:
+def test_a_success_that_cannot_be_parsed_or_stored_is_delivered_flagged(body: bytes) -> None:
     assert answered(httpx.Response(200, content=body)) == Delivered({"status": 200, "unparsed": True})
 
 
-def test_a_success_too_large_to_read_is_delivered_and_marked() -> None:
+def test_a_success_too_large_to_read_is_delivered_flagged() -> None:
     outcome = answered(httpx.Response(200, content=b"{}"), answer_bytes_max=1)
 
     assert outcome == Delivered({"status": 200, "unparsed": True})

@@ -148,7 +148,7 @@ def test_a_connection_that_the_server_closed_is_not_used(how: str) -> None:
     assert connections_of_two(close) == 2
 
 
-def test_what_the_event_loop_has_not_told_yet_is_seen_in_the_socket() -> None:
+def test_what_the_event_loop_has_not_reported_yet_is_seen_in_the_socket() -> None:
     """The server's close and the next request may meet in one turn of the loop."""
     closed = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -269,7 +269,7 @@ def test_a_send_that_runs_out_of_time_closes_its_connection() -> None:
     closed_by_the_client(wait, timeout=SECOND / 5)
 
 
-def test_a_connection_that_nobody_needs_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_no_send_needs_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the server does, and without another request."""
     monkeypatch.setattr(dispatchers.adapters.connection_pool, "KEEP_SECONDS", 0.05)
 
@@ -308,7 +308,7 @@ def test_a_body_that_only_a_close_ends_is_not_whole_after_a_reset(
 
 
 def test_a_body_that_only_a_close_ends_is_not_whole_over_tls(tmp_path: Path) -> None:
-    """Whoever is between can close the connection too."""
+    """A proxy can close the connection too."""
     server_tls, client_tls = tls_contexts(tmp_path, "DNS:localhost")
 
     async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -408,7 +408,7 @@ def test_a_certificate_for_another_host_means_that_nothing_was_sent(tmp_path: Pa
     assert len(seen) == (2 if name == "DNS:localhost" else 0)
 
 
-def test_a_certificate_that_nobody_vouches_for_means_that_nothing_was_sent(tmp_path: Path) -> None:
+def test_an_untrusted_certificate_means_that_nothing_was_sent(tmp_path: Path) -> None:
     server_tls, _ = tls_contexts(tmp_path, "DNS:localhost")
     seen: list[bytes] = []
 

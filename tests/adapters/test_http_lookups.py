@@ -82,10 +82,10 @@ def test_nothing_is_read_elsewhere(is_async: bool) -> None:
     finding = look(find if is_async else lambda delivery, get: get("https://evil.test/"))
 
     assert isinstance(finding, CannotTell)
-    assert finding.reason.startswith("the url of a look must be a path below the adapter's base_url")
+    assert finding.reason.startswith("the url of a status lookup must be a path below the adapter's base_url")
 
 
-def test_what_cannot_be_read_could_not_be_told() -> None:
+def test_what_cannot_be_read_is_inconclusive() -> None:
     def far(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 

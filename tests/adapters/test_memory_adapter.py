@@ -27,7 +27,7 @@ def send(adapter: MemoryAdapter, *keys: str) -> list[Outcome]:
     return asyncio.run(each())
 
 
-def test_it_delivers_and_names_the_entry_unless_told_otherwise() -> None:
+def test_it_delivers_and_names_the_entry_by_default() -> None:
     adapter = MemoryAdapter()
 
     outcomes = send(adapter, "ck1_a")

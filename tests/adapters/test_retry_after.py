@@ -51,7 +51,7 @@ def test_nonsense_and_the_past_ask_for_nothing(text: str) -> None:
     assert retry_after(headers) is None
 
 
-def test_a_date_counts_from_our_clock_where_the_service_tells_none() -> None:
+def test_a_date_counts_from_our_clock_where_the_service_sends_none() -> None:
     after = retry_after({"retry-after": format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)})
 
     assert after is not None

@@ -392,7 +392,7 @@ def send_sync(delivery: Delivery, note: str = "sync") -> Outcome:
 
 @functools.wraps(send_async)
 def send_wrapped(delivery: Delivery) -> Any:
-    return send_async(delivery, "behind a plain wrapper")
+    return send_async(delivery, "in a plain wrapper")
 
 
 @pytest.mark.parametrize(
@@ -411,13 +411,13 @@ def test_whatever_can_be_called_can_send(send: Callable[[Delivery], Any], note: 
     assert outcome_of(send) == Delivered(note)
 
 
-def test_an_async_function_behind_a_plain_wrapper_is_awaited() -> None:
+def test_an_async_function_in_a_plain_wrapper_is_awaited() -> None:
     """Else its coroutine is taken for the answer: nothing is sent, and the entry is in doubt all the same."""
     outcome = outcome_of(send_wrapped)
     if inspect.iscoroutine(outcome):
         outcome.close()  # else its warning fails whatever test comes next
 
-    assert outcome == Delivered("behind a plain wrapper")
+    assert outcome == Delivered("in a plain wrapper")
 
 
 def test_a_sync_send_runs_on_a_thread_so_that_it_may_block() -> None:

@@ -40,8 +40,8 @@ def test_a_mail_is_delivered_and_its_queue_id_kept() -> None:
 
     outcome = handed_in(mailbox)
 
-    told = {"accepted": 1, "refused": [], "message_id": f"<{KEY}@example.com>", "reply": "2.0.0 Ok: queued as 4F1C"}
-    assert outcome == Delivered(told)
+    result = {"accepted": 1, "refused": [], "message_id": f"<{KEY}@example.com>", "reply": "2.0.0 Ok: queued as 4F1C"}
+    assert outcome == Delivered(result)
     assert mailbox.envelopes[0].mail_from == "shop@example.com"
     assert mailbox.envelopes[0].rcpt_tos == ["ada@example.com"]
 
@@ -145,7 +145,7 @@ def test_no_size_is_announced_where_the_server_knows_none() -> None:
 THREE = {**MAIL, "to": ["ada@example.com", "bob@example.com"], "bcc": "eve@example.com"}
 
 
-def test_who_is_refused_for_good_is_named_and_the_others_get_the_mail() -> None:
+def test_who_is_refused_permanently_is_named_and_the_others_get_the_mail() -> None:
     mailbox = Mailbox({"bob@example.com": "550 5.1.1 no such user bob@example.com"})
 
     outcome = handed_in(mailbox, THREE)

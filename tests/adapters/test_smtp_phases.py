@@ -48,8 +48,8 @@ BRIEFLY = timedelta(seconds=0.5)
 LONG_ENOUGH = timedelta(seconds=2)  # half of it for what comes before the dot, on a busy machine too
 
 
-def outcome_at(point: str, told: str, timeout: timedelta = timedelta(seconds=30)) -> tuple[Outcome, Faulty]:
-    faulty = Faulty(at={point: told})
+def outcome_at(point: str, reply: str, timeout: timedelta = timedelta(seconds=30)) -> tuple[Outcome, Faulty]:
+    faulty = Faulty(at={point: reply})
     return against(faulty, send, timeout=timeout), faulty
 
 
@@ -95,7 +95,7 @@ def test_a_refusal_for_now_defers_with_its_codes(point: str, reply: str, expecte
         ("DATA", "554 no", Rejected("DATA: 554", result={"code": 554})),
     ],
 )
-def test_a_refusal_for_good_rejects_with_its_codes(point: str, reply: str, expected: Rejected) -> None:
+def test_a_permanent_refusal_rejects_with_its_codes(point: str, reply: str, expected: Rejected) -> None:
     outcome, faulty = outcome_at(point, reply)
 
     assert outcome == Rejected(expected.reason, result=expected.result | {"reply": reply[4:]})
@@ -217,7 +217,7 @@ def test_a_send_cancelled_before_the_dot_never_sends_it(point: str) -> None:
         ("25", "end of message: no SMTP reply"),
     ],
 )
-def test_without_a_reply_to_the_dot_nobody_knows(breaking: str, reason: str) -> None:
+def test_without_a_reply_to_the_dot_the_outcome_is_unknown(breaking: str, reason: str) -> None:
     outcome, faulty = outcome_at("dot", breaking, LONG_ENOUGH)
 
     assert isinstance(outcome, Unknown)
@@ -245,7 +245,7 @@ def test_a_negative_reply_for_now_is_a_reply_not_taken(reply: str, expected: Out
     assert outcome_at("dot", reply)[0] == expected
 
 
-def test_a_negative_reply_for_good_is_rejected() -> None:
+def test_a_permanent_negative_reply_is_rejected() -> None:
     outcome, _ = outcome_at("dot", "554 5.7.1 spam from shop@example.com")
 
     result = {"code": 554, "enhanced": "5.7.1", "reply": "5.7.1 spam from shop@example.com"}

@@ -307,13 +307,13 @@ def test_what_is_created_bears_the_entry_s_id_unless_the_payload_has_one(
 
 
 def test_a_full_metadata_is_left_alone(adapter: StripeAdapter, charges: respx.Route) -> None:
-    """The mark would be the 51st key, and turn a good request into a 400."""
+    """The added key would be the 51st, and turn a good request into a 400."""
     send(adapter, delivery(payload={"metadata": {f"k{n}": "v" for n in range(50)}}))
 
     assert "metadata[outbox_id]" not in form(charges.calls.last.request)
 
 
-def test_neither_an_update_nor_what_has_no_metadata_is_marked(adapter: StripeAdapter, api: respx.MockRouter) -> None:
+def test_neither_an_update_nor_what_has_no_metadata_gets_the_key(adapter: StripeAdapter, api: respx.MockRouter) -> None:
     update = api.post("/v1/customers/cus_1").respond(json={"id": "cus_1", "object": "customer"})
     portal = api.post("/v1/billing_portal/sessions").respond(json={"id": "bps_1", "object": "billing_portal.session"})
 
@@ -346,7 +346,7 @@ def test_a_success_remembers_little_and_no_secret(adapter: StripeAdapter, charge
     )
 
 
-def test_a_repeated_answer_is_marked_and_counted(adapter: StripeAdapter, charges: respx.Route) -> None:
+def test_a_repeated_answer_is_flagged_and_counted(adapter: StripeAdapter, charges: respx.Route) -> None:
     outcome = answered(adapter, charges, httpx.Response(200, json=INTENT, headers={"Idempotent-Replayed": "true"}))
 
     assert isinstance(outcome, Delivered)
@@ -384,9 +384,14 @@ def test_a_success_too_large_to_hold_is_delivered(adapter: StripeAdapter, charge
 
 
 def test_a_decline_is_conclusive_and_keeps_its_codes(adapter: StripeAdapter, charges: respx.Route) -> None:
-    told = {"code": "card_declined", "decline_code": "insufficient_funds", "payment_intent": INTENT, "param": "source"}
+    details = {
+        "code": "card_declined",
+        "decline_code": "insufficient_funds",
+        "payment_intent": INTENT,
+        "param": "source",
+    }
 
-    outcome = answered(adapter, charges, error(402, "card_error", {"Request-Id": "req_2"}, **told))
+    outcome = answered(adapter, charges, error(402, "card_error", {"Request-Id": "req_2"}, **details))
 
     assert outcome == Rejected(
         "card_error: card_declined/insufficient_funds, param source, HTTP 402, req_2",

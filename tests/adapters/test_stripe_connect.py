@@ -37,7 +37,7 @@ def put_charges(database: Database, ob: outbox.Outbox, **settings: Any) -> None:
     put(database, ob, CHARGE, payload=PAYLOAD, count=SERVED, **settings)
 
 
-def under_pressure(database: Database) -> set[str]:
+def throttled(database: Database) -> set[str]:
     """The destinations that wait, or count failures."""
     rows = database.rows(TABLES.destination)
     return {
@@ -53,7 +53,7 @@ def test_an_account_that_refuses_us_stops_no_other(
     run_once(database, ob, adapters=adapters(stripe))
 
     assert states(database) == {"delivered": 2 * SERVED, **states_of_refused(database)}
-    assert under_pressure(database) == {"stripe:acct_bad"}
+    assert throttled(database) == {"stripe:acct_bad"}
     assert {entry.destination for entry in database.entries} == {"stripe", "stripe:acct_good", "stripe:acct_bad"}
 
 
@@ -65,7 +65,7 @@ def test_in_a_shared_destination_only_the_account_s_entries_wait(
     run_once(database, ob, adapters=adapters(stripe), limits={"stripe": Limits(breaker=Breaker(failures=2))})
 
     assert states(database) == {"delivered": 2 * SERVED, **states_of_refused(database)}
-    assert under_pressure(database) == set()
+    assert throttled(database) == set()
     assert {row.attempts for row in database.queue} <= {0, 1}
 
 
@@ -84,7 +84,7 @@ def test_a_refusal_of_the_adapter_s_own_account_still_stops_all_of_it(
 
     run_once(database, ob, adapters=adapters(stripe, account="acct_bad"), concurrency=1)
 
-    assert under_pressure(database) == {"stripe"}
+    assert throttled(database) == {"stripe"}
     assert len(stripe.ledger.answers) < REFUSED
 
 
@@ -154,4 +154,4 @@ def test_an_adapter_of_one_s_own_may_refuse_one_account(database: Database, ob: 
     run_once(database, ob, adapters={"crm": MemoryAdapter(answer)})
 
     assert states(database)["delivered"] == 12
-    assert under_pressure(database) == set()
+    assert throttled(database) == set()

@@ -97,7 +97,7 @@ def _each(adapter: StripeAdapter, ask: Any, deliveries: Any) -> list[Any]:
         ("stripe.transfers.create", {"amount": 5, "currency": "eur", "destination": "acct_2"}),
     ],
 )
-def test_what_was_made_is_found_by_its_mark(service: RunningStripe, operation: str, payload: Any) -> None:
+def test_what_was_created_is_found_by_its_metadata(service: RunningStripe, operation: str, payload: Any) -> None:
     adapter = adapter_for(service)
     (outcome, _) = sent(adapter, delivery(operation, payload), delivery(operation, payload, id=OTHER))
 
@@ -160,7 +160,7 @@ def test_clocks_a_year_apart_do_not_matter(
 
 
 @pytest.mark.parametrize(
-    ("operation", "payload", "told"),
+    ("operation", "payload", "shown"),
     [
         ("stripe.payment_intents.capture", {"intent": "pi_1"}, "Stripe has no list that could prove the outcome of"),
         ("stripe.subscriptions.create", {"customer": "cus_1"}, "Stripe has no list that could prove the outcome of"),
@@ -169,13 +169,13 @@ def test_clocks_a_year_apart_do_not_matter(
         (CREATE, ["no object"], "its payload left no room for"),
     ],
 )
-def test_what_cannot_be_listed_is_not_looked_for(
-    service: RunningStripe, operation: str, payload: Any, told: str
+def test_what_cannot_be_listed_is_not_looked_up(
+    service: RunningStripe, operation: str, payload: Any, shown: str
 ) -> None:
     finding = found(adapter_for(service), delivery(operation, payload))
 
     assert isinstance(finding, CannotTell)
-    assert finding.reason.startswith(told)
+    assert finding.reason.startswith(shown)
     assert service.ledger.answers == []
 
 
@@ -206,7 +206,7 @@ def test_an_account_that_is_not_open_to_us_proves_nothing(service: RunningStripe
     assert "401" in finding.reason
 
 
-def test_nobody_there_proves_nothing() -> None:
+def test_an_unreachable_service_proves_nothing() -> None:
     adapter = StripeAdapter(api_key=API_KEY, base_url="http://127.0.0.1:1")
 
     assert found(adapter) == CannotTell("ConnectError")
@@ -222,7 +222,7 @@ def test_more_than_can_be_read_proves_nothing(service: RunningStripe, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("response", "told"),
+    ("response", "shown"),
     [
         (httpx.Response(200, json={"object": "list", "data": [], "has_more": False}), "does not say what time it is"),
         (httpx.Response(200, text="<html>"), ""),
@@ -237,18 +237,18 @@ def test_more_than_can_be_read_proves_nothing(service: RunningStripe, monkeypatc
         ),
     ],
 )
-def test_an_odd_answer_proves_nothing(response: httpx.Response, told: str) -> None:
+def test_an_odd_answer_proves_nothing(response: httpx.Response, shown: str) -> None:
     with respx.mock(base_url="https://api.stripe.com") as api:
         api.get("/v1/payment_intents").mock(return_value=response)
 
         finding = found(StripeAdapter(api_key=API_KEY))
 
     assert isinstance(finding, CannotTell)
-    assert told in finding.reason
+    assert shown in finding.reason
 
 
 @pytest.mark.parametrize("kind", LISTED)
-def test_the_sdk_can_list_what_is_looked_for(kind: str) -> None:
+def test_the_sdk_can_list_what_is_looked_up(kind: str) -> None:
     service: Any = stripe.StripeClient(API_KEY).v1
     for word in kind.split("."):
         service = getattr(service, word)
@@ -287,12 +287,12 @@ def test_a_charge_in_doubt_past_its_window_ends_charged_once(
     tmp_path: Path,
     was_executed: bool,
 ) -> None:
-    told: list[tuple[str, Any]] = []
+    shown: list[tuple[str, Any]] = []
     effects = Operations()
 
     @effects.on_settled("stripe.payment_intents.create")
     def charged(session: Any, settlement: Any) -> None:
-        told.append((settlement.state, settlement.result["id"]))
+        shown.append((settlement.state, settlement.result["id"]))
         ob.enqueue(session, "crm.receipt", {})
 
     id = put_one(database, ob, CREATE, payload=CHARGE)
@@ -309,7 +309,7 @@ def test_a_charge_in_doubt_past_its_window_ends_charged_once(
 
     (charge,) = service.ledger.charges
     assert states == ["retry", "delivered" if was_executed else "pending", "delivered"]
-    assert told == [("delivered", charge.parent)]
+    assert shown == [("delivered", charge.parent)]
     assert settlement_row(database, id).key_epoch == (0 if was_executed else 1)
     assert (charge.key == ob.child_key("order:0", CREATE)) == was_executed
     assert {(row.operation, row.parent) for row in database.entries} == {

@@ -407,7 +407,7 @@ def test_a_lost_request_looks_the_same_and_charges_nothing(client: StripeClient,
     assert len(service.ledger.charges) == 1
 
 
-def test_a_request_goes_on_executing_after_its_client_has_hung_up(http: httpx.Client, service: RunningStripe) -> None:
+def test_a_request_is_executed_after_its_client_has_hung_up(http: httpx.Client, service: RunningStripe) -> None:
     service.fake.faults = Faults(slow_for=timedelta(milliseconds=200))
     service.force(Fault.SLOW)
 

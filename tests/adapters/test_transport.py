@@ -123,7 +123,7 @@ def test_it_outlives_its_event_loop_and_its_own_closing(closed: bool) -> None:
             await transport.aclose()
         return answer.status
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Patient) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), KeepAlive) as server:
         Thread(target=server.serve_forever).start()
         url = f"http://127.0.0.1:{server.server_port}"
         statuses = [asyncio.run(once(url, closed)), asyncio.run(once(url))]
@@ -133,7 +133,7 @@ def test_it_outlives_its_event_loop_and_its_own_closing(closed: bool) -> None:
     assert statuses == [204, 204]
 
 
-class Patient(BaseHTTPRequestHandler):
+class KeepAlive(BaseHTTPRequestHandler):
     """Takes everything, and keeps its connections."""
 
     protocol_version = "HTTP/1.1"
@@ -149,7 +149,7 @@ class Patient(BaseHTTPRequestHandler):
 def test_what_is_handed_in_carries_everything_and_is_not_closed() -> None:
     class Given(httpx.MockTransport):
         async def aclose(self) -> None:
-            raise AssertionError("it belongs to whoever made it")
+            raise AssertionError("it belongs to its creator")
 
     async def twice() -> list[int]:
         transport = Transport(timeout=SECOND, transport=Given(lambda request: httpx.Response(204)))

@@ -165,7 +165,7 @@ def test_an_error_of_the_database_shows_no_parameters() -> None:
     assert exit_codes.failure_of(error) == exit_codes.Failure(1, "database", "database error: duplicate key")
 
 
-def test_an_error_that_nobody_foresaw_keeps_its_trace() -> None:
+def test_an_unexpected_error_keeps_its_trace() -> None:
     assert exit_codes.failure_of(RuntimeError("a bug")) is None
 
 
@@ -224,7 +224,7 @@ def section_of(name: str) -> str:
 
 
 @every_command
-def test_every_option_of_a_command_stands_on_the_page(name: str) -> None:
+def test_every_option_of_a_command_is_on_the_page(name: str) -> None:
     command: click.Command = main
     for word in name.split():
         assert isinstance(command, click.Group)

@@ -33,7 +33,7 @@ def make_dispatcher():
 """
 
 
-def test_what_is_recorded_before_a_deploy_is_skipped_by_nobody(
+def test_what_is_recorded_before_a_deploy_is_skipped_by_no_dispatcher(
     database: Database, ob: outbox.Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "next_deploy.py").write_text(APP)
@@ -41,10 +41,10 @@ def test_what_is_recorded_before_a_deploy_is_skipped_by_nobody(
     monkeypatch.setattr(sys, "path", list(sys.path))
     put(database, ob, count=2)
 
-    told = succeeded("callbacks", "record", "next_deploy:make_dispatcher", database=database)
+    printed = succeeded("callbacks", "record", "next_deploy:make_dispatcher", database=database)
     run_once(database, ob, adapters={"crm": MemoryAdapter()})
 
-    assert told == "2 recorded: on_settled crm, on_uncertain crm.upsert\n"
+    assert printed == "2 recorded: on_settled crm, on_uncertain crm.upsert\n"
     assert states(database) == {"retry": 2}
     listed = document("callbacks", "list", database=database)["callbacks"]
     assert [(each["name"], each["waiting"]) for each in listed] == [
@@ -63,8 +63,8 @@ def test_forget_lets_settle_what_waits_for_a_callback(database: Database, ob: ou
     asyncio.run(shop.dispatcher(database.new_engine(), adapters={"mail": MemoryAdapter()}).run_once())
     run_once(database, ob, adapters={"crm": MemoryAdapter()})
 
-    told = succeeded("callbacks", "forget", "on_settled crm", database=database)
-    assert told == "on_settled crm forgotten; 2 entries waited for it and will settle without it\n"
+    printed = succeeded("callbacks", "forget", "on_settled crm", database=database)
+    assert printed == "on_settled crm forgotten; 2 entries waited for it and will settle without it\n"
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 2
 
     assert (states(database), database.rows(TABLES.callback)) == ({"delivered": 2}, [])

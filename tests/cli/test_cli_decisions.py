@@ -41,9 +41,9 @@ def test_a_retried_entry_is_due_now(database: Database, ob: outbox.Outbox) -> No
     adapters = {"crm": MemoryAdapter()}
     assert run_once(database, ob, adapters=adapters) == 0
 
-    told = succeeded("retry", str(id), "--actor", "ada", database=database)
+    printed = succeeded("retry", str(id), "--actor", "ada", database=database)
 
-    assert told == f"entry {id} is due now: a running dispatcher will send it\n"
+    assert printed == f"entry {id} is due now: a running dispatcher will send it\n"
     assert [actor for actor, _ in decisions(database, id)] == ["ada"]
     assert run_once(database, ob, adapters=adapters) == 1
 
@@ -52,9 +52,9 @@ def test_a_cancelled_entry_is_settled_by_a_dispatcher_and_never_sent(database: D
     id = put_one(database, ob)
     adapter = MemoryAdapter()
 
-    told = succeeded("cancel", str(id), "--reason", "ordered twice", "--actor", "ada", database=database)
+    printed = succeeded("cancel", str(id), "--reason", "ordered twice", "--actor", "ada", database=database)
 
-    assert told == (f"entry {id} will be cancelled: a running dispatcher will settle it, callbacks included\n")
+    assert printed == (f"entry {id} will be cancelled: a running dispatcher will settle it, callbacks included\n")
     assert decisions(database, id) == [("ada", "ordered twice")]
     assert run_once(database, ob, adapters={"crm": adapter}) == 1
     assert (state(database, id), settlement_row(database, id).reason) == ("cancelled", "ordered twice")
@@ -73,9 +73,9 @@ def test_a_verdict_is_written_down_and_settled_by_a_dispatcher(
     id = put_uncertain(database, ob)
     option = f"--{verdict.replace('_', '-')}"
 
-    told = succeeded("resolve", str(id), option, *LOOKED, "--actor", "ada", database=database)
+    printed = succeeded("resolve", str(id), option, *LOOKED, "--actor", "ada", database=database)
 
-    assert told == f"entry {id}: {says}; a running dispatcher will settle it, callbacks included\n"
+    assert printed == f"entry {id}: {says}; a running dispatcher will settle it, callbacks included\n"
     assert decisions(database, id) == [("ada", f"{verdict}: seen in their log")]
     assert state(database, id) == "uncertain"
     waiting = document("show", str(id), database=database)
@@ -87,9 +87,9 @@ def test_a_verdict_is_written_down_and_settled_by_a_dispatcher(
 def test_what_is_sent_again_may_happen_twice_and_the_command_says_so(database: Database, ob: outbox.Outbox) -> None:
     id = put_uncertain(database, ob)
 
-    told = succeeded("resolve", str(id), "--send-again", *LOOKED, database=database)
+    printed = succeeded("resolve", str(id), "--send-again", *LOOKED, database=database)
 
-    assert "it will be sent again, and may then happen twice; a running dispatcher will send it, once" in told
+    assert "it will be sent again, and may then happen twice; a running dispatcher will send it, once" in printed
     assert "will be sent again: seen in their log" in succeeded("list", database=database)
     assert "a running dispatcher will send it again" in succeeded("show", str(id), database=database)
 
@@ -98,10 +98,10 @@ def test_what_is_resolved_needs_no_second_look(database: Database, ob: outbox.Ou
     id = put_uncertain(database, ob)
     command("resolve", str(id), "--happened", *LOOKED, database=database)
 
-    told = error_of("retry", str(id), database=database)
+    printed = error_of("retry", str(id), database=database)
 
-    assert told[:2] == (4, "wrong_state")
-    assert told[2].endswith("an operator has decided that it is delivered; a running dispatcher carries that out")
+    assert printed[:2] == (4, "wrong_state")
+    assert printed[2].endswith("an operator has decided that it is delivered; a running dispatcher carries that out")
 
 
 def test_what_the_service_answered_can_be_put_on_record(database: Database, ob: outbox.Outbox) -> None:
@@ -113,23 +113,23 @@ def test_what_the_service_answered_can_be_put_on_record(database: Database, ob: 
     assert json.loads(settlement_row(database, id).result) == {"id": "ch_7"}
 
 
-def test_a_released_entry_goes_on(database: Database, ob: outbox.Outbox) -> None:
+def test_a_released_entry_is_resumed(database: Database, ob: outbox.Outbox) -> None:
     id = put_suspended(database, ob)
 
-    told = succeeded("release", str(id), "--actor", "ada", database=database)
+    printed = succeeded("release", str(id), "--actor", "ada", database=database)
 
-    assert told == f"entry {id} released\n"
+    assert printed == f"entry {id} released\n"
     assert queue_row(database, id).suspended_reason is None
     assert [actor for actor, _ in decisions(database, id)] == ["ada"]
 
 
-def test_a_released_group_goes_on(database: Database, ob: outbox.Outbox) -> None:
+def test_a_released_group_is_resumed(database: Database, ob: outbox.Outbox) -> None:
     id = put_ended(database, ob, good=False)
     block(database, id, "invoice:7")
 
-    told = succeeded("release", "--ordering-key", "invoice:7", "--actor", "ada", database=database)
+    printed = succeeded("release", "--ordering-key", "invoice:7", "--actor", "ada", database=database)
 
-    assert told == "ordering group invoice:7 released\n"
+    assert printed == "ordering group invoice:7 released\n"
     assert database.rows(TABLES.blocked_group) == []
     assert [actor for actor, _ in decisions(database, id)] == ["ada"]
 
@@ -139,20 +139,22 @@ def test_a_released_group_goes_on(database: Database, ob: outbox.Outbox) -> None
 
 def test_every_decision_is_answered_in_json(database: Database, ob: outbox.Outbox) -> None:
     waiting, withdrawn = put_one(database, ob), put_one(database, ob)
-    uncertain, held = put_uncertain(database, ob), put_suspended(database, ob)
+    uncertain, suspended = put_uncertain(database, ob), put_suspended(database, ob)
     block(database, uncertain, "invoice:7")
 
-    def told(*arguments: Any) -> Any:
+    def printed(*arguments: Any) -> Any:
         return document(*map(str, arguments), "--actor", "ada", database=database)
 
     by = {"actor": "ada"}
-    assert told("retry", waiting) == {"id": str(waiting), "decision": "retry"} | by
-    assert told("cancel", withdrawn) == {"id": str(withdrawn), "decision": "cancel", "settled": False} | by
-    assert told("resolve", uncertain, "--did-not-happen", *LOOKED) == (
+    assert printed("retry", waiting) == {"id": str(waiting), "decision": "retry"} | by
+    assert printed("cancel", withdrawn) == {"id": str(withdrawn), "decision": "cancel", "settled": False} | by
+    assert printed("resolve", uncertain, "--did-not-happen", *LOOKED) == (
         {"id": str(uncertain), "decision": "resolve", "verdict": "did_not_happen"} | by
     )
-    assert told("release", held) == {"id": str(held), "decision": "release"} | by
-    assert told("release", "--ordering-key", "invoice:7") == {"ordering_key": "invoice:7", "decision": "release"} | by
+    assert printed("release", suspended) == {"id": str(suspended), "decision": "release"} | by
+    assert (
+        printed("release", "--ordering-key", "invoice:7") == {"ordering_key": "invoice:7", "decision": "release"} | by
+    )
 
 
 # --- who
@@ -167,10 +169,10 @@ def test_by_default_the_user_of_the_system_decides(database: Database, ob: outbo
 
 
 def test_a_user_without_a_name_must_give_one(sqlite: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> str:
+    def no_user() -> str:
         raise KeyError("getpwuid(): uid not found: 4711")
 
-    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.setattr("getpass.getuser", no_user)
 
     status, text = refused("retry", "a3a344f6", database=sqlite)
 
@@ -216,9 +218,9 @@ def test_a_decision_that_says_too_little_or_too_much_is_refused(
 
 
 def test_an_impossible_ordering_key_is_refused_as_the_library_does(database: Database) -> None:
-    told = error_of("release", "--ordering-key", "\udcff", database=database)
+    printed = error_of("release", "--ordering-key", "\udcff", database=database)
 
-    assert told == (1, "refused", r"ordering_key '\udcff': contains a lone surrogate, which UTF-8 cannot encode")
+    assert printed == (1, "refused", r"ordering_key '\udcff': contains a lone surrogate, which UTF-8 cannot encode")
 
 
 @pytest.mark.parametrize(
@@ -300,26 +302,26 @@ def test_on_a_terminal_a_verdict_is_written_only_once_it_is_confirmed(
 ) -> None:
     id = put_uncertain(sqlite, ob, parent="order:1")
 
-    ended, told = on_terminal("resolve", str(id), "--happened", *LOOKED, database=sqlite, typed=typed)
+    ended, printed = on_terminal("resolve", str(id), "--happened", *LOOKED, database=sqlite, typed=typed)
 
     assert ended == status
-    assert f"entry {id}: mail.send of order:1, uncertain (no answer within 30 s)\n" in told
-    assert "Record that it happened? [y/N]" in told
+    assert f"entry {id}: mail.send of order:1, uncertain (no answer within 30 s)\n" in printed
+    assert "Record that it happened? [y/N]" in printed
     assert len(decisions(sqlite, id)) == decided
 
 
 def test_who_says_yes_beforehand_is_not_asked(sqlite: Database, ob: outbox.Outbox) -> None:
     id = put_uncertain(sqlite, ob)
 
-    status, told = on_terminal("resolve", str(id), "--happened", "--yes", *LOOKED, database=sqlite)
+    status, printed = on_terminal("resolve", str(id), "--happened", "--yes", *LOOKED, database=sqlite)
 
     assert (status, len(decisions(sqlite, id))) == (0, 1)
-    assert "Record that" not in told
+    assert "Record that" not in printed
 
 
-def test_nobody_is_asked_for_what_is_refused_anyway(sqlite: Database, ob: outbox.Outbox) -> None:
+def test_no_confirmation_is_asked_for_what_is_refused_anyway(sqlite: Database, ob: outbox.Outbox) -> None:
     for given, expected in (("a3a344f6", 3), (str(put_one(sqlite, ob)), 4)):
-        status, told = on_terminal("resolve", given, "--happened", *LOOKED, database=sqlite)
+        status, printed = on_terminal("resolve", given, "--happened", *LOOKED, database=sqlite)
 
         assert status == expected
-        assert "Record that" not in told
+        assert "Record that" not in printed

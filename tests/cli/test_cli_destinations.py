@@ -17,42 +17,44 @@ from outbox.sql.dialect import clock, clock_plus
 CALM = {"paused": False, "breaker": "closed", "breaker_failures": 0}
 
 
-def weigh(database: Database, name: str, **values: Any) -> None:
+def throttle(database: Database, name: str, **values: Any) -> None:
     set_row(database, TABLES.destination, name=name, changed_at=clock(), **CALM | values)
 
 
 def test_a_cooldown_that_is_over_is_none(database: Database) -> None:
-    weigh(database, "crm", cooldown_until=clock_plus(-HOUR))
+    throttle(database, "crm", cooldown_until=clock_plus(-HOUR))
 
-    told = [
+    printed = [
         document(name, database=database)["destinations"][0]["cooldown_until"] for name in ("status", "destinations")
     ]
 
-    assert told == [None, None]
+    assert printed == [None, None]
 
 
-def test_destinations_tells_what_is_due_and_what_weighs_on_each(database: Database, ob: outbox.Outbox) -> None:
+def test_destinations_shows_what_is_due_and_what_throttles_each(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
     age(database, 2 * HOUR)
     put(database, ob, "mail.send", due=HOUR)
-    weigh(database, "stripe", breaker="open", breaker_until=clock_plus(HOUR), breaker_failures=12, rate_per_second=80.0)
-    weigh(database, "crm", cooldown_until=clock_plus(HOUR))
+    throttle(
+        database, "stripe", breaker="open", breaker_until=clock_plus(HOUR), breaker_failures=12, rate_per_second=80.0
+    )
+    throttle(database, "crm", cooldown_until=clock_plus(HOUR))
 
-    told = document("destinations", database=database)
+    printed = document("destinations", database=database)
 
-    crm, mail, stripe = told["destinations"]
+    crm, mail, stripe = printed["destinations"]
     assert (crm["name"], crm["due"], crm["paused"], crm["breaker"]) == ("crm", 3, False, "closed")
     assert 7200 <= crm["oldest_due_seconds"] < 7300
-    assert crm["cooldown_until"] > told["at"]
+    assert crm["cooldown_until"] > printed["at"]
     assert (mail["name"], mail["due"], mail["oldest_due_seconds"], mail["cooldown_until"]) == ("mail", 0, None, None)
     assert (stripe["breaker"], stripe["breaker_failures"], stripe["rate_per_second"]) == ("open", 12, 80.0)
-    assert stripe["breaker_until"] > told["at"]
+    assert stripe["breaker_until"] > printed["at"]
 
 
 def test_destinations_for_people_is_a_table_with_the_reasons(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=2)
-    weigh(database, "hooks", cooldown_until=clock_plus(timedelta(minutes=10.5)))
-    weigh(database, "stripe", breaker="open", breaker_until=clock_plus(timedelta(minutes=3.5)), breaker_failures=12)
+    throttle(database, "hooks", cooldown_until=clock_plus(timedelta(minutes=10.5)))
+    throttle(database, "stripe", breaker="open", breaker_until=clock_plus(timedelta(minutes=3.5)), breaker_failures=12)
     succeeded("pause", "crm", "--actor", "ada", "--reason", "they move house", database=database)
 
     lines = succeeded("destinations", database=database).splitlines()
@@ -64,11 +66,11 @@ def test_destinations_for_people_is_a_table_with_the_reasons(database: Database,
     assert lines[3].endswith("breaker open for 3m after 12 failures")
 
 
-def test_destinations_tells_how_many_of_the_shared_slots_are_taken(database: Database) -> None:
+def test_destinations_shows_how_many_of_the_shared_permits_are_taken(database: Database) -> None:
     now = datetime.now(UTC)
     taken = as_record([Taken(uuid4(), 2, now + HOUR), Taken(uuid4(), 1, now + HOUR), Taken(uuid4(), 5, now - HOUR)])
-    weigh(database, "crm", permits_max=30, permits_taken=taken)
-    weigh(database, "mail")
+    throttle(database, "crm", permits_max=30, permits_taken=taken)
+    throttle(database, "mail")
 
     crm, mail = document("destinations", database=database)["destinations"]
     lines = succeeded("destinations", database=database).splitlines()
@@ -82,8 +84,8 @@ def test_destinations_without_any_says_so(database: Database) -> None:
     assert succeeded("destinations", database=database) == "the queue is empty\n"
 
 
-def test_a_quiet_that_is_over_is_not_told(database: Database) -> None:
-    weigh(database, "crm", cooldown_until=clock_plus(-HOUR))
+def test_a_cooldown_that_is_over_is_not_shown(database: Database) -> None:
+    throttle(database, "crm", cooldown_until=clock_plus(-HOUR))
 
     (crm,) = document("destinations", database=database)["destinations"]
 
@@ -117,15 +119,15 @@ def test_a_paused_destination_is_sent_nothing_until_it_is_resumed(database: Data
 
 
 def test_a_pause_of_what_has_no_entries_asks_whether_that_is_its_name(database: Database) -> None:
-    told = succeeded("pause", "strpie", "--actor", "ada", database=database)
+    printed = succeeded("pause", "strpie", "--actor", "ada", database=database)
 
-    assert told == "destination strpie paused; it has no entries in the queue: check its name\n"
+    assert printed == "destination strpie paused; it has no entries in the queue: check its name\n"
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_what_nothing_holds_back_cannot_be_resumed(database: Database, known: bool) -> None:
     if known:
-        weigh(database, "crm")
+        throttle(database, "crm")
 
     status, code, text = error_of("resume", "crm", "--actor", "ada", database=database)
 
@@ -143,16 +145,16 @@ def test_what_nothing_holds_back_cannot_be_resumed(database: Database, known: bo
     ],
 )
 def test_a_decision_that_cannot_be_kept_is_refused(database: Database, arguments: tuple[str, ...], text: str) -> None:
-    status, told = refused(*arguments, "--actor", "ada", database=database)
+    status, printed = refused(*arguments, "--actor", "ada", database=database)
 
     assert status == 1
-    assert text in told
+    assert text in printed
 
 
 def test_every_name_that_an_entry_may_have_can_be_paused(database: Database, ob: outbox.Outbox) -> None:
     name = "https://hooks.example.com:8443/\u001b[31m"
     put(database, ob, destination=name)
 
-    told = succeeded("pause", name, "--actor", "ada", database=database)
+    printed = succeeded("pause", name, "--actor", "ada", database=database)
 
-    assert told == "destination https://hooks.example.com:8443/\\x1b[31m paused\n"
+    assert printed == "destination https://hooks.example.com:8443/\\x1b[31m paused\n"

@@ -134,13 +134,13 @@ def test_the_facts_are_one_json_document() -> None:
     ],
 )
 def test_what_cannot_be_published_is_refused_with_what_to_do(arguments: list[str], status: int, text: str) -> None:
-    ended, _, told = error_of("docs", "idempotency", *arguments)
+    ended, _, printed = error_of("docs", "idempotency", *arguments)
 
     assert ended == status
-    assert told.endswith(text)
+    assert printed.endswith(text)
 
 
-def test_an_app_that_sets_its_outbox_up_elsewhere_is_told_what_is_missing(tmp_path: Path) -> None:
+def test_an_app_that_sets_its_outbox_up_elsewhere_learns_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text("from outbox.http import Policy\npolicy = Policy()\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
 

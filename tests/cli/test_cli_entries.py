@@ -43,16 +43,21 @@ def test_status_counts_what_waits_for_each_destination(database: Database, ob: o
     put_suspended(database, ob)
     put_ended(database, ob)
 
-    told = document("status", database=database)
+    printed = document("status", database=database)
 
-    crm, mail = told["destinations"]
+    crm, mail = printed["destinations"]
     assert (crm["name"], crm["states"], crm["suspended"]) == ("crm", {"pending": 3}, 0)
     assert (mail["name"], mail["states"], mail["suspended"]) == ("mail", {"pending": 1, "uncertain": 1}, 1)
-    assert (told["uncertain"], told["suspended"], told["suspended_reason"], told["blocked_groups"]) == (1, 1, None, [])
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", told["at"])
+    assert (printed["uncertain"], printed["suspended"], printed["suspended_reason"], printed["blocked_groups"]) == (
+        1,
+        1,
+        None,
+        [],
+    )
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", printed["at"])
 
 
-def test_status_tells_how_long_the_oldest_waits_that_could_be_sent(database: Database, ob: outbox.Outbox) -> None:
+def test_status_shows_how_long_the_oldest_waits_that_could_be_sent(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob)
     age(database, 2 * HOUR)
     put(database, ob, "later.send", due=HOUR)
@@ -78,7 +83,7 @@ def test_what_is_sent_waits_again_once_its_lease_has_run_out(
     assert (crm["oldest_due_seconds"] is not None) is waits
 
 
-def test_status_names_the_operations_that_nobody_serves(database: Database, ob: outbox.Outbox) -> None:
+def test_status_names_the_operations_that_no_dispatcher_serves(database: Database, ob: outbox.Outbox) -> None:
     """All that wait, not only those by which a dispatcher has learned that it does not serve them."""
     put(database, ob, "crm.gone", count=130)
     put_one(database, ob, "sms.send", parent="order:sms", destination="crm")
@@ -136,9 +141,9 @@ def test_status_for_people_is_a_table_with_what_needs_them_below(database: Datab
     block(database, id, "invoice:7")
     age(database, 2 * HOUR)
 
-    told = succeeded("status", database=database).splitlines()
+    printed = succeeded("status", database=database).splitlines()
 
-    assert told[0].split() == [
+    assert printed[0].split() == [
         "DESTINATION",
         "PENDING",
         "SENDING",
@@ -149,16 +154,16 @@ def test_status_for_people_is_a_table_with_what_needs_them_below(database: Datab
         "DUE",
         "NOTE",
     ]
-    assert told[1].split() == ["crm", "3", "0", "0", "0", "0", "2h"]
-    assert told[2].split() == ["mail", "1", "0", "0", "1", "1", "-"]
-    assert told[3:] == [
+    assert printed[1].split() == ["crm", "3", "0", "0", "0", "0", "2h"]
+    assert printed[2].split() == ["mail", "1", "0", "0", "1", "1", "-"]
+    assert printed[3:] == [
         "1 uncertain: `outbox list --state uncertain` shows them",
         "1 suspended: `outbox list --suspended` shows them",
         f"ordering group invoice:7 blocked 1h ago by {id}: it failed",
     ]
 
 
-def test_status_tells_of_a_destination_that_is_held_back_and_why(database: Database) -> None:
+def test_status_shows_a_destination_that_is_throttled_and_why(database: Database) -> None:
     control = {"rate_per_second": None, "breaker_failures": 0, "breaker_until": None, "changed_at": clock()}
     paused = {"paused": True, "paused_reason": "their maintenance", "breaker": "closed", "cooldown_until": None}
     cooling = {"paused": False, "paused_reason": None, "breaker": "half_open", "cooldown_until": clock_plus(HOUR)}
@@ -166,11 +171,11 @@ def test_status_tells_of_a_destination_that_is_held_back_and_why(database: Datab
     set_row(database, TABLES.destination, name="mail", **control, **cooling)
     set_row(database, TABLES.meta, id=1, suspended_reason="this is a copy of the database")
 
-    told = succeeded("status", database=database)
+    printed = succeeded("status", database=database)
 
-    assert "sending is suspended: this is a copy of the database\n" in told
-    assert "paused: their maintenance\n" in told
-    assert re.search(r"breaker half-open, cooldown for another (59m|1h)\n", told)
+    assert "sending is suspended: this is a copy of the database\n" in printed
+    assert "paused: their maintenance\n" in printed
+    assert re.search(r"breaker half-open, cooldown for another (59m|1h)\n", printed)
 
 
 def test_an_empty_outbox_says_so(database: Database) -> None:
@@ -178,7 +183,7 @@ def test_an_empty_outbox_says_so(database: Database) -> None:
     assert document("status", database=database)["destinations"] == []
 
 
-def test_for_monitoring_the_exit_code_tells_whether_anything_is_uncertain(
+def test_for_monitoring_the_exit_code_shows_whether_anything_is_uncertain(
     database: Database, ob: outbox.Outbox
 ) -> None:
     put(database, ob)
@@ -196,7 +201,7 @@ def test_for_monitoring_the_exit_code_tells_whether_anything_is_uncertain(
 # --- status of a parent
 
 
-def test_the_status_of_a_parent_is_what_the_app_is_told(database: Database, ob: outbox.Outbox) -> None:
+def test_the_status_of_a_parent_is_what_the_app_gets(database: Database, ob: outbox.Outbox) -> None:
     parent = outbox.ParentKey("req-1", scope="acct_1", source="http")
     put_ended(database, ob, parent=parent)
     put_uncertain(database, ob, parent=parent)
@@ -205,23 +210,23 @@ def test_the_status_of_a_parent_is_what_the_app_is_told(database: Database, ob: 
         expected = ob.status(session, parent)
 
     arguments = ("status", "req-1", "--scope", "acct_1", "--source", "http")
-    told = document(*arguments, database=database, OUTBOX_ENV=OUTBOX_ENV)["entries"]
+    printed = document(*arguments, database=database, OUTBOX_ENV=OUTBOX_ENV)["entries"]
 
     names = ("operation", "discriminator", "child_key", "state", "reason", "attempts")
-    assert [[entry[name] for name in names] for entry in told] == [
+    assert [[entry[name] for name in names] for entry in printed] == [
         [getattr(status, name) for name in names] for status in expected
     ]
-    assert [entry["state"] for entry in told] == ["delivered", "uncertain"]
-    assert [datetime.fromisoformat(entry["created_at"]) for entry in told] == [one.created_at for one in expected]
+    assert [entry["state"] for entry in printed] == ["delivered", "uncertain"]
+    assert [datetime.fromisoformat(entry["created_at"]) for entry in printed] == [one.created_at for one in expected]
 
 
 def test_the_status_of_a_parent_for_people_names_effects_and_reasons(database: Database, ob: outbox.Outbox) -> None:
     put_uncertain(database, ob, parent="order:1", discriminator="line-2")
 
-    told = succeeded("status", "order:1", "--env", "test", database=database).splitlines()
+    printed = succeeded("status", "order:1", "--env", "test", database=database).splitlines()
 
-    assert told[0].split() == ["ID", "STATE", "OPERATION", "ATTEMPTS", "CREATED", "REASON"]
-    assert re.search(r" uncertain +mail.send \(line-2\) +1 +\d{4}-.*Z +no answer within 30 s$", told[1])
+    assert printed[0].split() == ["ID", "STATE", "OPERATION", "ATTEMPTS", "CREATED", "REASON"]
+    assert re.search(r" uncertain +mail.send \(line-2\) +1 +\d{4}-.*Z +no answer within 30 s$", printed[1])
 
 
 def test_a_parent_without_entries_is_not_found(database: Database, ob: outbox.Outbox) -> None:
@@ -241,7 +246,7 @@ def test_a_parent_without_entries_is_not_found(database: Database, ob: outbox.Ou
     )
 
 
-def test_the_key_that_a_customer_quotes_is_found_whoever_sent_it(database: Database, ob: outbox.Outbox) -> None:
+def test_the_key_that_a_customer_quotes_is_found_for_any_sender(database: Database, ob: outbox.Outbox) -> None:
     first, second = (
         put(database, ob, parent=outbox.ParentKey("l-1", scope=scope, source="http"))[0] for scope in ("ada", "bob")
     )
@@ -326,9 +331,9 @@ def test_what_ended_long_ago_is_listed_only_when_asked_for(database: Database, o
     id = put_ended(database, ob)
     database.execute(sa.update(TABLES.settlement).values(settled_at=clock_plus(-timedelta(days=3))))
 
-    told = succeeded("list", "--state", "delivered", database=database)
+    printed = succeeded("list", "--state", "delivered", database=database)
 
-    assert re.fullmatch(r"none ended since \S+Z; --since 30d lists older ones\n", told)
+    assert re.fullmatch(r"none ended since \S+Z; --since 30d lists older ones\n", printed)
     assert ids(document("list", "--state", "delivered", "--since", "4d", database=database)) == [id]
     assert ids(document("list", "--state", "delivered", "--since", "2020-01-01", database=database)) == [id]
     parent = ("--parent", "order:0", "--env", "test")
@@ -340,7 +345,7 @@ def test_the_list_is_narrowed_by_each_filter(database: Database, ob: outbox.Outb
     other = put_one(database, ob, "stripe.refunds_archive.create", parent="order:b")
     elsewhere = put_one(database, ob, "stripe.customers.update", destination="stripe-eu", parent="order:a")
     uncertain = put_uncertain(database, ob)
-    held = put_suspended(database, ob)
+    suspended = put_suspended(database, ob)
     later = put_one(database, ob, "mail.send", due=HOUR)
 
     def listed(*filters: str) -> set[UUID]:
@@ -354,9 +359,16 @@ def test_the_list_is_narrowed_by_each_filter(database: Database, ob: outbox.Outb
     assert listed("--parent", "order:a") == {create, elsewhere}
     assert listed("--parent", "order:a", "--scope", "acct_1", "--source", "http") == set()
     assert listed("--state", "uncertain") == {uncertain}
-    assert listed("--state", "uncertain", "--state", "pending") == {create, other, elsewhere, uncertain, held, later}
-    assert listed("--suspended") == {held}
-    assert listed("--since", (datetime.now(UTC) + HOUR / 2).isoformat()) == {uncertain, held, later}
+    assert listed("--state", "uncertain", "--state", "pending") == {
+        create,
+        other,
+        elsewhere,
+        uncertain,
+        suspended,
+        later,
+    }
+    assert listed("--suspended") == {suspended}
+    assert listed("--since", (datetime.now(UTC) + HOUR / 2).isoformat()) == {uncertain, suspended, later}
 
 
 def test_the_list_is_narrowed_by_env_scope_and_source_without_a_parent(database: Database, ob: outbox.Outbox) -> None:
@@ -371,9 +383,9 @@ def test_the_list_is_narrowed_by_env_scope_and_source_without_a_parent(database:
     assert listed("--env", "test", "--scope", "") == {ours}
     assert listed("--scope", "ada") == listed("--source", "http") == {scoped}
     assert listed(OUTBOX_ENV="test") == {ours, theirs, scoped}, "the variable hides nothing"
-    for told in (succeeded("list", database=database), succeeded("list", "--env", "test", database=database)):
-        has_env = "staging" in told
-        assert ("ENV" in told.splitlines()[0].split()) is has_env
+    for printed in (succeeded("list", database=database), succeeded("list", "--env", "test", database=database)):
+        has_env = "staging" in printed
+        assert ("ENV" in printed.splitlines()[0].split()) is has_env
 
 
 def test_what_ended_is_narrowed_by_destination_and_operation(database: Database, ob: outbox.Outbox) -> None:
@@ -393,10 +405,10 @@ def test_the_list_for_people_says_when_and_why(database: Database, ob: outbox.Ou
     put(database, ob, "mail.send", due=HOUR)
     age(database, HOUR / 2)
 
-    told = succeeded("list", database=database).splitlines()
+    printed = succeeded("list", database=database).splitlines()
 
-    assert told[0].split() == ["ID", "STATE", "OPERATION", "PARENT", "DUE", "REASON"]
-    assert [" ".join(line.split()[1:]) for line in sorted(told[1:], key=lambda line: line.split()[3])] == [
+    assert printed[0].split() == ["ID", "STATE", "OPERATION", "PARENT", "DUE", "REASON"]
+    assert [" ".join(line.split()[1:]) for line in sorted(printed[1:], key=lambda line: line.split()[3])] == [
         "pending crm.upsert order:0 30m ago",
         "uncertain mail.send order:1 - no answer within 30 s",
         "pending mail.send order:2 - suspended: restored from a backup",
@@ -413,9 +425,9 @@ def test_an_empty_list_says_so(database: Database) -> None:
 
 @pytest.mark.parametrize("field", ["operation", "destination"])
 def test_a_name_that_there_cannot_be_is_refused_as_the_library_does(database: Database, field: str) -> None:
-    told = error_of("list", f"--{field}", "\udcff", database=database)
+    printed = error_of("list", f"--{field}", "\udcff", database=database)
 
-    assert told == (1, "refused", rf"{field} '\udcff': contains a lone surrogate, which UTF-8 cannot encode")
+    assert printed == (1, "refused", rf"{field} '\udcff': contains a lone surrogate, which UTF-8 cannot encode")
 
 
 @pytest.mark.parametrize(

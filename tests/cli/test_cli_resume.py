@@ -24,65 +24,65 @@ GIVEN = ("resume", "--after-restore", "--reason", "the disk was lost", "--actor"
 
 
 @pytest.fixture
-def marked(database: Database, ob: outbox.Outbox) -> DatabaseIdentity:
-    """The mark of a database that holds."""
-    mark = asyncio.run(DatabaseStore(database.engine, ob.configuration).check_identity("test", None)).identity
+def stored(database: Database, ob: outbox.Outbox) -> DatabaseIdentity:
+    """The stored identity of a suspended database."""
+    identity = asyncio.run(DatabaseStore(database.engine, ob.configuration).check_identity("test", None)).identity
     database.execute(sa.update(META).values(suspended_reason="restored"))
-    assert mark is not None
-    return mark
+    assert identity is not None
+    return identity
 
 
 def resume(database: Database, *options: str) -> Any:
     return document(*GIVEN, *options, database=database, OUTBOX_ENV="test")
 
 
-def test_everything_unsettled_counts_as_maybe_sent_since_the_mark(
-    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
+def test_everything_unsettled_counts_as_maybe_sent_since_the_identity(
+    database: Database, ob: outbox.Outbox, stored: DatabaseIdentity
 ) -> None:
     ids = put(database, ob, count=3)
 
     resumed = resume(database)
 
     rows = [queue_row(database, id) for id in ids]
-    assert {(row.state, row.maybe_sent, row.in_doubt_since) for row in rows} == {("retry", True, marked.checked_at)}
-    assert resumed == {"since": marked.checked_at.isoformat().replace("+00:00", "Z"), "doubted": 3, "suspended": 0}
+    assert {(row.state, row.maybe_sent, row.in_doubt_since) for row in rows} == {("retry", True, stored.checked_at)}
+    assert resumed == {"since": stored.checked_at.isoformat().replace("+00:00", "Z"), "doubted": 3, "suspended": 0}
     assert reasons(database, ids[0]) == [
-        f"may have been sent after {marked.checked_at:%Y-%m-%d %H:%M:%S UTC}: the disk was lost"
+        f"may have been sent after {stored.checked_at:%Y-%m-%d %H:%M:%S UTC}: the disk was lost"
     ]
 
 
-def test_the_dispatchers_go_on_and_who_said_so_is_on_record(
-    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
+def test_the_dispatchers_resume_and_the_operator_is_on_record(
+    database: Database, ob: outbox.Outbox, stored: DatabaseIdentity
 ) -> None:
     id = put_one(database, ob)
 
     resume(database)
-    told = succeeded("status", database=database)
+    printed = succeeded("status", database=database)
     run_once(database, ob, adapters={"crm": MemoryAdapter()})
 
     row = database.rows(META)[0]
     assert (row.suspended_reason, row.resumed_by, row.resumed_reason) == (None, "ada", "the disk was lost")
-    assert row.checked_at == row.resumed_at > marked.checked_at
-    assert re.search(r"resumed \d+s ago by ada: the disk was lost", told)
+    assert row.checked_at == row.resumed_at > stored.checked_at
+    assert re.search(r"resumed \d+s ago by ada: the disk was lost", printed)
     assert state(database, id) == "delivered"
 
 
-def test_an_earlier_doubt_stays_and_a_later_one_begins_at_the_mark(
-    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
+def test_an_earlier_doubt_stays_and_a_later_one_begins_at_the_identity(
+    database: Database, ob: outbox.Outbox, stored: DatabaseIdentity
 ) -> None:
     earlier, later = put(database, ob, count=2)
     hour = timedelta(hours=1)
-    change(database, earlier, state="retry", maybe_sent=True, in_doubt_since=marked.checked_at - hour)
-    change(database, later, state="retry", maybe_sent=True, in_doubt_since=marked.checked_at + hour)
+    change(database, earlier, state="retry", maybe_sent=True, in_doubt_since=stored.checked_at - hour)
+    change(database, later, state="retry", maybe_sent=True, in_doubt_since=stored.checked_at + hour)
 
     assert resume(database)["doubted"] == 1
 
-    assert queue_row(database, earlier).in_doubt_since == marked.checked_at - hour
-    assert queue_row(database, later).in_doubt_since == marked.checked_at
+    assert queue_row(database, earlier).in_doubt_since == stored.checked_at - hour
+    assert queue_row(database, later).in_doubt_since == stored.checked_at
 
 
 def test_a_sender_that_is_still_at_work_cannot_say_any_more_that_it_failed(
-    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
+    database: Database, ob: outbox.Outbox, stored: DatabaseIdentity
 ) -> None:
     store = DatabaseStore(database.engine, ob.configuration)
     id = put_one(database, ob)
@@ -99,11 +99,11 @@ def test_a_sender_that_is_still_at_work_cannot_say_any_more_that_it_failed(
     assert settle(store, (claimed, Settle("delivered", 1))) == {id}
 
 
-def test_what_was_under_a_lease_before_the_mark_is_in_doubt_since_then(
-    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
+def test_what_was_under_a_lease_before_the_identity_is_in_doubt_since_then(
+    database: Database, ob: outbox.Outbox, stored: DatabaseIdentity
 ) -> None:
     id = put_one(database, ob)
-    leased_at = marked.checked_at - timedelta(seconds=30)
+    leased_at = stored.checked_at - timedelta(seconds=30)
     until = leased_at + timedelta(minutes=1)
     change(database, id, state="sending", lease_token=id, lease_until=until, leased_at=leased_at)
 
@@ -113,20 +113,20 @@ def test_what_was_under_a_lease_before_the_mark_is_in_doubt_since_then(
 
 
 def test_uncertain_entries_and_those_to_be_sent_again_stay_what_they_are(
-    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
+    database: Database, ob: outbox.Outbox, stored: DatabaseIdentity
 ) -> None:
-    uncertain, again, held = put_uncertain(database, ob), put_one(database, ob), put_one(database, ob)
+    uncertain, again, suspended = put_uncertain(database, ob), put_one(database, ob), put_one(database, ob)
     change(database, again, maybe_sent=True)
-    change(database, held, suspended_reason="by a person", due_at=NEVER)
+    change(database, suspended, suspended_reason="by an operator", due_at=NEVER)
 
     assert resume(database)["doubted"] == 3
 
-    assert [state(database, id) for id in (uncertain, again, held)] == ["uncertain", "pending", "retry"]
-    assert queue_row(database, held).suspended_reason == "by a person"
+    assert [state(database, id) for id in (uncertain, again, suspended)] == ["uncertain", "pending", "retry"]
+    assert queue_row(database, suspended).suspended_reason == "by an operator"
 
 
 def test_with_nothing_lost_every_entry_keeps_its_state(
-    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
+    database: Database, ob: outbox.Outbox, stored: DatabaseIdentity
 ) -> None:
     id = put_one(database, ob)
     before = queue_row(database, id)
@@ -138,7 +138,7 @@ def test_with_nothing_lost_every_entry_keeps_its_state(
     assert database.rows(META)[0].suspended_reason is None
 
 
-def test_since_says_when_the_backup_was_taken_where_nobody_noticed(database: Database, ob: outbox.Outbox) -> None:
+def test_since_is_the_time_of_the_backup_where_no_dispatcher_noticed(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     asyncio.run(DatabaseStore(database.engine, ob.configuration).check_identity("test", None))
 
@@ -148,7 +148,7 @@ def test_since_says_when_the_backup_was_taken_where_nobody_noticed(database: Dat
 
 
 def test_a_resume_that_was_cut_short_is_gone_on_with(
-    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity, monkeypatch: pytest.MonkeyPatch
+    database: Database, ob: outbox.Outbox, stored: DatabaseIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_resume, "ROWS_MAX", 2)
     ids = put(database, ob, count=5)
@@ -169,11 +169,11 @@ def test_a_resume_that_was_cut_short_is_gone_on_with(
 
     assert cut_short is not None
     assert resumed.doubted == 1
-    assert all(queue_row(database, id).in_doubt_since == marked.checked_at for id in ids)
+    assert all(queue_row(database, id).in_doubt_since == stored.checked_at for id in ids)
     assert [len(reasons(database, id)) for id in ids] == [1] * 5
 
 
-def test_a_resume_where_nothing_held_keeps_the_dispatchers_out_meanwhile(
+def test_a_resume_without_a_suspension_keeps_the_dispatchers_out_meanwhile(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(DatabaseStore(database.engine, ob.configuration).check_identity("test", None))
@@ -194,9 +194,9 @@ def test_a_resume_where_nothing_held_keeps_the_dispatchers_out_meanwhile(
 
 
 def test_a_second_resume_is_later_than_the_first_whatever_the_clock_does(
-    database: Database, ob: outbox.Outbox, marked: DatabaseIdentity
+    database: Database, ob: outbox.Outbox, stored: DatabaseIdentity
 ) -> None:
-    ahead = marked.checked_at + timedelta(days=1)
+    ahead = stored.checked_at + timedelta(days=1)
     database.execute(sa.update(META).values(resumed_at=ahead))
 
     resume(database)
@@ -207,20 +207,20 @@ def test_a_second_resume_is_later_than_the_first_whatever_the_clock_does(
 # --- what it says
 
 
-def test_for_people_it_tells_what_was_done(database: Database, ob: outbox.Outbox, marked: DatabaseIdentity) -> None:
+def test_for_people_it_prints_what_was_done(database: Database, ob: outbox.Outbox, stored: DatabaseIdentity) -> None:
     put(database, ob, count=2)
     put_one(database, outbox.Outbox(ob.configuration.keyring, env="prod"))
 
-    told = succeeded(*GIVEN, database=database, OUTBOX_ENV="test")
+    printed = succeeded(*GIVEN, database=database, OUTBOX_ENV="test")
 
-    assert told == (
+    assert printed == (
         "sending is resumed\n"
-        f"3 more entries count as maybe sent, after {marked.checked_at:%Y-%m-%d %H:%M:%S UTC}\n"
+        f"3 more entries count as maybe sent, after {stored.checked_at:%Y-%m-%d %H:%M:%S UTC}\n"
         "1 entries of another deployment are suspended: `outbox list --suspended` shows them\n"
     )
 
 
-def test_a_hold_is_what_the_exit_code_of_status_tells_monitoring(database: Database, marked: DatabaseIdentity) -> None:
+def test_a_suspension_shows_in_the_exit_code_of_status(database: Database, stored: DatabaseIdentity) -> None:
     status, _ = status_of(database)
 
     assert status == 5
@@ -258,17 +258,17 @@ def test_contradictions_are_wrong_usage(database: Database, arguments: list[str]
 
 
 def test_it_must_know_whose_database_it_is(database: Database) -> None:
-    told = (2, "usage", "the database's env is unknown: give --env or set OUTBOX_ENV")
+    printed = (2, "usage", "the database's env is unknown: give --env or set OUTBOX_ENV")
 
-    assert error_of(*GIVEN, database=database) == told
+    assert error_of(*GIVEN, database=database) == printed
 
 
-def test_a_database_without_a_mark_needs_the_time_of_the_backup(database: Database, ob: outbox.Outbox) -> None:
+def test_a_database_without_an_identity_needs_the_time_of_the_backup(database: Database, ob: outbox.Outbox) -> None:
     put_one(database, ob)
 
-    told = error_of(*GIVEN, database=database, OUTBOX_ENV="test")
+    printed = error_of(*GIVEN, database=database, OUTBOX_ENV="test")
 
-    assert told == (
+    assert printed == (
         1,
         "refused",
         "since None: must say when the backup was taken: the database has no recorded identity to derive it from",
@@ -276,14 +276,14 @@ def test_a_database_without_a_mark_needs_the_time_of_the_backup(database: Databa
     assert resume(database, "--since", "1d")["doubted"] == 1
 
 
-def test_the_future_is_no_time_of_a_backup(database: Database, marked: DatabaseIdentity) -> None:
+def test_the_future_is_no_time_of_a_backup(database: Database, stored: DatabaseIdentity) -> None:
     status, code, text = error_of(*GIVEN, "--since", "9000-01-01T00:00Z", database=database, OUTBOX_ENV="test")
 
     assert (status, code) == (1, "refused")
     assert text.startswith("since '9000-01-01T00:00:00+00:00': is in the future: the database's clock says ")
 
 
-def test_an_empty_reason_is_refused(database: Database, marked: DatabaseIdentity) -> None:
+def test_an_empty_reason_is_refused(database: Database, stored: DatabaseIdentity) -> None:
     arguments = ("resume", "--after-restore", "--reason", " ", "--actor", "ada")
 
     assert error_of(*arguments, database=database, OUTBOX_ENV="test") == (

@@ -67,9 +67,9 @@ def test_the_sql_may_begin_where_the_database_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
 def test_the_sql_since_the_newest_revision_is_a_comment(dialect: str) -> None:
-    told = succeeded("db", "sql", "--dialect", dialect, "--since", migrations.head())
+    printed = succeeded("db", "sql", "--dialect", dialect, "--since", migrations.head())
 
-    assert told.strip() == f"-- nothing to do: {migrations.head()} is the newest revision that this release knows"
+    assert printed.strip() == f"-- nothing to do: {migrations.head()} is the newest revision that this release knows"
 
 
 def test_a_revision_that_there_is_not_is_refused_with_those_that_there_are() -> None:
@@ -142,14 +142,14 @@ OPTIONS = [word for name, value in FIELDS.items() for word in (f"--{name}", valu
     ],
 )
 def test_a_derived_key_is_that_of_the_published_vectors(arguments: tuple[str, ...], key: str) -> None:
-    told = document("keys", "derive", *OPTIONS, *arguments, OUTBOX_SECRET=SECRET_TEXT)
+    printed = document("keys", "derive", *OPTIONS, *arguments, OUTBOX_SECRET=SECRET_TEXT)
 
-    assert told["child_key"] == key
-    assert told["entry_id"] == "a4633227-889c-8a14-b547-b020040e96b6"
-    assert told["kid"] == ("public" if "--public" in arguments else "k1")
+    assert printed["child_key"] == key
+    assert printed["entry_id"] == "a4633227-889c-8a14-b547-b020040e96b6"
+    assert printed["kid"] == ("public" if "--public" in arguments else "k1")
 
 
-def test_a_derived_key_is_told_with_the_entry_and_without_the_secret(ob: outbox.Outbox) -> None:
+def test_a_derived_key_is_printed_with_the_entry_and_without_the_secret(ob: outbox.Outbox) -> None:
     arguments = (
         "--parent",
         "invoice:42",
@@ -161,13 +161,13 @@ def test_a_derived_key_is_told_with_the_entry_and_without_the_secret(ob: outbox.
         "hex",
     )
 
-    told = succeeded("keys", "derive", *arguments, OUTBOX_SECRET=SECRET_TEXT, OUTBOX_ENV="prod")
+    printed = succeeded("keys", "derive", *arguments, OUTBOX_SECRET=SECRET_TEXT, OUTBOX_ENV="prod")
 
-    key, entry = told.splitlines()
+    key, entry = printed.splitlines()
     assert entry == "entry id   a4a307c2-d4b5-8de2-be48-ed080be9b2d2"
     assert key.startswith("child key  ")
     assert len(key.split()[-1]) == 64
-    assert SECRET not in told
+    assert SECRET not in printed
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_derived_key_is_told_with_the_entry_and_without_the_secret(ob: outbox.
         ([*OPTIONS, "--epoch", "-1"], {"OUTBOX_SECRET": SECRET_TEXT}, 2, "-1 is not in the range"),
     ],
 )
-def test_a_key_that_cannot_be_derived_is_refused_and_the_secret_not_told(
+def test_a_key_that_cannot_be_derived_is_refused_without_the_secret(
     arguments: list[str], variables: dict[str, str], status: int, says: str
 ) -> None:
     found, text = refused("keys", "derive", *arguments, **variables)
@@ -196,32 +196,32 @@ def test_a_key_that_cannot_be_derived_is_refused_and_the_secret_not_told(
 # --- config
 
 
-def test_config_tells_where_each_setting_comes_from(database: Database) -> None:
-    told = document(
+def test_config_shows_where_each_setting_comes_from(database: Database) -> None:
+    printed = document(
         "config", "--prefix", "p_", database=database, OUTBOX_ENV="prod", OUTBOX_SECRET=f"{SECRET_TEXT},k0:{SECRET}"
     )
 
-    settings = told["settings"]
+    settings = printed["settings"]
     assert settings["database"]["from"] == "DATABASE_URL"
     assert settings["schema"] == {"value": None, "from": "default"}
     assert settings["prefix"] == {"value": "p_", "from": "--prefix"}
     assert settings["env"] == {"value": "prod", "from": "OUTBOX_ENV"}
     assert settings["secret"] == {"value": "kids k0, k1; current k1", "from": "OUTBOX_SECRET"}
-    assert SECRET not in json.dumps(told)
-    assert told["versions"]["sqlalchemy"] == sa.__version__
-    assert {"asyncpg", "stripe", "httpx", "aiosmtplib"} <= told["versions"].keys()
-    assert told["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert SECRET not in json.dumps(printed)
+    assert printed["versions"]["sqlalchemy"] == sa.__version__
+    assert {"asyncpg", "stripe", "httpx", "aiosmtplib"} <= printed["versions"].keys()
+    assert printed["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_config_tells_what_is_not_set() -> None:
-    told = document("config")
+def test_config_shows_what_is_not_set() -> None:
+    printed = document("config")
 
-    assert told["settings"]["database"] == {"value": None, "from": "default; DATABASE_URL is not set"}
-    assert told["settings"]["secret"] == {"value": None, "from": "OUTBOX_SECRET is not set"}
-    assert told["revision"] == {"database": None, "needed": migrations.head(), "problem": None}
+    assert printed["settings"]["database"] == {"value": None, "from": "default; DATABASE_URL is not set"}
+    assert printed["settings"]["secret"] == {"value": None, "from": "OUTBOX_SECRET is not set"}
+    assert printed["revision"] == {"database": None, "needed": migrations.head(), "problem": None}
 
 
-def test_config_tells_the_revision_of_the_database(tmp_path: Path) -> None:
+def test_config_shows_the_revision_of_the_database(tmp_path: Path) -> None:
     succeeded("db", "upgrade", **empty(tmp_path))
 
     assert document("config", **empty(tmp_path))["revision"]["database"] == migrations.head()
@@ -230,7 +230,7 @@ def test_config_tells_the_revision_of_the_database(tmp_path: Path) -> None:
     )
 
 
-def test_tables_that_the_app_made_are_told_of_alike_by_check_and_config(database: Database) -> None:
+def test_tables_that_the_app_made_are_shown_alike_by_check_and_config(database: Database) -> None:
     head = migrations.head()
     made, drops = {"database": database}, "ALTER TABLE outbox_destination DROP COLUMN permits_max"
 
@@ -246,19 +246,19 @@ def test_tables_that_the_app_made_are_told_of_alike_by_check_and_config(database
 def test_config_makes_no_file_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "typo.db"
 
-    told = document("config", DATABASE_URL=f"sqlite:///{path}")["revision"]["problem"]
+    printed = document("config", DATABASE_URL=f"sqlite:///{path}")["revision"]["problem"]
 
-    assert told.startswith(f"file {str(path)!r} does not exist")
+    assert printed.startswith(f"file {str(path)!r} does not exist")
     assert not path.exists()
 
 
-def test_config_tells_why_the_database_does_not_answer_and_all_the_rest() -> None:
-    nobody = "postgresql+psycopg://shop:hunter2@127.0.0.1:1/shop"
+def test_config_shows_why_the_database_does_not_answer_and_all_the_rest() -> None:
+    unreachable = "postgresql+psycopg://shop:hunter2@127.0.0.1:1/shop"
 
-    told = document("config", DATABASE_URL=nobody)
+    printed = document("config", DATABASE_URL=unreachable)
 
-    assert told["revision"]["problem"].startswith("database error: ")
-    assert "hunter2" not in json.dumps(told)
+    assert printed["revision"]["problem"].startswith("database error: ")
+    assert "hunter2" not in json.dumps(printed)
 
 
 @pytest.mark.parametrize(
@@ -272,10 +272,10 @@ def test_config_tells_why_the_database_does_not_answer_and_all_the_rest() -> Non
     ],
 )
 def test_config_shows_no_password(url: str, shown: str) -> None:
-    told = document("config", "--database", url)
+    printed = document("config", "--database", url)
 
-    assert told["settings"]["database"] == {"value": shown, "from": "--database"}
-    assert "hunter2" not in json.dumps(told)
+    assert printed["settings"]["database"] == {"value": shown, "from": "--database"}
+    assert "hunter2" not in json.dumps(printed)
     assert "hunter2" not in succeeded("config", "--database", url)
 
 
@@ -303,10 +303,10 @@ def test_config_prints_all_but_the_setting_that_it_cannot_read_and_fails(
 ) -> None:
     result = command("config", "--json", **{name: value})
 
-    told = json.loads(result.stdout)
+    printed = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert told["settings"][setting] == {"value": shown, "from": name}
-    assert told["versions"]["sqlalchemy"] == sa.__version__
+    assert printed["settings"][setting] == {"value": shown, "from": name}
+    assert printed["versions"]["sqlalchemy"] == sa.__version__
     assert json.loads(result.stderr) == {"error": {"code": "refused", "message": text}}
     assert SECRET not in result.output
     assert "hunter2" not in result.output
@@ -334,7 +334,7 @@ def run(directory: Path, body: str, **variables: str) -> tuple[int, str]:
         ("async def make(): pass", "but returned a coroutine: it must not be an `async def`"),
     ],
 )
-def test_a_factory_that_returns_no_dispatcher_is_told(tmp_path: Path, body: str, says: str) -> None:
+def test_a_factory_that_returns_no_dispatcher_is_reported(tmp_path: Path, body: str, says: str) -> None:
     status, text = run(tmp_path, body)
 
     assert status == 2

@@ -27,7 +27,7 @@ from outbox.sql.dialect import clock
 # --- show
 
 
-def test_show_tells_all_but_the_payload(database: Database, ob: outbox.Outbox) -> None:
+def test_show_prints_all_but_the_payload(database: Database, ob: outbox.Outbox) -> None:
     id = put_uncertain(database, ob, parent="order:1", discriminator="line-1", options={"account": "acct_1"})
     reason = {"entry_id": id, "at": clock(), "kind": "attempt", "delivery": 1, "reason": "no answer within 30 s"}
     set_row(database, TABLES.event, **reason)
@@ -48,7 +48,7 @@ def test_show_tells_all_but_the_payload(database: Database, ob: outbox.Outbox) -
     assert "4242" not in str(entry)
 
 
-def test_show_tells_each_look_and_what_it_found(database: Database, ob: outbox.Outbox) -> None:
+def test_show_prints_each_lookup_and_what_it_found(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     mail = MemoryAdapter(lambda delivery: Unknown("no answer"), window=None, find=lambda delivery: CannotTell("down"))
     run_once(database, ob, adapters={"crm": mail})
@@ -74,7 +74,7 @@ def test_the_payload_is_shown_only_when_asked_for(database: Database, ob: outbox
     assert document("show", str(id), "--payload", database=database)["payload"] == PRIVATE
 
 
-def test_show_tells_of_an_ended_entry_what_the_service_answered(database: Database, ob: outbox.Outbox) -> None:
+def test_show_prints_what_the_service_answered_for_an_ended_entry(database: Database, ob: outbox.Outbox) -> None:
     delivered = document("show", str(put_ended(database, ob)), database=database)
     failed = document("show", str(put_ended(database, ob, good=False)), database=database)
 
@@ -87,24 +87,24 @@ def test_show_tells_of_an_ended_entry_what_the_service_answered(database: Databa
 def test_show_for_people_leaves_out_what_there_is_not(database: Database, ob: outbox.Outbox) -> None:
     id = put_ended(database, ob, parent="order:1", good=False)
 
-    told = succeeded("show", str(id), database=database)
+    printed = succeeded("show", str(id), database=database)
 
-    fields = dict(re.findall(r"^(\S[a-z ]*?)  +(.*)$", told, re.M))
+    fields = dict(re.findall(r"^(\S[a-z ]*?)  +(.*)$", printed, re.M))
     assert fields["id"] == str(id)
     assert (fields["state"], fields["reason"]) == ("failed", "status 422: no such customer")
     assert fields["payload"] == "14 bytes"
     assert not {"lease", "held", "in doubt since", "discriminator", "epoch"} & fields.keys()
-    assert re.search(r"^AT +WHAT +BY +REASON\n\S+Z +attempt, delivery 1 +status 422: no such customer$", told, re.M)
+    assert re.search(r"^AT +WHAT +BY +REASON\n\S+Z +attempt, delivery 1 +status 422: no such customer$", printed, re.M)
 
 
 def test_of_a_later_epoch_show_names_the_key_and_derives_the_present_one(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     change(database, id, key_epoch=2)
 
-    told = succeeded("show", str(id), database=database)
+    printed = succeeded("show", str(id), database=database)
 
-    assert re.search(r"^child key +ck1_\S+ \(of epoch 0\)$", told, re.M)
-    assert re.search(r"^epoch +2: `outbox keys derive --epoch 2` prints its key$", told, re.M)
+    assert re.search(r"^child key +ck1_\S+ \(of epoch 0\)$", printed, re.M)
+    assert re.search(r"^epoch +2: `outbox keys derive --epoch 2` prints its key$", printed, re.M)
 
 
 def test_an_entry_is_found_by_the_first_digits_of_its_id(database: Database, ob: outbox.Outbox) -> None:
@@ -154,10 +154,10 @@ def test_what_comes_from_outside_cannot_command_the_terminal(database: Database,
     id = put_uncertain(database, ob, parent="\x1b[2J[bold]\u202e42\n")
 
     for arguments in (("list",), ("show", str(id))):
-        told = succeeded(*arguments, database=database)
-        assert "\x1b" not in told
-        assert "\u202e" not in told
-        assert r"\x1b[2J[bold]\u202e42\n" in told
+        printed = succeeded(*arguments, database=database)
+        assert "\x1b" not in printed
+        assert "\u202e" not in printed
+        assert r"\x1b[2J[bold]\u202e42\n" in printed
 
 
 # --- on a terminal
@@ -177,14 +177,14 @@ def test_on_a_terminal_a_list_fits_into_its_columns_and_is_coloured(sqlite: Data
     assert lines[1].count("…") == 3
 
 
-def test_a_list_that_goes_on_says_how_on_a_terminal(sqlite: Database, ob: outbox.Outbox) -> None:
+def test_a_list_with_more_pages_says_how_to_read_on_at_a_terminal(sqlite: Database, ob: outbox.Outbox) -> None:
     put(sqlite, ob, count=2)
     following = document("list", "--limit", "1", database=sqlite)["next"]
 
-    _, told = on_terminal("list", "--limit", "1", database=sqlite)
+    _, printed = on_terminal("list", "--limit", "1", database=sqlite)
 
     assert f"next page: repeat the command with --after {following}" in " ".join(
-        re.sub(r"\x1b\[[0-9;]*m", "", told).split()
+        re.sub(r"\x1b\[[0-9;]*m", "", printed).split()
     )
 
 

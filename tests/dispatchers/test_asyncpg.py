@@ -1,4 +1,4 @@
-"""asyncpg as the driver of the app and of the dispatcher: what the other drivers promise holds for it as well."""
+"""asyncpg as the driver of the app and of the dispatcher: what holds for the other drivers holds for it as well."""
 
 import asyncio
 from collections.abc import AsyncIterator

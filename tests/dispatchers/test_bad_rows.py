@@ -81,7 +81,7 @@ def holds(database: Database) -> dict[UUID, str]:
 
 
 def warned(caplog: pytest.LogCaptureFixture, id: UUID) -> list[str]:
-    """What the log says of an entry, without what is told of a group."""
+    """The log lines of an entry, without those of a group."""
     return [
         record.message for record in caplog.records if str(id) in record.message and record.levelno >= logging.WARNING
     ]
@@ -193,7 +193,7 @@ WAITS = Retry(NEVER - NEVER, "poison", 1, False, None)
         (FAILED, "poison", ("settlement", "event"), "failed"),
         (WAITS, "poison", ("event", "queue"), "retry"),
         (DELIVERED, "{id}", ("settlement",), "uncertain"),
-        (FAILED, "{id}", ("settlement", "event"), "held"),
+        (FAILED, "{id}", ("settlement", "event"), "suspended"),
     ],
 )
 def test_an_outcome_that_the_database_refuses_is_ended_in_another_way(
@@ -205,7 +205,7 @@ def test_an_outcome_that_the_database_refuses_is_ended_in_another_way(
     tables: tuple[str, ...],
     then: str,
 ) -> None:
-    """The truth without its words, else doubt, else it is held; and what was settled with it is settled."""
+    """The end without its reason, else doubt, else suspension; and what was settled with it is settled."""
     ids = put(postgresql, ob, count=9)
     more = put_one(postgresql, ob, "mail.send")
     store = DatabaseStore(postgresql.engine, ob.configuration)
@@ -222,7 +222,7 @@ def test_an_outcome_that_the_database_refuses_is_ended_in_another_way(
     assert [entry.id for entry in exchange.claimed] == [more]
     assert states(postgresql)["delivered"] == 8 + (then == "delivered")
     row = queue_row(postgresql, bad)
-    if then == "held":
+    if then == "suspended":
         assert (row.state, row.suspended_reason, row.due_at) == (
             "uncertain",
             "the database refused its outcome (RaiseException P0001)",
@@ -231,9 +231,9 @@ def test_an_outcome_that_the_database_refuses_is_ended_in_another_way(
     else:
         assert state(postgresql, bad) == then
     assert row is None or row.lease_token is None
-    (told,) = warned(caplog, bad)
-    assert "(RaiseException P0001)" in told
-    assert "poison" not in told
+    (record,) = warned(caplog, bad)
+    assert "(RaiseException P0001)" in record
+    assert "poison" not in record
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
@@ -282,7 +282,7 @@ def test_what_has_ended_is_not_sent_again_though_it_is_in_the_queue(
     assert len(warned(caplog, ended)) == 1
 
 
-def test_a_group_goes_on_behind_an_entry_that_had_ended_before(database: Database, ob: outbox.Outbox) -> None:
+def test_a_group_continues_after_an_entry_that_had_ended_before(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService()
     (first,) = put_in_group(database, ob, "first")
     before = queue_row(database, first)

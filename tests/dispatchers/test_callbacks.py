@@ -1,4 +1,4 @@
-"""Callbacks: what they write commits with the settling, once, whoever settles; what they enqueue is of the same parent."""
+"""Callbacks: what they write commits with the settlement, once, in any dispatcher; what they enqueue is of the same parent."""
 
 import asyncio
 from collections.abc import Callable
@@ -171,7 +171,7 @@ def test_another_outbox_needs_a_parent_of_its_own(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "told"),
+    ("outcome", "recorded"),
     [
         (Delivered({"id": "c_1"}), ("on_settled", "delivered", {"id": "c_1"}, None)),
         (Rejected("no card", result={"code": 402}), ("on_settled", "failed", {"code": 402}, "no card")),
@@ -182,7 +182,7 @@ def test_another_outbox_needs_a_parent_of_its_own(shop: Shop) -> None:
     ],
     ids=["delivered", "failed", "uncertain"],
 )
-def test_every_end_reaches_its_callback(shop: Shop, outcome: Outcome, told: Any) -> None:
+def test_every_end_reaches_its_callback(shop: Shop, outcome: Outcome, recorded: Any) -> None:
     put_one(shop.database, shop.ob)
     kinds: list[str] = []
     shop.on("on_settled", "crm", lambda session, _: kinds.append("on_settled"))
@@ -191,7 +191,7 @@ def test_every_end_reaches_its_callback(shop: Shop, outcome: Outcome, told: Any)
     assert shop.run_once(adapters={"crm": MemoryAdapter([outcome])}) == 1
 
     (settlement,) = shop.seen
-    assert (*kinds, settlement.state, settlement.result, settlement.reason) == told
+    assert (*kinds, settlement.state, settlement.result, settlement.reason) == recorded
 
 
 def test_an_uncertain_entry_reaches_on_settled_once_it_is_resolved(shop: Shop) -> None:
@@ -248,7 +248,7 @@ def test_the_longest_prefix_wins_and_others_are_left_alone(shop: Shop) -> None:
     assert sorted(names) == ["crm", "crm.note"]
 
 
-# --- once, whoever settles
+# --- once, in any dispatcher
 
 
 def settle_with(store: DatabaseStore, *arguments: Any) -> bool:
@@ -359,7 +359,7 @@ def test_a_slow_callback_stalls_no_entry_without_one(postgresql: Database, ob: o
     assert len(shop.seen) == 10
 
 
-def test_callbacks_that_wait_hold_the_slots_of_their_destination(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_callbacks_that_wait_keep_the_permits_of_their_destination(postgresql: Database, ob: outbox.Outbox) -> None:
     put(postgresql, ob, count=30)
     shop, gate = Shop(postgresql, ob, is_async=False), Gate()
     shop.on_settled(gate)

@@ -76,7 +76,7 @@ def test_what_waits_for_its_callback_shows_why_and_retry_sends_nothing(newer: Sh
     why = "failed: status 422: no such customer; on_settled crm.upsert runs in a process that has it"
 
     waits = document("show", str(id), database=database)
-    told = succeeded("retry", str(id), database=database)
+    printed = succeeded("retry", str(id), database=database)
     listed = command("list", database=database, COLUMNS="250").stdout
     shown = succeeded("show", str(id), database=database)
 
@@ -84,7 +84,7 @@ def test_what_waits_for_its_callback_shows_why_and_retry_sends_nothing(newer: Sh
     assert f"not settled yet: {why}" in " ".join(listed.split())
     assert "failed, not settled yet" not in listed
     assert why in " ".join(shown.split())
-    assert told == (
+    assert printed == (
         f"entry {id} is due now: its outcome is recorded: a running dispatcher that has the callback will call it"
         " and settle the entry\n"
     )
@@ -207,7 +207,7 @@ def test_dispatchers_of_different_operations_hand_nothing_over(database: Databas
     assert {row.deliveries for row in database.rows(TABLES.settlement)} == {1}
 
 
-def test_a_callback_that_was_removed_for_good_is_forgotten(
+def test_a_callback_that_was_removed_permanently_is_forgotten(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids = put(database, ob, count=2)

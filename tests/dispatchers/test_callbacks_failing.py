@@ -1,4 +1,4 @@
-"""Callbacks that fail: what became of the entry is kept, nothing is sent again, and the callback is tried again."""
+"""Callbacks that fail: the outcome of the entry is kept, nothing is sent again, and the callback is tried again."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ def failing(shop: Shop, error: BaseException, times: int = 1) -> Callable[[Sessi
     return work
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
 
 
@@ -122,7 +122,7 @@ def test_the_callback_is_tried_again_with_backoff(shop: Shop, monkeypatch: pytes
     assert len(shop.seen) == 1
 
 
-def test_status_tells_of_a_callback_that_failed(shop: Shop) -> None:
+def test_status_shows_a_callback_that_failed(shop: Shop) -> None:
     put_one(shop.database, shop.ob, parent="invoice:42")
     shop.on_settled(failing(shop, ValueError(CARD)))
 
@@ -176,7 +176,7 @@ def test_a_failure_is_logged_once_with_its_place_but_without_texts(
         shop.run_once(adapters={"crm": MemoryAdapter()})
         age(shop.database, HOUR)
 
-    first, second = told(caplog)
+    first, second = warnings_in(caplog)
     assert first.startswith(f"entry {id} (crm.upsert): its callback raised ")
     assert name in first
     assert work.__name__ in first, "where it was raised"
@@ -302,8 +302,8 @@ def misuse(shop: Shop, work: Callable[[Session, Settlement], None], text: str, l
     age(shop.database, HOUR)
     assert shop.run_once(adapters={"crm": adapter}) == 1
 
-    assert all(text in told_text for told_text in told(log))
-    assert len(told(log)) == 2
+    assert all(text in warning for warning in warnings_in(log))
+    assert len(warnings_in(log)) == 2
     assert kept(shop.database, id).state == "delivered"
     assert (shop.database.orders, len(shop.database.entries), len(adapter.deliveries)) == ([], 1, 1)
 
@@ -323,8 +323,8 @@ def test_a_statements_error_that_was_caught_keeps_nothing_of_it(
 
     misuse(shop, catch_a_failed_statement, "CallbackError: a callback caught a statement's error, and its", caplog)
 
-    assert "ProgrammingError" not in told(caplog)[0].partition("after")[0]
-    assert "25P02" in told(caplog)[0]
+    assert "ProgrammingError" not in warnings_in(caplog)[0].partition("after")[0]
+    assert "25P02" in warnings_in(caplog)[0]
 
 
 def test_a_savepoint_may_be_rolled_back_and_its_entries_go_with_it(shop: Shop) -> None:
@@ -358,7 +358,7 @@ def test_whatever_a_callback_raises_is_its_own_failure(shop: Shop, error: BaseEx
     assert len(adapter.deliveries) == len(shop.database.orders) == 6
 
 
-def test_a_coroutine_that_nobody_would_await_is_refused(
+def test_a_coroutine_that_the_dispatcher_would_not_await_is_refused(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     put_one(database, ob)
@@ -421,7 +421,7 @@ def test_what_is_refused_only_at_the_commit_is_the_callbacks_failure(
     assert shop.run_once(adapters={"crm": adapter}) == 1
 
     assert kept(postgresql, id).state == "delivered"
-    assert "its callback raised IntegrityError 23505" in told(caplog)[0]
+    assert "its callback raised IntegrityError 23505" in warnings_in(caplog)[0]
     assert "invoice:42" not in caplog.text
     postgresql.execute(sa.delete(Order))
     age(postgresql, HOUR)
@@ -472,7 +472,7 @@ def test_nothing_of_a_callback_is_kept_without_its_settling(database: Database, 
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_drain_ends_at_its_grace_and_keeps_what_waits_behind_a_callback(
+def test_a_drain_ends_at_its_grace_and_keeps_what_waits_for_a_callback(
     postgresql: Database, ob: outbox.Outbox, is_async: bool
 ) -> None:
     put(postgresql, ob, count=10)
@@ -515,11 +515,11 @@ def test_a_drain_ends_at_its_grace_and_keeps_what_waits_behind_a_callback(
         took = asyncio.run(main())
         assert took < 3
         rows = {row.id: row for row in postgresql.queue}
-        behind = [row for id, row in rows.items() if id not in stuck]
+        waiting = [row for id, row in rows.items() if id not in stuck]
         assert {rows[id].state for id in stuck} == {"sending"}
-        assert [read_outcome(row.outcome).known.state for row in behind] == ["delivered"] * 6  # type: ignore[union-attr]
+        assert [read_outcome(row.outcome).known.state for row in waiting] == ["delivered"] * 6  # type: ignore[union-attr]
         reason = "delivered; the process stopped before its callback ran"
-        assert {json.loads(row.outcome)["reason"] for row in behind} == {reason}
+        assert {json.loads(row.outcome)["reason"] for row in waiting} == {reason}
         assert postgresql.orders == []
     finally:
         gate.open()

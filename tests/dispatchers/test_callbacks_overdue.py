@@ -58,7 +58,7 @@ def open_transactions(database: Database) -> int:
     return count
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
 
 
@@ -90,7 +90,7 @@ def test_an_overdue_sync_callback_is_given_up_and_its_transaction_ended(
         time.sleep(0.02)
     assert open_transactions(postgresql) == 0
     assert reasons(postgresql, id) == ["delivered, but its callback took longer than 1 s"]
-    (line,) = told(caplog)
+    (line,) = warnings_in(caplog)
     assert "took longer than 1 s and was given up; its transaction is rolled back" in line
     assert hang.__name__ in line, "where it hangs"
     assert "the callback is tried again in" in line
@@ -124,7 +124,7 @@ def test_an_async_callback_that_is_overdue_is_cancelled(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, listens: bool
 ) -> None:
     if database.name == "sqlite" and not listens:
-        pytest.skip("nobody else can end a transaction of SQLite's")
+        pytest.skip("no other connection can end a transaction of SQLite's")
     id = put_one(database, ob)
     effects, adapter, calls = Operations(), MemoryAdapter(window=None), [0]
 
@@ -145,7 +145,7 @@ def test_an_async_callback_that_is_overdue_is_cancelled(
     shop.run_once(adapters={"crm": adapter})
 
     assert (states(database), len(adapter.deliveries), calls) == ({"delivered": 1}, 1, [2])
-    assert "settled took longer than 0.3 s and was given up" in told(caplog)[0]
+    assert "settled took longer than 0.3 s and was given up" in warnings_in(caplog)[0]
 
 
 # --- the database ends it
@@ -201,7 +201,7 @@ def test_what_the_database_did_to_a_callback_is_no_failure_of_it(
     assert states(postgresql) == {"delivered": 1, "pending": 1}
     assert len(adapter.deliveries) == len(postgresql.orders) == 1
     assert postgresql.rows(TABLES.event) == []
-    assert told(caplog) == []
+    assert warnings_in(caplog) == []
 
 
 @pytest.mark.parametrize(
@@ -225,4 +225,4 @@ def test_what_another_database_does_to_a_callback_is_its_own_failure(
     shop.on_settled(work)
     shop.run_once(adapters={"crm": MemoryAdapter()})
 
-    assert f"its callback raised {type(error).__name__}" in told(caplog)[0]
+    assert f"its callback raised {type(error).__name__}" in warnings_in(caplog)[0]

@@ -1,4 +1,4 @@
-"""Callbacks that wait for their turn: that is no failure, and nobody else waits for them."""
+"""Callbacks that wait for their turn: that is no failure, and no other destination waits for them."""
 
 import asyncio
 import random
@@ -30,7 +30,7 @@ from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle, Transit
     usable=st.floats(1, 3600),
     seconds=st.lists(st.floats(0, 600), min_size=1, max_size=20),
 )
-def test_no_more_is_held_than_callbacks_settle_within_a_lease(
+def test_no_more_is_claimed_than_callbacks_settle_within_a_lease(
     at_once: int, usable: float, seconds: list[float]
 ) -> None:
     pace = CallbackPace(at_once, timedelta(seconds=usable), ["crm"])
@@ -41,9 +41,9 @@ def test_no_more_is_held_than_callbacks_settle_within_a_lease(
             break
         pace.reserve("crm", free)
 
-    held = pace.entries_max - pace.free("mail")
-    assert held <= 2 * at_once or held == UNLIMITED or held * pace.seconds_each <= at_once * usable / 2 * 1.001
-    assert pace.free("mail") >= pace.entries_max // 2 or held < UNLIMITED // 2, (
+    claimed = pace.entries_max - pace.free("mail")
+    assert claimed <= 2 * at_once or claimed == UNLIMITED or claimed * pace.seconds_each <= at_once * usable / 2 * 1.001
+    assert pace.free("mail") >= pace.entries_max // 2 or claimed < UNLIMITED // 2, (
         "one destination leaves half to the others"
     )
     assert pace.entries_max >= 2 * at_once, "none of the callbacks waits for a claim"
@@ -86,15 +86,15 @@ def test_nothing_is_claimed_that_callbacks_cannot_settle_in_time(postgresql: Dat
 
 
 class Stuck:
-    """A store in which the first callback hangs until it is told to go on."""
+    """A store in which the first callback hangs until `continues` is set."""
 
     def __init__(self) -> None:
         self.begun: list[UUID] = []
-        self.goes_on = asyncio.Event()
+        self.continues = asyncio.Event()
 
     async def settle_with(self, entry: ClaimedEntry, end: Any, calls: Calls) -> bool:
         self.begun.append(entry.id)
-        await self.goes_on.wait()
+        await self.continues.wait()
         return True
 
 
@@ -122,7 +122,7 @@ def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql:
             settling.start(entry, Settle("delivered", 1, result={"id": "c_1"}), Calls(lambda *_: None))
         await until_true(lambda: len(changes) == 2)
         assert len(settling) == 1
-        stuck.goes_on.set()
+        stuck.continues.set()
         await settling.finish(timedelta(seconds=20))
         assert stuck.begun == [claimed[0].id]
 

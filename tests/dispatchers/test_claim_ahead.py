@@ -90,7 +90,7 @@ def test_only_where_a_crash_costs_no_decision_and_no_shared_limit_counts(
 
 def work(name: str = "crm", started: float = 0.0) -> Work:
     blank = ClaimedEntry._make([None] * len(ClaimedEntry._fields))
-    route: Any = None  # nobody asks for it here
+    route: Any = None  # no adapter asks for it here
     return blank._replace(id=uuid4(), destination=name), route, Send(), started
 
 

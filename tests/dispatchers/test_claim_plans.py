@@ -81,7 +81,7 @@ def drained(entries: list[ClaimedEntry]) -> list[tuple[ClaimedEntry, Transition]
 def test_a_batch_costs_the_same_few_statements_whatever_its_size(postgresql: Database, ob: outbox.Outbox) -> None:
     fill(postgresql, 1000, "crm")
     store = DatabaseStore(postgresql.engine, ob.configuration)
-    held = claim(store, quota(permits=512))
+    claimed = claim(store, quota(permits=512))
 
     def outcomes(entries: list[ClaimedEntry]) -> list[tuple[ClaimedEntry, Transition]]:
         waits = [(entry, Retry(timedelta(0), "slow", 1, True, EPOCH)) for entry in entries[1::3]]
@@ -89,9 +89,9 @@ def test_a_batch_costs_the_same_few_statements_whatever_its_size(postgresql: Dat
         return [*drained(entries[::3]), *waits, *parks]
 
     with statements_of(postgresql.engine) as small, commits_of(postgresql.engine) as commits:
-        asyncio.run(store.exchange(outcomes(held[:3]), claim_request(quota(permits=4))))
+        asyncio.run(store.exchange(outcomes(claimed[:3]), claim_request(quota(permits=4))))
     with statements_of(postgresql.engine) as large, commits_of(postgresql.engine) as commits_of_large:
-        exchange = asyncio.run(store.exchange(outcomes(held[3:]), claim_request(quota(permits=256))))
+        exchange = asyncio.run(store.exchange(outcomes(claimed[3:]), claim_request(quota(permits=256))))
 
     assert len(exchange.settled) == 497
     assert len(exchange.claimed) == 256
@@ -150,7 +150,7 @@ def test_leases_are_hot_updates(postgresql: Database, ob: outbox.Outbox, batch: 
 
     updates_before, hot_before = updates_of_queue(postgresql)
     drain(store, batch, form)
-    postgresql.engine.dispose()  # a backend that ends tells its counts
+    postgresql.engine.dispose()  # a backend reports its counts at its end
     wait_for(lambda: updates_of_queue(postgresql)[0] - updates_before >= 5000, "the counts")
 
     updates, hot = updates_of_queue(postgresql)
@@ -182,7 +182,7 @@ def test_draining_an_entry_writes_little_wal(postgresql: Database, ob: outbox.Ou
 
 
 def wal_written(database: Database) -> int:
-    """By our one pooled connection, where the server can tell (18 on); else by the whole server, whoever else uses it."""
+    """By our one pooled connection, where the server reports it (18 on); else by the whole server, other clients included."""
     if number(database, "SELECT current_setting('server_version_num')::int") < 180_000:
         return int(number(database, "SELECT pg_current_wal_insert_lsn() - '0/0'"))
     number(database, "SELECT pg_stat_force_next_flush() IS NULL")

@@ -76,7 +76,7 @@ def moves(entry: ClaimedEntry) -> dict[str, Transition]:
         "failed": Settle("failed", entry.attempts + 1, reason="declined"),
         "retry": Retry(MINUTE, "slow", entry.attempts + 1, True, entry.leased_at),
         "uncertain": MarkUncertain("vanished", entry.attempts + 1, True, entry.leased_at),
-        "handed back": Release("no time left", MINUTE),
+        "released": Release("no time left", MINUTE),
     }
 
 
@@ -94,16 +94,16 @@ def test_a_claim_takes_the_oldest_due_of_each_wanted_destination(bench: Bench) -
     assert {entry.id for entry in claimed} == {crm[3], crm[0], mail[0], mail[1]}
 
 
-def test_a_claim_never_takes_more_than_its_slots_or_than_entries_max(bench: Bench) -> None:
+def test_a_claim_never_takes_more_than_its_permits_or_than_entries_max(bench: Bench) -> None:
     put(bench.database, bench.ob, count=10)
     put(bench.database, bench.ob, "mail.send", count=10)
 
-    by_slots = claim(bench.store, quota("crm", 3), quota("mail", 1))
+    by_permits = claim(bench.store, quota("crm", 3), quota("mail", 1))
     by_total = claim(bench.store, quota("crm", 4), quota("mail", 8), entries_max=5)
     of_none = claim(bench.store, quota("crm", 4), entries_max=0)
 
-    assert [entry.destination for entry in by_slots].count("crm") == 3
-    assert [entry.destination for entry in by_slots].count("mail") == 1
+    assert [entry.destination for entry in by_permits].count("crm") == 3
+    assert [entry.destination for entry in by_permits].count("mail") == 1
     assert len(by_total) == 5
     assert of_none == []
 
@@ -148,7 +148,7 @@ def test_a_claim_returns_what_was_enqueued_and_what_the_row_now_says(bench: Benc
         {"state": "uncertain", "due_at": NEVER, "maybe_sent": True},
         {"state": "sending", "lease_token": TOKEN, "lease_until": NEVER, "leased_at": EPOCH},
     ],
-    ids=["held", "uncertain", "leased"],
+    ids=["suspended", "uncertain", "leased"],
 )
 def test_a_claim_leaves_what_is_not_to_be_sent_now(bench: Bench, not_ready: dict[str, Any]) -> None:
     id = bench.put()
@@ -192,7 +192,7 @@ def test_the_first_send_is_pinned_to_the_longest_prefix_that_serves_it(bench: Be
     assert bench.row(short).sent_as == "short"
 
 
-def test_what_nobody_here_serves_is_pinned_to_nothing(bench: Bench) -> None:
+def test_what_no_adapter_here_serves_is_pinned_to_nothing(bench: Bench) -> None:
     id = bench.put()
 
     claim(bench.store, forms={"mail": "native", "sms": "native"})
@@ -282,12 +282,12 @@ def test_a_claim_may_be_silent_for_a_minute_or_less_if_the_session_says(
         connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = '{own}'")
         connection.exec_driver_sql("SET synchronous_commit = off")
         connection.commit()
-    told = []
-    sa.event.listen(engine, "commit", lambda connection: told.append(connection.exec_driver_sql(asked).one()))
+    settings = []
+    sa.event.listen(engine, "commit", lambda connection: settings.append(connection.exec_driver_sql(asked).one()))
 
     assert len(claim(DatabaseStore(engine, ob.configuration))) == 1
 
-    assert told[-1] == (then, "on")
+    assert settings[-1] == (then, "on")
     with engine.connect() as connection:
         assert connection.exec_driver_sql(asked).one() == (own, "off")
     engine.dispose()
@@ -362,7 +362,7 @@ def test_how_long_an_entry_has_been_tried_counts_from_its_first_lease(bench: Ben
     id = bench.put()
     entry = claim_one(bench.store)
     settle(bench.store, (entry, Release("no adapter")))
-    assert bench.row(id).first_leased_at is None  # what nobody tried has no age
+    assert bench.row(id).first_leased_at is None  # what was never tried has no age
 
     age(bench.database, HOUR)
     first = claim_one(bench.store)
@@ -377,7 +377,7 @@ def test_how_long_an_entry_has_been_tried_counts_from_its_first_lease(bench: Ben
 
 
 @pytest.mark.parametrize("before", ["pending", "retry"])
-def test_what_is_handed_back_is_as_it_was_and_counts_nothing(bench: Bench, before: str) -> None:
+def test_what_is_released_without_an_attempt_is_unchanged_and_not_counted(bench: Bench, before: str) -> None:
     id = bench.put()
     if before == "retry":
         entry = claim_one(bench.store)
@@ -461,7 +461,7 @@ SINCE: list[Callable[[Bench, UUID], None]] = [taken_over_by_another, waiting_aga
 
 
 @pytest.mark.parametrize("since", SINCE)
-@pytest.mark.parametrize("kind", ["failed", "retry", "uncertain", "handed back"])
+@pytest.mark.parametrize("kind", ["failed", "retry", "uncertain", "released"])
 def test_a_stale_lease_settles_nothing(bench: Bench, since: Callable[[Bench, UUID], None], kind: str) -> None:
     id = bench.put()
     stale = claim_one(bench.store)

@@ -58,7 +58,7 @@ def test_a_request_waits_for_its_slowest_entry(checkout: Checkout) -> None:
     assert checkout.record.state == "succeeded"
 
 
-def test_what_it_is_handed_tells_each_effects_end_and_result(checkout: Checkout) -> None:
+def test_it_gets_the_end_and_result_of_each_effect(checkout: Checkout) -> None:
     checkout.on_completed()
     checkout.accept(CHARGE, "mail.receipt")
     stripe = MemoryAdapter(answer=lambda delivery: Delivered({"charge": "ch_1"}))
@@ -199,7 +199,7 @@ def test_a_request_that_another_release_settled_is_completed_by_this_one(
     assert checkout.record.state == "succeeded"
 
 
-def test_more_open_requests_than_a_page_holds_do_not_hide_one_behind_them(
+def test_more_open_requests_than_a_page_holds_do_not_hide_a_later_one(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.store.queries.ACCEPTED_MAX", 2)

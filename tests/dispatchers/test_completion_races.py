@@ -74,7 +74,7 @@ def test_of_two_last_entries_that_settle_at_once_one_completes_the_request(
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_under_a_stricter_isolation_one_of_the_two_is_told_to_try_again(
+def test_under_a_stricter_isolation_one_of_the_two_must_try_again(
     postgresql: Database, ob: outbox.Outbox, isolation: Any
 ) -> None:
     checkout = Checkout(postgresql, ob)

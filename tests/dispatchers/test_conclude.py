@@ -1,4 +1,4 @@
-"""conclude and keep: what becomes of an entry whose fate is on record, and what is put there when a callback fails."""
+"""conclude and keep: state transitions of an entry whose outcome is stored, and what is stored when a callback fails."""
 
 from datetime import timedelta
 from typing import Any

@@ -151,7 +151,7 @@ def test_what_does_not_finish_within_the_grace_is_left_to_its_lease(
     assert states(postgresql) == {"sending": 2, "pending": 3}
 
 
-def test_an_idle_one_stops_when_told(postgresql: Database, tmp_path: Path) -> None:
+def test_an_idle_one_stops_at_a_signal(postgresql: Database, tmp_path: Path) -> None:
     write_factory(tmp_path, GATED)
 
     with daemon(tmp_path, postgresql.url) as process:
@@ -159,10 +159,10 @@ def test_an_idle_one_stops_when_told(postgresql: Database, tmp_path: Path) -> No
         process.terminate()
 
         assert process.wait() == 0
-    (told,) = [line for line in process.output.splitlines() if "started: " in line]
-    assert "started: env test, database postgresql" in told
-    assert f"/{postgresql.url.database}" in told
-    assert told.endswith("; operations or prefixes: 1, callbacks: 0")
+    (logged,) = [line for line in process.output.splitlines() if "started: " in line]
+    assert "started: env test, database postgresql" in logged
+    assert f"/{postgresql.url.database}" in logged
+    assert logged.endswith("; operations or prefixes: 1, callbacks: 0")
 
 
 WAITS_FOR_A_THREAD = """
@@ -205,9 +205,9 @@ def test_a_signal_after_the_drain_never_kills_the_process(
 def test_what_it_says_of_its_database_at_the_start_holds_no_password(ob: outbox.Outbox) -> None:
     url = "postgresql+psycopg://shop:hunter2@db.internal/orders?password=hunter2&host=elsewhere"
 
-    told = Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()}).described
+    logged = Dispatcher(url, outbox=ob, adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()}).described
 
-    assert told == (
+    assert logged == (
         "env test, database postgresql+psycopg://shop:***@db.internal/orders?host=elsewhere;"
         " operations or prefixes: 2, callbacks: 0"
     )
@@ -217,7 +217,7 @@ def test_what_it_says_of_its_database_at_the_start_holds_no_password(ob: outbox.
 def test_on_a_loop_of_ones_own_it_leaves_everything_as_it_found_it(
     postgresql: Database, ob: outbox.Outbox, signals: int
 ) -> None:
-    """The host goes on: with its signal handlers, its interpreter settings and no task of the dispatcher's."""
+    """The host process continues: with its signal handlers, its interpreter settings and no task of the dispatcher's."""
     put_one(postgresql, ob)
 
     def settings() -> list[Any]:
@@ -244,14 +244,14 @@ def test_on_a_loop_of_ones_own_it_leaves_everything_as_it_found_it(
     assert asyncio.run(main()) == (signals == 1)
 
 
-TELLS = """
+REPORTS = """
 import gc
 import sys
 
 effects = Operations()
 
 @effects.operation("crm")
-def tell(delivery):
+def report(delivery):
     print(f"<{gc.get_threshold()[0]} {gc.get_freeze_count() > 0} {sys.getswitchinterval():g}>", flush=True)
     return Delivered()
 
@@ -260,11 +260,11 @@ def make():
 """
 
 
-def test_its_process_collects_seldom_and_lets_threads_take_turns_often(
+def test_its_process_collects_seldom_and_switches_threads_often(
     postgresql: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     put_one(postgresql, ob)
-    write_factory(tmp_path, TELLS)
+    write_factory(tmp_path, REPORTS)
 
     with daemon(tmp_path, postgresql.url) as process:
         wait_for(lambda: ">" in process.output, "the send", workers=[process])
@@ -293,9 +293,9 @@ def test_for_programs_each_line_of_the_log_is_a_document(
         process.terminate()
         assert process.wait() == 0
 
-    told = [json.loads(line) for line in process.output.splitlines()]
-    (raised,) = [line for line in told if "trace" in line]
-    assert all(datetime.fromisoformat(line["at"]).tzinfo == UTC for line in told)
+    logged = [json.loads(line) for line in process.output.splitlines()]
+    (raised,) = [line for line in logged if "trace" in line]
+    assert all(datetime.fromisoformat(line["at"]).tzinfo == UTC for line in logged)
     assert (raised["level"], raised["logger"]) == ("error", "outbox.dispatcher")
     assert raised["message"] == f"the adapter of 'crm' raised for entry {id}"
     assert raised["trace"].endswith("ValueError: my own mistake")
@@ -335,7 +335,7 @@ def test_an_entry_of_an_unknown_secret_keeps_it_from_starting(
     assert "Traceback" not in text
 
 
-def test_a_dispatcher_that_could_not_keep_its_promises_is_refused(postgresql: Database, tmp_path: Path) -> None:
+def test_a_dispatcher_that_could_not_keep_its_invariants_is_refused(postgresql: Database, tmp_path: Path) -> None:
     write_factory(tmp_path, GATED.replace("concurrency=2", "lease=timedelta(seconds=20)"))
 
     status, text = refused(tmp_path, postgresql.url)
@@ -381,7 +381,7 @@ def test_a_factory_that_cannot_import_something_shows_what(tmp_path: Path) -> No
 
 @contextmanager
 def away(server_url: sa.URL, database: Database) -> Iterator[None]:
-    """For the block, nobody can reach the database, and whoever was connected is not any more."""
+    """For the block, no client can reach the database, and all connections are lost."""
     admin = sa.create_engine(server_url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     name = database.url.database
     cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
@@ -405,9 +405,9 @@ def test_a_database_that_goes_away_and_comes_back_costs_nothing(
     with daemon(tmp_path, postgresql.url) as process:
         for settled in (30, 120):
             wait_for(lambda settled=settled: states(postgresql)["delivered"] > settled, "progress", workers=[process])
-            told = process.output.count("database unavailable")
+            logged = process.output.count("database unavailable")
             with away(server_url, postgresql):
-                wait_for(lambda told=told: process.output.count("database unavailable") > told, "a warning")
+                wait_for(lambda logged=logged: process.output.count("database unavailable") > logged, "a warning")
         wait_for(lambda: states(postgresql) == {"delivered": 300}, "the end", 30, workers=[process])
         process.terminate()
         assert process.wait() == 0
@@ -451,14 +451,14 @@ def test_a_daemon_whose_database_is_not_there_yet_waits_for_it(
         process.terminate()
         assert process.wait() == 0, process.output
 
-    told = [line for line in process.output.splitlines() if ": database " in line]
-    assert [line.partition(": database ")[2].partition(" after")[0].partition(":")[0] for line in told] == [
+    logged = [line for line in process.output.splitlines() if ": database " in line]
+    assert [line.partition(": database ")[2].partition(" after")[0].partition(":")[0] for line in logged] == [
         "unavailable",
         "available again",
     ]
 
 
-def test_a_daemon_whose_database_is_away_at_the_start_ends_when_told(
+def test_a_daemon_without_its_database_at_the_start_ends_at_a_signal(
     postgresql: Database, server_url: sa.URL, tmp_path: Path
 ) -> None:
     write_factory(tmp_path, QUICK)
@@ -469,7 +469,7 @@ def test_a_daemon_whose_database_is_away_at_the_start_ends_when_told(
         assert process.wait() == 0, process.output
 
 
-def test_a_daemon_does_not_wait_for_a_database_that_nobody_made(postgresql: Database, tmp_path: Path) -> None:
+def test_a_daemon_does_not_wait_for_a_database_that_does_not_exist(postgresql: Database, tmp_path: Path) -> None:
     write_factory(tmp_path, QUICK)
 
     with daemon(tmp_path, postgresql.url.set(database="nobody_made_it")) as process:
@@ -479,7 +479,7 @@ def test_a_daemon_does_not_wait_for_a_database_that_nobody_made(postgresql: Data
 # --- maintenance
 
 
-def test_gauges_are_logged_and_uncertain_entries_stand_out(
+def test_gauges_are_logged_and_uncertain_entries_are_a_warning(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(database, ob, count=2)
@@ -489,6 +489,11 @@ def test_gauges_are_logged_and_uncertain_entries_stand_out(
     with caplog.at_level(logging.INFO):
         gauges = asyncio.run(report_gauges(DatabaseStore(database.engine, ob.configuration)))
 
-    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "outbox.maintenance"]
-    assert told == [("INFO", "destination 'crm': 2 pending"), ("WARNING", "destination 'mail': 3 pending, 1 uncertain")]
+    logged = [
+        (record.levelname, record.getMessage()) for record in caplog.records if record.name == "outbox.maintenance"
+    ]
+    assert logged == [
+        ("INFO", "destination 'crm': 2 pending"),
+        ("WARNING", "destination 'mail': 3 pending, 1 uncertain"),
+    ]
     assert gauges == {"crm": Gauge({"pending": 2}, True), "mail": Gauge({"pending": 3, "uncertain": 1}, True)}

@@ -1,4 +1,4 @@
-"""decide and admit: what becomes of an entry, arrow by arrow. The picture and the words: docs/states.md."""
+"""decide and admit: state transitions, arrow by arrow. The picture and the words: docs/states.md."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -64,7 +64,7 @@ def fresh(**fields: Any) -> ClaimedEntry:
 
 
 def in_doubt(since: datetime = NOW - MINUTE, **fields: Any) -> ClaimedEntry:
-    """An entry whose earlier attempt, under the lease of `since`, has a fate that nobody knows."""
+    """An entry whose earlier attempt, under the lease of `since`, has an unknown outcome."""
     return fresh(**{"deliveries": 2, "attempts": 1, "maybe_sent": True, "in_doubt_since": since, **fields})
 
 
@@ -580,7 +580,7 @@ def test_a_crashed_sender_is_followed_by_another_under_at_least_once() -> None:
 
 
 @EVERY_SERVICE
-def test_vanished_senders_use_up_the_allowed_attempts(memory: Memory) -> None:
+def test_expired_leases_use_up_the_allowed_attempts(memory: Memory) -> None:
     """A payload that kills its process ends too: each lease that ran out counted as an attempt."""
     change = admit(in_doubt(attempts=memory.attempts_max), memory, NOW)
 

@@ -1,4 +1,4 @@
-"""What a person decides: on record under a name, refused where it could be untrue, carried out by a dispatcher."""
+"""Operator decisions: on record under a name, refused where it could be untrue, carried out by a dispatcher."""
 
 import json
 import threading
@@ -74,7 +74,7 @@ def in_doubt(database: Database, ob: outbox.Outbox) -> UUID:
     id = put_one(database, ob, parent="invoice:42")
     store = DatabaseStore(database.engine, ob.configuration)
     claimed = claim_one(store, forms={"crm": "native"})
-    settle(store, (claimed, MarkUncertain("somebody is to look", 1, True, claimed.leased_at)))
+    settle(store, (claimed, MarkUncertain("an operator must look", 1, True, claimed.leased_at)))
     return id
 
 
@@ -92,7 +92,7 @@ def in_state(name: str, database: Database, ob: outbox.Outbox) -> UUID:
         run_once(database, ob, adapters={"crm": MemoryAdapter([answers[name]])})
     elif name == "sending":
         claim(DatabaseStore(database.engine, ob.configuration))
-    elif name == "held":
+    elif name == "suspended":
         change(database, id, suspended_reason="a clone")
     elif name == "cancelled":
         with database.begin() as session:
@@ -110,10 +110,10 @@ def resolve(connection: Any, tables: Any, id: UUID, **settings: Any) -> None:
 
 BEING_SENT = "a send or a status lookup is in flight; try again when it has ended"
 ENDED = "it has ended, and that is final"
-HELD = r"it is suspended \(a clone\): `release` it first"
+SUSPENDED = r"it is suspended \(a clone\): `release` it first"
 LOOKUP_FIRST = "it may have happened: check with the service, then `resolve` it"
 MAYBE_SENT = "it may have been sent, so it cannot be cancelled"
-NOT_HELD = "it is not suspended"
+NOT_SUSPENDED = "it is not suspended"
 UNCERTAIN_ONLY = "only an uncertain entry can be resolved"
 
 ALLOWED: list[tuple[Any, str]] = [
@@ -124,19 +124,19 @@ ALLOWED: list[tuple[Any, str]] = [
     (decisions.cancel, "pending"),
     (decisions.cancel, "retry"),
     (resolve, "uncertain"),
-    (decisions.release, "held"),
+    (decisions.release, "suspended"),
 ]
 
 REFUSED: list[tuple[Any, str, str, str]] = [
     (decisions.retry, "sending", "sending", BEING_SENT),
     (decisions.retry, "uncertain", "uncertain", LOOKUP_FIRST),
-    (decisions.retry, "held", "pending", HELD),
+    (decisions.retry, "suspended", "pending", SUSPENDED),
     (decisions.retry, "failed", "failed", ENDED),
     (decisions.cancel, "sending", "sending", BEING_SENT),
     (decisions.cancel, "uncertain", "uncertain", "only a waiting entry can be cancelled"),
     (decisions.cancel, "maybe sent", "retry", MAYBE_SENT),
     (decisions.cancel, "its callback is due", "retry", KNOWN),
-    (decisions.cancel, "held", "pending", HELD),
+    (decisions.cancel, "suspended", "pending", SUSPENDED),
     (decisions.cancel, "delivered", "delivered", ENDED),
     (resolve, "pending", "pending", UNCERTAIN_ONLY),
     (resolve, "retry", "retry", UNCERTAIN_ONLY),
@@ -144,8 +144,8 @@ REFUSED: list[tuple[Any, str, str, str]] = [
     (resolve, "sending", "sending", BEING_SENT),
     (resolve, "its callback is due", "retry", UNCERTAIN_ONLY),
     (resolve, "cancelled", "cancelled", ENDED),
-    (decisions.release, "pending", "pending", NOT_HELD),
-    (decisions.release, "uncertain", "uncertain", NOT_HELD),
+    (decisions.release, "pending", "pending", NOT_SUSPENDED),
+    (decisions.release, "uncertain", "uncertain", NOT_SUSPENDED),
     (decisions.release, "delivered", "delivered", ENDED),
 ]
 
@@ -216,7 +216,7 @@ def test_what_cannot_stay_on_record_is_refused_before_anything_is_written(
     assert queue_row(database, id) == before
 
 
-def test_a_verdict_that_nobody_knows_is_refused(database: Database, ob: outbox.Outbox) -> None:
+def test_an_unknown_verdict_is_refused(database: Database, ob: outbox.Outbox) -> None:
     with pytest.raises(outbox.InvalidValue, match="verdict 'perhaps': must be one of"):
         decide(database, decisions.resolve, uncertain(database, ob), "perhaps")
 
@@ -242,7 +242,7 @@ def test_a_persons_word_settles_with_its_reason_and_its_callback(shop: Shop, ver
 
 
 @pytest.mark.parametrize("verdict", ["happened", "did_not_happen", "send_again"])
-def test_the_history_tells_of_a_persons_word_once(database: Database, ob: outbox.Outbox, verdict: str) -> None:
+def test_the_history_shows_an_operators_decision_once(database: Database, ob: outbox.Outbox, verdict: str) -> None:
     id = uncertain(database, ob)
     before = history(database, id)
 
@@ -250,9 +250,9 @@ def test_the_history_tells_of_a_persons_word_once(database: Database, ob: outbox
     run_once(database, ob, adapters={"crm": MemoryAdapter(window=None)})
 
     assert state(database, id) in ("delivered", "failed", "pending")
-    ((kind, actor, told),) = history(database, id)[len(before) :]
+    ((kind, actor, reason),) = history(database, id)[len(before) :]
     assert (kind, actor) == ("decision", "ada")
-    assert "looked at it" in (told or "")
+    assert "looked at it" in (reason or "")
 
 
 def test_a_later_word_takes_the_place_of_one_that_was_not_yet_carried_out(
@@ -268,7 +268,7 @@ def test_a_later_word_takes_the_place_of_one_that_was_not_yet_carried_out(
     assert [actor for kind, actor, _ in history(database, id) if kind == "decision"] == ["bob", "ada"]
 
 
-def test_a_decision_on_what_nobody_serves_waits_and_stays_uncertain(database: Database, ob: outbox.Outbox) -> None:
+def test_a_decision_on_what_no_adapter_serves_waits_and_stays_uncertain(database: Database, ob: outbox.Outbox) -> None:
     id = uncertain(database, ob, parent="invoice:42")
     decide(database, decisions.resolve, id, "happened")
 
@@ -282,7 +282,7 @@ def test_a_decision_on_what_nobody_serves_waits_and_stays_uncertain(database: Da
     assert state(database, id) == "delivered"
 
 
-def test_a_cancelling_that_nobody_serves_stays_pending(database: Database, ob: outbox.Outbox) -> None:
+def test_a_cancellation_that_no_adapter_serves_stays_pending(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     decide(database, decisions.cancel, id)
 
@@ -334,7 +334,7 @@ def test_inside_the_window_it_is_sent_again_under_the_same_key(
     ("answer", "window", "aged"),
     [
         (None, DAY, DAY),
-        (None, DAY, DAY - timedelta(seconds=70)),  # the quiescence would outlast what is left of it
+        (None, DAY, DAY - timedelta(seconds=70)),  # the fencing delay would outlast what is left of it
         (KeyConflict("other"), FOREVER, timedelta(0)),
         (Unknown("500", final=True), FOREVER, timedelta(0)),
         (None, None, timedelta(0)),
@@ -388,7 +388,7 @@ def test_it_waits_until_no_earlier_sender_can_be_at_work(database: Database, ob:
     assert len(adapter.deliveries) == 1
 
 
-def test_nobody_can_hurry_what_waits_out_an_earlier_sender(database: Database, ob: outbox.Outbox) -> None:
+def test_retry_is_refused_while_an_entry_waits_for_an_earlier_sender(database: Database, ob: outbox.Outbox) -> None:
     id = in_doubt(database, ob)
     adapter = MemoryAdapter()
     send_again(database, ob, id, adapter)
@@ -430,7 +430,7 @@ def test_under_the_same_key_a_rejection_is_uncertain_unless_conclusive(
     assert state(database, id) == ends
 
 
-def test_its_attempts_and_its_age_are_counted_anew(database: Database, ob: outbox.Outbox) -> None:
+def test_its_attempts_and_its_age_are_counted_again(database: Database, ob: outbox.Outbox) -> None:
     id = in_doubt(database, ob)
     adapter = MemoryAdapter([Unknown("no answer")] * 3)
     adapter.attempts_max, adapter.age_max = 2, 3 * HOUR
@@ -472,7 +472,7 @@ def test_what_is_sent_again_cannot_be_cancelled(database: Database, ob: outbox.O
         decide(database, decisions.cancel, id)
 
 
-# --- what is held
+# --- what is suspended
 
 
 def test_an_uncertain_entry_that_is_released_is_not_sent(database: Database, ob: outbox.Outbox) -> None:
@@ -490,7 +490,9 @@ def test_an_uncertain_entry_that_is_released_is_not_sent(database: Database, ob:
     )
 
 
-def test_a_decision_that_was_held_is_carried_out_once_it_is_released(database: Database, ob: outbox.Outbox) -> None:
+def test_a_decision_that_was_suspended_is_carried_out_once_it_is_released(
+    database: Database, ob: outbox.Outbox
+) -> None:
     id = uncertain(database, ob)
     decide(database, decisions.resolve, id, "happened")
     change(database, id, suspended_reason="a clone", due_at=NEVER)
@@ -501,7 +503,7 @@ def test_a_decision_that_was_held_is_carried_out_once_it_is_released(database: D
     assert state(database, id) == "delivered"
 
 
-def test_a_blocked_group_goes_on_and_that_is_on_record(database: Database) -> None:
+def test_a_blocked_group_is_released_and_that_is_on_record(database: Database) -> None:
     id = uuid4()
     blocked = {"ordering_key": "acct_1", "entry_id": id, "reason": "uncertain", "since": clock()}
     database.execute(sa.insert(TABLES.blocked_group).values(blocked))
@@ -547,7 +549,7 @@ def test_of_two_who_decide_at_once_the_second_sees_what_the_first_did(postgresql
     ]
 
 
-def test_a_claim_passes_by_what_somebody_is_deciding(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_a_claim_passes_over_what_an_operator_is_deciding(postgresql: Database, ob: outbox.Outbox) -> None:
     deciding, other = put_one(postgresql, ob), put_one(postgresql, ob)
     adapter = MemoryAdapter()
 

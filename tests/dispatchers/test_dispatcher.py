@@ -1,4 +1,4 @@
-"""The dispatcher on a real database: what is sent, under which key, and what becomes of the entry."""
+"""The dispatcher on a real database: what is sent, under which key, and the entry's state after it."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ SLOW = Unknown("no answer")
 
 
 class Misbehaving(MemoryAdapter):
-    """Executes the first send as told, then does something unheard of; later sends are answered."""
+    """Executes the first send, then does something unexpected; later sends are answered."""
 
     def __init__(self, misbehave: Callable[[], Any], **settings: Any) -> None:
         super().__init__(**settings)
@@ -220,7 +220,7 @@ def test_what_is_being_sent_or_may_have_been_sent_cannot_be_cancelled(database: 
     assert state(database, id) == "retry"
 
 
-def test_an_operation_that_nobody_serves_waits_uncounted_and_is_logged(
+def test_an_operation_that_no_adapter_serves_waits_uncounted_and_is_logged(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     id = put_one(database, ob, payload={"card": "4242"})
@@ -304,7 +304,7 @@ def test_an_outcome_with_a_field_of_the_wrong_type_settles_all_the_same(database
     ],
     ids=["datetime", "not a number", "NUL in it", "odd key", "NUL", "surrogate", "number", "surrogate, unknown"],
 )
-def test_an_answer_that_the_database_cannot_hold_holds_up_nobody(
+def test_an_answer_that_the_database_cannot_store_delays_no_other_entry(
     database: Database, ob: outbox.Outbox, outcome: Outcome, becomes: str
 ) -> None:
     odd, sound = put_one(database, ob, destination="a"), put_one(database, ob, destination="b")
@@ -365,7 +365,7 @@ def test_an_epoch_whose_secret_is_not_here_is_not_sent_and_not_counted(database:
 # --- windows
 
 
-def vanish(database: Database, ob: outbox.Outbox, form: str = "native") -> None:
+def crash(database: Database, ob: outbox.Outbox, form: str = "native") -> None:
     """A sender claims everything and is never heard of again."""
     claim(DatabaseStore(database.engine, ob.configuration), forms={"crm": form})
 
@@ -385,9 +385,9 @@ def test_a_key_past_its_window_is_never_sent_again(database: Database, ob: outbo
     assert run_once(database, ob, adapters={"crm": adapter}) == 0
 
 
-def test_after_a_sender_vanished_the_window_counts_from_its_lease(database: Database, ob: outbox.Outbox) -> None:
+def test_after_a_sender_crashed_the_window_counts_from_its_lease(database: Database, ob: outbox.Outbox) -> None:
     inside = put_one(database, ob)
-    vanish(database, ob)
+    crash(database, ob)
     adapter = MemoryAdapter([SLOW], window=DAY)
 
     age(database, 23 * HOUR)
@@ -404,7 +404,7 @@ def test_without_keys_only_who_asked_for_it_sends_again(
     database: Database, ob: outbox.Outbox, at_least_once: bool
 ) -> None:
     crashed = put_one(database, ob)
-    vanish(database, ob)
+    crash(database, ob)
     age(database, HOUR)
     unanswered = put_one(database, ob)
     adapter = MemoryAdapter(
@@ -427,7 +427,7 @@ def test_an_adapter_pinned_otherwise_sends_only_what_was_never_sent(
     old, new = MemoryAdapter(), MemoryAdapter()
     old.pinned, new.pinned = "version=1", "version=2"
     doubtful = put_one(database, ob)
-    vanish(database, ob, "native version=1")
+    crash(database, ob, "native version=1")
     age(database, HOUR)
     clean = put_one(database, ob)
 
@@ -441,7 +441,7 @@ def test_an_adapter_pinned_otherwise_sends_only_what_was_never_sent(
     assert [delivery.id for delivery in old.deliveries] == [doubtful]
 
 
-def test_an_entry_ages_from_its_first_attempt_not_while_nobody_works(database: Database, ob: outbox.Outbox) -> None:
+def test_an_entry_ages_from_its_first_attempt_unless_no_dispatcher_works(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
     adapter = MemoryAdapter([Deferred("busy")] * 2)
     age(database, 10 * DAY)  # the dispatcher was switched off
@@ -527,7 +527,7 @@ def test_what_is_included_are_operations_in_a_list(given: Any) -> None:
 
 @pytest.mark.parametrize("setting", ["lease", "margin", "poll"])
 @pytest.mark.parametrize("span", [timedelta(0), timedelta(seconds=-5), 5])
-def test_a_span_that_would_stretch_a_promise_is_refused(setting: str, span: Any) -> None:
+def test_a_span_that_would_weaken_an_invariant_is_refused(setting: str, span: Any) -> None:
     settings: Any = {"adapters": {"crm": MemoryAdapter()}, setting: span}
 
     with pytest.raises(outbox.ConfigurationError, match=f"{setting} must be a positive timedelta, not "):

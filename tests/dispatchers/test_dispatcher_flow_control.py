@@ -1,4 +1,4 @@
-"""The dispatcher under pressure: limits, services that hang, a store that breaks, and one that is no database at all."""
+"""The dispatcher's flow control: limits, services that hang, a store that breaks, and one that is no database at all."""
 
 import ast
 import asyncio
@@ -46,7 +46,7 @@ from dispatchers.stored_outcome import NOTHING_STORED
 from dispatchers.transitions import ClaimedEntry, End, Ending, MarkUncertain, Release, Retry, Settle
 from outbox.keys import KeyFields, Keyring, ParentKey, derive_tag, key_fields
 
-# --- pressure
+# --- flow control
 
 
 def test_the_limits_on_what_is_in_flight_hold(database: Database, ob: outbox.Outbox) -> None:
@@ -137,7 +137,7 @@ def test_waiting_for_a_thread_is_no_part_of_a_sync_operations_timeout(database: 
     assert states(database) == {"delivered": 60}
 
 
-def test_a_send_that_outlives_its_lease_costs_no_slot(database: Database, ob: outbox.Outbox) -> None:
+def test_a_send_that_outlives_its_lease_costs_no_permit(database: Database, ob: outbox.Outbox) -> None:
     class Stubborn(MemoryAdapter):
         async def send(self, delivery: Delivery) -> Outcome:
             outcome = await super().send(delivery)
@@ -262,7 +262,7 @@ def test_a_database_error_is_logged_without_what_was_to_be_stored(
     assert states(database) == {"delivered": 1}
     if (
         database.engine.dialect.name == "postgresql"
-    ):  # which says what is wrong: nobody should look for a network's fault
+    ):  # which says what is wrong: an operator should not suspect the network
         assert "database error: the outbox's table 'outbox_settlement' does not exist" in caplog.text
     assert "ada@example.com" not in caplog.text
 
@@ -412,7 +412,7 @@ def test_a_store_without_a_database_drives_it_the_same_way_each_time(ob: outbox.
     assert sum(isinstance(change, Retry) for change in runs[0][1]) == 2
 
 
-def test_what_would_outlive_its_lease_is_handed_back_unsent(ob: outbox.Outbox) -> None:
+def test_what_would_outlive_its_lease_is_released_without_an_attempt(ob: outbox.Outbox) -> None:
     store = FakeStore(count=2)
     store.lag = 56.0  # the claim's answer took so long
     adapter = MemoryAdapter(timeout=timedelta(seconds=1))
@@ -462,7 +462,7 @@ def test_a_full_dispatcher_does_not_ask_the_database_again_and_again(ob: outbox.
         pump = asyncio.create_task(pumping(working, lambda: len(store.changes) == 10))
         await until_true(lambda: adapter.waiting == 4)
         before = store.exchanges
-        for _ in range(1000):  # turns of the event loop, in which nothing waits for a real database
+        for _ in range(1000):  # iterations of the event loop, in which nothing waits for a real database
             await asyncio.sleep(0)
         asked.append(store.exchanges - before)
         adapter.released.set()
@@ -482,7 +482,7 @@ ALLOWED = {
     "store/callback_transactions.py": {"calling", "give_up", "seconds_left"},  # how long an app's function really takes
     "dispatcher.py": {"steady_clock", "_STEADY", "_set_up"},  # the defaults of what is handed in
     "maintenance/body_partitions.py": {"_old_enough"},  # `today` is the database's
-    "adapters/retry_after.py": {"retry_after"},  # an HTTP date counts from our own clock where the answer tells none
+    "adapters/retry_after.py": {"retry_after"},  # an HTTP date counts from our own clock where the answer has none
 }
 
 

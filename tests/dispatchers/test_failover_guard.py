@@ -1,4 +1,4 @@
-"""The watch over the database's history, on both databases: marks, memories, files, and what a hold keeps from happening."""
+"""The failover guard on both databases: stored identities, remembered ones, files, and what a suspension prevents."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def check_identity(store: DatabaseStore, known: DatabaseIdentity | None = None, 
     return asyncio.run(store.check_identity(env, known))
 
 
-def mark_of(watched: IdentityCheck) -> DatabaseIdentity:
+def identity_of(watched: IdentityCheck) -> DatabaseIdentity:
     assert watched.identity is not None
     return watched.identity
 
@@ -59,36 +59,36 @@ def hold(database: Database, reason: str = "restored") -> None:
     database.execute(sa.update(META).values(suspended_reason=reason))
 
 
-# --- the mark
+# --- the stored identity
 
 
-def test_the_first_look_writes_a_mark_and_the_next_ones_leave_it(store: DatabaseStore, database: Database) -> None:
+def test_the_first_check_writes_an_identity_and_the_next_ones_leave_it(
+    store: DatabaseStore, database: Database
+) -> None:
     first = check_identity(store)
     again = check_identity(store, first.identity)
 
     assert first == again
-    assert mark_of(first).environment == "test"
-    assert mark_of(first).place is not None
+    assert identity_of(first).environment == "test"
+    assert identity_of(first).place is not None
     assert len(database.rows(META)) == 1
 
 
-def test_a_mark_is_renewed_when_it_is_old_and_never_goes_back(
+def test_an_old_identity_is_renewed_and_its_number_never_decreases(
     store: DatabaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = mark_of(check_identity(store))
+    first = identity_of(check_identity(store))
     monkeypatch.setattr(database_identity, "IDENTITY_EVERY", timedelta(0))
 
-    second = mark_of(check_identity(store, first))
+    second = identity_of(check_identity(store, first))
 
     assert second.checked_at > first.checked_at
     assert replace(second, checked_at=first.checked_at, lsn=first.lsn, number=1) == first
     assert second.number == 2
 
 
-def test_of_two_that_renew_a_mark_at_once_the_second_leaves_the_firsts(
-    store: DatabaseStore, database: Database
-) -> None:
-    old = mark_of(check_identity(store))
+def test_of_two_that_renew_an_identity_the_second_leaves_the_firsts(store: DatabaseStore, database: Database) -> None:
+    old = identity_of(check_identity(store))
     first, second = (replace(old, checked_at=old.checked_at + LATER * count) for count in (2, 1))
 
     with database.engine.begin() as connection:
@@ -98,11 +98,11 @@ def test_of_two_that_renew_a_mark_at_once_the_second_leaves_the_firsts(
     assert [(row.number, row.checked_at) for row in database.rows(META)] == [(2, first.checked_at)]
 
 
-def test_a_mark_that_another_writes_during_a_look_is_not_of_a_longer_log(
+def test_an_identity_written_during_a_check_is_not_of_a_longer_log(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DatabaseStore(postgresql.engine, ob.configuration)
-    identity = mark_of(check_identity(store))
+    identity = identity_of(check_identity(store))
     read_server = store_identity.read_server
 
     def overtaken(*given: Any, **settings: Any) -> DatabaseIdentity:
@@ -120,8 +120,8 @@ def test_a_mark_that_another_writes_during_a_look_is_not_of_a_longer_log(
     assert check_identity(store, identity).suspended is None
 
 
-def test_a_mark_that_is_missing_holds_every_dispatcher(store: DatabaseStore, database: Database) -> None:
-    known = mark_of(check_identity(store))
+def test_a_missing_identity_suspends_every_dispatcher(store: DatabaseStore, database: Database) -> None:
+    known = identity_of(check_identity(store))
     database.execute(sa.delete(META))
 
     assert str(check_identity(store, known).suspended).startswith(
@@ -130,8 +130,10 @@ def test_a_mark_that_is_missing_holds_every_dispatcher(store: DatabaseStore, dat
     assert check_identity(store).suspended == check_identity(store, known).suspended  # also one that remembers nothing
 
 
-def test_an_older_mark_than_the_one_remembered_holds_every_dispatcher(store: DatabaseStore, database: Database) -> None:
-    identity = mark_of(check_identity(store))
+def test_an_identity_older_than_the_remembered_suspends_all_dispatchers(
+    store: DatabaseStore, database: Database
+) -> None:
+    identity = identity_of(check_identity(store))
 
     assert "an older state was restored" in str(
         check_identity(store, replace(identity, checked_at=identity.checked_at + LATER, number=2)).suspended
@@ -140,11 +142,9 @@ def test_an_older_mark_than_the_one_remembered_holds_every_dispatcher(store: Dat
     assert database.rows(META)[0].checked_at == identity.checked_at  # doubt will count from there
 
 
-def test_a_mark_that_was_renewed_after_the_loss_does_not_tell_since_when(
-    store: DatabaseStore, database: Database
-) -> None:
+def test_an_identity_renewed_after_the_loss_does_not_bound_its_time(store: DatabaseStore, database: Database) -> None:
     """By a dispatcher that remembers nothing, and looked first."""
-    identity = mark_of(check_identity(store))
+    identity = identity_of(check_identity(store))
 
     assert "an older state was restored" in str(
         check_identity(store, replace(identity, checked_at=identity.checked_at - LATER, number=2)).suspended
@@ -153,10 +153,8 @@ def test_a_mark_that_was_renewed_after_the_loss_does_not_tell_since_when(
     assert database.rows(META)[0].checked_at is None  # so `resume` asks for it
 
 
-def test_a_suspension_that_a_person_has_ended_is_not_put_on_record_again(
-    store: DatabaseStore, database: Database
-) -> None:
-    identity = mark_of(check_identity(store))
+def test_a_suspension_that_an_operator_has_ended_is_not_stored_again(store: DatabaseStore, database: Database) -> None:
+    identity = identity_of(check_identity(store))
     database.execute(sa.update(META).values(resumed_at=identity.checked_at))
 
     with database.engine.begin() as connection:
@@ -192,8 +190,12 @@ def test_a_server_with_fewer_rights_is_watched_by_what_it_does_report(
         first, again = check_identity(store), check_identity(store)
 
     assert first == again
-    assert (mark_of(first).system_identifier, mark_of(first).timeline, mark_of(first).lsn) == (None, None, None)
-    assert mark_of(first).place is not None
+    assert (identity_of(first).system_identifier, identity_of(first).timeline, identity_of(first).lsn) == (
+        None,
+        None,
+        None,
+    )
+    assert identity_of(first).place is not None
     assert [record.getMessage() for record in caplog.records] == [
         "this role may not read the server's system identifier, timeline and log position: failovers are not detected, nor are"
         " all restores and copies"
@@ -220,21 +222,21 @@ def test_nothing_is_claimed_while_every_dispatcher_holds(
     assert len(claim(store)) == 2
 
 
-def test_nothing_is_claimed_where_the_mark_is_an_earlier_one_than_was_seen(
+def test_nothing_is_claimed_where_the_identity_is_older_than_the_known_one(
     store: DatabaseStore, database: Database, ob: outbox.Outbox
 ) -> None:
     put(database, ob, count=2)
-    seen = mark_of(check_identity(store)).number
+    seen = identity_of(check_identity(store)).number
 
     assert claim(store, seen=seen + 1) == []
     assert len(claim(store, seen=seen)) == 2
 
 
-def test_nothing_is_claimed_where_a_mark_was_seen_and_none_is(
+def test_nothing_is_claimed_where_the_known_identity_is_missing(
     store: DatabaseStore, database: Database, ob: outbox.Outbox
 ) -> None:
     put_one(database, ob)
-    seen = mark_of(check_identity(store)).number
+    seen = identity_of(check_identity(store)).number
     database.execute(sa.delete(META))
 
     assert claim(store, seen=seen) == []
@@ -299,7 +301,7 @@ def test_an_entry_that_counts_as_maybe_sent_is_looked_up_before_it_is_sent(
 # --- the dispatcher
 
 
-def test_run_once_raises_held_with_the_reason_and_the_way_out(database: Database, ob: outbox.Outbox) -> None:
+def test_run_once_raises_the_reason_for_a_suspension_and_the_way_out(database: Database, ob: outbox.Outbox) -> None:
     service = MemoryAdapter()
     run_once(database, ob, adapters={"crm": service})
     put_one(database, ob)
@@ -321,7 +323,7 @@ def test_a_dispatcher_at_work_stays_up_while_suspended_and_then_resumes(
     monkeypatch.setattr("dispatchers.pipeline.claim_loops.SWEEP_SECONDS", 0.0)
     caplog.set_level(logging.WARNING, "outbox.dispatcher")
 
-    def told(text: str) -> Callable[[], bool]:
+    def logged(text: str) -> Callable[[], bool]:
         return lambda: any(text in record.getMessage() for record in caplog.records)
 
     async def main() -> None:
@@ -331,10 +333,10 @@ def test_a_dispatcher_at_work_stays_up_while_suspended_and_then_resumes(
         put_one(database, ob)
         await until_true(lambda: states(database)["delivered"] == 1)
         hold(database, "the disk was lost")
-        await until_true(told("sending suspended in every dispatcher: the disk was lost"))
+        await until_true(logged("sending suspended in every dispatcher: the disk was lost"))
         put_one(database, ob)
         database.execute(sa.update(META).values(suspended_reason=None))
-        await until_true(told("sending resumed by an operator"))
+        await until_true(logged("sending resumed by an operator"))
         await until_true(lambda: states(database)["delivered"] == 2)
         stopping.set()
         await pump
@@ -348,23 +350,23 @@ def test_a_dispatcher_at_work_stays_up_while_suspended_and_then_resumes(
 # --- the file
 
 
-def test_the_mark_outside_the_database_is_remembered_across_processes(
+def test_the_identity_outside_the_database_is_remembered_across_processes(
     database: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     identity = tmp_path / "mark.json"
     run_once(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity)
-    told = json.loads(identity.read_text())
+    stored = json.loads(identity.read_text())
     database.execute(sa.delete(META))
 
     with pytest.raises(Suspended, match="the database has no identity, although identity 1 of "):
         run_once(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=str(identity))
 
-    assert told["environment"] == "test"
+    assert stored["environment"] == "test"
     assert list(tmp_path.glob("mark*")) == [identity]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"checked_at": 5}', "\udce4"], ids=repr)
-def test_a_mark_that_is_none_is_refused_at_the_start(
+def test_an_identity_file_without_an_identity_is_refused_at_the_start(
     content: str, database: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     identity = tmp_path / "mark"
@@ -377,7 +379,7 @@ def test_a_mark_that_is_none_is_refused_at_the_start(
     assert str(caught.value).endswith("): if you trust the database, remove the file; a dispatcher writes it again")
 
 
-def test_a_mark_in_a_folder_that_is_not_there_is_refused_at_the_start(
+def test_an_identity_file_in_a_missing_folder_is_refused_at_the_start(
     database: Database, ob: outbox.Outbox, tmp_path: Path
 ) -> None:
     identity = tmp_path / "gone" / "mark"
@@ -391,7 +393,7 @@ def test_a_mark_in_a_folder_that_is_not_there_is_refused_at_the_start(
     )
 
 
-def test_a_mark_that_cannot_be_written_is_reported_and_the_work_goes_on(
+def test_an_unwritable_identity_file_is_reported_and_the_work_continues(
     database: Database, ob: outbox.Outbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     identity = tmp_path / "folder" / "mark"

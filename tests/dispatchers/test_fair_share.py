@@ -1,4 +1,4 @@
-"""How a claim's permits are shared out: no scope gets more than another that wants as much, and every one has its turn."""
+"""How a claim's permits are shared out: no scope gets more than another of equal demand, and every one has its turn."""
 
 from collections import Counter
 from datetime import timedelta
@@ -21,14 +21,14 @@ def ring(*entries: int) -> list[Waiting]:
 
 
 def backlog(*entries: int, after: str | None = None, unscoped: int = 0, permits: int) -> Backlog:
-    """What a walk from behind `after` finds in a ring where so many entries of each scope wait."""
+    """What a walk from `after` on finds in a ring where so many entries of each scope wait."""
     scopes = [scope for scope in ring(*entries) if scope.entries]
-    behind = [scope for scope in scopes if after is None or (scope.scope or "") > after]
-    before = [scope for scope in scopes if scope not in behind]
-    del before[max(permits - len(behind), 0) :]
-    found = [*behind[:permits], *before]
+    following = [scope for scope in scopes if after is None or (scope.scope or "") > after]
+    before = [scope for scope in scopes if scope not in following]
+    del before[max(permits - len(following), 0) :]
+    found = [*following[:permits], *before]
     counted = [Waiting(name, min(count, counted_max(permits, len(found)))) for name, count in found]
-    split = len(behind[:permits])
+    split = len(following[:permits])
     return Backlog(EPOCH, sum(entries) + unscoped, unscoped, counted[:split], counted[split:])
 
 
@@ -43,14 +43,14 @@ def test_what_some_do_not_need_goes_to_the_others_in_equal_parts() -> None:
     assert share_out(50, backlog(10_000, 1, 1, 500, permits=50), None).of == {"000": 24, "001": 1, "002": 1, "003": 24}
 
 
-def test_of_more_scopes_than_slots_the_next_ones_get_one_each() -> None:
+def test_of_more_scopes_than_permits_the_next_ones_get_one_each() -> None:
     assert share_out(3, backlog(9, 9, 9, 9, 9, after="001", permits=3), "001") == (
         {"002": 1, "003": 1, "004": 1},
         "004",
     )
 
 
-def test_where_a_claim_stops_the_next_one_goes_on() -> None:
+def test_where_a_claim_stops_the_next_one_continues() -> None:
     first = share_out(3, backlog(9, 9, permits=3), None)
     second = share_out(3, backlog(9, 9, after="000", permits=3), "000")
 
@@ -68,7 +68,7 @@ def test_entries_without_a_scope_are_as_one_scope_more_at_the_rings_end() -> Non
     assert afterwards == ({"000": 1}, "000")
 
 
-def test_a_walk_that_was_cut_short_is_gone_on_with_behind_all_that_it_saw() -> None:
+def test_a_walk_that_was_cut_short_is_continued_after_all_that_it_saw() -> None:
     seen = [Waiting("a", 3), *(Waiting(f"b{number:03}", 0) for number in range(fair_share.SCOPES_MAX - 1))]
 
     cut = share_out(50, Backlog(EPOCH, 51, 0, seen), None)
@@ -77,7 +77,7 @@ def test_a_walk_that_was_cut_short_is_gone_on_with_behind_all_that_it_saw() -> N
 
 
 @given(entries=rings, permits=st.integers(1, 60))
-def test_nobody_gets_more_than_another_that_had_more(entries: list[int], permits: int) -> None:
+def test_no_scope_gets_more_than_another_that_had_more(entries: list[int], permits: int) -> None:
     dealt = Counter(deal(permits, ring(*entries), MANY))
 
     assert sum(dealt.values()) == min(permits, sum(entries))
@@ -133,7 +133,7 @@ def test_everybody_is_served_in_as_many_claims_as_it_takes_to_go_round(
 # --- what a process remembers
 
 
-def test_only_what_does_not_fit_into_the_slots_is_shared_out() -> None:
+def test_only_what_does_not_fit_into_the_permits_is_shared_out() -> None:
     rounds = FairCursor({"crm"})
 
     assert "crm" in rounds
@@ -144,7 +144,7 @@ def test_only_what_does_not_fit_into_the_slots_is_shared_out() -> None:
     assert rounds.after("crm") == "000"
 
 
-def test_a_hint_is_never_behind_the_oldest_that_was_left() -> None:
+def test_a_due_time_cursor_is_never_later_than_the_oldest_that_was_left() -> None:
     rounds = FairCursor({"crm"})
     at = EPOCH + timedelta(days=1)
 
@@ -153,4 +153,4 @@ def test_a_hint_is_never_behind_the_oldest_that_was_left() -> None:
     assert rounds.due_from(quota(due_from=NEVER)) == at - DUE_FROM_SLACK
     rounds.share_out(quota(permits=50), Backlog(None))
     assert rounds.due_from(quota(due_from=NEVER)) == at - DUE_FROM_SLACK
-    assert rounds.due_from(quota(due_from=EPOCH)) == EPOCH  # a sweep looks for all
+    assert rounds.due_from(quota(due_from=EPOCH)) == EPOCH  # a sweep searches for all

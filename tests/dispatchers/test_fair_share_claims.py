@@ -51,7 +51,7 @@ def ob() -> outbox.Outbox:
 
 @pytest.fixture
 def unfair() -> outbox.Outbox:
-    """The same app before it was told that the destination is fair."""
+    """The app before the destination was declared fair."""
     return outbox.Outbox(RING, env="test")
 
 
@@ -89,9 +89,9 @@ class Bench:
 
     def claim(self, permits: int, **given: Any) -> Counter[str]:
         """How many entries of each scope a claim brings."""
-        return self.told(claim(self.store, quota(permits=permits), **given))
+        return self.counted(claim(self.store, quota(permits=permits), **given))
 
-    def told(self, entries: Sequence[ClaimedEntry]) -> Counter[str]:
+    def counted(self, entries: Sequence[ClaimedEntry]) -> Counter[str]:
         return Counter(self.of[entry.id] for entry in entries)
 
 
@@ -100,7 +100,7 @@ def bench(database: Database, ob: outbox.Outbox) -> Bench:
     return Bench(database, ob)
 
 
-# --- what stands in the queue
+# --- the contents of the queue
 
 
 def test_only_a_fair_destinations_entries_have_their_scope_in_the_queue(database: Database, ob: outbox.Outbox) -> None:
@@ -145,7 +145,7 @@ def test_a_tenant_with_three_entries_waits_for_none_with_ten_thousand(bench: Ben
 
     claimed = claim(bench.store, quota(permits=50))
 
-    assert bench.told(claimed) == {"big": 47, "small": 3}
+    assert bench.counted(claimed) == {"big": 47, "small": 3}
     assert {entry.id for entry in claimed} >= set(small)
     assert bench.claim(50) == {"big": 50}
 
@@ -159,7 +159,7 @@ def test_the_portable_sql_shares_out_on_postgresql_too(postgresql: Database, ob:
     assert [bench.claim(10), bench.claim(1), bench.claim(30)] == [{"big": 9, "small": 1}, {"big": 1}, {"big": 20}]
 
 
-def test_without_being_told_that_it_is_fair_the_oldest_go_first(bench: Bench, unfair: outbox.Outbox) -> None:
+def test_without_fair_share_the_oldest_go_first(bench: Bench, unfair: outbox.Outbox) -> None:
     bench.flood("big", 100, ob=unfair)
     for _ in range(3):
         bench.put("small", ob=unfair)
@@ -174,11 +174,11 @@ def test_big_scopes_share_what_small_ones_leave_and_each_sends_its_oldest(bench:
 
     claimed = claim(bench.store, quota(permits=21))
 
-    assert bench.told(claimed) == {"big": 10, "other": 10, "small": 1}
+    assert bench.counted(claimed) == {"big": 10, "other": 10, "small": 1}
     assert {entry.id for entry in claimed if bench.of[entry.id] == "big"} == set(big[-10:])
 
 
-def test_of_more_tenants_than_slots_each_has_its_turn_in_time(bench: Bench) -> None:
+def test_of_more_tenants_than_permits_each_has_its_turn_in_time(bench: Bench) -> None:
     bench.flood("big", 200)
     for number in range(40):
         bench.put(f"tenant {number:02}")
@@ -192,17 +192,17 @@ def test_of_more_tenants_than_slots_each_has_its_turn_in_time(bench: Bench) -> N
     assert max(first.values()) <= 2
 
 
-def test_one_slot_at_a_time_goes_round(bench: Bench) -> None:
+def test_one_permit_at_a_time_goes_round(bench: Bench) -> None:
     bench.flood("big", 50)
     bench.flood("other", 2)
     bench.put("small")
 
-    turns = [next(iter(bench.claim(1))) for _ in range(7)]
+    order = [next(iter(bench.claim(1))) for _ in range(7)]
 
-    assert turns == ["big", "other", "small", "big", "other", "big", "big"]
+    assert order == ["big", "other", "small", "big", "other", "big", "big"]
 
 
-def test_tenants_behind_many_with_nothing_due_are_found_within_a_round(
+def test_tenants_after_many_with_nothing_due_are_found_within_a_round(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (fair_share, store_fair_share):
@@ -216,7 +216,7 @@ def test_tenants_behind_many_with_nothing_due_are_found_within_a_round(
         rounds += bench.claim(20)
 
     assert set(rounds) == {"big", *(f"tenant {number:02}" for number in range(0, 60, 12))}
-    assert sum(rounds.values()) >= 7 * 16  # what nobody else is found for goes to the oldest
+    assert sum(rounds.values()) >= 7 * 16  # permits that no other scope uses go to the oldest
 
 
 def test_a_claim_keeps_entries_max_and_serves_fair_destinations_and_others(bench: Bench) -> None:
@@ -230,7 +230,7 @@ def test_a_claim_keeps_entries_max_and_serves_fair_destinations_and_others(bench
     none = claim(bench.store, quota("crm", 8), entries_max=0)
 
     assert [entry.destination for entry in few] == ["crm"] * 5
-    assert bench.told(few) == {"big": 4, "small": 1}
+    assert bench.counted(few) == {"big": 4, "small": 1}
     assert Counter(entry.destination for entry in more) == {"crm": 8, "mail": 4}
     assert none == []
 
@@ -250,7 +250,7 @@ def test_a_hint_that_the_newest_have_moved_on_hides_nothing_that_is_older(bench:
     bench.put("small")
 
     assert bench.claim(10)["small"] == 1
-    assert bench.told(claim(bench.store, quota(permits=10, due_from=NEVER))) == {"big": 10}
+    assert bench.counted(claim(bench.store, quota(permits=10, due_from=NEVER))) == {"big": 10}
 
 
 # --- what a claim has always done
@@ -264,11 +264,11 @@ def test_an_expired_lease_goes_over_in_its_scopes_turn_and_leaves_doubt(bench: B
 
     claimed = {entry.id: entry for entry in claim(bench.store, quota(permits=10))}
 
-    assert bench.told(list(claimed.values())) == {"big": 9, "small": 1}
+    assert bench.counted(list(claimed.values())) == {"big": 9, "small": 1}
     assert (claimed[small].deliveries, claimed[small].attempts, claimed[small].maybe_sent) == (2, 1, True)
 
 
-def test_an_entry_that_is_to_be_sent_again_has_its_turn_with_its_scope(bench: Bench) -> None:
+def test_an_entry_that_must_be_sent_again_has_its_turn_with_its_scope(bench: Bench) -> None:
     small = bench.put("small")
     (entry,) = claim(bench.store, quota(permits=1))
     bench.flood("big", 100)
@@ -278,7 +278,7 @@ def test_an_entry_that_is_to_be_sent_again_has_its_turn_with_its_scope(bench: Be
     age(bench.database, 2 * HOUR)
     claimed = claim(bench.store, quota(permits=10))
 
-    assert bench.told(claimed) == {"big": 9, "small": 1}
+    assert bench.counted(claimed) == {"big": 9, "small": 1}
     assert [entry.attempts for entry in claimed if entry.id == small] == [1]
 
 
@@ -289,10 +289,10 @@ def test_an_entry_that_is_to_be_sent_again_has_its_turn_with_its_scope(bench: Be
         {"state": "uncertain", "due_at": NEVER, "maybe_sent": True},
         {"state": "sending", "lease_token": uuid4(), "lease_until": NEVER, "leased_at": NEVER},
     ],
-    ids=["held", "uncertain", "leased"],
+    ids=["suspended", "uncertain", "leased"],
 )
 def test_what_is_not_to_be_sent_now_has_no_turn(bench: Bench, not_ready: dict[str, Any]) -> None:
-    change(bench.database, bench.put("held"), **not_ready)
+    change(bench.database, bench.put("suspended"), **not_ready)
     bench.flood("big", 20)
     bench.put("small")
 
@@ -309,10 +309,10 @@ def test_of_a_paused_fair_destination_only_what_was_admitted_is_claimed(bench: B
 
     assert bench.claim(10) == {}
     admitted = claim(bench.store, quota(permits=4)._replace(admitted=True))
-    assert bench.told(admitted) == {"big": 3, "small": 1}
+    assert bench.counted(admitted) == {"big": 3, "small": 1}
 
 
-def test_a_database_that_is_held_hands_out_nothing(bench: Bench) -> None:
+def test_a_suspended_database_hands_out_nothing(bench: Bench) -> None:
     bench.flood("big", 20)
     bench.database.execute(sa.insert(TABLES.meta).values(id=1, suspended_reason="it was restored"))
 
@@ -334,7 +334,7 @@ def test_the_entries_of_a_group_stay_in_order(database: Database, ob: outbox.Out
 # --- switched on, and off
 
 
-def test_what_was_enqueued_before_the_switch_has_its_turns_as_one_scope(bench: Bench, unfair: outbox.Outbox) -> None:
+def test_what_was_enqueued_before_the_switch_is_one_scope(bench: Bench, unfair: outbox.Outbox) -> None:
     bench.flood("before", 1000, ob=unfair)
     bench.flood("big", 1000)
     bench.put("small")
@@ -343,7 +343,7 @@ def test_what_was_enqueued_before_the_switch_has_its_turns_as_one_scope(bench: B
     assert bench.claim(1) + bench.claim(1) + bench.claim(1) + bench.claim(1) == {"big": 2, "before": 2}
 
 
-def test_what_an_app_enqueues_that_was_not_told_yet_is_not_left_behind(bench: Bench, unfair: outbox.Outbox) -> None:
+def test_what_an_app_enqueues_before_it_knows_of_the_switch_is_sent(bench: Bench, unfair: outbox.Outbox) -> None:
     bench.flood("big", 100)
     bench.put("untold", ob=unfair)
     bench.flood("big", 100)
@@ -389,7 +389,7 @@ def test_an_uncommitted_claim_keeps_from_others_only_what_it_takes(postgresql: D
         first = claims_postgresql.claim(
             connection, TABLES, claim_request(quota(permits=2)), fair_share.FairCursor({"crm"})
         )
-        assert bench.told(first) == {"ada": 1, "ben": 1}
+        assert bench.counted(first) == {"ada": 1, "ben": 1}
         assert bench.claim(2) == {"ada": 1, "ben": 1}
 
 
@@ -408,7 +408,7 @@ def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
     def share_and_drain(waiting: dict[str, int], untold: int, permits: list[int]) -> None:
         for table in (TABLES.entry, TABLES.queue):
             bench.database.execute(table.delete())
-        bench.store = DatabaseStore(bench.database.engine, ob.configuration)  # nobody's turn is known
+        bench.store = DatabaseStore(bench.database.engine, ob.configuration)  # no scope's turn is known
         left = Counter(waiting)
         for scope, count in waiting.items():
             bench.flood(scope, count)
@@ -419,7 +419,7 @@ def test_whatever_waits_everybody_gets_a_fair_share_and_nothing_is_left(
         while left.total():
             most = next(claims, 12)
             claimed = claim(bench.store, quota(permits=most))
-            got = bench.told(claimed)
+            got = bench.counted(claimed)
             assert 0 < got.total() <= most
             assert got <= left
             for scope in +left - Counter({"untold": left["untold"]}):

@@ -138,13 +138,13 @@ def test_a_claim_looks_no_further_than_to_an_entry_for_each_permit(postgresql: D
     fill_scopes(postgresql, 100, 1)
 
     with postgresql.engine.connect() as connection:
-        behind, before = read_scopes(connection, TABLES, quota(permits=16), NEVER, "tenant 95")
+        following, before = read_scopes(connection, TABLES, quota(permits=16), NEVER, "tenant 95")
 
-    assert [scope for scope, _ in behind] == [f"tenant {number}" for number in (96, 97, 98, 99)]
+    assert [scope for scope, _ in following] == [f"tenant {number}" for number in (96, 97, 98, 99)]
     assert (len(before), {entries for _, entries in before}) == (12, {1})
 
 
-def test_what_goes_to_no_fair_destination_stands_in_no_index_of_theirs(
+def test_what_goes_to_no_fair_destination_is_in_no_index_of_theirs(
     postgresql: Database, ob: outbox.Outbox, fair: outbox.Outbox
 ) -> None:
     size = "SELECT pg_relation_size('outbox_queue_fair')"
@@ -167,7 +167,7 @@ def test_leases_of_a_fair_destination_are_hot_updates(postgresql: Database, fair
     updates_before, hot_before = updates_of_queue(postgresql)
     while entries := claim(store, quota(permits=500)):
         settle(store, *drained(entries))
-    postgresql.engine.dispose()  # a backend that ends tells its counts
+    postgresql.engine.dispose()  # a backend reports its counts at its end
 
     updates, hot = updates_of_queue(postgresql)
     assert updates - updates_before == 2000

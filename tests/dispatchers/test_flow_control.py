@@ -1,4 +1,4 @@
-"""The rules of cool-down, breaker, rate and pause, without a database."""
+"""The rules of cooldown, breaker, rate and pause, without a database."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -44,7 +44,7 @@ def on_trial(at: datetime = NOW + 10 * SECOND) -> FlowState:
 # --- the breaker
 
 
-def test_failures_in_a_row_open_the_breaker_whoever_met_them() -> None:
+def test_failures_in_a_row_open_the_breaker_in_any_dispatcher() -> None:
     once = heard(CALM, News(failures=2), THREE, NOW)
     twice = heard(once, News(failures=1), THREE, NOW)
 
@@ -53,7 +53,7 @@ def test_failures_in_a_row_open_the_breaker_whoever_met_them() -> None:
     assert admitted(twice, THREE, NOW + 9 * SECOND, 50) == 0
 
 
-def test_an_answer_between_them_begins_the_count_anew() -> None:
+def test_an_answer_between_them_begins_the_count_again() -> None:
     state = heard(CALM, News(failures=2), THREE, NOW)
 
     assert heard(state, News(answered=True), THREE, NOW) == CALM
@@ -119,7 +119,7 @@ def test_without_a_breaker_nothing_opens_but_what_others_opened_is_kept_to() -> 
     assert heard(on_trial(), News(failures=1, probe=PROBE, passed=False), none, NOW).breaker == "open"
 
 
-# --- cool-down and pause
+# --- cooldown and pause
 
 
 def test_a_destination_that_asks_for_a_cooldown_gets_the_longer_one() -> None:
@@ -139,7 +139,7 @@ def test_a_huge_or_negative_quiet_is_bounded(cooldown: timedelta, until: datetim
     assert closed_until(heard(CALM, News(cooldown=cooldown), THREE, NOW), NOW) == until
 
 
-def test_a_probe_that_is_told_to_be_quiet_got_through_all_the_same() -> None:
+def test_a_probe_that_gets_a_retry_after_got_through_all_the_same() -> None:
     state = heard(on_trial(), News(cooldown=7 * SECOND, probe=PROBE, passed=True), THREE, NOW)
 
     assert (state.breaker, closed_until(state, NOW)) == ("closed", NOW + 7 * SECOND)
@@ -232,21 +232,21 @@ NEWS = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(NEWS, min_size=1, max_size=6))
-def test_news_at_once_make_of_a_calm_destination_what_they_make_one_by_one(told: list[News]) -> None:
-    assume(not any(news.answered and index for index, news in enumerate(told)))  # an opened breaker would stay so
-    apart, together = CALM, told[0]
-    for news in told:
+def test_news_at_once_make_of_a_calm_destination_what_they_make_one_by_one(reported: list[News]) -> None:
+    assume(not any(news.answered and index for index, news in enumerate(reported)))  # an opened breaker would stay so
+    apart, together = CALM, reported[0]
+    for news in reported:
         apart = heard(apart, news, THREE, NOW)
-    for news in told[1:]:
+    for news in reported[1:]:
         together = together.then(news)
 
     assert heard(CALM, together, THREE, NOW) == apart
 
 
-def test_of_news_told_together_the_latest_answer_counts() -> None:
-    told = News(failures=9).then(News(answered=True, failures=1)).then(News(failures=1))
+def test_of_news_reported_together_the_latest_answer_counts() -> None:
+    reported = News(failures=9).then(News(answered=True, failures=1)).then(News(failures=1))
 
-    assert (told.answered, told.failures) == (True, 2)
+    assert (reported.answered, reported.failures) == (True, 2)
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""What weighs on a destination holds back all dispatchers, through the database, and costs the others nothing.
+"""A throttled destination is throttled in all dispatchers, through the database, and costs the others nothing.
 
 Each dispatcher here has connections of its own, as a process would.
 """
@@ -52,7 +52,7 @@ ONE_AT_A_TIME = {"crm": Limits(concurrency=1)}
 
 
 class Crm(MemoryAdapter):
-    """Answers every delivery alike, as it is told last."""
+    """Answers every delivery alike, with the last given answer."""
 
     def __init__(self, answer: Outcome) -> None:
         super().__init__(lambda delivery: self.answer)
@@ -72,7 +72,7 @@ def work(database: Database, ob: outbox.Outbox, adapter: Any, **settings: Any) -
 
 
 def untouched(database: Database) -> list[Any]:
-    """The entries of which no trace is left that anybody ever held them."""
+    """The entries that show no trace of a claim."""
     return [row for row in database.queue if (row.state, row.deliveries, row.attempts) == ("pending", 0, 0)]
 
 
@@ -81,7 +81,7 @@ def decide(database: Database, decision: Any, name: str = "crm", reason: str | N
         decision(connection, TABLES, name, actor="ada", reason=reason)
 
 
-# --- cool-down
+# --- cooldown
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_running_dispatcher_learns_of_it_from_another_within_a_sweep(database:
         other = DatabaseStore(database.new_engine(), ob.configuration)
         await other.exchange([], claim_request(quota("nobody"), flow_update=news(quiet)))
         put(database, ob)
-        put(database, ob, "mail.send", count=2)  # behind it
+        put(database, ob, "mail.send", count=2)  # after it
         await pump
 
     asyncio.run(main())
@@ -147,8 +147,8 @@ def test_a_running_dispatcher_learns_of_it_from_another_within_a_sweep(database:
     assert len(untouched(database)) == 1
 
 
-def news(told: dict[str, News], **settings: Any) -> FlowUpdate:
-    return FlowUpdate(**{"news": told, "decided": frozenset(), "limits": {}} | settings)
+def news(reported: dict[str, News], **settings: Any) -> FlowUpdate:
+    return FlowUpdate(**{"news": reported, "decided": frozenset(), "limits": {}} | settings)
 
 
 # --- the breaker
@@ -248,7 +248,7 @@ def test_a_dead_dispatchers_probe_goes_to_another_when_its_lease_ends(database: 
     assert crm_row(database).breaker == "closed"
 
 
-def test_a_probe_that_nobody_here_can_send_leaves_its_place(database: Database, ob: outbox.Outbox) -> None:
+def test_a_probe_that_no_adapter_here_can_send_leaves_its_place(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=5)
     crm = Crm(Unknown("HTTP 500"))
     work(database, ob, crm, limits=FRAGILE)
@@ -399,7 +399,7 @@ def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_stopped(databas
 
 
 @pytest.mark.parametrize("found", [Absent(), CannotTell("down")])
-def test_what_is_to_be_looked_for_does_not_age_either_while_it_is_paused(
+def test_what_awaits_a_lookup_does_not_age_either_while_it_is_paused(
     database: Database, ob: outbox.Outbox, found: Finding
 ) -> None:
     id, service = awaiting_lookup(database, ob, "request", finds=[found])
@@ -411,7 +411,7 @@ def test_what_is_to_be_looked_for_does_not_age_either_while_it_is_paused(
 
     row = queue_row(database, id)
     assert row.state == ("pending" if isinstance(found, Absent) else "uncertain")
-    assert row.due_at < NEVER  # it is sent again, or looked for
+    assert row.due_at < NEVER  # it is sent again, or looked up
 
 
 def test_to_resume_ends_a_cool_down_and_closes_a_breaker(database: Database, ob: outbox.Outbox) -> None:
@@ -457,7 +457,9 @@ def test_a_dead_destination_takes_few_failures_then_no_permit_or_statement(
     assert len(about) == 1  # the sweep
 
 
-def test_a_process_stopped_with_a_destinations_row_locked_stops_nobody(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_a_process_stopped_with_a_destinations_row_locked_stops_no_other(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
     limits = {"crm": Limits(rate=1000)}
     put(postgresql, ob, count=3)
     put(postgresql, ob, "mail.send", count=3)
@@ -471,13 +473,13 @@ def test_a_process_stopped_with_a_destinations_row_locked_stops_nobody(postgresq
         assert len(stopped.execute(row).all()) == 1
         run_once(postgresql.new_engine(), ob, **working, limits=limits)
         assert (len(crm.deliveries), len(mail.deliveries)) == (0, 3)
-        run_once(postgresql.new_engine(), ob, **working)  # it has no rate to share, and fails to tell what it met
+        run_once(postgresql.new_engine(), ob, **working)  # it has no rate to share, and fails to report what it met
         assert len(crm.deliveries) == 3
 
     assert crm_row(postgresql).breaker_failures == 0
 
 
-def test_news_that_could_not_be_told_are_told_later(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_news_that_could_not_be_reported_are_reported_later(postgresql: Database, ob: outbox.Outbox) -> None:
     put(postgresql, ob, count=3)
     decide(postgresql, pause)
     decide(postgresql, resume)
@@ -512,7 +514,7 @@ def test_a_small_tenants_own_destination_is_served_beside_anothers_backlog(
     assert order.index(small) < 200  # two groups with half of the big one's permits each, twice
 
 
-# --- what is told of it
+# --- what is reported of it
 
 
 def test_a_probe_that_settles_with_its_callback_opens_the_way_too(database: Database, ob: outbox.Outbox) -> None:

@@ -19,7 +19,7 @@ from dispatchers.transitions import Ending
 
 
 class Stalling(DatabaseStore):
-    """The process stands still for an hour after its first claim: its leases run out, and meanwhile others work."""
+    """The process stops for an hour after its first claim: its leases run out, and meanwhile others work."""
 
     def __init__(self, database: Database, ob: outbox.Outbox, meanwhile: Callable[[], Any]) -> None:
         super().__init__(database.dispatchers_engine, ob.configuration)

@@ -38,7 +38,7 @@ def store(database: Database, ob: outbox.Outbox) -> DatabaseStore:
 # --- each way out
 
 
-def test_an_unknown_outcome_waits_for_a_look_before_it_is_uncertain(database: Database, ob: outbox.Outbox) -> None:
+def test_an_unknown_outcome_waits_for_a_lookup_before_it_is_uncertain(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
 
     run_once(database, ob, adapters={"crm": keyless("answer")})
@@ -72,7 +72,7 @@ def test_what_is_absent_is_sent_again_once(database: Database, ob: outbox.Outbox
     run_once(database, ob, adapters={"crm": adapter})
 
     assert (waits.state, waits.maybe_sent, waits.in_doubt_since, waits.attempts) == ("pending", False, None, 1)
-    assert waits.first_leased_at is not None  # its age goes on counting
+    assert waits.first_leased_at is not None  # its age continues to count
     assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
     assert events(database, id)[1] == ("lookup", "not at the service: it will be sent again, under the same key")
 
@@ -104,7 +104,7 @@ def test_past_the_window_what_is_found_is_delivered(database: Database, ob: outb
     assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
 
 
-def test_a_vanished_sender_leads_to_a_look_where_there_are_no_keys(
+def test_an_expired_lease_leads_to_a_lookup_where_there_are_no_keys(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     id, adapter = put_one(database, ob), keyless()
@@ -118,7 +118,7 @@ def test_a_vanished_sender_leads_to_a_look_where_there_are_no_keys(
     assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
 
 
-def test_what_a_look_cannot_tell_is_uncertain_and_looked_for_again(database: Database, ob: outbox.Outbox) -> None:
+def test_an_inconclusive_lookup_leaves_it_uncertain_and_is_made_again(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=[CannotTell("unreachable"), CannotTell("unreachable"), Found({"id": 7})])
 
     id = sent_and_looked_up(database, ob, adapter)
@@ -137,11 +137,11 @@ def test_what_a_look_cannot_tell_is_uncertain_and_looked_for_again(database: Dat
 
 
 @pytest.mark.parametrize(
-    ("finding", "told"),
+    ("finding", "shown"),
     [(KeyError("secret"), "the adapter raised KeyError"), (None, "the adapter answered with a NoneType")],
 )
-def test_a_find_that_fails_could_not_tell(
-    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, finding: Any, told: str
+def test_a_find_that_fails_is_inconclusive(
+    database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, finding: Any, shown: str
 ) -> None:
     adapter = keyless("answer", finds=[finding])
 
@@ -149,7 +149,7 @@ def test_a_find_that_fails_could_not_tell(
         id = sent_and_looked_up(database, ob, adapter)
 
     assert state(database, id) == "uncertain"
-    assert events(database, id)[1][1] == f"no answer; the service keeps no keys; status lookup inconclusive: {told}"
+    assert events(database, id)[1][1] == f"no answer; the service keeps no keys; status lookup inconclusive: {shown}"
     assert ("raised for entry" in caplog.text) == (finding is not None)
 
 
@@ -167,7 +167,7 @@ def test_a_find_that_hangs_is_cancelled_at_its_deadline(database: Database, ob: 
     )
 
 
-def test_at_least_once_is_sent_again_only_if_a_look_says_so(database: Database, ob: outbox.Outbox) -> None:
+def test_at_least_once_is_sent_again_only_if_a_lookup_says_so(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=[CannotTell("down"), Absent()])
     adapter.at_least_once = True
 
@@ -180,7 +180,7 @@ def test_at_least_once_is_sent_again_only_if_a_look_says_so(database: Database, 
     assert (state(database, id), len(adapter.deliveries)) == ("delivered", 2)
 
 
-def test_a_look_is_given_the_delivery_of_the_attempts_before_it(database: Database, ob: outbox.Outbox) -> None:
+def test_a_lookup_is_given_the_delivery_of_the_attempts_before_it(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=[CannotTell("down")])
     id = put_one(database, ob, options={"account": "a"})
     run_once(database, ob, adapters={"crm": adapter})
@@ -194,7 +194,7 @@ def test_a_look_is_given_the_delivery_of_the_attempts_before_it(database: Databa
     assert HOUR <= by_lookup.age < HOUR + QUIET
 
 
-# --- when a look counts
+# --- when a lookup counts
 
 
 def test_an_early_look_is_no_proof_of_absence(database: Database, ob: outbox.Outbox) -> None:
@@ -218,7 +218,7 @@ def test_looks_come_to_an_end_by_age(database: Database, ob: outbox.Outbox) -> N
 
     look_up(database, ob, adapter, adapter.age_max)
     last = queue_row(database, id)
-    look_up(database, ob, adapter, DAY)  # nor does reconciling begin anew
+    look_up(database, ob, adapter, DAY)  # nor does reconciling begin again
 
     assert (last.state, last.due_at) == ("uncertain", NEVER)
     assert queue_row(database, id).due_at == NEVER
@@ -234,14 +234,14 @@ def test_what_is_absent_at_a_limit_is_failed(database: Database, ob: outbox.Outb
 
     id = sent_and_looked_up(database, ob, adapter)
 
-    told = "1 attempts were allowed" if limit == "attempts" else "it has been tried for 0:02:00"
+    limited = "1 attempts were allowed" if limit == "attempts" else "it has been tried for 0:02:00"
     assert (state(database, id), len(adapter.deliveries)) == ("failed", 0)
-    assert settlement_row(database, id).reason == f"not at the service, and {told}"
-    assert events(database, id)[1] == ("lookup", f"not at the service, and {told}")
+    assert settlement_row(database, id).reason == f"not at the service, and {limited}"
+    assert events(database, id)[1] == ("lookup", f"not at the service, and {limited}")
 
 
 def test_absence_under_a_new_key_is_no_proof_for_the_old_one(database: Database, ob: outbox.Outbox) -> None:
-    """A find may look for the present key only."""
+    """A find may search for the present key only."""
     adapter = keyless("answer", "request", finds=[CannotTell("down"), Absent()])
     adapter.attempts_max = 2
     id = sent_and_looked_up(database, ob, adapter)
@@ -267,7 +267,7 @@ def test_an_answer_that_the_service_has_stored_needs_a_new_key(database: Databas
 def test_a_key_that_the_service_has_for_another_request_is_never_looked_up(
     database: Database, ob: outbox.Outbox
 ) -> None:
-    """What a look finds under it is that other request's effect, and what it does not find proves nothing of this one."""
+    """A status lookup finds the other request's effect, and its absence proves nothing of this request."""
     adapter = Losing(KeyConflict("other parameters"), finds=[Found(), Absent()], window=DAY)
     id = put_one(database, ob)
 
@@ -293,7 +293,7 @@ def test_within_the_window_the_same_key_is_good_enough(database: Database, ob: o
     assert (row.state, row.key_epoch, row.maybe_sent) == ("pending", 0, False)
 
 
-# --- what became uncertain when nobody could look
+# --- what became uncertain when no adapter could look it up
 
 
 def test_what_became_uncertain_without_a_find_is_looked_up_with_one(database: Database, ob: outbox.Outbox) -> None:
@@ -312,13 +312,13 @@ def test_what_became_uncertain_without_a_find_is_looked_up_with_one(database: Da
     assert (state(database, id), adapter.effects.total()) == ("delivered", 1)
 
 
-@pytest.mark.parametrize("spared", ["held", "decided", "of another form", "not served"])
-def test_some_are_not_looked_for(database: Database, ob: outbox.Outbox, spared: str) -> None:
+@pytest.mark.parametrize("spared", ["suspended", "decided", "of another form", "not served"])
+def test_some_entries_are_not_looked_up(database: Database, ob: outbox.Outbox, spared: str) -> None:
     adapter = keyless("answer", finds=None)
     id = put_one(database, ob, "crm.other" if spared == "not served" else "crm.upsert")
     run_once(database, ob, adapters={"crm": adapter})
-    if spared == "held":
-        change(database, id, suspended_reason="told so")
+    if spared == "suspended":
+        change(database, id, suspended_reason="by decision")
     elif spared == "of another form":
         change(database, id, sent_as="uuid8 acct_2")
     elif spared == "decided":
@@ -335,7 +335,7 @@ def test_some_are_not_looked_for(database: Database, ob: outbox.Outbox, spared: 
     assert (state(database, id), watching.lookup) == ("uncertain", [])
 
 
-def test_nothing_is_looked_for_under_another_account(database: Database, ob: outbox.Outbox) -> None:
+def test_nothing_is_looked_up_under_another_account(database: Database, ob: outbox.Outbox) -> None:
     """It would not be there, and that would be taken for proof."""
     adapter = keyless("answer", finds=[Absent()])
     id = put_one(database, ob)
@@ -351,7 +351,7 @@ def test_nothing_is_looked_for_under_another_account(database: Database, ob: out
     assert "would be looked up as 'native acct_2'" in json.loads(queue_row(database, id).outcome)["reason"]
 
 
-def test_an_adapter_that_lost_its_find_leaves_it_to_a_person(database: Database, ob: outbox.Outbox) -> None:
+def test_an_adapter_that_lost_its_find_leaves_it_to_an_operator(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer")
     id = put_one(database, ob)
     run_once(database, ob, adapters={"crm": adapter})
@@ -362,10 +362,10 @@ def test_an_adapter_that_lost_its_find_leaves_it_to_a_person(database: Database,
     assert (state(database, id), len(adapter.deliveries)) == ("uncertain", 1)
 
 
-def test_a_released_entry_is_looked_for_at_once(database: Database, ob: outbox.Outbox) -> None:
+def test_a_released_entry_is_looked_up_at_once(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=[CannotTell("down"), Found()])
     id = sent_and_looked_up(database, ob, adapter)
-    change(database, id, suspended_reason="told so", due_at=NEVER)
+    change(database, id, suspended_reason="by decision", due_at=NEVER)
 
     decide_on(database, id, decisions.release)
     run_once(database, ob, adapters={"crm": adapter})

@@ -1,4 +1,4 @@
-"""Looks beside others who act on the same entry, and looks whose process dies."""
+"""Status lookups beside other actions on the same entry, and lookups whose process dies."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def store(database: Database, ob: outbox.Outbox) -> DatabaseStore:
     return DatabaseStore(database.engine, ob.configuration)
 
 
-def during_a_look(act: Callable[[], Any], finding: Any) -> Callable[[Delivery], Any]:
+def during_a_lookup(act: Callable[[], Any], finding: Any) -> Callable[[Delivery], Any]:
     """A sync find, on a thread of its own, in whose midst something else happens."""
 
     def find(delivery: Delivery) -> Any:
@@ -49,7 +49,7 @@ def during_a_look(act: Callable[[], Any], finding: Any) -> Callable[[Delivery], 
 
 
 @pytest.mark.parametrize("finding", [Absent(), CannotTell("down"), Found({"by": "the look"})], ids=repr)
-def test_late_proof_of_success_during_a_look_stands(
+def test_late_proof_of_success_during_a_lookup_counts(
     database: Database, ob: outbox.Outbox, store: DatabaseStore, finding: Any
 ) -> None:
     id = put_one(database, ob)
@@ -57,7 +57,7 @@ def test_late_proof_of_success_during_a_look_stands(
     adapter = keyless()
     age(database, QUIET)
     run_once(database, ob, adapters={"crm": adapter})
-    adapter.find = during_a_look(
+    adapter.find = during_a_lookup(
         lambda: settle(store, (slow_sender, Settle("delivered", 1, result={"by": "the sender"}))), finding
     )
 
@@ -68,7 +68,7 @@ def test_late_proof_of_success_during_a_look_stands(
     assert json.loads(settlement_row(database, id).result) == {"by": "the sender"}
 
 
-def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
+def test_an_operator_waits_for_a_lookup_to_end(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
     id, adapter = awaiting_lookup(database, ob, finds=[CannotTell("down")])
     look_up(database, ob, adapter)
     refusals: list[str] = []
@@ -78,7 +78,7 @@ def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox,
             decide_on(database, id, decisions.resolve, "did_not_happen")
         refusals.append(str(refused.value))
 
-    adapter.find = during_a_look(say, CannotTell("down"))
+    adapter.find = during_a_lookup(say, CannotTell("down"))
     look_up(database, ob, adapter, HOUR)
 
     assert refusals == [f"entry {id} is sending: a send or a status lookup is in flight; try again when it has ended"]
@@ -87,7 +87,7 @@ def test_a_person_waits_for_a_look_to_end(database: Database, ob: outbox.Outbox,
     assert state(database, id) == "failed"
 
 
-def test_a_persons_word_before_a_look_is_what_counts(
+def test_an_operators_decision_before_a_lookup_is_what_counts(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     id, adapter = awaiting_lookup(database, ob, finds=[CannotTell("down"), Absent()])
@@ -114,7 +114,7 @@ def test_two_dispatchers_make_one_look(database: Database, ob: outbox.Outbox, st
     assert (state(database, id), len(adapter.lookup), adapter.effects.total()) == ("delivered", 1, 1)
 
 
-def test_a_look_that_lost_its_lease_changes_nothing(
+def test_a_lookup_that_lost_its_lease_changes_nothing(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     """Its process was stopped for long; another one has looked since, and found it."""
@@ -125,7 +125,7 @@ def test_a_look_that_lost_its_lease_changes_nothing(
         age(database, QUIET)
         run_once(database, ob, adapters={"crm": adapter})
 
-    stopped.find = during_a_look(be_stopped, Absent())
+    stopped.find = during_a_lookup(be_stopped, Absent())
     run_once(database, ob, adapters={"crm": stopped})
 
     assert (state(database, id), stopped.deliveries) == ("delivered", [])
@@ -135,7 +135,7 @@ def test_a_look_that_lost_its_lease_changes_nothing(
 # --- crashes
 
 
-def test_a_look_whose_process_vanished_is_made_again(
+def test_a_lookup_whose_process_crashed_is_made_again(
     database: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     id, adapter = awaiting_lookup(database, ob)
@@ -147,7 +147,7 @@ def test_a_look_whose_process_vanished_is_made_again(
     assert (state(database, id), len(adapter.deliveries)) == ("delivered", 1)
 
 
-def test_a_vanished_look_is_no_attempt(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
+def test_a_crashed_lookup_is_no_attempt(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
     id, adapter = awaiting_lookup(database, ob, finds=[CannotTell("down")])
     claim_one(store)
     age(database, QUIET)
@@ -172,7 +172,9 @@ def test_looks_that_kill_their_process_come_to_an_end(
     assert json.loads(row.outcome)["reason"].endswith("3 consecutive status lookups crashed with their process")
 
 
-def test_a_process_killed_in_a_look_leaves_it_to_the_next(database: Database, ob: outbox.Outbox, tmp_path: Any) -> None:
+def test_a_process_killed_in_a_lookup_leaves_it_to_the_next(
+    database: Database, ob: outbox.Outbox, tmp_path: Any
+) -> None:
     id, adapter = put_one(database, ob), keyless("answer")
     run_once(database, ob, adapters={"crm": adapter})
     age(database, QUIET)

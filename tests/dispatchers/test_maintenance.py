@@ -1,4 +1,4 @@
-"""Maintenance as the timetable calls it: bounded runs, failures, the drain, how long entries have been due."""
+"""Maintenance as the schedule calls it: bounded runs, failures, the drain, how long entries have been due."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ def settled_long_ago(database: Database, ob: outbox.Outbox, count: int) -> None:
 
 
 def jobs(database: Database, ob: outbox.Outbox, stopping: asyncio.Event, **settings: Any) -> dict[str, Job]:
-    """The timetable's jobs, by what they do."""
+    """The scheduled jobs, by what they do."""
     working = dispatcher(database, ob, adapters={"crm": MemoryAdapter(window=timedelta(days=1))}, **settings)
     schedule = daemon_module._schedule(working, stopping)
     return {job.args[0].__name__: job for job in schedule.get_jobs()}
@@ -59,7 +59,7 @@ def jobs(database: Database, ob: outbox.Outbox, stopping: asyncio.Event, **setti
 # --- bounded runs
 
 
-def test_a_run_is_bounded_and_the_next_one_goes_on_where_it_stopped(database: Database, ob: outbox.Outbox) -> None:
+def test_a_run_is_bounded_and_the_next_one_continues_where_it_stopped(database: Database, ob: outbox.Outbox) -> None:
     settled_long_ago(database, ob, 10)
     working = maintenance(database, rows_max=2)
 
@@ -118,11 +118,11 @@ def test_a_failed_batch_stops_neither_the_ones_before_nor_the_next_run(database:
     assert asyncio.run(working.run_once())["entries"] == 4
 
 
-# --- on the timetable
+# --- on the schedule
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_timetable_deletes_what_is_old_enough_and_says_so(
+def test_the_schedule_deletes_what_is_old_enough_and_logs_it(
     database: Database, ob: outbox.Outbox, is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     settled_long_ago(database, ob, 3)
@@ -142,8 +142,8 @@ def test_the_timetable_deletes_what_is_old_enough_and_says_so(
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
 
-    told = [record.getMessage() for record in caplog.records if record.name == "outbox.maintenance"]
-    assert told == ["deleted 0 records, 3 entries, 0 tombstones"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "outbox.maintenance"]
+    assert logged == ["deleted 0 records, 3 entries, 0 tombstones"]
     assert kept(database) == {}
 
 
@@ -212,7 +212,7 @@ def test_a_drain_in_the_middle_of_a_run_leaves_the_rest_to_the_next(
 # --- how long entries have been due
 
 
-def test_the_oldest_due_entry_that_nobody_sends_is_the_destinations_lag(
+def test_the_oldest_due_entry_that_is_not_sent_is_the_destinations_lag(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = DatabaseStore(database.engine, ob.configuration)
@@ -230,9 +230,9 @@ def test_the_oldest_due_entry_that_nobody_sends_is_the_destinations_lag(
     assert set(lags) == {"crm", "mail"}
     assert timedelta(minutes=4) <= lags["crm"] < timedelta(minutes=5)
     assert timedelta(hours=2) <= lags["mail"] < timedelta(hours=3)
-    (told,) = [record for record in caplog.records if record.name == "outbox.maintenance"]
-    assert told.levelname == "WARNING"
-    assert told.getMessage() == (
+    (logged,) = [record for record in caplog.records if record.name == "outbox.maintenance"]
+    assert logged.levelname == "WARNING"
+    assert logged.getMessage() == (
         f"destination 'mail': its oldest due entry has waited {lags['mail']} and no dispatcher has claimed it"
     )
 

@@ -1,4 +1,4 @@
-"""Entries of one ordering key go out one at a time, in commit order; behind a bad end their group blocks, or goes on."""
+"""Entries of one ordering key go out one at a time, in commit order; after a bad end their group blocks, or continues."""
 
 import asyncio
 from typing import Any
@@ -99,7 +99,7 @@ def test_a_group_goes_across_operations_and_destinations(database: Database, ob:
 
 def test_groups_do_not_wait_for_each_other_nor_others_for_groups(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService(slow=BUSY)
-    put_in_group(database, ob, "slow", "behind")
+    put_in_group(database, ob, "slow", "after")
     put_in_group(database, ob, "first", "second", group="bob")
     (free,) = put_in_group(database, ob, "free", group="none", ordering_key=None)
 
@@ -109,7 +109,7 @@ def test_groups_do_not_wait_for_each_other_nor_others_for_groups(database: Datab
     assert state(database, free) == "delivered"
 
 
-def test_what_waits_behind_a_retry_waits_until_that_has_ended(database: Database, ob: outbox.Outbox) -> None:
+def test_what_waits_for_a_retry_waits_until_that_has_ended(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService(first=BUSY)
     ids = put_in_group(database, ob, "first", "second")
 
@@ -156,7 +156,7 @@ def ids_of(database: Database) -> dict[str, UUID]:
 def test_many_due_entries_that_are_no_head_keep_no_other_from_being_sent(database: Database, ob: outbox.Outbox) -> None:
     """More than a claim takes: the claims that bring none that may go are not the end of the work."""
     service = OrderedService(head=BUSY)
-    put_in_group(database, ob, "head", *(f"behind {number}" for number in range(7)))
+    put_in_group(database, ob, "head", *(f"after {number}" for number in range(7)))
     put_in_group(database, ob, "free", group="none", ordering_key=None)
 
     run_once(database, ob, adapters={"crm": service}, concurrency=2)
@@ -231,7 +231,7 @@ def test_a_duplicate_that_is_ignored_is_not_the_head_of_what_comes_with_it(
 
 
 @pytest.mark.parametrize(("answer", "ends"), [(REFUSED, "failed"), (CONFLICT, "uncertain")])
-def test_a_group_blocks_behind_a_bad_end_until_a_person_lets_it_go_on(
+def test_a_group_blocks_after_a_bad_end_until_an_operator_releases_it(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture, answer: Outcome, ends: str
 ) -> None:
     service = OrderedService(bad=answer)
@@ -252,7 +252,7 @@ def test_a_group_blocks_behind_a_bad_end_until_a_person_lets_it_go_on(
 
 
 @pytest.mark.parametrize(("answer", "ends"), [(REFUSED, "failed"), (CONFLICT, "uncertain")])
-def test_a_group_goes_on_behind_a_bad_end_where_the_adapter_says_so(
+def test_a_group_continues_after_a_bad_end_where_the_adapter_says_so(
     database: Database, ob: outbox.Outbox, answer: Outcome, ends: str
 ) -> None:
     service = OrderedService(bad=answer)
@@ -267,7 +267,7 @@ def test_a_group_goes_on_behind_a_bad_end_where_the_adapter_says_so(
 
 
 def uncertain_head(database: Database, ob: outbox.Outbox, service: OrderedService) -> list[UUID]:
-    """A group that has blocked behind an uncertain head, with two that wait."""
+    """A group that an uncertain head blocks, with two that wait."""
     service.answers["bad"] = CONFLICT
     ids = put_in_group(database, ob, "bad", "second", "third")
     send_all(database, ob, service)
@@ -276,7 +276,7 @@ def uncertain_head(database: Database, ob: outbox.Outbox, service: OrderedServic
     return ids
 
 
-def test_what_turns_out_to_have_happened_lifts_the_block(database: Database, ob: outbox.Outbox) -> None:
+def test_proof_that_the_head_happened_lifts_the_block(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService()
     ids = uncertain_head(database, ob, service)
 
@@ -302,7 +302,7 @@ def test_what_did_not_happen_leaves_the_group_blocked_until_it_is_released(
     assert states_of(database, ids) == ["failed", "delivered", "delivered"]
 
 
-def test_a_persons_word_on_what_was_passed_by_blocks_nothing_anew(database: Database, ob: outbox.Outbox) -> None:
+def test_a_decision_on_what_was_passed_by_blocks_nothing_again(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService(second=BUSY)
     ids = uncertain_head(database, ob, service)
     service.answers["second"] = BUSY
@@ -330,9 +330,7 @@ def test_what_is_sent_again_goes_before_those_its_group_was_blocked_for(database
     assert blocked(database) == {}
 
 
-def test_what_is_sent_again_behind_a_released_group_is_its_head_once_more(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_what_is_sent_again_in_a_released_group_is_its_head_once_more(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService()
     ids = uncertain_head(database, ob, service)
     service.answers["second"] = BUSY
@@ -349,7 +347,7 @@ def test_what_is_sent_again_behind_a_released_group_is_its_head_once_more(
     assert states_of(database, ids) == ["delivered"] * 3
 
 
-def test_what_a_look_finds_absent_waits_out_those_that_were_let_by(database: Database, ob: outbox.Outbox) -> None:
+def test_what_a_lookup_finds_absent_waits_out_those_that_were_let_by(database: Database, ob: outbox.Outbox) -> None:
     service = keyless("request", finds=[CannotTell("down"), Absent()])
     ids = put_in_group(database, ob, "bad", "second")
     run_once(database, ob, adapters={"crm": service})
@@ -365,7 +363,7 @@ def test_what_a_look_finds_absent_waits_out_those_that_were_let_by(database: Dat
     run_once(database, ob, adapters={"crm": service})
 
     assert under_way.id == ids[1]
-    assert (absent.state, absent.deliveries) == ("pending", 3)  # sent once, looked for twice
+    assert (absent.state, absent.deliveries) == ("pending", 3)  # sent once, looked up twice
     assert absent.due_at > under_way.leased_at + LEASE
     assert states_of(database, ids)[0] == "delivered"
 
@@ -376,7 +374,7 @@ def test_late_proof_of_success_lifts_the_block(database: Database, ob: outbox.Ou
     (late,) = claim(store)
     age(database, HOUR)
     (taken_over,) = claim(store)
-    parked = MarkUncertain("its sender vanished", taken_over.attempts, True, taken_over.in_doubt_since)
+    parked = MarkUncertain("its sender crashed", taken_over.attempts, True, taken_over.in_doubt_since)
     asyncio.run(store.exchange([(taken_over, parked)], None))
     assert blocked(database) == {"ada": ids[0]}
 
@@ -402,7 +400,7 @@ def test_cancelling_the_head_lets_the_next_one_go(database: Database, ob: outbox
     assert service.came == {"ada": ["first", "second", "third"]}
 
 
-def test_a_cancelled_one_behind_the_head_is_left_out(database: Database, ob: outbox.Outbox) -> None:
+def test_a_cancelled_one_after_the_head_is_left_out(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService(first=BUSY)
     ids = put_in_group(database, ob, "first", "second", "third")
     send_all(database, ob, service)
@@ -437,7 +435,7 @@ def test_cancelling_the_first_of_a_flush_lets_the_others_of_it_go(database: Data
 # --- whatever makes an entry due too early
 
 
-def test_a_blocked_entry_that_somebody_makes_due_is_blocked_again(database: Database, ob: outbox.Outbox) -> None:
+def test_a_blocked_entry_that_is_made_due_by_hand_is_blocked_again(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService(first=BUSY)
     ids = put_in_group(database, ob, "first", "second")
     send_all(database, ob, service)
@@ -449,7 +447,7 @@ def test_a_blocked_entry_that_somebody_makes_due_is_blocked_again(database: Data
     assert queue_row(database, ids[1]).deliveries == 0
 
 
-def test_retry_refuses_what_waits_behind_the_head(database: Database, ob: outbox.Outbox) -> None:
+def test_retry_refuses_what_waits_for_the_head(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService(first=BUSY)
     ids = put_in_group(database, ob, "first", "second")
     send_all(database, ob, service)
@@ -460,7 +458,7 @@ def test_retry_refuses_what_waits_behind_the_head(database: Database, ob: outbox
         decide(database, decisions.retry, ids[1])
 
 
-def test_a_held_head_keeps_its_group_waiting(database: Database, ob: outbox.Outbox) -> None:
+def test_a_suspended_head_keeps_its_group_waiting(database: Database, ob: outbox.Outbox) -> None:
     service = OrderedService()
     ids = put_in_group(database, ob, "first", "second")
     change(database, ids[0], suspended_reason="restored from a backup", due_at=NEVER)

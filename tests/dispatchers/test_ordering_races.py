@@ -1,4 +1,4 @@
-"""No order of two transactions loses the order of a group, or leaves it standing still."""
+"""No order of two transactions loses the order of a group, or leaves it stuck."""
 
 import asyncio
 import threading
@@ -58,7 +58,7 @@ def waits_for_a_lock(database: Database, work: Future[object]) -> None:
     """Return once one connection waits for another's lock; `work` must not have ended by then."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with database.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:
-        wait_for(lambda: work.done() or connection.scalar(sa.text(waiting)), "somebody to meet the lock")
+        wait_for(lambda: work.done() or connection.scalar(sa.text(waiting)), "a transaction to meet the lock")
     assert not work.done()
 
 
@@ -136,9 +136,7 @@ def test_flushes_of_several_groups_take_them_in_one_order(postgresql: Database, 
     assert len(postgresql.entries) == 2 * 15 * 6
 
 
-def test_two_flushes_in_opposite_order_are_told_how_to_avoid_the_deadlock(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
+def test_two_flushes_in_opposite_order_get_advice_against_the_deadlock(postgresql: Database, ob: outbox.Outbox) -> None:
     barrier = threading.Barrier(2)
 
     def enqueue(name: str, first: str, second: str) -> BaseException | None:
@@ -182,7 +180,7 @@ def test_a_follower_that_is_being_blocked_is_seen_by_who_settles_the_head(
     assert claim_one(store).id == follower
 
 
-def test_a_follower_is_not_blocked_behind_a_head_that_is_being_settled(
+def test_a_follower_is_not_blocked_by_a_head_that_is_being_settled(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     service = OrderedService()
@@ -200,9 +198,7 @@ def test_a_follower_is_not_blocked_behind_a_head_that_is_being_settled(
     assert service.came == {"ada": ["next", "follower"]}
 
 
-def test_a_follower_is_not_blocked_behind_a_head_that_an_app_may_cancel(
-    postgresql: Database, ob: outbox.Outbox
-) -> None:
+def test_a_follower_is_not_blocked_by_a_head_that_an_app_may_cancel(postgresql: Database, ob: outbox.Outbox) -> None:
     service = OrderedService()
     head, _, follower = put_in_group(postgresql, ob, "head", "next", "follower")
 
@@ -216,7 +212,7 @@ def test_a_follower_is_not_blocked_behind_a_head_that_an_app_may_cancel(
     assert service.came == {"ada": ["next", "follower"]}
 
 
-def test_a_cancel_waits_for_who_blocks_behind_it_and_lets_that_go(
+def test_a_cancel_waits_for_the_claim_that_blocks_after_it_and_frees_it(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore
 ) -> None:
     """The function's second statement must see what came to be while its first one waited."""
@@ -265,7 +261,7 @@ def test_the_database_refuses_a_cancel_whose_snapshot_hides_a_follower(
 def test_a_head_whose_next_may_be_cancelled_is_settled_later_alone(
     postgresql: Database, ob: outbox.Outbox, store: DatabaseStore, commits: bool
 ) -> None:
-    """What else is to be settled with it is settled, and what is due is claimed."""
+    """What else must be settled with it is settled, and what is due is claimed."""
     service = OrderedService()
     put_in_group(postgresql, ob, "head")
     put_in_group(postgresql, ob, "another's", group="bob")
@@ -296,7 +292,7 @@ async def until_written_down(database: Database, id: UUID) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_an_app_that_is_cancelling_costs_nobody_but_its_own_group(
+def test_an_app_that_is_cancelling_delays_only_its_own_group(
     postgresql: Database, ob: outbox.Outbox, commits: bool
 ) -> None:
     """However long it keeps its transaction open: the others are sent, and the head's outcome is not lost with its lease."""

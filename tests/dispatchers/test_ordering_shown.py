@@ -1,4 +1,4 @@
-"""What `outbox status`, `list` and `show` tell of groups, and what their release does."""
+"""What `outbox status`, `list` and `show` report of groups, and what their release does."""
 
 from support.cli_runner import document, succeeded
 from support.database import Database
@@ -9,7 +9,7 @@ import outbox
 from dispatchers import Rejected
 
 
-def test_list_show_and_status_tell_behind_whom_an_entry_waits(database: Database, ob: outbox.Outbox) -> None:
+def test_list_show_and_status_name_the_entry_that_another_waits_for(database: Database, ob: outbox.Outbox) -> None:
     head, second, third = put_in_group(database, ob, "head", "second", "third")
     send_all(database, ob, OrderedService(head=BUSY))
 
@@ -36,7 +36,7 @@ def test_list_show_and_status_tell_behind_whom_an_entry_waits(database: Database
     )
 
 
-def test_they_tell_of_the_entry_that_a_group_has_blocked_behind(database: Database, ob: outbox.Outbox) -> None:
+def test_they_name_the_entry_that_blocks_a_group(database: Database, ob: outbox.Outbox) -> None:
     head, second = put_in_group(database, ob, "head", "second")
     service = OrderedService(head=Rejected("declined"))
     send_all(database, ob, service)

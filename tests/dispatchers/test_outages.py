@@ -18,7 +18,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
 from outbox.sql.dialect import is_passing
 
-SECRETS = {"username": "nobody-here", "password": "hunter2"}
+SECRETS = {"username": "absent-user", "password": "hunter2"}
 
 
 async def error_of(url: sa.URL) -> Exception:
@@ -43,14 +43,14 @@ async def error_of(url: sa.URL) -> Exception:
     ("where", "cause", "waits"),
     [
         ({"host": "127.0.0.1", "port": 1, **SECRETS}, "the connection is refused", True),
-        ({"host": "nobody-here.invalid", "port": 5432, **SECRETS}, "the host's name cannot be resolved", True),
-        ({"host": "/nobody-here", "port": 5432, **SECRETS}, "the server's socket does not exist", True),
-        ({"database": "nobody-here", "password": "hunter2"}, ("the database does not exist", "the user or"), False),
+        ({"host": "absent-user.invalid", "port": 5432, **SECRETS}, "the host's name cannot be resolved", True),
+        ({"host": "/absent-user", "port": 5432, **SECRETS}, "the server's socket does not exist", True),
+        ({"database": "absent-user", "password": "hunter2"}, ("the database does not exist", "the user or"), False),
         (SECRETS, ("the user or the database does not exist", "the server does not admit", "the password is"), False),
     ],
     ids=["refused", "dns", "socket", "database", "user"],
 )
-def test_the_cause_is_told_without_names_and_secrets(
+def test_the_cause_is_logged_without_names_and_secrets(
     postgresql: Database, driver: str, where: dict[str, Any], cause: Any, waits: bool
 ) -> None:
     url = postgresql.url.set(drivername=f"postgresql+{driver}")
@@ -58,10 +58,10 @@ def test_the_cause_is_told_without_names_and_secrets(
         url = url.set(query={})
     error = asyncio.run(error_of(url.set(**where)))
 
-    told = cause_of(error)
+    cause_found = cause_of(error)
 
-    assert told.startswith(cause)
-    assert not any(secret in told for secret in ("hunter2", "nobody-here"))
+    assert cause_found.startswith(cause)
+    assert not any(secret in cause_found for secret in ("hunter2", "absent-user"))
     assert is_outage(error)
     assert ends_by_itself(error) == waits
     assert is_passing(error) or not waits
@@ -85,7 +85,7 @@ class BufferError(Exception):
 
 
 def of_server(code: str) -> Exception:
-    error = Exception("by nobody-here")
+    error = Exception("by absent-user")
     error.sqlstate = code  # type: ignore[attr-defined]
     return error
 
@@ -98,7 +98,7 @@ def internal(text: str) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "cause_found"),
     [
         (closed_because(of_server("57P01")), "the server ended the connection, or is shutting down (Exception 57P01)"),
         (closed_because(None, of_server("57P01")), "the connection was closed (ConnectionResetError)"),
@@ -109,12 +109,12 @@ def internal(text: str) -> Exception:
         ),
     ],
 )
-def test_the_real_cause_is_told_where_the_driver_hides_it(error: Exception, told: str) -> None:
+def test_the_real_cause_is_found_where_the_driver_hides_it(error: Exception, cause_found: str) -> None:
     """What was only being handled when it was raised does not count as its cause, where the error itself says why."""
-    assert cause_of(error).startswith(told)
+    assert cause_of(error).startswith(cause_found)
 
 
-def test_asyncpg_tells_why_the_server_closed_its_connection(postgresql: Database) -> None:
+def test_asyncpg_reports_why_the_server_closed_its_connection(postgresql: Database) -> None:
     async def main() -> str:
         engine = create_async_engine(postgresql.url.set(drivername="postgresql+asyncpg"))
         try:
@@ -126,12 +126,12 @@ def test_asyncpg_tells_why_the_server_closed_its_connection(postgresql: Database
             await engine.dispose()
         raise AssertionError("still connected")
 
-    told = asyncio.run(main())
+    cause_found = asyncio.run(main())
 
-    assert told == "the server ended the connection, or is shutting down (AdminShutdownError 57P01)"
+    assert cause_found == "the server ended the connection, or is shutting down (AdminShutdownError 57P01)"
 
 
-def test_asyncpg_tells_why_it_could_not_authenticate(postgresql: Database) -> None:
+def test_asyncpg_reports_why_it_could_not_authenticate(postgresql: Database) -> None:
     """A proxy that answers in a way of its own; the driver's error would be just InternalClientError."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -148,9 +148,9 @@ def test_asyncpg_tells_why_it_could_not_authenticate(postgresql: Database) -> No
             where = {"host": "127.0.0.1", "port": port, "query": {}, **SECRETS}
             return await error_of(postgresql.url.set(drivername="postgresql+asyncpg", **where))
 
-    told = cause_of(asyncio.run(main()))
+    cause_found = cause_of(asyncio.run(main()))
 
-    assert told == "the driver cannot understand the server's part of the authentication (InternalClientError)"
+    assert cause_found == "the driver cannot understand the server's part of the authentication (InternalClientError)"
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:

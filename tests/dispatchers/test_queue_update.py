@@ -54,7 +54,7 @@ MOVES: list[tuple[str, Unsettled, dict[str, Any], dict[str, Any]]] = [
         {"reason": "500", "stored": True},
     ),
     (
-        "is queued anew",
+        "is queued again",
         SendAgain(2, None, DELAY, "look again"),
         {"state": "pending", "delay": DELAY, "attempts": 0, "key_epoch": 2, "in_doubt_since": None, "maybe_sent": True},
         {"reason": "look again"},
@@ -125,15 +125,15 @@ RELEASED_WITHIN: list[tuple[dict[str, Any], str]] = [
     (
         {"outcome": read_outcome(write_outcome("no", known=Known(state="cancelled")))},
         "retry",
-    ),  # its first claimer vanished
+    ),  # its first claimer crashed
 ]
 
 
 @pytest.mark.parametrize(("fields", "state"), RELEASED_WITHIN)
-def test_what_is_handed_back_is_as_it_was_and_not_counted(fields: dict[str, Any], state: str) -> None:
+def test_what_is_released_without_an_attempt_is_as_it_was_and_not_counted(fields: dict[str, Any], state: str) -> None:
     entry = claimed(**fields)
 
-    values = queue_update(entry, Release("nobody serves it", DELAY))
+    values = queue_update(entry, Release("no adapter serves it", DELAY))
 
     assert (values.state, values.delay, values.uncounted) == (state, DELAY, 1)
     assert (values.attempts, values.maybe_sent) == (entry.attempts, entry.maybe_sent)
@@ -184,6 +184,6 @@ def test_the_databases_write_the_same_row(database: Database, ob: outbox.Outbox)
         assert (row.lease_token, row.leased_at, row.lease_until) == (None, None, None)
         assert (row.first_leased_at is None) == (values.state == "pending")
         assert row.deliveries == 1
-    told = [queue_update(entry, change).reason for entry, change in zip(entries, changes, strict=True)]
+    reasons = [queue_update(entry, change).reason for entry, change in zip(entries, changes, strict=True)]
     events = database.rows(TABLES.event)
-    assert sorted(event.reason for event in events) == sorted(reason for reason in told if reason is not None)
+    assert sorted(event.reason for event in events) == sorted(reason for reason in reasons if reason is not None)

@@ -38,7 +38,7 @@ def primary(template: Path, tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def marked_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def renewed_at_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were always a minute between two looks."""
     monkeypatch.setattr(database_identity, "IDENTITY_EVERY", timedelta(0))
 
@@ -92,7 +92,7 @@ def test_a_charge_that_a_lossy_failover_forgot_is_not_made_twice(
         standby.promote()
 
         with standby.begin() as session:
-            assert not ob.cancel(session, charge)  # nobody has noticed yet
+            assert not ob.cancel(session, charge)  # no dispatcher has noticed yet
         require_suspended(standby, ob, stripe, "the server is on timeline 00000002 instead of 00000001")
         resumed = resume(standby)
         run_once(standby, ob, adapters=adapters(stripe))
@@ -194,7 +194,7 @@ def test_a_charge_after_the_backup_is_repeated_only_while_its_key_is_known(
         resume(restored, *(["--since", since] if since else []))
         run_once(restored, ob, adapters=adapters(stripe))
 
-        if since:  # not sent, but looked for, once no earlier sender can be at work
+        if since:  # not sent, but looked up, once no earlier sender can be at work
             assert state(restored, charge) == "retry"
             age(restored, timedelta(minutes=2))
             run_once(restored, ob, adapters=adapters(stripe))
@@ -204,8 +204,8 @@ def test_a_charge_after_the_backup_is_repeated_only_while_its_key_is_known(
         assert len(stripe.ledger.charges) == 1
 
 
-@pytest.mark.usefixtures("marked_at_every_look")
-def test_the_mark_outside_the_database_shows_an_older_state_of_a_timeline(
+@pytest.mark.usefixtures("renewed_at_every_check")
+def test_the_identity_file_shows_an_older_state_of_a_timeline(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path
 ) -> None:
     identity = tmp_path / "mark"
@@ -224,7 +224,7 @@ def test_the_mark_outside_the_database_shows_an_older_state_of_a_timeline(
         assert replays(stripe) == [False, True]
 
 
-@pytest.mark.usefixtures("marked_at_every_look")
+@pytest.mark.usefixtures("renewed_at_every_check")
 def test_from_an_older_state_nothing_is_claimed_even_before_the_check(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path
 ) -> None:
@@ -309,7 +309,7 @@ def test_a_copy_for_another_deployment_never_sends_what_it_was_copied_with(
         assert len(stripe.ledger.charges) == 1
 
 
-@pytest.mark.usefixtures("marked_at_every_look")
+@pytest.mark.usefixtures("renewed_at_every_check")
 @pytest.mark.parametrize("end", [Cluster.stop, Cluster.kill], ids=["stopped", "killed"])
 def test_a_server_that_was_restarted_is_the_same(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path, end: Any

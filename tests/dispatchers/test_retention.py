@@ -116,7 +116,7 @@ def test_a_settlement_whose_entry_is_missing_goes_too(database: Database, ob: ou
 # --- records and their tombstones
 
 
-def test_a_tombstone_stands_after_its_record_while_its_entries_are_kept(database: Database, ob: outbox.Outbox) -> None:
+def test_a_tombstone_outlives_its_record_while_its_entries_are_kept(database: Database, ob: outbox.Outbox) -> None:
     request(database, ob, "retry-001", "crm.upsert", "mail.send")
     (record,) = database.records
     settle_all(database)

@@ -41,10 +41,10 @@ def wait_for_a_waiter(database: Database) -> None:
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
     with database.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:
-        wait_for(lambda: connection.scalar(waiting), "someone to wait for a lock")
+        wait_for(lambda: connection.scalar(waiting), "a transaction to wait for a lock")
 
 
-def test_an_upkeep_passes_over_what_another_is_deleting(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_a_maintenance_run_passes_over_what_another_is_deleting(postgresql: Database, ob: outbox.Outbox) -> None:
     for number in range(10):
         request(postgresql, ob, f"retry-{number}", "crm.upsert")
     settle_all(postgresql)
@@ -140,15 +140,15 @@ def test_beside_a_dispatcher_no_record_goes_before_its_entries_have_ended(
 
     def keep_cleaning() -> int:
         engine = database.new_engine()
-        buried = 0
+        tombstoned = 0
         while not stopping.is_set():
             done = clean(engine, rows_max=20)
             assert set(done) <= {"records"}
-            buried += done["records"]
-        return buried
+            tombstoned += done["records"]
+        return tombstoned
 
     with ThreadPoolExecutor(1) as pool:
-        buried = pool.submit(keep_cleaning)
+        tombstoned = pool.submit(keep_cleaning)
         try:
             settled = run_once(database, ob, adapters={"crm": MemoryAdapter()}, concurrency=10)
         finally:
@@ -156,11 +156,13 @@ def test_beside_a_dispatcher_no_record_goes_before_its_entries_have_ended(
 
     assert settled == count
     assert states(database) == {"delivered": count}
-    assert buried.result() + clean(database)["records"] == count
+    assert tombstoned.result() + clean(database)["records"] == count
     assert len(database.rows(TABLES.tombstone)) == len(database.entries) == count
 
 
-def test_an_upkeep_passes_over_a_record_whose_key_is_being_claimed(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_a_maintenance_run_passes_over_a_record_whose_key_is_being_claimed(
+    postgresql: Database, ob: outbox.Outbox
+) -> None:
     request(postgresql, ob)
     elapse(postgresql, PAST_AUDIT)
 
@@ -205,7 +207,7 @@ def test_a_claim_does_not_wait_for_the_deletion_of_its_keys_tombstone(postgresql
     assert kept(postgresql) == {"record": 1, "entry": 1, "queue": 1}
 
 
-def test_what_was_written_anew_since_it_was_looked_at_is_kept(postgresql: Database, ob: outbox.Outbox) -> None:
+def test_what_was_written_again_since_it_was_read_is_kept(postgresql: Database, ob: outbox.Outbox) -> None:
     request(postgresql, ob, "retry-001", "crm.upsert")
     settle_all(postgresql)
     elapse(postgresql, PAST_AUDIT)

@@ -1,4 +1,4 @@
-"""What one run deletes, over any mixture of ages and states: exactly what the rules, told again in plain Python, let go."""
+"""What one run deletes, over any mixture of ages and states: exactly what the rules, written again in plain Python, allow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class AnEntry:
 
 @dataclass(frozen=True)
 class World:
-    """records, tombstones: by key; a tombstone is told by how long ago its time was. entries: by id."""
+    """records, tombstones: by key; a tombstone is described by how long ago its time was. entries: by id."""
 
     records: Mapping[UUID, ARecord]
     tombstones: Mapping[UUID, timedelta]
@@ -49,7 +49,7 @@ class World:
 
 
 def after_a_run(world: World) -> World:
-    """What is left of a world, and stands in it anew."""
+    """What is left of a world, and is in it again."""
 
     def of(key: UUID) -> list[AnEntry]:
         return [entry for entry in world.entries.values() if key in (entry.parent, entry.record)]
@@ -178,12 +178,12 @@ def expected(world: World, now: datetime) -> dict[str, object]:
 
 
 def deleted(before: World, after: World) -> dict[str, int]:
-    buried = before.records.keys() - after.records.keys()
-    last = {key: [e.settled for e in before.entries.values() if key in (e.parent, e.record)] for key in buried}
-    abandoned = {key for key in buried if before.records[key].state == "leased"}
+    tombstoned = before.records.keys() - after.records.keys()
+    last = {key: [e.settled for e in before.entries.values() if key in (e.parent, e.record)] for key in tombstoned}
+    abandoned = {key for key in tombstoned if before.records[key].state == "leased"}
     stood = before.tombstones.keys() | abandoned | {key for key, ended in last.items() if ended}
     counts = {
-        "records": len(buried),
+        "records": len(tombstoned),
         "entries": len(before.entries) - len(after.entries),
         "tombstones": len(stood - after.tombstones.keys()),
     }
@@ -205,7 +205,7 @@ def check(database: Database, world: World, rows_max: int) -> None:
 
     assert found(database) == expected(left, now)
     assert done == deleted(world, left)
-    for name in ("records", "entries"):  # a dry run counts the tombstones that stand already
+    for name in ("records", "entries"):  # a dry run counts the tombstones that exist already
         assert would_delete[name] == done[name]
 
 

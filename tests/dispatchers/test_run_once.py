@@ -16,7 +16,7 @@ from dispatchers.transitions import Ending
 
 
 class LateClaims(DatabaseStore):
-    """The second exchange reaches the database late, as behind SQLite's one writer."""
+    """The second exchange reaches the database late, as it waits for SQLite's one writer."""
 
     calls = 0
 

@@ -19,96 +19,96 @@ def claimed(destination: str, queued_at: datetime = NOW) -> ClaimedEntry:
 
 
 def test_a_claim_takes_half_of_a_destinations_permits_another_the_rest() -> None:
-    turns = Scheduler(["stripe"], permits=10, permits_in_all=100)
+    scheduler = Scheduler(["stripe"], permits=10, permits_in_all=100)
 
-    assert [(quota.destination, quota.permits) for quota in turns.take(0)] == [("stripe", 5)]
-    assert [(quota.destination, quota.permits) for quota in turns.take(0)] == [("stripe", 5)]
-    assert turns.take(0) == []
-
-
-def test_slots_that_a_claim_left_empty_are_free_again() -> None:
-    turns = Scheduler(["stripe"], permits=1, permits_in_all=1)
-
-    turns.found(turns.take(0), [])
-
-    assert [quota.permits for quota in turns.take(0)] == [1]
+    assert [(quota.destination, quota.permits) for quota in scheduler.take(0)] == [("stripe", 5)]
+    assert [(quota.destination, quota.permits) for quota in scheduler.take(0)] == [("stripe", 5)]
+    assert scheduler.take(0) == []
 
 
-def test_the_slots_of_all_destinations_together_are_limited() -> None:
-    turns = Scheduler(["a", "b", "c"], permits=10, permits_in_all=7)
+def test_permits_that_a_claim_left_unused_are_free_again() -> None:
+    scheduler = Scheduler(["stripe"], permits=1, permits_in_all=1)
 
-    quotas = turns.take(0)
+    scheduler.found(scheduler.take(0), [])
+
+    assert [quota.permits for quota in scheduler.take(0)] == [1]
+
+
+def test_the_permits_of_all_destinations_together_are_limited() -> None:
+    scheduler = Scheduler(["a", "b", "c"], permits=10, permits_in_all=7)
+
+    quotas = scheduler.take(0)
 
     assert sum(quota.permits for quota in quotas) == 7
 
 
 def test_every_destination_is_asked_before_a_round_is_over() -> None:
-    turns = Scheduler(["home"], permits=1, permits_in_all=10_000)
-    turns.learn([f"d{number}" for number in range(120)])
+    scheduler = Scheduler(["home"], permits=1, permits_in_all=10_000)
+    scheduler.learn([f"d{number}" for number in range(120)])
     asked: set[str] = set()
 
-    while not turns.all_asked:
-        quotas = turns.take(0)
+    while not scheduler.all_asked:
+        quotas = scheduler.take(0)
         asked.update(quota.destination for quota in quotas)
-        turns.found(quotas, [])
+        scheduler.found(quotas, [])
 
     assert len(asked) == 121
 
 
 def test_a_destination_of_others_is_left_alone_for_a_while() -> None:
-    turns = Scheduler(["stripe"], permits=2, permits_in_all=10)
-    turns.learn(["mail"])
+    scheduler = Scheduler(["stripe"], permits=2, permits_in_all=10)
+    scheduler.learn(["mail"])
 
-    turns.leave_alone("mail", until=5.0)
+    scheduler.leave_alone("mail", until=5.0)
 
-    assert [quota.destination for quota in turns.take(4.9)] == ["stripe"]
-    assert "mail" in [quota.destination for quota in turns.take(5.0)]
+    assert [quota.destination for quota in scheduler.take(4.9)] == ["stripe"]
+    assert "mail" in [quota.destination for quota in scheduler.take(5.0)]
 
 
-def test_a_destination_that_is_shut_takes_no_slot_from_the_others() -> None:
+def test_a_destination_that_is_shut_takes_no_permit_from_the_others() -> None:
     shut = {"dead": 5.0}
-    turns = Scheduler(["dead", "stripe"], permits=10, permits_in_all=10, shut_until=shut)
+    scheduler = Scheduler(["dead", "stripe"], permits=10, permits_in_all=10, shut_until=shut)
 
-    assert [(quota.destination, quota.permits) for quota in turns.take(4.9)] == [("stripe", 5)]
-    assert turns.all_asked
-    assert [(quota.destination, quota.permits) for quota in turns.take(5.0)] == [("dead", 5)]
+    assert [(quota.destination, quota.permits) for quota in scheduler.take(4.9)] == [("stripe", 5)]
+    assert scheduler.all_asked
+    assert [(quota.destination, quota.permits) for quota in scheduler.take(5.0)] == [("dead", 5)]
 
 
-def test_a_destination_with_a_concurrency_of_its_own_has_so_many_slots() -> None:
-    turns = Scheduler(["mail", "stripe"], permits=10, permits_in_all=100, permits_of={"mail": 1, "stripe": 30})
+def test_a_destination_with_a_concurrency_of_its_own_has_so_many_permits() -> None:
+    scheduler = Scheduler(["mail", "stripe"], permits=10, permits_in_all=100, permits_of={"mail": 1, "stripe": 30})
 
-    quotas = [(quota.destination, quota.permits) for _ in range(3) for quota in turns.take(0)]
+    quotas = [(quota.destination, quota.permits) for _ in range(3) for quota in scheduler.take(0)]
 
     assert sorted(quotas) == [("mail", 1), ("stripe", 15), ("stripe", 15)]
 
 
 def test_the_hint_follows_the_latest_due_time_with_slack_until_a_sweep() -> None:
-    turns = Scheduler(["stripe"], permits=4, permits_in_all=10)
+    scheduler = Scheduler(["stripe"], permits=4, permits_in_all=10)
 
-    turns.found(turns.take(0), [claimed("stripe", NOW), claimed("stripe", NOW - timedelta(hours=1))])
-    assert [quota.due_from for quota in turns.take(0)] == [NOW - DUE_FROM_SLACK]
-    turns.learn(["stripe"])
+    scheduler.found(scheduler.take(0), [claimed("stripe", NOW), claimed("stripe", NOW - timedelta(hours=1))])
+    assert [quota.due_from for quota in scheduler.take(0)] == [NOW - DUE_FROM_SLACK]
+    scheduler.learn(["stripe"])
 
-    assert turns._due_from.get("stripe", EPOCH) == EPOCH
+    assert scheduler._due_from.get("stripe", EPOCH) == EPOCH
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60), st.integers(1, 9), st.integers(1, 20))
-def test_no_history_gives_out_more_slots_than_there_are(
+def test_no_history_gives_out_more_permits_than_there_are(
     moves: list[tuple[int, int]], permits: int, in_all: int
 ) -> None:
-    turns = Scheduler(["a", "b", "c"], permits=permits, permits_in_all=in_all)
+    scheduler = Scheduler(["a", "b", "c"], permits=permits, permits_in_all=in_all)
     asked, under_way = [], []
 
     for move, number in moves:
         if move == 0:
-            asked.append(turns.take(0))
+            asked.append(scheduler.take(0))
         elif move == 1 and asked:
             quotas = asked.pop(number % len(asked))
             entries = [claimed(quota.destination) for quota in quotas for _ in range(min(quota.permits, number))]
-            turns.found(quotas, entries)
+            scheduler.found(quotas, entries)
             under_way += entries
         elif move == 2 and under_way:
-            turns.give_back(under_way.pop(number % len(under_way)).destination)
+            scheduler.give_back(under_way.pop(number % len(under_way)).destination)
         taken = [quota.destination for quotas in asked for quota in quotas for _ in range(quota.permits)]
         taken += [entry.destination for entry in under_way]
         assert all(taken.count(name) <= permits for name in "abc")

@@ -1,4 +1,4 @@
-"""The permits of a destination that its dispatchers share: never more sends at once than there are permits, whoever sends.
+"""The permits of a destination that its dispatchers share: never more sends at once than permits.
 
 Each dispatcher here has connections of its own, as a process would.
 """
@@ -84,7 +84,7 @@ def test_permits_without_news_are_free_when_their_lease_ends_not_sooner() -> Non
     assert admitted(state, THREE, NOW + LEASE, 50) == 3
 
 
-def test_what_has_come_free_leaves_no_trace_behind() -> None:
+def test_what_has_come_free_leaves_no_trace() -> None:
     state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
 
     later = claimed(state, THREE, NOW + LEASE, 1, SECOND_ONE, LEASE)
@@ -93,7 +93,7 @@ def test_what_has_come_free_leaves_no_trace_behind() -> None:
     assert heard(later, News(left={SECOND_ONE: 0}), THREE, NOW + LEASE).permits_taken == ()
 
 
-def test_news_of_a_claims_end_told_twice_or_late_change_nothing() -> None:
+def test_news_of_a_claims_end_reported_twice_or_late_change_nothing() -> None:
     state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
     one_left = heard(state, News(left={FIRST: 1}), THREE, NOW)
 
@@ -103,10 +103,10 @@ def test_news_of_a_claims_end_told_twice_or_late_change_nothing() -> None:
     assert heard(none_left, News(left={FIRST: 1}), THREE, NOW) == none_left
 
 
-def test_of_news_told_together_what_is_left_last_counts() -> None:
-    told = News(left={FIRST: 2, SECOND_ONE: 1}).then(News(left={FIRST: 1}))
+def test_of_news_reported_together_what_is_left_last_counts() -> None:
+    reported = News(left={FIRST: 2, SECOND_ONE: 1}).then(News(left={FIRST: 1}))
 
-    assert told.left == {FIRST: 1, SECOND_ONE: 1}
+    assert reported.left == {FIRST: 1, SECOND_ONE: 1}
 
 
 def test_a_smaller_limit_counts_what_was_taken_under_a_larger_one() -> None:
@@ -116,14 +116,14 @@ def test_a_smaller_limit_counts_what_was_taken_under_a_larger_one() -> None:
     assert admitted(heard(state, News(left={FIRST: 2}), THREE, NOW), THREE, NOW, 50) == 1
 
 
-def test_without_a_slot_it_is_worth_asking_again_soon_but_not_at_once() -> None:
+def test_without_a_permit_it_is_worth_asking_again_soon_but_not_at_once() -> None:
     state = claimed(CALM, THREE, NOW, 3, FIRST, LEASE)
 
     assert opens_at(state, THREE, NOW) == NOW + PERMITS_WAIT
     assert opens_at(claimed(CALM, THREE, NOW, 2, FIRST, LEASE), THREE, NOW) is None
 
 
-def test_a_claim_gets_what_both_rate_and_slots_leave() -> None:
+def test_a_claim_gets_what_both_rate_and_permits_leave() -> None:
     both = Limits(concurrency_in_all=3, rate=1, burst=2)
 
     assert admitted(CALM, both, NOW, 50) == 2
@@ -133,7 +133,7 @@ def test_a_claim_gets_what_both_rate_and_slots_leave() -> None:
     assert admitted(once, both, NOW + 2 * SECOND, 50) == 1
 
 
-def test_a_probe_needs_a_slot_too() -> None:
+def test_a_probe_needs_a_permit_too() -> None:
     limits = Limits(concurrency_in_all=3, breaker=Breaker(failures=1, wait=SECOND))
     state = heard(claimed(CALM, limits, NOW, 3, FIRST, LEASE), News(failures=1), limits, NOW)
 
@@ -145,17 +145,17 @@ def test_a_probe_needs_a_slot_too() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["claim", "end", "tell", "tell again", "crash"]), st.integers(0, 9), st.floats(0, 20)
+            st.sampled_from(["claim", "end", "tell", "report again", "crash"]), st.integers(0, 9), st.floats(0, 20)
         ),
         max_size=40,
     )
 )
-def test_no_history_sees_more_sends_at_once_than_there_are_slots(history: list[tuple[str, int, float]]) -> None:
-    """`under_way`: how many sends of each claim really are, and until when its lease lasts; told is what anyone ever said."""
+def test_no_history_sees_more_sends_at_once_than_there_are_permits(history: list[tuple[str, int, float]]) -> None:
+    """`under_way`: how many sends of each claim really are, and until when its lease lasts; reported is all news so far."""
     state, now = CALM, NOW
     under_way: dict[UUID, tuple[int, datetime]] = {}
     gone: set[UUID] = set()
-    told: list[News] = []
+    reported: list[News] = []
     for number, (move, chosen, pause_seconds) in enumerate(history):
         now += timedelta(seconds=pause_seconds)
         living = [token for token, (sends, until) in under_way.items() if token not in gone and sends and until > now]
@@ -165,11 +165,11 @@ def test_no_history_sees_more_sends_at_once_than_there_are_slots(history: list[t
             under_way[UUID(int=number)] = entries, now + LEASE
         elif move in ("end", "tell") and token is not None:
             under_way[token] = under_way[token][0] - 1, under_way[token][1]
-            told.append(News(left={token: under_way[token][0]}))
+            reported.append(News(left={token: under_way[token][0]}))
             if move == "tell":
-                state = heard(state, told[-1], THREE, now)
-        elif move == "tell again" and told:
-            state = heard(state, told[chosen % len(told)], THREE, now)
+                state = heard(state, reported[-1], THREE, now)
+        elif move == "report again" and reported:
+            state = heard(state, reported[chosen % len(reported)], THREE, now)
         elif move == "crash" and token is not None:
             gone.add(token)
         assert sum(sends for sends, until in under_way.values() if until > now) <= 3
@@ -192,25 +192,25 @@ def taken_of(database: Database) -> tuple[Taken, ...]:
     return next((on_record(row.permits_taken) for row in database.rows(TABLES.destination) if row.name == "crm"), ())
 
 
-def claim_slots(store: DatabaseStore, *, permits: int = 50, **flow_update: Any) -> Exchange:
+def claim_permits(store: DatabaseStore, *, permits: int = 50, **flow_update: Any) -> Exchange:
     """What a dispatcher with this limit asks for."""
     given: dict[str, Any] = {"news": {}, "decided": frozenset({"crm"}), "limits": THREE_OF_CRM}
     request = claim_request(quota(permits=permits), flow_update=FlowUpdate(**given | flow_update), lease=HOUR)
     return asyncio.run(store.exchange([], request))
 
 
-def held_by_another(database: Database, ob: outbox.Outbox) -> tuple[DatabaseStore, list[ClaimedEntry]]:
+def claimed_by_another(database: Database, ob: outbox.Outbox) -> tuple[DatabaseStore, list[ClaimedEntry]]:
     """All three permits, for an hour: as by a dispatcher that hangs, or was killed."""
     other = DatabaseStore(database.new_engine(), ob.configuration)
-    held: list[ClaimedEntry] = []
-    while len(held) < 3:  # PostgreSQL takes them in powers of two
-        held += claim_slots(other).claimed
-    return other, held
+    entries: list[ClaimedEntry] = []
+    while len(entries) < 3:  # PostgreSQL takes them in powers of two
+        entries += claim_permits(other).claimed
+    return other, entries
 
 
-def tell_ends(store: DatabaseStore, held: list[ClaimedEntry]) -> None:
-    left = {"crm": News(left={entry.lease_token: 0 for entry in held})}
-    claim_slots(store, permits=0, news=left, decided=frozenset())
+def report_ends(store: DatabaseStore, entries: list[ClaimedEntry]) -> None:
+    left = {"crm": News(left={entry.lease_token: 0 for entry in entries})}
+    claim_permits(store, permits=0, news=left, decided=frozenset())
 
 
 def work(database: Database, ob: outbox.Outbox, adapter: Any, **settings: Any) -> int:
@@ -253,7 +253,7 @@ def test_dispatchers_that_claim_at_once_keep_to_it_too(database: Database, ob: o
         asyncio.run(store.destinations())  # connected, so that all come at once
         barrier.wait()
         limits = {"crm": Limits(concurrency_in_all=7)}
-        return sum(len(claim_slots(store, permits=4, limits=limits).claimed) for _ in range(6))
+        return sum(len(claim_permits(store, permits=4, limits=limits).claimed) for _ in range(6))
 
     with ThreadPoolExecutor(len(stores)) as threads:
         found = list(threads.map(claim_until_none, stores))
@@ -264,7 +264,7 @@ def test_dispatchers_that_claim_at_once_keep_to_it_too(database: Database, ob: o
 
 def test_who_finds_no_permit_gets_a_dead_dispatchers_when_its_lease_ends(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=10)
-    held_by_another(database, ob)
+    claimed_by_another(database, ob)
     crm = MemoryAdapter()
 
     assert work(database, ob, crm) == 0
@@ -277,8 +277,8 @@ def test_who_finds_no_permit_gets_a_dead_dispatchers_when_its_lease_ends(databas
     assert taken_of(database) == ()
 
 
-def test_what_is_given_up_at_once_keeps_its_slots(database: Database, ob: outbox.Outbox) -> None:
-    """Nobody knows what the service makes of it: as after a crash."""
+def test_what_is_given_up_at_once_keeps_its_permits(database: Database, ob: outbox.Outbox) -> None:
+    """The outcome is unknown, as after a crash."""
     put(database, ob, count=10)
     crm = Blocking()
 
@@ -297,7 +297,7 @@ def test_what_is_given_up_at_once_keeps_its_slots(database: Database, ob: outbox
     assert work(database, ob, MemoryAdapter()) == 0
 
 
-def test_a_dispatcher_uses_its_own_slots_again_at_once(
+def test_a_dispatcher_uses_its_own_permits_again_at_once(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.flow_control.state.PERMITS_WAIT", HOUR)
@@ -312,7 +312,7 @@ def test_a_dispatcher_that_waits_takes_what_another_frees_and_asks_seldom(
     database: Database, ob: outbox.Outbox
 ) -> None:
     put(database, ob, count=4)
-    other, held = held_by_another(database, ob)
+    other, entries = claimed_by_another(database, ob)
     crm = MemoryAdapter()
     passed: list[float] = []
 
@@ -332,7 +332,7 @@ def test_a_dispatcher_that_waits_takes_what_another_frees_and_asks_seldom(
         await until_true(lambda: store.exchanges >= before + 8)  # two loops, which ask again and again
         passed.append(asyncio.get_running_loop().time() - began)
         assert crm.deliveries == []
-        await asyncio.to_thread(tell_ends, other, held)
+        await asyncio.to_thread(report_ends, other, entries)
         await pump
 
     asyncio.run(main())
@@ -352,7 +352,7 @@ def test_what_settles_with_a_callback_frees_its_permit_before_the_end(database: 
 
 
 @pytest.mark.parametrize("drains", [False, True], ids=["run_once", "a drain"])
-def test_slots_that_cannot_be_freed_at_once_are_freed_a_moment_later(
+def test_permits_that_cannot_be_freed_at_once_are_freed_a_moment_later(
     postgresql: Database, ob: outbox.Outbox, drains: bool
 ) -> None:
     """Another dispatcher is just deciding about the destination."""
@@ -380,7 +380,7 @@ def test_slots_that_cannot_be_freed_at_once_are_freed_a_moment_later(
     assert taken_of(postgresql) == ()
 
 
-def test_a_process_that_locks_a_destinations_row_keeps_nobody_from_ending(
+def test_a_process_that_locks_a_destinations_row_lets_the_others_end(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.pipeline.claim_loops.PERMIT_REPORTS_MAX", 2)
@@ -398,7 +398,7 @@ def test_a_process_that_locks_a_destinations_row_keeps_nobody_from_ending(
     assert [each.permits for each in taken_of(postgresql)] == [1]  # until its lease ends
 
 
-def test_a_breaker_a_rate_and_a_pause_hold_back_what_has_a_slot(database: Database, ob: outbox.Outbox) -> None:
+def test_a_breaker_a_rate_and_a_pause_delay_what_has_a_permit(database: Database, ob: outbox.Outbox) -> None:
     limits = {"crm": Limits(concurrency_in_all=1, breaker=Breaker(failures=3, wait=HOUR, wait_max=HOUR))}
     put(database, ob, count=10)
     crm = MemoryAdapter([Unknown("HTTP 500")] * 3)
@@ -430,9 +430,9 @@ def test_a_successful_probe_frees_its_permit_and_lets_everything_through(databas
     assert states(database) == {"delivered": 6}
 
 
-def test_a_resumption_frees_no_slot_of_what_is_being_sent(database: Database, ob: outbox.Outbox) -> None:
+def test_a_resumption_frees_no_permit_of_what_is_being_sent(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=6)
-    held_by_another(database, ob)
+    claimed_by_another(database, ob)
     with database.engine.begin() as connection:
         pause(connection, TABLES, "crm", actor="ada")
         resume(connection, TABLES, "crm", actor="ada")
@@ -442,7 +442,7 @@ def test_a_resumption_frees_no_slot_of_what_is_being_sent(database: Database, ob
 
 def test_a_dispatcher_without_the_limit_neither_counts_nor_is_counted(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=6)
-    held_by_another(database, ob)
+    claimed_by_another(database, ob)
     before = taken_of(database)
 
     assert work(database, ob, MemoryAdapter(), limits={}) == 3

@@ -33,7 +33,7 @@ def shown(database: Database, id: Any) -> Any:
 
 def test_what_no_dispatcher_has_served_for_a_minute_is_cancelled_at_once(database: Database, ob: outbox.Outbox) -> None:
     typo = put_one(database, ob, TYPO, ordering_key="order:1")
-    behind = put_one(database, ob, "mail.send", ordering_key="order:1")
+    follower = put_one(database, ob, "mail.send", ordering_key="order:1")
     others(database, ob)
     later = put_one(database, ob, TYPO)  # which that dispatcher does not claim any more
     served = put_one(database, ob, "mail.send")
@@ -42,26 +42,28 @@ def test_what_no_dispatcher_has_served_for_a_minute_is_cancelled_at_once(databas
 
     for id, at_once in ((later, True), (young, False), (served, False)):
         assert document("cancel", str(id), database=database)["settled"] == at_once
-    told = succeeded("cancel", str(typo), "--reason", "a slip", database=database)
+    printed = succeeded("cancel", str(typo), "--reason", "a slip", database=database)
 
-    assert told == f"entry {typo} is cancelled: no dispatcher serves it\n"
+    assert printed == f"entry {typo} is cancelled: no dispatcher serves it\n"
     settled = settlement_row(database, typo)
     assert (settled.state, settled.reason, settled.deliveries, settled.attempts) == ("cancelled", "a slip", 0, 0)
     assert shown(database, typo)["events"][0]["reason"] == "a slip"
     assert others(database, ob) == 2  # and the cancellation of what it serves
-    assert state(database, behind) == "delivered"
+    assert state(database, follower) == "delivered"
 
 
-def test_a_cancellation_nobody_serves_is_settled_by_any_after_a_minute(database: Database, ob: outbox.Outbox) -> None:
+def test_a_cancellation_no_adapter_serves_is_settled_by_any_after_a_minute(
+    database: Database, ob: outbox.Outbox
+) -> None:
     id = put_one(database, ob, TYPO)
 
-    told = document("cancel", str(id), "--reason", "a slip", database=database)
+    printed = document("cancel", str(id), "--reason", "a slip", database=database)
     others(database, ob)
     waits = state(database, id)
     age(database, MINUTES)
     others(database, ob)
 
-    assert (told["settled"], waits, state(database, id)) == (False, "pending", "cancelled")
+    assert (printed["settled"], waits, state(database, id)) == (False, "pending", "cancelled")
     assert settlement_row(database, id).reason == "a slip"
 
 

@@ -1,4 +1,4 @@
-"""Entries that a process does not serve cost it next to nothing, and delay nobody: it passes over them."""
+"""Entries that a process does not serve cost it next to nothing, and delay no other entry: it passes over them."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -58,7 +58,7 @@ def test_a_backlog_that_is_not_served_is_not_written_to_again_and_again(
 
 
 @pytest.mark.parametrize("newer", [False, True], ids=["another operation", "a newer release's"])
-def test_what_is_served_goes_out_behind_a_backlog_that_is_not(
+def test_what_is_served_goes_out_after_a_backlog_that_is_not(
     database: Database, ob: outbox.Outbox, newer: bool
 ) -> None:
     put(database, ob, "crm.upsert" if newer else "crm.gone", count=300)
@@ -140,12 +140,12 @@ def test_a_decision_that_others_are_to_carry_out_first_is_looked_at_seldom(
 
 
 def test_a_destination_with_unserved_entries_is_read_whole_only_at_times() -> None:
-    turns = Scheduler(["crm"], permits=10, permits_in_all=100)
-    turns.pass_over("crm.gone", "crm")
+    scheduler = Scheduler(["crm"], permits=10, permits_in_all=100)
+    scheduler.pass_over("crm.gone", "crm")
 
     def asked(now: float) -> timedelta | None:
-        (quota,) = turns.take(now)
-        turns.found([quota], [])
+        (quota,) = scheduler.take(now)
+        scheduler.found([quota], [])
         return quota.recent
 
     seen = [asked(100.0), asked(101.0), asked(100.0 + UNSERVED_SECONDS)]
@@ -154,32 +154,32 @@ def test_a_destination_with_unserved_entries_is_read_whole_only_at_times() -> No
 
 
 def test_a_destination_that_serves_all_it_has_is_always_read_whole() -> None:
-    turns = Scheduler(["crm"], permits=10, permits_in_all=100)
+    scheduler = Scheduler(["crm"], permits=10, permits_in_all=100)
 
-    assert turns.unserved is None
+    assert scheduler.unserved is None
     for now in (100.0, 101.0):
-        (quota,) = turns.take(now)
-        turns.found([quota], [])
+        (quota,) = scheduler.take(now)
+        scheduler.found([quota], [])
         assert quota.recent is None
 
 
 def test_a_claim_that_failed_is_no_read_of_all_that_is_due() -> None:
-    turns = Scheduler(["crm"], permits=10, permits_in_all=100)
-    (early,) = turns.take(100.0)  # before anything unserved was met
-    turns.pass_over("crm.gone", "crm")
-    turns.give_all_back([early])
-    (failed,) = turns.take(100.0)
-    turns.give_all_back([failed])
+    scheduler = Scheduler(["crm"], permits=10, permits_in_all=100)
+    (early,) = scheduler.take(100.0)  # before anything unserved was met
+    scheduler.pass_over("crm.gone", "crm")
+    scheduler.give_all_back([early])
+    (failed,) = scheduler.take(100.0)
+    scheduler.give_all_back([failed])
 
-    (quota,) = turns.take(101.0)
+    (quota,) = scheduler.take(101.0)
     assert quota.recent is None
 
 
 def test_a_claim_from_before_anything_unserved_is_no_full_read() -> None:
-    turns = Scheduler(["crm"], permits=10, permits_in_all=100)
-    (early,) = turns.take(100.0)
-    turns.pass_over("crm.gone", "crm")
-    turns.found([early], [])
+    scheduler = Scheduler(["crm"], permits=10, permits_in_all=100)
+    (early,) = scheduler.take(100.0)
+    scheduler.pass_over("crm.gone", "crm")
+    scheduler.found([early], [])
 
-    (quota,) = turns.take(101.0)
+    (quota,) = scheduler.take(101.0)
     assert quota.recent is None

@@ -1,4 +1,4 @@
-"""What cannot be sent here is told once a minute for each operation, and it is seen that it waits."""
+"""What cannot be sent here is logged once a minute for each operation, and status shows that it waits."""
 
 import asyncio
 from datetime import timedelta
@@ -22,45 +22,45 @@ def unserved(operation: str = "crm.upsert") -> ClaimedEntry:
     return claimed("crm")._replace(operation=operation)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if " waits: " in record.getMessage()]
 
 
-def test_many_entries_of_one_operation_are_told_of_once(
+def test_many_entries_of_one_operation_are_logged_once(
     database: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(database, ob, count=80)
 
     run_once(database, ob, adapters={"crm.other": MemoryAdapter()})
 
-    (line,) = told(caplog)
+    (line,) = logged(caplog)
     assert line.endswith(" (crm.upsert) waits: no adapter here serves it")
 
 
-def test_after_a_minute_it_is_told_again_with_how_many_there_were(caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_minute_it_is_logged_again_with_how_many_there_were(caplog: pytest.LogCaptureFixture) -> None:
     now = 1000.0
     reports = UnservedLog(lambda: now)
     first, second = unserved(), unserved()
     for entry in (first, second, first, second, unserved()):
-        reports.leave(entry, "nobody serves it")
-    reports.leave(unserved("mail.send"), "nobody serves it")
+        reports.leave(entry, "no adapter serves it")
+    reports.leave(unserved("mail.send"), "no adapter serves it")
 
     now += REPORT_SECONDS
-    reports.leave(first, "nobody serves it")
+    reports.leave(first, "no adapter serves it")
 
-    assert told(caplog) == [
-        f"entry {first.id} (crm.upsert) waits: nobody serves it",
-        told(caplog)[1],
-        f"entry {first.id} (crm.upsert) waits: nobody serves it; 2 more entries of this operation wait too",
+    assert logged(caplog) == [
+        f"entry {first.id} (crm.upsert) waits: no adapter serves it",
+        logged(caplog)[1],
+        f"entry {first.id} (crm.upsert) waits: no adapter serves it; 2 more entries of this operation wait too",
     ]
-    assert "(mail.send)" in told(caplog)[1]
+    assert "(mail.send)" in logged(caplog)[1]
 
 
 def test_operations_without_number_do_not_fill_the_memory() -> None:
     reports = UnservedLog(lambda: 0.0)
 
     for number in range(3 * OPERATIONS_MAX):
-        reports.leave(unserved(f"crm.n{number}"), "nobody serves it")
+        reports.leave(unserved(f"crm.n{number}"), "no adapter serves it")
 
     assert len(reports._reports) <= OPERATIONS_MAX
 
@@ -69,9 +69,7 @@ def lags(database: Database, ob: outbox.Outbox) -> dict[str, timedelta]:
     return asyncio.run(report_lag(DatabaseStore(database.engine, ob.configuration).run, TABLES))
 
 
-def test_what_is_handed_back_again_and_again_has_been_waiting_all_the_time(
-    database: Database, ob: outbox.Outbox
-) -> None:
+def test_what_is_released_again_and_again_has_been_waiting_all_the_time(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=3)
     put(database, ob, "mail.send", due=2 * HOUR)
     for _ in range(3):

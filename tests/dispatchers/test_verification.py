@@ -1,4 +1,4 @@
-"""`outbox verify`: silent about what the library wrote, and finding each way in which a row can break a promise."""
+"""`outbox verify`: silent about what the library wrote, and finding each way in which a row can break an invariant."""
 
 import json
 from collections.abc import Callable
@@ -33,11 +33,11 @@ def test_what_the_library_wrote_breaks_no_rule(database: Database, ob: outbox.Ou
     put_suspended(database, ob)
     put_ended(database, ob)
 
-    told = document("verify", database=database, OUTBOX_SECRET=SECRET_TEXT)
+    report = document("verify", database=database, OUTBOX_SECRET=SECRET_TEXT)
 
-    assert told["is_clean"]
-    assert told["without_secret"] == 0
-    assert [verdict["violations"] for verdict in told["verdicts"]] == [[]] * len(told["verdicts"])
+    assert report["is_clean"]
+    assert report["without_secret"] == 0
+    assert [verdict["violations"] for verdict in report["verdicts"]] == [[]] * len(report["verdicts"])
 
 
 def _set(table: sa.Table, **values: object) -> Harm:
@@ -131,7 +131,9 @@ def test_an_end_before_the_enqueueing_is_named(postgresql: Database, ob: outbox.
     assert set(verdicts(postgresql)) == {"in order"}
 
 
-def test_without_the_secret_the_keys_are_not_checked_and_that_is_told(database: Database, ob: outbox.Outbox) -> None:
+def test_without_the_secret_the_keys_are_not_checked_and_that_is_reported(
+    database: Database, ob: outbox.Outbox
+) -> None:
     put(database, ob, count=2)
 
     result = command("verify", database=database)
@@ -140,12 +142,12 @@ def test_without_the_secret_the_keys_are_not_checked_and_that_is_told(database: 
     assert result.stdout.endswith("2 entries; the keys of 2 were not checked: their secrets are not in OUTBOX_SECRET\n")
 
 
-def test_many_violations_are_cut_and_that_is_told(database: Database, ob: outbox.Outbox) -> None:
+def test_many_violations_are_cut_and_that_is_reported(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, count=101)
     with database.engine.begin() as connection:
         connection.execute(TABLES.queue.delete())
 
-    told: dict[str, Any] = json.loads(command("verify", "--json", database=database).stdout)
+    report: dict[str, Any] = json.loads(command("verify", "--json", database=database).stdout)
 
-    (kept,) = [verdict for verdict in told["verdicts"] if verdict["rule"] == "kept"]
+    (kept,) = [verdict for verdict in report["verdicts"] if verdict["rule"] == "kept"]
     assert (len(kept["violations"]), kept["has_more"]) == (100, True)

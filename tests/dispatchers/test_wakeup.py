@@ -361,7 +361,7 @@ def test_a_listener_that_hears_nothing_is_not_relied_on(caplog: pytest.LogCaptur
 CRM, MAIL = frozenset({("crm", "crm.upsert")}), frozenset({("mail", "mail.send")})
 
 
-def test_a_hint_in_vain_makes_the_next_ones_wait_for_each_other() -> None:
+def test_a_hint_without_result_makes_the_next_ones_wait_for_each_other() -> None:
     async def main() -> None:
         now = 100.0
         woken = Wakeup(None, serves=lambda operation: True, poll=1.0, clock=lambda: now)
@@ -385,7 +385,7 @@ def test_a_hint_in_vain_makes_the_next_ones_wait_for_each_other() -> None:
     asyncio.run(main())
 
 
-def test_a_hint_of_what_others_serve_wakes_nobody_here() -> None:
+def test_a_hint_of_what_others_serve_wakes_no_dispatcher_here() -> None:
     async def main() -> None:
         woken = Wakeup(None, serves=lambda operation: operation == "crm.upsert", poll=1.0, clock=lambda: 0.0)
         woken.begin()

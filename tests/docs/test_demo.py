@@ -39,7 +39,7 @@ def count(output: str, words: str) -> int:
 
 def check_that_one_was_resolved(output: str) -> None:
     """If there is anything uncertain to show it on, which chance decides."""
-    if "Nothing is uncertain: there is nothing for a person to look at." in output:
+    if "Nothing is uncertain: there is nothing for an operator to look at." in output:
         return
     typed = re.search(r"\n\$ outbox resolve (\S+) --(happened|did-not-happen) --reason ", output)
     assert typed, output
@@ -48,7 +48,7 @@ def check_that_one_was_resolved(output: str) -> None:
     assert f"\nentry {id}: {did}; a running dispatcher will settle it, callbacks included\n" in output
     settled = "delivered" if verdict == "happened" else "failed"
     assert re.search(rf"\n  its (charge|receipt) is now {settled}\n", output), output
-    assert f"{id}" in output.partition("Settled by a person's word, as shown:")[2]
+    assert f"{id}" in output.partition("Settled by an operator's decision, as shown:")[2]
 
 
 def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten() -> None:
@@ -94,7 +94,7 @@ def count_of_failed(output: str, column: int) -> int:
     return counts(output, words)[column] if words in output else 0
 
 
-def test_a_killed_demo_leaves_no_folder_behind() -> None:
+def test_a_killed_demo_leaves_no_folder() -> None:
     program = (
         "import time\n"
         "from examples.demo.folder import temporary_folder\n"

@@ -19,7 +19,7 @@ class Evidence:
     """Of two orders, A and B, with which all went well. charge, receipt: what the outbox says of B's entries."""
 
     orders: int = 2
-    promises: Sequence[Promise] = (ordered("A"), ordered("B"))
+    responses: Sequence[Promise] = (ordered("A"), ordered("B"))
     charges: Sequence[Effect] = (charge("A"), charge("B"))
     mails: Sequence[Mail] = (mail("A"), mail("B"))
     charge: Sequence[str] = ("delivered",)
@@ -31,7 +31,7 @@ class Evidence:
         said_of_b = [charging("B", state) for state in self.charge] + [mailing("B", state) for state in self.receipt]
         return audit(
             orders=self.orders,
-            promises=self.promises,
+            promises=self.responses,
             charges=self.charges,
             mails=self.mails,
             statements={"A": [charging("A", "delivered"), mailing("A", "delivered")], "B": said_of_b},
@@ -45,7 +45,7 @@ ONLY_A = Evidence(charges=(charge("A"),), mails=(mail("A"),), receipt=(), paid=(
 
 UNMAILED = Evidence(mails=(mail("A"),))
 STORED_500 = Excuses(stored_500={"charge-B"})
-STRUCK = Excuses(struck={charge_id("B"), receipt_id("B")})
+KILLED = Excuses(struck={charge_id("B"), receipt_id("B")})
 DECIDED = Excuses(decided={charge_id("B"), receipt_id("B")})
 UNSURE = {"charge": ("uncertain",), "excuses": STORED_500}
 
@@ -58,20 +58,22 @@ UNSURE = {"charge": ("uncertain",), "excuses": STORED_500}
         pytest.param(
             replace(ONLY_A, charges=Evidence.charges, **UNSURE), id="a charge is uncertain, and happened once"
         ),
-        pytest.param(replace(ONLY_A, charge=("failed",), excuses=DECIDED), id="a person found that it did not happen"),
-        pytest.param(Evidence(receipt=("uncertain",), excuses=STRUCK), id="a kill struck a mail that was accepted"),
         pytest.param(
-            replace(UNMAILED, receipt=("uncertain",), excuses=STRUCK), id="a kill struck a mail before it left"
+            replace(ONLY_A, charge=("failed",), excuses=DECIDED), id="an operator found that it did not happen"
+        ),
+        pytest.param(Evidence(receipt=("uncertain",), excuses=KILLED), id="a kill struck a mail that was accepted"),
+        pytest.param(
+            replace(UNMAILED, receipt=("uncertain",), excuses=KILLED), id="a kill struck a mail before it left"
         ),
         pytest.param(
             Evidence(mails=(mail("A"), mail("B", reply_lost=True)), receipt=("uncertain",)),
             id="a mail's reply was lost",
         ),
         pytest.param(
-            replace(UNMAILED, receipt=("failed",), excuses=DECIDED), id="a person found that no mail was sent"
+            replace(UNMAILED, receipt=("failed",), excuses=DECIDED), id="an operator found that no mail was sent"
         ),
         pytest.param(
-            Evidence(orders=0, promises=(), charges=(), mails=(), paid=()),
+            Evidence(orders=0, responses=(), charges=(), mails=(), paid=()),
             id="no orders at all",
         ),
     ],
@@ -122,7 +124,7 @@ def test_an_audit_passes_when_ledgers_outbox_and_shop_agree(evidence: Evidence) 
             id="a charge is uncertain for no reason",
         ),
         pytest.param(
-            replace(ONLY_A, charge=("uncertain",), excuses=STRUCK),
+            replace(ONLY_A, charge=("uncertain",), excuses=KILLED),
             "order B: uncertain, and the payment service has stored no 500 for it",
             id="a kill is no reason for a charge, whose key is remembered",
         ),
@@ -132,7 +134,7 @@ def test_an_audit_passes_when_ledgers_outbox_and_shop_agree(evidence: Evidence) 
         pytest.param(
             replace(ONLY_A, charges=Evidence.charges, charge=("failed",), excuses=DECIDED),
             "order B: failed, and charged 1 times",
-            id="a person said that it did not happen, and it did",
+            id="an operator decided that it did not happen, and it did",
         ),
         pytest.param(
             replace(ONLY_A, charge=("pending",)), "order B: pending, and charged 0 times", id="a charge was never sent"
@@ -155,7 +157,7 @@ def test_an_audit_passes_when_ledgers_outbox_and_shop_agree(evidence: Evidence) 
         pytest.param(
             Evidence(charges=(*Evidence.charges, charge("C"))),
             "order C: charged 1 times, and no client knows of it",
-            id="a charge for an order of nobody",
+            id="a charge for an order that does not exist",
         ),
         pytest.param(
             Evidence(charges=(*Evidence.charges, charge("", metadata={}))),
@@ -180,7 +182,7 @@ def test_an_audit_names_what_is_wrong_with_a_charge(evidence: Evidence, problem:
             id="one is mailed twice",
         ),
         pytest.param(
-            Evidence(mails=(*Evidence.mails, mail("B")), receipt=("uncertain",), excuses=STRUCK),
+            Evidence(mails=(*Evidence.mails, mail("B")), receipt=("uncertain",), excuses=KILLED),
             "order B: receipt uncertain, and mailed 2 times",
             id="uncertain, and mailed twice",
         ),
@@ -196,7 +198,7 @@ def test_an_audit_names_what_is_wrong_with_a_charge(evidence: Evidence, problem:
         pytest.param(
             Evidence(receipt=("failed",), excuses=DECIDED),
             "order B: receipt failed, and mailed 1 times",
-            id="a person said that it was not mailed, and it was",
+            id="an operator decided that it was not mailed, and it was",
         ),
         pytest.param(
             Evidence(receipt=("uncertain",)),
@@ -216,17 +218,17 @@ def test_an_audit_names_what_is_wrong_with_a_charge(evidence: Evidence, problem:
         pytest.param(
             replace(ONLY_A, charges=Evidence.charges, mails=Evidence.mails, **UNSURE),
             "order B: receipt without an entry, and mailed 1 times",
-            id="a mail that nobody enqueued",
+            id="a mail that was not enqueued",
         ),
         pytest.param(
             Evidence(mails=(mail("A"), mail("B", recipient="bob@example.com"))),
             "order B: its receipt was for ada@example.com, and bob@example.com got it",
-            id="a mail to somebody else",
+            id="a mail to another customer",
         ),
         pytest.param(
             Evidence(mails=(*Evidence.mails, mail("C"))),
             "order C: mailed 1 times, and no client knows of it",
-            id="a mail for an order of nobody",
+            id="a mail for an order that does not exist",
         ),
     ],
 )
@@ -248,17 +250,17 @@ def test_an_audit_names_what_is_wrong_with_a_receipt(evidence: Evidence, problem
             id="marked as paid too early",
         ),
         pytest.param(
-            replace(ONLY_A, promises=(ordered("A"), ordered("B", order_ids=[]))),
+            replace(ONLY_A, responses=(ordered("A"), ordered("B", order_ids=[]))),
             "checkout key-B: never answered 201",
             id="a checkout that was never answered",
         ),
         pytest.param(
-            Evidence(promises=(ordered("A", order_ids=["A", "B"]),), orders=1),
+            Evidence(responses=(ordered("A", order_ids=["A", "B"]),), orders=1),
             "checkout key-A: answered with 2 orders: ['A', 'B']",
             id="a checkout that made two orders",
         ),
         pytest.param(
-            replace(ONLY_A, promises=(ordered("A"),)),
+            replace(ONLY_A, responses=(ordered("A"),)),
             "2 checkouts were made, 1 have come to an end",
             id="a checkout of which nothing was heard",
         ),

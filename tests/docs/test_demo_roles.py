@@ -37,7 +37,7 @@ def test_a_kill_is_due_when_enough_has_ended_and_something_is_being_sent() -> No
     assert killer.due(enough, [lease(1, "a")])
 
 
-def test_what_an_earlier_kill_left_behind_counts_for_no_later_one() -> None:
+def test_what_an_earlier_kill_interrupted_counts_for_no_later_one() -> None:
     killer = Killer(entries=100)
     orphan, living = lease(1, "a"), lease(2, "b")
     killer.strike([orphan])
@@ -70,7 +70,7 @@ def finding(statement: Statement, found: str | None) -> Finding:
     return Finding(order_id="A", entry=statement, found=found)
 
 
-def test_a_person_looks_up_each_uncertain_entry_in_its_services_ledger(tmp_path: Path) -> None:
+def test_an_operator_looks_up_each_uncertain_entry_in_its_services_ledger(tmp_path: Path) -> None:
     files = Files(tmp_path)
     StripeLedger(files.payments).add_effects([charge("A", id="ch_A"), charge("C", id="ch_C")])
     MailRecord(files.mails).accept(mail("C", message_id="<C>"))
@@ -86,7 +86,7 @@ def test_a_person_looks_up_each_uncertain_entry_in_its_services_ledger(tmp_path:
     assert found == {("A", CHARGE): "ch_A", ("B", CHARGE): None, ("C", RECEIPT): "<C>", ("D", RECEIPT): None}
 
 
-def test_a_person_would_rather_resolve_a_charge_that_happened() -> None:
+def test_an_operator_would_rather_resolve_a_charge_that_happened() -> None:
     happened, not_charged = finding(charging("A", "uncertain"), "ch_1"), finding(charging("B", "uncertain"), None)
     mailed = finding(mailing("C", "uncertain"), "<1@shop>")
 
@@ -104,7 +104,7 @@ def test_a_person_would_rather_resolve_a_charge_that_happened() -> None:
         (mailing("A", "uncertain"), None, "--did-not-happen", "the mail server has accepted no mail for this order"),
     ],
 )
-def test_a_person_puts_on_record_what_the_ledger_says(
+def test_an_operator_puts_on_record_what_the_ledger_says(
     statement: Statement, found: str | None, verdict: str, reason: str
 ) -> None:
     command = finding(statement, found).command
@@ -160,7 +160,7 @@ def test_a_mail_whose_reply_is_lost_is_in_the_ledger_and_in_doubt(tmp_path: Path
     ("manners", "how"),
     [({"busy": 1}, "421 too many connections"), ({"hang_up": 1}, "hung up"), ({"greylist": 1}, "450 greylisted")],
 )
-def test_a_refused_mail_is_to_be_sent_later_and_not_among_the_accepted(
+def test_a_refused_mail_must_be_sent_later_and_is_not_among_the_accepted(
     tmp_path: Path, manners: dict[str, float], how: str
 ) -> None:
     outcomes = mailed(tmp_path, times=2, **manners)

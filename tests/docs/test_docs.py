@@ -191,7 +191,7 @@ def test_only_the_snippets_that_are_known_here_are_left_out() -> None:
         "<!-- run -->\n```sh\nfalse\n```\n",
         "<!-- runs -->\n```sh\ntrue\n```\n",
     ],
-    ids=["an exception", "another output", "a failing command", "a misspelt mark"],
+    ids=["an exception", "another output", "a failing command", "a misspelt directive"],
 )
 def test_a_snippet_that_does_not_do_what_the_page_says_is_noticed(markdown: str, tmp_path: Path) -> None:
     reader = Reader(tmp_path)

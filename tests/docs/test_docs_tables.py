@@ -146,7 +146,7 @@ NOT_SET_BY_USERS = {"self", "session", "store", "clock", "rng"}
 
 
 def settings_of(markdown: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """What each marked table is of, and its rows."""
+    """What each tagged table is of, and its rows."""
     for found in re.finditer(r"^<!-- of (\S+) -->\n\n((?:\|.*\|\n)+)", markdown, re.M):
         yield found[1], rows_of(found[2], "setting", "default")
 
@@ -233,7 +233,7 @@ def test_the_page_of_states_has_every_state() -> None:
     assert {row["state"] for row in rows} == set(get_args(State))
 
 
-def test_words_that_cannot_be_kept_stand_only_where_they_are_refused() -> None:
+def test_words_that_cannot_be_kept_occur_only_where_they_are_refused() -> None:
     pages = [
         page
         for page in PAGES

@@ -185,7 +185,7 @@ def test_an_order_whose_card_is_declined_is_unpaid_and_nothing_is_mailed(shop: S
     assert (shop.charges_of(number), shop.receipts_of(number)) == ([], [])
 
 
-def test_an_order_whose_charge_nobody_can_tell_of_yet_waits_for_a_look(shop: Shop) -> None:
+def test_an_order_whose_charge_is_unknown_yet_waits_for_a_lookup(shop: Shop) -> None:
     shop.stripe.force(Fault.FAIL_AFTER)
 
     number = shop.place("cart-3").json()["order"]
@@ -199,7 +199,7 @@ def test_an_order_whose_charge_nobody_can_tell_of_yet_waits_for_a_look(shop: Sho
     assert shop.charges_of(number) == [2000]
 
 
-def test_an_order_whose_charge_no_look_can_tell_of_is_unclear() -> None:
+def test_an_order_whose_charge_no_lookup_can_find_is_unclear() -> None:
     order = SimpleNamespace(state="placed")
     session: Any = SimpleNamespace(get_one=lambda kind, number: {(Order, "7"): order}[kind, number])
     settlement: Any = SimpleNamespace(entry=SimpleNamespace(payload={"metadata": {"order": "7"}}))

@@ -61,7 +61,7 @@ RUN += "'sqlite:///x.db', adapters={'crm': MemoryAdapter()}).run()"
 def test_a_part_without_its_package_names_the_extra(packages: list[str], program: str, says: str) -> None:
     source = BLOCK.format(packages=packages, program=program)
     command = [sys.executable, "-c", source]
-    told = subprocess.run(
+    completed = subprocess.run(
         command,
         env=ENVIRONMENT,
         capture_output=True,
@@ -69,7 +69,7 @@ def test_a_part_without_its_package_names_the_extra(packages: list[str], program
         check=True,
     )
 
-    assert told.stdout.splitlines()[-1] == says
+    assert completed.stdout.splitlines()[-1] == says
 
 
 @pytest.mark.parametrize(

@@ -42,16 +42,14 @@ def test_every_public_name_has_a_docstring_and_so_is_shown(package: str) -> None
 
 
 def test_a_line_that_describes_a_parameter_becomes_an_item() -> None:
-    text = (
-        "Send.\n\nkey: the key; other: no item,\n    as it goes on.\nfirst, second: two.\nRaises: nothing.\nnote: none."
-    )
+    text = "Send.\n\nkey: the key; other: no item,\n    as it continues.\nfirst, second: two.\nRaises: nothing.\nnote: none."
 
     shown = docstrings().with_items(text, {"key", "first", "second", "other"})
 
     assert shown.splitlines() == [
         *("Send.", "", ""),
         "- `key`: the key; other: no item,",
-        "    as it goes on.",
+        "    as it continues.",
         "- `first`, `second`: two.",
         *("", "Raises: nothing.", "note: none."),
     ]

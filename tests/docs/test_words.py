@@ -197,8 +197,12 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 FOLDERS = ("alembic", "examples")
-TEST_FOLDERS = ("benchmarks", "tests/faults", "tests/support", "tests/verification")
-CHECKS = [path for folder in TEST_FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
+TEST_FOLDERS = ("adapters", "cli", "dispatchers", "docs", "faults", "support", "verification")
+CHECKS = [
+    *(path for folder in TEST_FOLDERS for path in (ROOT / "tests" / folder).rglob("*.py") if path != Path(__file__)),
+    *(ROOT / "benchmarks").rglob("*.py"),
+    ROOT / "tests" / "conftest.py",
+]
 DOCUMENTED = [
     *(path for package in PACKAGES for path in package.rglob("*.py")),
     *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")),
@@ -241,7 +245,7 @@ def test_names_and_sentences_of_tests_use_the_standard_terms(module: Path) -> No
     source = module.read_text()
 
     found = {line: refused for line, text in names(source) if (refused := refused_in_text(text))}
-    found |= {line: refused for line, text in sentences(source) if (refused := refused_in(text))}
+    found |= {line: refused for line, text in sentences(source) if (refused := refused_in_text(text))}
 
     assert found == {}
 
