@@ -41,7 +41,7 @@ CHANGES = {
 
 @pytest.fixture
 def default(monkeypatch):
-    """An instance like the one behind the module functions, in an environment that says nothing."""
+    """An instance like the module functions', in an environment without settings."""
     monkeypatch.delenv("OUTBOX_SECRET", raising=False)
     monkeypatch.delenv("OUTBOX_ENV", raising=False)
     return DefaultOutbox()

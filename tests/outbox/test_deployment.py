@@ -68,7 +68,7 @@ def test_a_process_of_another_env_refuses_itself_and_writes_nothing(
     assert all(state(database, id) == "delivered" for id in ids)
 
 
-def test_its_command_ends_with_1_and_the_others_go_on(database: Database, ob: outbox.Outbox, tmp_path: Path) -> None:
+def test_its_command_ends_with_1_and_the_others_continue(database: Database, ob: outbox.Outbox, tmp_path: Path) -> None:
     write_factory(tmp_path, 'def make(): return Dispatcher(url, adapters={"crm": MemoryAdapter()})')
     serve(database, ob)
 
@@ -98,12 +98,12 @@ def test_the_first_process_does_not_take_over_entries_of_another_env(
     assert state(database, id) == "delivered"
 
 
-def test_an_entry_of_another_env_is_never_sent_and_stops_nobody(
+def test_an_entry_of_another_env_is_never_sent_and_stops_no_other(
     database: Database, ob: outbox.Outbox, typo: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     serve(database, ob)
     foreign = put_one(database, typo, ordering_key="order:1")
-    behind, ours = put_one(database, ob, ordering_key="order:1"), put_one(database, ob)
+    following, ours = put_one(database, ob, ordering_key="order:1"), put_one(database, ob)
     service = MemoryAdapter()
     working = dispatcher(database, ob, adapters={"crm": service})
 
@@ -112,15 +112,15 @@ def test_an_entry_of_another_env_is_never_sent_and_stops_nobody(
         return await working.run_once(), await working.run_once()
 
     assert asyncio.run(main()) == (1, 0)
-    (told,) = [record.getMessage() for record in caplog.records if str(foreign) in record.getMessage()]
+    (warning,) = [record.getMessage() for record in caplog.records if str(foreign) in record.getMessage()]
     for part in ("crm.upsert", "is of env 'tets'", "database is of env 'test'", f"`outbox cancel {foreign}` ends it"):
-        assert part in told
+        assert part in warning
     assert (state(database, foreign), state(database, ours)) == ("pending", "delivered")
-    assert document("show", str(foreign), database=database)["reason"] in told
+    assert document("show", str(foreign), database=database)["reason"] in warning
 
     assert document("cancel", str(foreign), database=database)["settled"]
     assert serve(database, ob) == 1
-    assert (state(database, foreign), state(database, behind)) == ("cancelled", "delivered")
+    assert (state(database, foreign), state(database, following)) == ("cancelled", "delivered")
 
 
 def test_a_running_dispatcher_ends_when_another_env_adopts_its_database(
@@ -148,17 +148,17 @@ def test_a_running_dispatcher_ends_when_another_env_adopts_its_database(
     assert state(database, id) == "delivered"
 
 
-def test_a_mark_file_of_another_env_refuses_the_process_alone(
+def test_an_identity_file_of_another_env_refuses_the_process_alone(
     database: Database, ob: outbox.Outbox, typo: outbox.Outbox, tmp_path: Path
 ) -> None:
-    mark = tmp_path / "mark"
-    run_once(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=mark)
+    identity_file = tmp_path / "identity_file"
+    run_once(database, ob, adapters={"crm": MemoryAdapter()}, identity_file=identity_file)
     database.execute(sa.delete(META))
 
     with pytest.raises(
         ConfigurationError, match=r"as this process remembers, the database .* belongs to env 'test', and"
     ):
-        run_once(database, typo, adapters={"crm": MemoryAdapter()}, identity_file=mark)
+        run_once(database, typo, adapters={"crm": MemoryAdapter()}, identity_file=identity_file)
 
     assert database.rows(META) == []
 
@@ -189,9 +189,9 @@ def test_only_the_env_that_has_the_database_can_be_adopted_from(
 ) -> None:
     serve(database, ob)
 
-    told = error_of(*ADOPT, "--adopt-from", adopted, database=database, OUTBOX_ENV=env)
+    warning = error_of(*ADOPT, "--adopt-from", adopted, database=database, OUTBOX_ENV=env)
 
-    assert told == (
+    assert warning == (
         1,
         "refused",
         f"adopt_from '{adopted}': the database belongs to env 'test': pass that env to adopt its database, and the new one"

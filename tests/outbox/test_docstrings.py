@@ -1,4 +1,4 @@
-"""What is public says what it is: in `help()`, in an editor, and to whoever reads the code."""
+"""What is public has a docstring: for `help()`, editors and readers of the code."""
 
 import ast
 import inspect

@@ -203,7 +203,7 @@ def test_bytes_count_as_they_are(body):
     assert fingerprint(body) == hashlib.sha256(b"raw\0" + body).digest()
 
 
-def test_json_and_bytes_are_told_apart_by_a_label():
+def test_json_and_bytes_are_distinguished_by_a_label():
     assert fingerprint({}) == hashlib.sha256(b"json\0{}").digest()
 
 

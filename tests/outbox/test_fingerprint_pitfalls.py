@@ -110,7 +110,7 @@ def test_7_what_two_parsers_read_differently_is_refused():
 
 
 def test_a_text_is_not_normalised_so_that_no_two_texts_are_merged():
-    """Composed and decomposed letters look alike; whoever sends one of them sends it again in a retry."""
+    """Composed and decomposed letters look alike; a client that sends one of them sends it again in a retry."""
     assert of("é") != of("e\u0301")
     assert of(b'"\xc3\xa9"') == of(b'"\\u00e9"')
 
@@ -265,11 +265,11 @@ def test_decimals_are_equal_exactly_if_their_values_are(number, other):
 
 @pytest.mark.parametrize("version", [FINGERPRINT_VERSION - 1, FINGERPRINT_VERSION + 1])
 def test_a_fingerprint_of_another_version_is_not_compared_but_replayed(database, client, version):
-    """A refusal would tell the client to take a new key, and to be charged twice, in every roll-out and roll-back."""
+    """After a refusal the client would take a new key, and be charged twice, in every roll-out and roll-back."""
     first = client.request()
     database.execute(TABLES.record.update().values(fingerprint_version=version))
 
-    assert client.request(request=b"what an unknown algorithm cannot tell from the first") == first
+    assert client.request(request=b"what an unknown algorithm cannot distinguish from the first") == first
 
 
 def test_a_request_may_be_given_as_its_fingerprint(client):

@@ -1,4 +1,4 @@
-"""What an app tells the dispatchers after a commit, over which connection, and what becomes of it when that fails."""
+"""The hint of an app to the dispatchers after a commit, over which connection, and the effect of a failure."""
 
 import asyncio
 import gc
@@ -123,7 +123,7 @@ def test_a_hint_waits_for_its_own_transaction_only(
         with connection.begin(), Session(connection, join_transaction_mode="create_savepoint") as session:
             enqueue(session, ob)
             session.commit()
-        with connection.begin():  # at once: a batch goes on
+        with connection.begin():  # at once: a batch continues
             assert ear.next().due == CRM
 
 

@@ -126,7 +126,7 @@ def test_a_secret_that_is_no_base64_is_refused_without_showing_it():
     assert "show" not in str(caught.value)
 
 
-def test_a_secret_that_stands_where_its_kid_belongs_is_not_shown():
+def test_a_secret_in_the_place_of_its_kid_is_not_shown():
     with pytest.raises(outbox.ConfigurationError, match="secret 1 of the key ring is not kid:base64: ") as caught:
         outbox.Keyring.from_text(f"{encoded(OLD)}:k1")
 

@@ -125,7 +125,7 @@ def test_an_epoch_of_the_public_ring_is_not_its_first_nor_a_secret_rings():
     assert len(keys) == 4
 
 
-# --- against the specification, written anew
+# --- against the specification, implemented again
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
 names = st.from_regex(r"[a-z0-9_]{1,9}(\.[a-z0-9_]{1,9}){0,3}", fullmatch=True)
@@ -228,7 +228,7 @@ def test_a_uuid_keeps_every_bit_of_the_tag_but_its_version_and_variant(data, ver
     assert parsed.int & kept == int.from_bytes(data[:16], "big") & kept
 
 
-def test_a_uuid_is_of_version_8_unless_a_service_wants_another():
+def test_a_uuid_is_of_version_8_unless_a_service_requires_another():
     tag = tag_of(FIRST)
 
     assert encode_uuid(tag) == encode_uuid(tag, 8) == "62deb1a7-2db8-868b-bd98-de28e534d23f"

@@ -63,7 +63,7 @@ def seconds(age):
 # --- what the database knows
 
 
-def test_the_ages_of_open_requests_are_told_by_state_and_nearest_rank(database):
+def test_the_ages_of_open_requests_are_shown_by_state_and_nearest_rank(database):
     for hours in range(1, 101):
         open_record(database, "accepted", timedelta(hours=hours))
     open_record(database, "leased", timedelta(hours=3))
@@ -182,7 +182,7 @@ def test_prometheus_reads_the_database_at_each_scrape(database, ob, registry):
 
 
 @pytest.mark.parametrize("driver", ["sqlite+aiosqlite", "postgresql+psycopg_async", "postgresql+asyncpg"])
-def test_an_async_engine_is_read_by_whoever_asks(request, ob, registry, driver):
+def test_an_async_engine_is_read_by_each_caller(request, ob, registry, driver):
     """From a thread, and from the event loop that uses the engine: as an ASGI app answers /metrics."""
     database = request.getfixturevalue(driver.partition("+")[0])
     reader = InMemoryMetricReader()

@@ -1,4 +1,4 @@
-"""What an app's observer is told of claims, when, and that no request suffers by it."""
+"""What is reported of claims to an app's observer, when, and that no request suffers by it."""
 
 import asyncio
 import logging
@@ -24,93 +24,93 @@ def observed(outcome, waited=None):
 
 
 @pytest.fixture
-def told():
+def observations():
     return []
 
 
 @pytest.fixture
-def ob(told):
-    """The outbox of these tests, which tells a list."""
-    return outbox.Outbox(KEYRING, env="test", observe=told.append)
+def ob(observations):
+    """The outbox of these tests, which reports to a list."""
+    return outbox.Outbox(KEYRING, env="test", observe=observations.append)
 
 
-def test_a_first_request_is_a_miss_and_its_retries_are_hits(client, told):
+def test_a_first_request_is_a_miss_and_its_retries_are_hits(client, observations):
     for _ in range(3):
         client.request()
 
-    assert told == [observed("miss"), observed("hit"), observed("hit")]
+    assert observations == [observed("miss"), observed("hit"), observed("hit")]
 
 
-def test_a_key_used_with_another_request_is_a_mismatch(client, told):
+def test_a_key_used_with_another_request_is_a_mismatch(client, observations):
     client.request()
 
     with pytest.raises(outbox.RequestMismatch):
         client.request(request={"amount": 1})
 
-    assert told[1:] == [observed("mismatch")]
+    assert observations[1:] == [observed("mismatch")]
 
 
-def test_a_key_whose_effects_outlive_its_retry_window_is_expired(client, database, told):
+def test_a_key_whose_effects_outlive_its_retry_window_is_expired(client, database, observations):
     client.request()
     database.age_records(timedelta(days=2))
 
     with pytest.raises(outbox.KeyExpired):
         client.request()
 
-    assert told[1:] == [observed("expired")]
+    assert observations[1:] == [observed("expired")]
 
 
-def test_the_source_is_the_one_that_the_claim_was_given(client, told):
+def test_the_source_is_the_one_that_the_claim_was_given(client, observations):
     client.request(source="inbox:billing")
 
-    assert [claim.source for claim in told] == ["inbox:billing"]
+    assert [claim.source for claim in observations] == ["inbox:billing"]
 
 
-def test_a_request_whose_handler_fails_was_a_miss(client, told):
+def test_a_request_whose_handler_fails_was_a_miss(client, observations):
     def fail(session, claim):
         raise LookupError
 
     with pytest.raises(LookupError):
         client.request(fail)
 
-    assert told == [observed("miss")]
+    assert observations == [observed("miss")]
 
 
-def test_a_request_without_a_usable_key_claims_nothing(client, told):
+def test_a_request_without_a_usable_key_claims_nothing(client, observations):
     with pytest.raises(outbox.KeyMalformed):
         client.request(key="k" * 256)
 
-    assert told == []
+    assert observations == []
 
 
 # --- two at once
 
 
 @pytest.fixture
-def held(postgresql, ob, told):
-    """The key is held by an open transaction, whose own claim is told of when it ends."""
+def claimed_key(postgresql, ob, observations):
+    """The key is locked by an open transaction, whose own claim is reported when it ends."""
     with Session(postgresql.engine) as session, session.begin():
         with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim:
             claim.respond(201)
         yield session
 
 
-def test_a_request_while_another_has_its_key_is_in_flight(held, postgresql, ob, told):
+def test_a_request_while_another_has_its_key_is_in_flight(claimed_key, postgresql, ob, observations):
     with pytest.raises(outbox.KeyInFlight):
         Client(postgresql, ob, is_async=False).request()
 
-    assert told == [observed("in_flight")]
+    assert observations == [observed("in_flight")]
 
 
-def test_a_wait_in_vain_is_a_timeout_with_the_time_that_it_took(held, postgresql, ob, told):
+def test_a_wait_without_result_is_a_timeout_with_the_time_that_it_took(claimed_key, postgresql, ob, observations):
     with pytest.raises(outbox.KeyInFlight):
         Client(postgresql, ob, is_async=True).request(in_flight="wait", wait=timedelta(milliseconds=50))
 
-    assert [replace(claim, waited=None) for claim in told] == [observed("wait_timeout")]
-    assert timedelta(milliseconds=50) <= told[0].waited < timedelta(seconds=TEST_TIMEOUT)
+    assert [replace(claim, waited=None) for claim in observations] == [observed("wait_timeout")]
+    assert timedelta(milliseconds=50) <= observations[0].waited < timedelta(seconds=TEST_TIMEOUT)
 
 
-def test_a_wait_for_the_answer_is_a_hit_with_the_time_that_it_took(held, postgresql, ob, told):
+def test_a_wait_for_the_answer_is_a_hit_with_the_time_that_it_took(claimed_key, postgresql, ob, observations):
     client = Client(postgresql, ob, is_async=False)
     wait_for_a_waiter = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
 
@@ -119,36 +119,36 @@ def test_a_wait_for_the_answer_is_a_hit_with_the_time_that_it_took(held, postgre
         with postgresql.new_engine(isolation_level="AUTOCOMMIT").connect() as connection:
             while not connection.scalar(wait_for_a_waiter):
                 assert not waiting.done(), waiting.result()
-        held.commit()
+        claimed_key.commit()
         waiting.result(TEST_TIMEOUT)
 
-    assert [claim.outcome for claim in told if claim.waited] == ["hit"]
-    assert [claim.outcome for claim in told if claim.waited is None] == ["miss"]
+    assert [claim.outcome for claim in observations if claim.waited] == ["hit"]
+    assert [claim.outcome for claim in observations if claim.waited is None] == ["miss"]
 
 
-def test_a_writer_that_is_waited_for_in_vain_on_sqlite_is_in_flight(sqlite, told, ob):
+def test_a_writer_that_outlasts_the_wait_on_sqlite_is_in_flight(sqlite, observations, ob):
     with Session(sqlite.new_engine()) as writer, writer.begin():
         writer.connection()
         engine = sqlite.new_engine(connect_args={"timeout": 0})
         with pytest.raises(outbox.KeyInFlight), Session(engine) as session, session.begin():
             ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST).__enter__()
 
-    assert told == [observed("in_flight")]
+    assert observations == [observed("in_flight")]
 
 
-# --- when it is told
+# --- when it is reported
 
 
-def test_it_is_told_when_the_transaction_has_ended_and_nothing_is_locked(database, told, ob):
+def test_it_is_reported_when_the_transaction_has_ended_without_locks(database, observations, ob):
     with database.session() as session:
         with ob.idempotent(session, "retry-001", scope="acct_1", request=REQUEST) as claim:
             claim.respond(201)
         session.flush()
-        before = list(told)
+        before = list(observations)
         session.commit()
 
     assert before == []
-    assert told == [observed("miss")]
+    assert observations == [observed("miss")]
 
 
 def test_an_observer_finds_the_record_committed_and_the_key_free(database):
@@ -172,7 +172,7 @@ def test_an_observer_finds_the_record_committed_and_the_key_free(database):
     assert found == [True]
 
 
-def test_every_claim_of_a_transaction_is_told_once(database, told, ob):
+def test_every_claim_of_a_transaction_is_reported_once(database, observations, ob):
     with database.begin() as session:
         for key in ("first-key", "second-key"):
             with ob.idempotent(session, key, scope="acct_1", request=REQUEST) as claim, session.begin_nested():
@@ -180,7 +180,7 @@ def test_every_claim_of_a_transaction_is_told_once(database, told, ob):
     with database.begin() as session:
         session.connection()
 
-    assert told == [observed("miss"), observed("miss")]
+    assert observations == [observed("miss"), observed("miss")]
 
 
 # --- that no request suffers
@@ -205,14 +205,14 @@ def test_an_observer_that_raises_breaks_no_request_and_is_logged_once(database, 
     assert "acct_1" not in caplog.text
 
 
-def test_a_database_error_while_claiming_is_raised_and_not_observed(database, told, ob):
+def test_a_database_error_while_claiming_is_raised_and_not_observed(database, observations, ob):
     client = Client(database, ob, is_async=False)
     database.execute(sa.text("DROP TABLE outbox_record"))
 
     with pytest.raises(outbox.SchemaError):
         client.request()
 
-    assert told == []
+    assert observations == []
     assert len(database.orders) == NOTHING["orders"]
 
 
@@ -226,7 +226,7 @@ def test_observing_sends_not_one_statement_more(database, ob):
     assert sent[0] == sent[1]
 
 
-def test_many_threads_are_all_told_of(postgresql, told, ob):
+def test_claims_of_many_threads_are_all_reported(postgresql, observations, ob):
     barrier = threading.Barrier(8)
 
     def request(number):
@@ -236,10 +236,10 @@ def test_many_threads_are_all_told_of(postgresql, told, ob):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(request, range(8)))
 
-    assert told == [observed("miss")] * 8
+    assert observations == [observed("miss")] * 8
 
 
-def test_a_cancelled_request_is_told_of_when_its_session_is_closed(database, told, ob):
+def test_a_cancelled_request_is_reported_when_its_session_is_closed(database, observations, ob):
     async def request():
         async with (
             database.async_session() as session,
@@ -250,7 +250,7 @@ def test_a_cancelled_request_is_told_of_when_its_session_is_closed(database, tol
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(request())
 
-    assert told == [observed("miss")]
+    assert observations == [observed("miss")]
 
 
 async def an_async_observer(claim):

@@ -1,4 +1,4 @@
-"""What an observer is told of leased claims, of consumed messages, and of keys that are the body's own."""
+"""What is reported to an observer of leased claims, of consumed messages, and of keys that are the body's own."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -25,19 +25,19 @@ def observed(outcome, source="http"):
     return ObservedClaim(outcome=outcome, source=source, waited=None)
 
 
-def outcomes(told):
-    return [claim.outcome for claim in told]
+def outcomes(observations):
+    return [claim.outcome for claim in observations]
 
 
 @pytest.fixture
-def told():
+def observations():
     return []
 
 
 @pytest.fixture
-def ob(told):
-    """The outbox of these tests, which tells a list."""
-    return outbox.Outbox(KEYRING, env="test", observe=told.append)
+def ob(observations):
+    """The outbox of these tests, which reports to a list."""
+    return outbox.Outbox(KEYRING, env="test", observe=observations.append)
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -52,51 +52,51 @@ def fail(claim):
 # --- a leased claim
 
 
-def test_a_first_leased_request_is_a_miss_and_its_retry_a_hit(shop, told):
+def test_a_first_leased_request_is_a_miss_and_its_retry_a_hit(shop, observations):
     shop.request()
     shop.request(fail)
 
-    assert told == [observed("miss"), observed("hit")]
+    assert observations == [observed("miss"), observed("hit")]
 
 
-def test_a_lease_is_observed_when_committed_and_before_the_handler_runs(shop, told):
+def test_a_lease_is_observed_when_committed_and_before_the_handler_runs(shop, observations):
     seen = []
 
-    shop.request(lambda claim: seen.extend((*told, len(shop.database.records))))
+    shop.request(lambda claim: seen.extend((*observations, len(shop.database.records))))
 
     assert seen == [observed("miss"), 1]
 
 
-def test_a_request_that_is_taken_over_is_told_so(shop, told):
+def test_a_request_that_is_taken_over_is_reported_so(shop, observations):
     with pytest.raises(ZeroDivisionError):
         shop.request(fail)
     shop.request()
 
-    assert told == [observed("miss"), observed("taken_over")]
+    assert observations == [observed("miss"), observed("taken_over")]
 
 
-def test_a_request_under_a_lease_is_in_flight(shop, told, database, ob):
+def test_a_request_under_a_lease_is_in_flight(shop, observations, database, ob):
     def ask_again(claim):
         with pytest.raises(outbox.KeyInFlight):
             Shop(database, ob).request(fail)
 
     shop.request(ask_again)
 
-    assert told == [observed("miss"), observed("in_flight")]
+    assert observations == [observed("miss"), observed("in_flight")]
 
 
-def test_a_failed_wait_for_a_lease_is_a_timeout_with_its_duration(shop, told, database, ob):
+def test_a_failed_wait_for_a_lease_is_a_timeout_with_its_duration(shop, observations, database, ob):
     def ask_again(claim):
         with pytest.raises(outbox.KeyInFlight):
             Shop(database, ob).request(fail, in_flight="wait", wait=MOMENT)
 
     shop.request(ask_again)
 
-    assert outcomes(told) == ["miss", "wait_timeout"]
-    assert MOMENT <= told[1].waited < TEST_TIMEOUT
+    assert outcomes(observations) == ["miss", "wait_timeout"]
+    assert MOMENT <= observations[1].waited < TEST_TIMEOUT
 
 
-def test_a_wait_for_a_leased_requests_answer_is_a_hit_with_its_duration(shop, told, database, ob):
+def test_a_wait_for_a_leased_requests_answer_is_a_hit_with_its_duration(shop, observations, database, ob):
     was_refused = Event()
     with ThreadPoolExecutor(1) as pool:
 
@@ -111,20 +111,20 @@ def test_a_wait_for_a_leased_requests_answer_is_a_hit_with_its_duration(shop, to
         second = waiting[0].result(TEST_TIMEOUT.total_seconds())
 
     assert second == first
-    assert outcomes(told) == ["miss", "hit"]
-    assert timedelta(0) < told[1].waited < TEST_TIMEOUT
+    assert outcomes(observations) == ["miss", "hit"]
+    assert timedelta(0) < observations[1].waited < TEST_TIMEOUT
 
 
-def test_a_key_leased_for_another_request_is_a_mismatch(shop, told):
+def test_a_key_leased_for_another_request_is_a_mismatch(shop, observations):
     shop.request()
 
     with pytest.raises(outbox.RequestMismatch):
         shop.request(fail, request={"amount": 1})
 
-    assert told[1:] == [observed("mismatch")]
+    assert observations[1:] == [observed("mismatch")]
 
 
-def test_an_unfinished_request_that_is_too_old_to_be_taken_over_is_expired(shop, told, database):
+def test_an_unfinished_request_that_is_too_old_to_be_taken_over_is_expired(shop, observations, database):
     with pytest.raises(ZeroDivisionError):
         shop.request(fail)
     shift(database, TABLES.record.c.replay_until, timedelta(days=2))
@@ -132,22 +132,22 @@ def test_an_unfinished_request_that_is_too_old_to_be_taken_over_is_expired(shop,
     with pytest.raises(outbox.KeyExpired):
         shop.request(fail)
 
-    assert told[1:] == [observed("expired")]
+    assert observations[1:] == [observed("expired")]
 
 
-def test_a_fence_is_no_claim_of_its_own(shop, told, ob):
+def test_a_fence_is_no_claim_of_its_own(shop, observations, ob):
     shop.request()
 
-    assert outcomes(told) == ["miss"]
+    assert outcomes(observations) == ["miss"]
 
 
-def test_a_request_that_the_database_failed_is_not_told_of(shop, told, database):
+def test_a_request_that_the_database_failed_is_not_reported(shop, observations, database):
     database.execute(sa.text("DROP TABLE outbox_record"))
 
     with pytest.raises(outbox.SchemaError):
         shop.request()
 
-    assert told == []
+    assert observations == []
 
 
 # --- a consumed message
@@ -158,38 +158,38 @@ def consumer(request, database, ob):
     return Consumer(database, ob, is_async=request.param == "async")
 
 
-def test_a_first_message_is_a_miss_and_its_redelivery_a_hit_of_its_source(consumer, told):
+def test_a_first_message_is_a_miss_and_its_redelivery_a_hit_of_its_source(consumer, observations):
     consumer.consume()
     consumer.consume()
     consumer.consume(consumer="shipping")
 
-    assert told == [observed(outcome, source="inbox:billing") for outcome in ("miss", "hit")] + [
+    assert observations == [observed(outcome, source="inbox:billing") for outcome in ("miss", "hit")] + [
         observed("miss", source="inbox:shipping")
     ]
 
 
-def test_a_redelivery_after_the_window_of_what_is_remembered_is_a_hit(consumer, told, database):
+def test_a_redelivery_after_the_window_of_what_is_remembered_is_a_hit(consumer, observations, database):
     consumer.consume()
     database.age_records(timedelta(days=100))
     consumer.consume()
 
-    assert outcomes(told) == ["miss", "hit"]
+    assert outcomes(observations) == ["miss", "hit"]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_message_that_is_handled_elsewhere_is_in_flight_or_a_timeout(postgresql, ob, told, is_async):
+def test_a_message_that_is_handled_elsewhere_is_in_flight_or_a_timeout(postgresql, ob, observations, is_async):
     consumer = Consumer(postgresql, ob, is_async=is_async)
     with postgresql.begin() as session, Consumer(postgresql, ob, is_async=False).block(session):
         for changed in ({}, {"in_flight": "wait", "wait": MOMENT}):
             with pytest.raises(outbox.KeyInFlight):
                 consumer.consume(**changed)
 
-    assert outcomes(told) == ["in_flight", "wait_timeout", "miss"]
-    assert [claim.source for claim in told] == ["inbox:billing"] * 3
-    assert told[1].waited >= MOMENT
+    assert outcomes(observations) == ["in_flight", "wait_timeout", "miss"]
+    assert [claim.source for claim in observations] == ["inbox:billing"] * 3
+    assert observations[1].waited >= MOMENT
 
 
-def test_a_wait_for_who_handles_a_message_is_a_hit_with_its_duration(postgresql, ob, told):
+def test_a_wait_for_who_handles_a_message_is_a_hit_with_its_duration(postgresql, ob, observations):
     consumer = Consumer(postgresql, ob, is_async=False)
     with ThreadPoolExecutor(1) as pool:
         with postgresql.begin() as session:
@@ -199,13 +199,16 @@ def test_a_wait_for_who_handles_a_message_is_a_hit_with_its_duration(postgresql,
             wait_until_one_waits_for_a_lock(postgresql)
         assert waiting.result(TEST_TIMEOUT.total_seconds()).duplicate
 
-    assert sorted((claim.outcome, claim.waited is not None) for claim in told) == [("hit", True), ("miss", False)]
+    assert sorted((claim.outcome, claim.waited is not None) for claim in observations) == [
+        ("hit", True),
+        ("miss", False),
+    ]
 
 
 # --- a key that is the body's own: two keys, two locks
 
 
-def test_a_wait_for_a_request_across_the_windows_edge_is_told_of(postgresql, ob, told, monkeypatch):
+def test_a_wait_for_a_request_across_the_windows_edge_is_reported(postgresql, ob, observations, monkeypatch):
     with postgresql.begin() as first:
         with monkeypatch.context() as patch:
             at(patch, EDGE - SECOND)
@@ -216,18 +219,18 @@ def test_a_wait_for_a_request_across_the_windows_edge_is_told_of(postgresql, ob,
             ob.idempotent(second, BODY, scope="acct_1", request=REQUEST, in_flight="wait", wait=MOMENT).__enter__()
         claim.__exit__(None, None, None)
 
-    assert outcomes(told) == ["wait_timeout", "miss"]
-    assert told[0].waited > MOMENT / 2  # what is left of the time by then is waited for
-    assert {claim.source for claim in told} == {"http.body"}
+    assert outcomes(observations) == ["wait_timeout", "miss"]
+    assert observations[0].waited > MOMENT / 2  # what is left of the time by then is waited for
+    assert {claim.source for claim in observations} == {"http.body"}
 
 
 def test_waits_for_both_keys_of_a_body_are_added_up():
-    told = []
-    observation = ClaimObservation(GuardedObserver(told.append), "http.body")
+    observations = []
+    observation = ClaimObservation(GuardedObserver(observations.append), "http.body")
     for _ in range(2):
         with observation.waiting():
             Event().wait(MOMENT.total_seconds())
     observation.claimed("hit")
     observation.report()
 
-    assert told[0].waited >= 2 * MOMENT
+    assert observations[0].waited >= 2 * MOMENT

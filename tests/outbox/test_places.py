@@ -1,4 +1,4 @@
-"""Where a database is, as errors tell it: enough to find the wrong one, and no password."""
+"""Where a database is, as errors show it: enough to find the wrong one, and no password."""
 
 import pytest
 import sqlalchemy as sa
@@ -7,7 +7,7 @@ from outbox.sql.places import place_of
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "place"),
     [
         ("postgresql+psycopg://shop:hunter2@db.internal:5433/orders", "'orders' at db.internal:5433"),
         ("postgresql+psycopg://shop:hunter2@db.internal/orders?password=hunter2", "'orders' at db.internal"),
@@ -18,5 +18,5 @@ from outbox.sql.places import place_of
         ("sqlite://", "':memory:'"),
     ],
 )
-def test_a_place_is_the_name_the_host_and_the_port(url: str, told: str) -> None:
-    assert place_of(sa.create_engine(url)) == told
+def test_a_place_is_the_name_the_host_and_the_port(url: str, place: str) -> None:
+    assert place_of(sa.create_engine(url)) == place

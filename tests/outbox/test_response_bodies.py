@@ -34,7 +34,7 @@ def numbered(number: int) -> Any:
     return answer
 
 
-# --- where bodies stand
+# --- where bodies are stored
 
 
 def test_a_body_is_in_the_partition_of_its_day_and_is_replayed_from_there(shop: Client, by_day: Database) -> None:
@@ -271,10 +271,10 @@ def test_a_replay_finds_its_body_by_an_index(by_day: Database, ob: outbox.Outbox
         plan = connection.execute(
             sa.text(f"EXPLAIN SELECT body FROM outbox_body WHERE id = '{record.id}' AND day = '{record.body_day}'")
         ).scalars()
-        told = "\n".join(plan)
+        steps = "\n".join(plan)
 
-    assert f"Index Scan using outbox_body_{record.body_day:%Y%m%d}_pkey" in told
-    assert told.count("Scan") == 1
+    assert f"Index Scan using outbox_body_{record.body_day:%Y%m%d}_pkey" in steps
+    assert steps.count("Scan") == 1
 
 
 def test_in_the_ordinary_layout_the_function_is_not_called(postgresql: Database, ob: outbox.Outbox) -> None:
@@ -317,7 +317,7 @@ def test_sqlite_keeps_the_ordinary_layout_and_says_so(sqlite: Database) -> None:
     migrations.check_partitions(sqlite.engine)
 
 
-def test_tables_that_are_behind_are_not_partitioned(postgresql: Database) -> None:
+def test_outdated_tables_are_not_partitioned(postgresql: Database) -> None:
     postgresql.execute(sa.text("ALTER TABLE outbox_record DROP COLUMN body_day"))
 
     with pytest.raises(SchemaError, match=r"lacks column outbox_record\.body_day"):

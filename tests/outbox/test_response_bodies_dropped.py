@@ -180,7 +180,7 @@ def detaching(database: Database, work: Callable[[], Any]) -> Iterator[list[Any]
     assert not thread.is_alive()
 
 
-def test_detaching_waits_for_a_reader_and_nobody_waits_for_it(
+def test_detaching_waits_for_a_reader_and_no_client_waits_for_it(
     shop: Client, by_day: Database, ob: outbox.Outbox
 ) -> None:
     shop.request(answer_only)
@@ -274,7 +274,7 @@ def test_two_at_once_make_each_partition_once(by_day: Database) -> None:
     assert sorted(added) == [0, DAYS_AHEAD]
 
 
-# --- what the timetable does
+# --- what the schedule does
 
 
 def keep(database: Database, ob: outbox.Outbox, *, is_async: bool = False) -> None:
@@ -327,7 +327,7 @@ def test_in_the_ordinary_layout_there_is_nothing_to_keep(
     assert caplog.messages == []
 
 
-def test_the_timetable_of_a_dispatcher_keeps_bodies(by_day: Database, ob: outbox.Outbox) -> None:
+def test_the_schedule_of_a_dispatcher_keeps_bodies(by_day: Database, ob: outbox.Outbox) -> None:
     from dispatchers.daemon import _schedule
 
     working = dispatcher(by_day, ob, adapters={"crm": MemoryAdapter()})

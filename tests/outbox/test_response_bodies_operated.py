@@ -91,7 +91,7 @@ def test_db_check_fails_while_tomorrows_partition_is_missing(by_day: Database) -
     assert invoke(by_day, "db", "check").exit_code == 0
 
 
-def test_upkeep_tells_what_it_did_to_the_days(shop: Client, by_day: Database) -> None:
+def test_maintenance_prints_what_it_did_to_the_days(shop: Client, by_day: Database) -> None:
     shop.request(answer_only)
     days_pass(by_day, MONTH)
     day = today(by_day) - MONTH * DAY
@@ -154,7 +154,7 @@ def test_each_role_does_its_part_and_the_owner_drops(
     with caplog.at_level(logging.INFO, "outbox.maintenance"):
         store = DatabaseStore(sending.engine, ob.configuration)
         asyncio.run(keep_bodies(store.run, store.run_apart, TABLES))
-    told = invoke(sending, "maintenance", "--window", "1d").stdout
+    printed = invoke(sending, "maintenance", "--window", "1d").stdout
 
     day = today(owner) - MONTH * DAY
     reported = [record.getMessage() for record in caplog.records if record.name == "outbox.maintenance"]
@@ -163,7 +163,7 @@ def test_each_role_does_its_part_and_the_owner_drops(
         f"cannot drop 1 expired body partitions, the oldest of {day}: this role does not own the tables; run `outbox"
         " maintenance` as their owner",
     ]
-    assert f"not dropped: {day}: only the owner of the tables may drop them" in told
+    assert f"not dropped: {day}: only the owner of the tables may drop them" in printed
     assert drop(owner).dropped == (day,)
     with pytest.raises(sa.exc.ProgrammingError, match="permission denied for table outbox_body"):
         app.execute(sa.text("DELETE FROM outbox_body"))
@@ -202,7 +202,7 @@ def test_odd_names_are_quoted_everywhere(blank_postgresql: Blank) -> None:
     migrations.downgrade(blank_postgresql.url, **ODD)
 
 
-def test_a_downgrade_leaves_nothing_of_the_bodies_behind(blank_postgresql: Blank, ob: outbox.Outbox) -> None:
+def test_a_downgrade_leaves_nothing_of_the_bodies(blank_postgresql: Blank, ob: outbox.Outbox) -> None:
     before = everything(blank_postgresql)
     migrations.upgrade(blank_postgresql.url)
     database = opened(blank_postgresql)
@@ -246,7 +246,7 @@ def test_the_filter_leaves_out_bodies_and_nothing_that_is_only_named_alike() -> 
 # --- metrics
 
 
-def test_the_gauges_tell_how_many_days_are_ahead_and_what_bodies_take(
+def test_the_gauges_show_how_many_days_are_ahead_and_what_bodies_take(
     shop: Client, by_day: Database, ob: outbox.Outbox
 ) -> None:
     shop.request(answer_only)

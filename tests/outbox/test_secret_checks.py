@@ -89,7 +89,7 @@ def test_a_rotation_records_the_new_secret_and_an_old_one_may_go(database: Datab
         serve(database, with_ring({"k2": OURS, "k1": OURS}, current="k2"))
 
 
-def test_an_operator_can_have_a_wrongly_recorded_secret_recorded_anew(database: Database, ob: outbox.Outbox) -> None:
+def test_an_operator_can_have_a_wrongly_recorded_secret_recorded_again(database: Database, ob: outbox.Outbox) -> None:
     serve(database, with_ring({"k1": OTHER}))  # the first one here, before the app had enqueued anything
     with pytest.raises(ConfigurationError, match=DIFFERS):
         serve(database, ob)
@@ -195,7 +195,7 @@ def test_only_an_engine_of_a_known_database_is_checked(ob: outbox.Outbox) -> Non
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_a_request_without_the_tables_is_told_how_they_are_made(
+def test_a_request_without_the_tables_learns_how_they_are_made(
     database: Database, is_async: bool, ob: outbox.Outbox
 ) -> None:
     elsewhere = outbox.Outbox(ob.configuration.keyring, env="test", prefix="absent_")

@@ -76,7 +76,7 @@ def test_part_of_an_entry_is_enough_to_find_it(database: Database, ob: outbox.Ou
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "listed"),
     [
         ({"payload": {"amount": 1}}, " with payload {'amount': 1}"),
         ({"payload": {"tip": 1}}, " with payload {'tip': 1}"),
@@ -87,8 +87,8 @@ def test_part_of_an_entry_is_enough_to_find_it(database: Database, ob: outbox.Ou
         ({"payload": {"amount": 1}, "discriminator": "b"}, " with payload {'amount': 1} and discriminator 'b'"),
     ],
 )
-def test_what_is_not_there_fails_and_tells_what_is(
-    postgresql: Database, ob: outbox.Outbox, wanted: dict[str, Any], told: str
+def test_what_is_not_there_fails_and_shows_what_is(
+    postgresql: Database, ob: outbox.Outbox, wanted: dict[str, Any], listed: str
 ) -> None:
     with postgresql.session() as session:
         ob.enqueue(session, CHARGE, {"amount": 2000}, parent="order:42", discriminator="a")
@@ -96,7 +96,7 @@ def test_what_is_not_there_fails_and_tells_what_is(
         text = failure(lambda: assert_enqueued(session, CHARGE, using=ob, **wanted))
 
     assert text == (
-        f"0 entries are 'stripe.payment_intents.create'{told}, not 1; enqueued are:"
+        f"0 entries are 'stripe.payment_intents.create'{listed}, not 1; enqueued are:"
         "\n    stripe.payment_intents.create {\"amount\": 2000} of parent 'order:42', discriminator 'a'"
     )
 
@@ -166,7 +166,7 @@ def test_draining_sends_what_callbacks_enqueue_too(database: Database, ob: outbo
     effects = Operations()
 
     @effects.on_settled("crm.upsert")
-    def tell(session: Session, settlement: Any) -> None:
+    def follow(session: Session, settlement: Any) -> None:
         ob.enqueue(session, "mail.send", {"to": "ada"}, parent=settlement.entry.parent)
 
     mail = MemoryAdapter()
@@ -176,7 +176,7 @@ def test_draining_sends_what_callbacks_enqueue_too(database: Database, ob: outbo
     assert [delivery.operation for delivery in mail.deliveries] == ["mail.send"]
 
 
-def _patient(times: int) -> Operations:
+def _deferring(times: int) -> Operations:
     effects = Operations()
     left = [times]
 
@@ -188,11 +188,11 @@ def _patient(times: int) -> Operations:
     return effects
 
 
-def test_what_is_due_later_stays_where_nobody_asks_for_it(database: Database, ob: outbox.Outbox) -> None:
+def test_what_is_due_later_stays_where_no_drain_asks_for_it(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, "crm.upsert")
     put(database, ob, "crm.upsert", due=timedelta(days=3))
 
-    drained(database, ob, include=[_patient(1)])
+    drained(database, ob, include=[_deferring(1)])
 
     assert states(database) == {"retry": 1, "pending": 1}
 
@@ -201,7 +201,7 @@ def test_draining_ahead_waits_for_nothing(database: Database, ob: outbox.Outbox)
     put(database, ob, "crm.upsert")
     put(database, ob, "crm.upsert", due=timedelta(days=3))
 
-    drained(database, ob, include=[_patient(3)], ahead=True)
+    drained(database, ob, include=[_deferring(3)], ahead=True)
 
     assert states(database) == {"delivered": 2}
 
@@ -213,7 +213,7 @@ def test_draining_ahead_waits_for_nothing(database: Database, ob: outbox.Outbox)
         ([Unknown("no answer")] * 12, Limits(breaker=Breaker(failures=3))),
         ([], Limits(rate=0.1, burst=1)),
     ],
-    ids=["a cool-down", "an open breaker", "a rate"],
+    ids=["a cooldown", "an open breaker", "a rate"],
 )
 def test_draining_ahead_waits_for_no_destination(
     database: Database, ob: outbox.Outbox, answers: list[Outcome], limits: Limits
@@ -251,7 +251,7 @@ def test_draining_ahead_ends_at_what_is_uncertain_without_another_lookup(databas
     assert 1 <= len(lookup) < 3
 
 
-def test_draining_ahead_leaves_what_a_person_has_paused(database: Database, ob: outbox.Outbox) -> None:
+def test_draining_ahead_leaves_what_an_operator_has_paused(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, "crm.upsert")
     command("pause", "crm", database=database)
 
@@ -273,7 +273,7 @@ def test_in_a_drain_ahead_the_time_that_passes_counts_for_the_limits(database: D
 def test_what_never_ends_is_an_error(database: Database, ob: outbox.Outbox) -> None:
     put(database, ob, "nobody.serves")
 
-    text = failure(lambda: drained(database, ob, include=[_patient(0)], ahead=True))
+    text = failure(lambda: drained(database, ob, include=[_deferring(0)], ahead=True))
 
     assert text == "entries still come due after 100 rounds: an adapter puts them off for ever, or none serves them"
     assert states(database) == {"pending": 1}

@@ -196,7 +196,7 @@ def test_a_connection_on_which_a_statement_failed_serves_the_next(
 def test_a_driver_that_writes_values_into_the_statement_is_served_too(
     postgresql: Database, ob: outbox.Outbox, listens: bool
 ) -> None:
-    """As some have it behind PgBouncer: `connect_args={"cursor_factory": psycopg.ClientCursor}`."""
+    """As some apps set it for PgBouncer: `connect_args={"cursor_factory": psycopg.ClientCursor}`."""
     engine = sa.create_engine(postgresql.url, connect_args={"cursor_factory": psycopg.ClientCursor})
     listening = statements_of(engine) if listens else nullcontext()
 

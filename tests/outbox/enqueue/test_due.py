@@ -22,7 +22,7 @@ zones: st.SearchStrategy[tzinfo] = st.one_of(st.just(UTC), offsets.map(timezone)
 
 
 def at(database: Database, zone: str) -> Database:
-    """The same database, read by who lives in that time zone."""
+    """The database, read by a client in that time zone."""
     if database.name == "sqlite":
         return database
     return Database(database.owners_url.update_query_dict({"options": f"-c TimeZone={zone}"}), database.roles)

@@ -310,7 +310,7 @@ def test_the_payloads_limit_can_be_set(database):
             ob.enqueue(session, CHARGE, "123456789", parent="invoice:43")
 
 
-def test_options_that_the_outbox_was_told_of_are_stored(database):
+def test_options_that_the_outbox_declares_are_stored(database):
     ob = outbox.Outbox(outbox.Keyring({"k1": bytes(32)}), env="test", options={"region"})
 
     with database.begin() as session:

@@ -1,4 +1,4 @@
-"""The same effect asked for twice is one entry: refused or kept, across sessions, transactions and rotations."""
+"""One effect that is enqueued twice is one entry: refused or kept, across sessions, transactions and rotations."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -347,7 +347,7 @@ def test_clearing_session_info_does_not_let_a_claim_commit_halfway(database, ob)
 
 
 @pytest.mark.parametrize("forget", ["expunge_all", "expire_all"])
-def test_enqueue_goes_on_after_the_session_forgot_its_objects(database, ob, forget):
+def test_enqueue_works_after_the_session_forgot_its_objects(database, ob, forget):
     with database.begin() as session:
         enqueue(ob, session, "first")
         getattr(session, forget)()
@@ -515,7 +515,7 @@ with Session(sa.create_engine(sys.argv[1])) as session, session.begin():
     assert parents(database) == ["invoice:42"]
 
 
-def test_a_session_that_begins_nothing_by_itself_is_told_to(database, ob):
+def test_a_session_that_begins_nothing_by_itself_is_refused_with_advice(database, ob):
     with database.session(autobegin=False) as session:
         with pytest.raises(outbox.NoTransaction, match="autobegin=False"):
             enqueue(ob, session, "too early")

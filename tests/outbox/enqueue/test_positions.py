@@ -1,4 +1,4 @@
-"""Positions are in commit order, whoever enqueues, under whatever name of the tables, and however many ordering keys at once."""
+"""Positions are in commit order, for all writers, table names, and numbers of ordering keys."""
 
 import random
 import threading
@@ -33,10 +33,10 @@ def committed(database: Database, ob: outbox.Outbox, parent: str, *ordering_keys
 
 
 def waits(database: Database, work: "Future[None]") -> None:
-    """Return once somebody waits for a lock; `work` must not have ended by then."""
+    """Return once a transaction waits for a lock; `work` must not have ended by then."""
     waiting = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
     with database.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:
-        wait_for(lambda: work.done() or connection.scalar(waiting), "somebody to wait for a lock")
+        wait_for(lambda: work.done() or connection.scalar(waiting), "a transaction to wait for a lock")
     assert not work.done()
 
 
@@ -109,7 +109,7 @@ def test_many_flushes_of_one_transaction_take_a_bounded_number_of_locks(
             enqueue(session, ob, f"order:{number}", f"customer:{number}")
         taken = session.execute(ADVISORY).scalar_one()
         session.commit()
-        enqueue(session, ob, "order:12", "customer:12")  # the next transaction begins anew
+        enqueue(session, ob, "order:12", "customer:12")  # the next transaction starts again
         again = session.execute(ADVISORY).scalar_one()
         session.commit()
 
@@ -118,7 +118,7 @@ def test_many_flushes_of_one_transaction_take_a_bounded_number_of_locks(
     assert in_order(postgresql) == [f"order:{number}" for number in range(13)]
 
 
-def test_whoever_sees_an_entry_sees_all_before_it_of_its_ordering_key(
+def test_a_reader_of_an_entry_sees_all_before_it_of_its_ordering_key(
     postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flushes of few and of many ordering keys at once, against a reader."""

@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from support.database import ALL, NOTHING, Database, Order
 from support.http_requests import Caller, Shop, caller_of, fastapi_app, serving_asgi, shop_with_a_hot_row, starlette_app
-from test_requests import until_somebody_waits
+from test_requests import until_a_session_waits
 
 import outbox
 from outbox.http import Policy
@@ -89,7 +89,7 @@ class Wire:
 
 
 def test_no_byte_leaves_before_the_commit(shop: Shop) -> None:
-    """The commit is held up by a lock; until it is given back, the client has nothing to read."""
+    """The commit waits for a lock; until its release, the client has nothing to read."""
     shop.database.execute(sa.text("CREATE TABLE slow (id int)"))
     shop.database.execute(
         sa.text(
@@ -112,7 +112,7 @@ def test_no_byte_leaves_before_the_commit(shop: Shop) -> None:
         port = int(url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
             client.sendall(request)
-            until_somebody_waits(shop.database)
+            until_a_session_waits(shop.database)
 
             assert not is_readable(client)
             holder.execute(sa.text("SELECT pg_advisory_unlock(42)"))
@@ -227,7 +227,7 @@ def test_a_cancelled_request_keeps_nothing_and_frees_the_key(shop: Shop) -> None
     assert answer_of(claiming(shop, lambda: JSONResponse({}, 201)))[0]["status"] == 201
 
 
-def test_a_client_that_hangs_up_during_a_stream_leaves_nothing_behind(shop: Shop) -> None:
+def test_a_client_that_hangs_up_during_a_stream_leaves_nothing(shop: Shop) -> None:
     async def exchange() -> None:
         wire = Wire()
 
@@ -357,7 +357,7 @@ def test_a_refusal_after_the_answer_has_begun_is_no_second_answer() -> None:
         answer_of(app_of(handler))
 
 
-def test_a_request_that_was_not_claimed_is_told_so() -> None:
+def test_a_request_that_was_not_claimed_gets_an_error() -> None:
     async def handler(request: Request) -> Response:
         claimed_request(request)
         return JSONResponse({})
@@ -415,7 +415,7 @@ def test_what_is_not_claimed_passes_through_untouched(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("methods", [["PUT"], ["put"]])
-def test_the_middleware_claims_the_methods_that_it_is_told_and_no_others(shop: Shop, methods: list[str]) -> None:
+def test_the_middleware_claims_the_methods_that_are_set_and_no_others(shop: Shop, methods: list[str]) -> None:
     async def handler(request: Request) -> Response:
         return JSONResponse({"claimed": True})
 
@@ -573,7 +573,7 @@ def test_a_form_is_fingerprinted_as_it_came(shop: Shop) -> None:
     assert answers[1].headers["idempotent-replayed"] == "true"
 
 
-def test_a_body_that_fastapi_refuses_claims_nothing_for_good(shop: Shop) -> None:
+def test_a_body_that_fastapi_refuses_claims_nothing_permanently(shop: Shop) -> None:
     app = FastAPI()
     app.add_middleware(IdempotencyMiddleware)
     dependency = claimed(sessionmaker(shop.database.engine), scope=caller_of, policy=shop.policy)

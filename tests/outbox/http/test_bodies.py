@@ -116,7 +116,7 @@ LOOKING: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("own_limit", [None, 100], ids=["no limit of the app's own", "a limit of the app's own"])
 @pytest.mark.parametrize("looking", LOOKING)
-def test_in_flask_a_look_for_form_fields_takes_nothing_of_another_body(
+def test_in_flask_reading_form_fields_takes_nothing_of_another_body(
     shop: Shop, looking: str, own_limit: int | None
 ) -> None:
     """As what checks a CSRF token does, before the claim of a request whose JSON comes in chunks."""
@@ -136,13 +136,13 @@ def test_in_flask_a_look_for_form_fields_takes_nothing_of_another_body(
 
 
 class Untold:
-    """A body as some servers have it, whose stream cannot tell how much of it was read."""
+    """A body as some servers have it, whose stream has no position."""
 
     def __init__(self, body: bytes) -> None:
         self.read = io.BytesIO(body).read
 
 
-def test_in_flask_what_is_read_after_a_look_for_form_fields_is_missed(shop: Shop) -> None:
+def test_in_flask_what_is_read_after_the_form_fields_is_missed(shop: Shop) -> None:
     def look_and_read() -> None:
         assert not flask.request.form
         flask.request.stream.read(2)
@@ -274,7 +274,7 @@ def test_in_django_a_body_in_chunks_that_it_cannot_see_is_refused(django_shop: C
 
 
 class Consuming(BaseHTTPMiddleware):
-    """Reads the body as a stream, which Starlette passes on to nobody."""
+    """Reads the body as a stream, which Starlette passes on to no later reader."""
 
     async def dispatch(self, request: Request, call_next: Any) -> Response:
         async for _ in request.stream():
@@ -319,7 +319,7 @@ def statuses(app: Any, bodies: list[bytes], how: str) -> list[int]:
 
 @pytest.mark.parametrize("how", ["length", "chunks"])
 @pytest.mark.parametrize("layers", [[OURS, Consuming], [OURS, Keeping], [Keeping, OURS], [Keeping, OURS, Consuming]])
-def test_in_starlette_a_body_that_can_still_be_had_is_told_apart(shop: Shop, layers: list[Any], how: str) -> None:
+def test_in_starlette_a_body_that_can_still_be_read_is_recognised(shop: Shop, layers: list[Any], how: str) -> None:
     assert statuses(starlette_shop(shop, *layers), [b"1", b"1", b"2"], how) == [201, 201, 422]
 
 
@@ -406,15 +406,15 @@ def test_in_flask_no_more_is_read_than_is_allowed(shop: Shop, content: str) -> N
     client, body = flask_shop(shop, **CONTENT[content]), Counted()
 
     sizes = [LIMIT, LIMIT + 1]
-    told = [client.post("/orders", data=b"x" * size, **as_sent("length")).status_code for size in sizes]
+    received = [client.post("/orders", data=b"x" * size, **as_sent("length")).status_code for size in sizes]
     keys = iter(["second", "third"])
     for size in sizes:
         sent = as_sent("chunks", io.BytesIO(b"x" * size))
         sent["headers"] = sent["headers"] | {"Idempotency-Key": next(keys)}
-        told.append(client.post("/orders", **sent).status_code)
+        received.append(client.post("/orders", **sent).status_code)
     endless = client.post("/orders", **as_sent("chunks", body))
 
-    assert told == [201, 413, 201, 413]
+    assert received == [201, 413, 201, 413]
     assert (endless.status_code, endless.content_type) == (413, "application/problem+json")
     assert body.taken <= LIMIT + 1
 
@@ -477,7 +477,7 @@ def test_in_django_no_more_is_read_than_is_allowed(
     assert f"has more than {LIMIT} bytes" in answer.json()["detail"]
 
 
-def test_in_django_on_asgi_a_body_in_chunks_is_told_apart_and_limited(django_shop: Callable[..., Client]) -> None:
+def test_in_django_on_asgi_a_body_in_chunks_is_recognised_and_limited(django_shop: Callable[..., Client]) -> None:
     django_shop()
 
     assert statuses(ASGIHandler(), [b"1", b"1", b"2", b"x" * (LIMIT + 1)], "chunks") == [201, 201, 422, 413]

@@ -81,7 +81,7 @@ def test_an_exception_undoes_what_both_have_written(shop: Database, ob: outbox.O
     assert shop.counts() == NOTHING
 
 
-def test_an_error_that_nobody_chose_undoes_what_both_have_written(shop: Database, ob: outbox.Outbox) -> None:
+def test_an_unexpected_error_undoes_what_both_have_written(shop: Database, ob: outbox.Outbox) -> None:
     answer = ask(buying(ob, lambda claim: HttpResponse(status=404)), ob)
 
     assert answer.status_code == 404
@@ -93,7 +93,7 @@ def test_an_error_that_nobody_chose_undoes_what_both_have_written(shop: Database
 def test_a_hook_of_the_views_runs_if_its_work_is_kept_only(
     shop: Database, ob: outbox.Outbox, status: int, is_kept: bool, is_nested: bool
 ) -> None:
-    """In a block of the app's own around it, too: that goes on, with what it has written and its own hooks."""
+    """In a block of the app's own around it, too: that continues, with what it has written and its own hooks."""
     ran: list[str] = []
 
     def view(request: Any, claimed: ClaimedRequest) -> HttpResponse:
@@ -299,7 +299,7 @@ def test_a_row_of_the_database_is_seen_by_both(shop: Database) -> None:
             assert session.scalar(sa.text("SELECT count(*) FROM shop_order")) == 1
 
 
-# --- what stands around a view
+# --- what surrounds a view
 
 
 class Catching:

@@ -67,7 +67,7 @@ def roll_back(session: Session) -> None:
     session.rollback()
 
 
-def roll_back_and_go_on(session: Session) -> None:
+def roll_back_and_continue(session: Session) -> None:
     session.rollback()
     session.execute(sa.insert(Order).values(customer="bob", amount=1))
 
@@ -83,7 +83,7 @@ def close(session: Session) -> None:
 
 
 @pytest.mark.parametrize("collides", [False, True])
-@pytest.mark.parametrize("end", [roll_back, roll_back_and_go_on, end_the_savepoint_of_the_claim, close])
+@pytest.mark.parametrize("end", [roll_back, roll_back_and_continue, end_the_savepoint_of_the_claim, close])
 def test_a_view_may_roll_back_a_session_in_use_and_answer_with_an_error(
     shop: Shop, app: flask.Flask, end: Callable[[Session], None], collides: bool
 ) -> None:
@@ -340,7 +340,7 @@ def test_every_connection_is_given_back(shop: Shop, app: flask.Flask) -> None:
     assert shop.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
-# --- what stands around a view
+# --- what surrounds a view
 
 
 def test_a_replay_and_every_refusal_pass_all_that_catches(shop: Shop) -> None:

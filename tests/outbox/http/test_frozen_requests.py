@@ -173,7 +173,9 @@ def test_a_newer_releases_entry_waits_listed_for_a_newer_dispatcher(
     assert isinstance(delivery, Delivery)
 
 
-def test_a_decision_on_record_is_kept_while_nobody_here_serves_the_entry(database: Database, ob: outbox.Outbox) -> None:
+def test_a_stored_decision_is_kept_while_no_adapter_here_serves_the_entry(
+    database: Database, ob: outbox.Outbox
+) -> None:
     from dispatchers.admin import decisions
 
     id = put_one(database, ob, "crm.tenants.merge")

@@ -143,7 +143,7 @@ def test_strict_takes_no_key_without_quotes(line: str) -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_request_without_the_header_is_told_what_to_send(strict: bool) -> None:
+def test_a_request_without_the_header_learns_what_to_send(strict: bool) -> None:
     with pytest.raises(outbox.KeyMissing) as refused:
         parse_key([], strict=strict)
 
@@ -201,6 +201,6 @@ def test_a_long_value_is_not_shown_in_full() -> None:
     "line", ['"' + "a" * 60_000, '"a"' + ";a" * 30_000 + "!", '"a";a=' + "1" * 60_000, '"' + "\\" * 60_001]
 )
 def test_a_faulty_value_is_refused_without_delay(line: str) -> None:
-    """It would take minutes, and the test's patience, if the expression backtracked."""
+    """It would take minutes, and the test would time out, if the expression backtracked."""
     with pytest.raises(outbox.KeyMalformed):
         parse_key([line])

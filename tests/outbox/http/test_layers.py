@@ -1,4 +1,4 @@
-"""What stands between a claim and the client: mounted apps, middleware that catches everything, handlers of errors.
+"""The layers between a claim and the client: mounted apps, middleware that catches everything, handlers of errors.
 
 Whatever it is, the client gets the replay or the refusal as an app without it gives it.
 """
@@ -72,7 +72,7 @@ def fastapi_place(shop: Shop, **settings: Any) -> FastAPI:
     return app
 
 
-# --- what stands around it, inside of ours
+# --- what surrounds it, inside of ours
 
 
 async def hide(request: Request, error: Exception) -> Response:
@@ -305,7 +305,7 @@ def test_a_handler_may_answer_a_refusal_that_it_catches(shop: Shop) -> None:
 
 
 def test_a_handler_that_fails_at_a_refusal_hides_neither_error(shop: Shop) -> None:
-    """The client gets the refusal; the exception goes on to the server's log."""
+    """The client gets the refusal; the server logs the exception."""
     idempotency = Idempotency(async_sessionmaker(shop.database.async_engine()), scope=caller_of, policy=shop.policy)
 
     async def handler(request: Request) -> Response:
@@ -345,7 +345,7 @@ def test_an_error_of_the_app_that_is_no_refusal_stays_what_it_is(shop: Shop) -> 
     assert (answer.status_code, answer.headers["x-page"]) == (500, "error")
 
 
-def test_a_conflict_in_a_mounted_app_is_told_to_come_again(shop: Shop) -> None:
+def test_a_conflict_in_a_mounted_app_gets_a_retry_after(shop: Shop) -> None:
     idempotency = Idempotency(async_sessionmaker(shop.database.async_engine()), scope=caller_of, policy=shop.policy)
 
     async def handler(request: Request) -> Response:
@@ -366,7 +366,7 @@ def test_a_conflict_in_a_mounted_app_is_told_to_come_again(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("caught", [None, Catching, CatchingByBase])
-def test_a_conflict_at_the_commit_is_told_through_what_catches(shop: Shop, caught: Any) -> None:
+def test_a_conflict_at_the_commit_gets_through_a_catching_layer(shop: Shop, caught: Any) -> None:
     for statement in (
         "CREATE TABLE late (id int)",
         "CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS"

@@ -1,4 +1,4 @@
-"""Refusals as problem documents, what is kept of an answer, and how an app says what it wants."""
+"""Refusals as problem documents, what is kept of an answer, and how an app configures it."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_importing_the_package_loads_no_framework() -> None:
 # --- problems
 
 
-def test_a_problem_tells_its_type_its_title_its_status_and_what_to_do() -> None:
+def test_a_problem_has_its_type_its_title_its_status_and_what_to_do() -> None:
     answer = problem_of(outbox.KeyMissing("send one"))
 
     assert (answer.status, answer.headers) == (400, (("Content-Type", MEDIA_TYPE),))
@@ -60,7 +60,7 @@ def test_an_apps_own_refusal_has_the_type_of_what_it_derives_from() -> None:
 @pytest.mark.parametrize(
     ("wait", "seconds"), [(timedelta(seconds=7), "7"), (timedelta(milliseconds=1200), "2"), (timedelta(0), "1")]
 )
-def test_a_request_in_flight_is_told_when_to_ask_again_in_whole_seconds(wait: timedelta, seconds: str) -> None:
+def test_a_request_in_flight_gets_a_retry_after_in_whole_seconds(wait: timedelta, seconds: str) -> None:
     answer = problem_of(outbox.KeyInFlight("busy", wait))
 
     assert dict(answer.headers)["Retry-After"] == seconds
@@ -104,7 +104,7 @@ def test_a_problems_type_that_is_no_text_is_an_error(types: Any, text: str) -> N
     assert str(refused.value) == text
 
 
-def test_names_of_every_kind_are_told_as_no_problems_names() -> None:
+def test_names_of_every_kind_are_refused_that_are_no_problems_names() -> None:
     names: Any = {5: "https://a.example/", "key-mising": "https://a.example/"}
 
     with pytest.raises(outbox.InvalidValue, match=r"^problem_types \['key-mising', 5\]: are no problems' names"):

@@ -156,9 +156,7 @@ def test_a_rejection_keeps_its_answer_and_nothing_else(caller: Caller, shop: Sho
         ("commits itself", 500),
     ],
 )
-def test_an_error_that_nobody_chose_undoes_all_and_frees_the_key(
-    caller: Caller, shop: Shop, do: str, status: int
-) -> None:
+def test_an_unexpected_error_undoes_all_and_frees_the_key(caller: Caller, shop: Shop, do: str, status: int) -> None:
     answers = [caller.post(do) for _ in range(2)]
 
     assert [answer.status_code for answer in answers] == [status, status]
@@ -230,7 +228,7 @@ def hurried(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("framework", ["starlette", "flask", "django"], indirect=True)
-def test_a_request_that_the_database_has_no_time_for_is_told_to_come_again(
+def test_a_request_that_the_database_has_no_time_for_gets_a_retry_after(
     hurried: None, caller: Caller, shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = caller.post("takes too long")
@@ -242,7 +240,7 @@ def test_a_request_that_the_database_has_no_time_for_is_told_to_come_again(
 
 
 @pytest.mark.parametrize("do", ["collide and abort", "roll back and abort", "close and abort"])
-def test_the_answer_of_a_handler_that_has_lost_its_transaction_stands(caller: Caller, shop: Shop, do: str) -> None:
+def test_the_answer_of_a_handler_that_has_lost_its_transaction_is_kept(caller: Caller, shop: Shop, do: str) -> None:
     """Nothing of it was going to be kept: a failed flush that the handler answers with an error is the usual case."""
     answer = caller.post(do)
 
@@ -266,7 +264,7 @@ def test_a_malformed_key_is_refused(caller: Caller, shop: Shop, key: str) -> Non
 
 @pytest.mark.parametrize(("one", "other"), [("retry-001", "retry-001"), ('"q1', 'q2"'), ('"q1";a="', '"'), ('"', '"')])
 def test_two_headers_are_refused_over_the_wire(caller: Caller, shop: Shop, one: str, other: str) -> None:
-    """Behind WSGI they are one line, and may look like one String."""
+    """In WSGI they are one line, and may look like one String."""
     response = caller.post(key=one, lines=[("Idempotency-Key", other)])
 
     assert problem_of(response) == (400, "key-malformed")
@@ -299,7 +297,7 @@ def test_a_large_request_is_refused(caller: Caller, shop: Shop) -> None:
     assert shop.calls == 0
 
 
-def test_who_is_not_known_is_told_so_before_anything_is_claimed(caller: Caller, shop: Shop) -> None:
+def test_an_unknown_client_is_refused_before_anything_is_claimed(caller: Caller, shop: Shop) -> None:
     response = caller.post(token="nobody", key=None)
 
     assert response.status_code == 401
@@ -345,7 +343,7 @@ class TestWaiting:
             first = pool.submit(caller.post, "wait")
             assert shop.entered.wait(30)
             second = pool.submit(caller.post, "wait")
-            until_somebody_waits(shop.database)
+            until_a_session_waits(shop.database)
             shop.may_leave.set()
 
             assert first.result().content == second.result().content
@@ -377,7 +375,7 @@ class TestWaiting:
             assert first.result().status_code == 201
 
 
-def until_somebody_waits(database: Database) -> None:
+def until_a_session_waits(database: Database) -> None:
     """Return once a backend of this database waits for a lock."""
     waiting, deadline = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted"), time.monotonic() + 30
     with database.unprepared_engine(isolation_level="AUTOCOMMIT").connect() as connection:

@@ -263,7 +263,7 @@ def test_what_is_no_route_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["scope", "content"])
-def test_a_function_that_does_not_tell_what_it_does_is_refused(name: str) -> None:
+def test_a_function_that_does_not_declare_what_it_does_is_refused(name: str) -> None:
     with pytest.raises(outbox.InvalidValue) as refused:
         specified(settings={name: undocumented})
 

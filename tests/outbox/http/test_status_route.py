@@ -127,7 +127,7 @@ def test_neither_payload_nor_key_nor_reason_is_shown(checkout: Checkout) -> None
     assert not [word for word in ("amount", "no funds", "ck1_", "retry-001") if word in text]
 
 
-def test_without_a_function_that_tells_who_asks_there_is_no_resource(checkout: Checkout) -> None:
+def test_without_a_function_that_names_the_client_there_is_no_resource(checkout: Checkout) -> None:
     with pytest.raises(outbox.ConfigurationError) as refused:
         route(checkout, caller=None)
 
@@ -137,7 +137,9 @@ def test_without_a_function_that_tells_who_asks_there_is_no_resource(checkout: C
     )
 
 
-def test_who_can_have_claimed_nothing_is_nobody(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_can_have_claimed_nothing_has_no_scope(
+    checkout: Checkout, caplog: pytest.LogCaptureFixture
+) -> None:
     """An empty name is what frameworks have for who is not logged in, and is the scope of jobs."""
     checkout.accept()
     ids = [checkout.record.id, recorded(checkout, source="app", scope="")]
@@ -201,7 +203,7 @@ def test_anothers_request_is_answered_as_one_that_is_not_there(checkout: Checkou
     assert others.json() == {"status": 404, "title": "Not Found", "detail": "no request of yours has this id"}
 
 
-def test_whoever_is_not_authenticated_gets_what_the_apps_function_raises(checkout: Checkout) -> None:
+def test_an_unauthenticated_client_gets_what_the_apps_function_raises(checkout: Checkout) -> None:
     checkout.accept()
 
     for path in ("", "/requests/nonsense"):
@@ -219,7 +221,7 @@ def test_only_the_id_itself_is_found(checkout: Checkout, form: str) -> None:
     assert ask(checkout, path).status_code == 404
 
 
-def test_head_tells_the_same_without_the_body(checkout: Checkout) -> None:
+def test_head_returns_the_headers_without_the_body(checkout: Checkout) -> None:
     checkout.accept()
 
     head, get = ask(checkout, method="HEAD"), ask(checkout)

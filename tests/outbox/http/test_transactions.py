@@ -74,7 +74,7 @@ def test_a_session_that_holds_something_keeps_its_own_kind_of_savepoint(
             earlier.amount = 2
             session.flush()
             request.claim.reject(402)
-            assert earlier.amount == 1  # read anew, as a rollback of a Session's own has it
+            assert earlier.amount == 1  # read again, as a rollback of a Session's own has it
             request.finish(plain_answer(request.claim.answer))
 
     assert verbs(sent) == ["SELECT", "SAVEPOINT", "UPDATE", "ROLLBACK", "SAVEPOINT", "SELECT", "RELEASE", "INSERT"]
@@ -230,7 +230,7 @@ each_session = pytest.mark.parametrize("prepare", [lambda session: session, in_u
 
 @each_session
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "READ COMMITTED"], ids=["conflict", "lock timeout"])
-def test_a_last_flush_that_the_database_ends_is_to_be_sent_again(
+def test_a_request_whose_last_flush_the_database_ends_must_be_sent_again(
     postgresql: Database, ob: outbox.Outbox, level: str, prepare: Callable[[Session], Session]
 ) -> None:
     """As an ORM app has it, whose handler changes rows and flushes nothing."""

@@ -1,4 +1,4 @@
-"""Requests that wait for the one in flight: they are few, and nobody else waits for them."""
+"""Requests that wait for the one in flight: they are few, and no other request waits for them."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from support.database import NOTHING, Database, Order
 from support.http_requests import Caller, Shop, caller_of, fastapi_sync_app, serving_asgi, starlette_app
-from test_requests import until_somebody_waits
+from test_requests import until_a_session_waits
 
 import outbox
 from outbox.http import Policy, RequestTransaction
@@ -72,18 +72,18 @@ def shop(pooled: Callable[..., Shop]) -> Shop:
 def test_many_retries_of_one_key_leave_connections_and_threads_to_others(
     shop: Shop, make: Callable[[Shop], Any]
 ) -> None:
-    """While the first works all but two of its retries are told to come again, and a request of another key is answered."""
+    """While the first works all but two of its retries get a Retry-After, and a request of another key is answered."""
     with serving_asgi(make(shop)) as url, ThreadPoolExecutor(RETRIES + 1) as pool, calling(url) as caller:
         first = pool.submit(caller.post, "wait")
         assert shop.entered.wait(30)
         retries = [pool.submit(caller.post, "wait") for _ in range(RETRIES)]
-        told = [retry.result() for retry in islice(as_completed(retries), RETRIES - 2)]
-        until_somebody_waits(shop.database)
+        refused = [retry.result() for retry in islice(as_completed(retries), RETRIES - 2)]
+        until_a_session_waits(shop.database)
         other = caller.post(key="another")
         still = [retry for retry in retries if not retry.done()]
         shop.may_leave.set()
 
-        assert {(answer.status_code, answer.headers["retry-after"]) for answer in told} == {(409, "1")}
+        assert {(answer.status_code, answer.headers["retry-after"]) for answer in refused} == {(409, "1")}
         assert other.status_code == 201
         assert len(still) == 2
         assert first.result().status_code == 201
@@ -154,7 +154,7 @@ def test_a_commit_waits_for_none_of_the_threads_that_others_share(shop: Shop) ->
 
 
 @pytest.mark.parametrize("make", [fastapi_sync_app, starlette_app])
-def test_a_request_that_finds_no_connection_is_told_to_come_again(
+def test_a_request_that_finds_no_connection_gets_a_retry_after(
     pooled: Callable[..., Shop], make: Callable[[Shop], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     shop = pooled(pool={"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.01})

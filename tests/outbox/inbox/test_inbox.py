@@ -110,7 +110,7 @@ def test_a_handler_that_raises_stores_nothing_and_the_next_delivery_works(consum
     assert database.counts() == ALL
 
 
-def test_one_poison_message_leaves_the_others_of_its_transaction_standing(database, ob):
+def test_one_poison_message_leaves_the_others_of_its_transaction_intact(database, ob):
     """Ten messages, one commit: the block of the one that fails is undone, and it alone is left unacknowledged."""
     failed = []
     with database.begin() as session:
@@ -130,7 +130,7 @@ def test_one_poison_message_leaves_the_others_of_its_transaction_standing(databa
     assert {record.parent for record in database.records} == {f"evt_{number}" for number in range(10)} - {"evt_3"}
 
 
-def test_a_cancelled_task_leaves_nothing_behind(database, ob):
+def test_a_cancelled_task_leaves_nothing(database, ob):
     async def consume():
         async with (
             database.async_session() as session,
@@ -372,7 +372,7 @@ def test_bad_input_is_refused_before_anything_is_sent_to_the_database(database, 
     assert sent == []
 
 
-def test_with_and_async_with_are_told_apart(database, ob):
+def test_with_and_async_with_are_distinguished(database, ob):
     async def wrong():
         async with ob.inbox(database.session(), consumer="billing", message_id="evt_1", scope="shop"):
             pytest.fail("it was not refused")

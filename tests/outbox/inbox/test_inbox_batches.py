@@ -149,7 +149,7 @@ ACTIONS: list[Action] = [
 
 
 class Step:
-    """One action; `swallowed`: the handler goes on after an error of it."""
+    """One action; `swallowed`: the handler continues after an error of it."""
 
     def __init__(self, action: Action, *, swallowed: bool) -> None:
         self.action = action
@@ -157,7 +157,7 @@ class Step:
         self.swallowed = swallowed and action not in INSIDE_A_SAVEPOINT
 
     def __repr__(self) -> str:
-        return self.action.__name__ + (" and go on" if self.swallowed else "")
+        return self.action.__name__ + (" and continue" if self.swallowed else "")
 
     def __call__(self, session: Session) -> None:
         try:
@@ -300,7 +300,7 @@ def test_whatever_a_handler_does_each_message_is_handled_once(
 @ended_on_its_connection
 @kinds
 @pytest.mark.parametrize("begun", [True, False], ids=["begin", "autobegin"])
-@pytest.mark.parametrize("fails", [False, True], ids=["and go on", "and raise"])
+@pytest.mark.parametrize("fails", [False, True], ids=["and continue", "and raise"])
 def test_after_the_transaction_was_ended_every_use_raises_one_error(
     postgresql: Database, ob: outbox.Outbox, driver: str | None, begun: bool, fails: bool
 ) -> None:
@@ -444,7 +444,7 @@ def insert_as_text(session: Session) -> None:
     session.execute(sa.text(INSERT))
 
 
-def insert_as_text_behind_a_comment(session: Session) -> None:
+def insert_as_text_after_a_comment(session: Session) -> None:
     session.execute(sa.text(f"/* app */ -- of the shop\n {INSERT}"))
 
 
@@ -452,13 +452,13 @@ def insert_through_the_driver(session: Session) -> None:
     session.connection().exec_driver_sql(INSERT)
 
 
-def insert_and_go_on(session: Session) -> None:
+def insert_and_continue(session: Session) -> None:
     with suppress(outbox.AlreadyAnswered):
         session.execute(sa.text(INSERT))
     session.scalars(sa.select(Order)).all()
 
 
-def add_and_go_on(session: Session) -> None:
+def add_and_continue(session: Session) -> None:
     session.add(Order(customer="twice", amount=1))
     with suppress(outbox.AlreadyAnswered):
         session.flush()
@@ -477,9 +477,9 @@ FORGOTTEN: list[Action] = [
     insert_in_bulk,
     insert_into_the_table,
     insert_as_text,
-    insert_as_text_behind_a_comment,
+    insert_as_text_after_a_comment,
     insert_through_the_driver,
-    add_and_go_on,
+    add_and_continue,
 ]
 
 
@@ -522,7 +522,7 @@ def test_what_a_duplicates_handler_writes_unrecognised_is_undone(postgresql: Dat
     postgresql.execute(sa.text(f"CREATE FUNCTION place() RETURNS int LANGUAGE sql AS $$ {INSERT} RETURNING id $$"))
     selects: list[Action] = [
         insert_on_the_drivers_connection,
-        insert_and_go_on,
+        insert_and_continue,
         lambda session: session.execute(sa.text("SELECT place()")),
         lambda session: session.execute(sa.select(sa.func.place())),
         lambda session: session.execute(sa.text(f"WITH o AS ({INSERT} RETURNING id) SELECT * FROM o")),
@@ -576,7 +576,7 @@ def test_a_claim_that_fails_in_the_database_dooms_the_batch(postgresql: Database
 
 
 def test_two_batches_that_wait_for_each_other_both_commit(postgresql: Database, ob: outbox.Outbox) -> None:
-    """PostgreSQL ends the deadlock: one is told that a message is in flight, and goes on without it."""
+    """PostgreSQL ends the deadlock: one gets the error that a message is in flight, and continues without it."""
     barrier = threading.Barrier(2)
 
     def consume(names: list[str]) -> list[str]:

@@ -67,7 +67,7 @@ def test_another_id_or_another_source_is_another_event(billing: Billing, changed
     assert billing.duplicates == []
 
 
-def test_source_and_id_are_told_apart_wherever_their_boundary_is() -> None:
+def test_source_and_id_are_distinguished_wherever_their_boundary_is() -> None:
     assert identify(event(source="/a", id="b/c")) != identify(event(source="/a/b", id="c"))
 
 

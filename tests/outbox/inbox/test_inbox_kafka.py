@@ -55,10 +55,10 @@ class Topic:
 
     def redrive(self) -> int:
         """Put back what the dead-letter topic holds: under new offsets, with the old headers. Returns how many."""
-        buried = self.read(self.dead)
-        for message in buried:
+        parked = self.read(self.dead)
+        for message in parked:
             self._put(self.name, message.value(), message.headers() or [])
-        return len(buried)
+        return len(parked)
 
     def read(self, name: str) -> list[Message]:
         """All of a topic."""
@@ -76,7 +76,7 @@ class Topic:
         return Consumer({"bootstrap.servers": self.servers, **settings})
 
     def _create(self, name: str) -> None:
-        """A producer that asks for a topic has it made: before a consumer can be told that there is none."""
+        """A producer that asks for a topic has it made: before a consumer can learn that there is none."""
         until(lambda: self.producer.list_topics(name, timeout=10).topics[name].error is None, lambda: None)
 
     def _put(self, name: str, value: Any, headers: Any) -> None:
@@ -216,7 +216,7 @@ def test_a_message_that_fails_comes_again_and_its_work_is_done_once(
     assert topic.read(topic.dead) == []
 
 
-def test_a_poison_message_is_buried_and_handled_once_when_redriven(
+def test_a_poison_message_is_parked_and_handled_once_when_redriven(
     topic: Topic, process: Process, billing: Billing
 ) -> None:
     billing.poison = {"evt_1"}
@@ -233,7 +233,7 @@ def test_a_poison_message_is_buried_and_handled_once_when_redriven(
     assert billing.orders == billing.duplicates == ["evt_1"]
 
 
-def test_a_message_that_cannot_be_buried_is_not_acknowledged(topic: Topic, process: Process, billing: Billing) -> None:
+def test_a_message_that_cannot_be_parked_is_not_acknowledged(topic: Topic, process: Process, billing: Billing) -> None:
     process.producer = Producer({"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 100, "log_level": 0})
     billing.poison = {"evt_1"}
     topic.send()

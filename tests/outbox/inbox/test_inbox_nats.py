@@ -187,7 +187,7 @@ def test_an_outage_of_the_database_counts_as_no_delivery(postgresql: Database, o
     assert billing.duplicates == []
 
 
-def test_the_event_loop_goes_on_while_a_message_is_handled(billing: Billing) -> None:
+def test_the_event_loop_runs_while_a_message_is_handled(billing: Billing) -> None:
     noticed = threading.Event()
 
     def handle(*arguments: Any) -> None:
@@ -222,7 +222,7 @@ def test_a_message_that_fails_comes_again_and_its_work_is_done_once(billing: Bil
     assert billing.orders == ["evt_1"]
 
 
-def test_a_poison_message_is_buried_and_handled_once_when_redriven(billing: Billing) -> None:
+def test_a_poison_message_is_parked_and_handled_once_when_redriven(billing: Billing) -> None:
     async def run() -> None:
         async with consuming(billing) as consumer:
             billing.poison = {"evt_1"}

@@ -99,7 +99,7 @@ def do_not_wait(params: dict[str, Any], **named: object) -> None:
 
 @contextmanager
 def crashing_consumer(*arguments: str) -> Iterator[Callable[[int], int]]:
-    """The process of crashing_consumer.py: has a consumer killed at a moment, and tells how it ended."""
+    """The process of crashing_consumer.py: kills a consumer at a moment, and returns how it ended."""
     tests = Path(__file__).parents[2]
     with PythonProcess(
         tests / "support" / "apps" / "crashing_consumer.py",
@@ -198,7 +198,7 @@ def test_a_message_in_flight_elsewhere_is_kept_until_it_is_committed(queue: Queu
 
 
 def test_an_outage_of_the_database_counts_as_no_delivery(queue: Queue, postgresql: Database, ob: outbox.Outbox) -> None:
-    """It is longer than the messages are kept at a time; and one of them fails once, after it, so that SQS tells its count."""
+    """It is longer than the messages are kept at a time; and one of them fails once, after it, so that SQS reports its count."""
     queue.send("evt_1")
     queue.send("evt_2")
     received: list[Any] = []

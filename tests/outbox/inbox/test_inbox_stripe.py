@@ -1,4 +1,4 @@
-"""The inbox behind a webhook endpoint on loopback, with events that the stripe package signs and verifies: docs/inbox.md."""
+"""The inbox of a webhook endpoint on loopback, with events that the stripe package signs and verifies: docs/inbox.md."""
 
 import json
 import threading
@@ -67,7 +67,7 @@ class Request(BaseHTTPRequestHandler):
 
 
 class Stripe:
-    """Delivers events to an endpoint, each delivery signed anew."""
+    """Delivers events to an endpoint, each delivery signed again."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.url = f"http://127.0.0.1:{endpoint.server_port}/webhooks"
@@ -175,7 +175,7 @@ def event(**changed: Any) -> stripe.Event:
     return stripe.Event.construct_from(PAID | changed, key="sk_test")
 
 
-def test_accounts_and_modes_are_told_apart() -> None:
+def test_accounts_and_modes_are_distinguished() -> None:
     identities = [
         inboxes.stripe.by_event_id(event()),
         inboxes.stripe.by_event_id(event(livemode=False)),

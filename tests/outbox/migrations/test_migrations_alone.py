@@ -55,9 +55,9 @@ def holding_everyone_up(database: Database) -> Iterator[Callable[[int], None]]:
 
         def release(waiting_runs: int) -> None:
             waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            patience = time.monotonic() + 30
+            latest = time.monotonic() + 30
             while database.is_postgresql and connection.exec_driver_sql(waiting).scalar_one() < waiting_runs:
-                assert time.monotonic() < patience
+                assert time.monotonic() < latest
                 time.sleep(0.01)
             connection.rollback()
 
@@ -77,7 +77,7 @@ def test_a_migration_that_meets_a_long_transaction_gives_up_unchanged(blank_post
     assert everything(blank_postgresql) == before
 
 
-def test_a_migration_that_waits_in_vain_for_another_one_says_so(blank_postgresql, monkeypatch):
+def test_a_migration_that_times_out_waiting_for_another_one_reports_it(blank_postgresql, monkeypatch):
     monkeypatch.setattr(locks, "MIGRATION_WAIT_SECONDS", 0.1)
 
     with (
@@ -87,7 +87,7 @@ def test_a_migration_that_waits_in_vain_for_another_one_says_so(blank_postgresql
         migrations.upgrade(blank_postgresql.url)
 
 
-def test_a_migration_that_waits_in_vain_for_a_writer_of_sqlite_says_so(blank_sqlite):
+def test_a_migration_that_times_out_on_a_writer_of_sqlite_reports_it(blank_sqlite):
     impatient = create_engine(blank_sqlite.url, connect_args={"timeout": 0.05}, poolclass=NullPool)
 
     with holding_everyone_up(blank_sqlite), pytest.raises(SchemaError, match="another connection is writing"):

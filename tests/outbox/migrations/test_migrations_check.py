@@ -61,7 +61,7 @@ def test_check_names_the_function_that_was_removed_since(blank_postgresql):
         migrations.check(blank_postgresql.url, **ODD)
 
 
-def test_check_names_the_revisions_of_a_database_left_behind(blank, monkeypatch):
+def test_check_names_the_revisions_of_an_outdated_database(blank, monkeypatch):
     migrations.upgrade(blank.url)
     monkeypatch.setattr(inspection, "head", lambda: "9998")
 

@@ -150,7 +150,7 @@ def test_the_app_checks_the_tables(as_role: As) -> None:
         "CREATE OR REPLACE FUNCTION outbox_cancel(entry_id uuid) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
     ],
 )
-def test_the_app_cannot_change_or_delete_what_is_to_be_sent(as_role: As, ob: outbox.Outbox, statement: str) -> None:
+def test_the_app_cannot_change_or_delete_what_must_be_sent(as_role: As, ob: outbox.Outbox, statement: str) -> None:
     app = as_role("app")
     put(app, ob)
 
@@ -202,7 +202,7 @@ FORGED: dict[str, dict[str, str]] = {
     "under another key": {"epoch": "1"},
     "uncertain": {"state": "'uncertain'"},
     "under a lease": LEASED,
-    "held": {"more": ", suspended_reason", "values": ", 'mine'"},
+    "suspended": {"more": ", suspended_reason", "values": ", 'mine'"},
     "with an outcome": {"more": ", outcome", "values": ", '{}'"},
     "for another callback": {"more": ", callback", "values": ", 'settled'"},
     "sent as another form": {"more": ", sent_as", "values": ", 'uuid'"},
@@ -279,7 +279,7 @@ def test_the_owner_restores_the_queue_from_a_backup(owners: Database, as_role: A
     assert run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()}) == 2
 
 
-def test_the_app_changes_no_answer_and_deletes_no_standing_record(as_role: As, ob: outbox.Outbox) -> None:
+def test_the_app_changes_no_answer_and_deletes_no_current_record(as_role: As, ob: outbox.Outbox) -> None:
     app = as_role("app")
     with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
         claim.respond(201, {"order": "placed"})
@@ -347,7 +347,7 @@ def test_the_dispatchers_own_check_passes(as_role: As, ob: outbox.Outbox) -> Non
     asyncio.run(working.check())
 
 
-def test_upkeep_deletes_what_is_old_and_adds_nothing(as_role: As, ob: outbox.Outbox) -> None:
+def test_maintenance_deletes_what_is_old_and_adds_nothing(as_role: As, ob: outbox.Outbox) -> None:
     put(as_role("app"), ob)
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
     maintenance = as_role("maintenance")
@@ -362,7 +362,7 @@ def test_upkeep_deletes_what_is_old_and_adds_nothing(as_role: As, ob: outbox.Out
     assert refused(maintenance, "UPDATE outbox_settlement SET state = 'failed'")
 
 
-def test_upkeep_runs_the_retention(as_role: As, owners: Database, ob: outbox.Outbox) -> None:
+def test_maintenance_runs_the_retention(as_role: As, owners: Database, ob: outbox.Outbox) -> None:
     app, maintenance = as_role("app"), as_role("maintenance")
     with app.begin() as session, ob.idempotent(session, "retry-1", scope="acct_1", request=REQUEST) as claim:
         ob.enqueue(session, "crm.upsert", PAYLOAD)

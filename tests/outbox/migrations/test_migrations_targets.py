@@ -53,7 +53,7 @@ def test_an_engine_that_begins_its_sqlite_transactions_itself_is_welcome(blank_s
     engine.dispose()
 
 
-def test_an_async_engine_is_opened_anew_with_a_sync_driver(blank):
+def test_an_async_engine_is_opened_again_with_a_sync_driver(blank):
     url = blank.url if blank.is_postgresql else blank.url.set(drivername="sqlite+aiosqlite")
     engine = create_async_engine(url)
 
@@ -92,9 +92,9 @@ def test_a_url_in_memory_is_refused_as_it_would_be_gone_at_once(url):
     ],
 )
 def test_a_url_for_asyncio_leads_to_its_database_by_a_synchronous_driver(url, same):
-    told = synchronous(make_url(url))
+    target = synchronous(make_url(url))
 
-    assert told == make_url(same)
+    assert target == make_url(same)
 
 
 def test_what_is_no_target_is_refused(blank_sqlite):

@@ -207,7 +207,7 @@ def test_the_status_of_an_open_request_shows_its_effects_and_no_response(checkou
     assert "2000" not in repr(status), "the payload"
 
 
-def test_the_status_of_a_request_is_nobody_elses(checkout: Checkout) -> None:
+def test_the_status_of_a_request_is_for_its_owner_only(checkout: Checkout) -> None:
     checkout.accept()
 
     assert checkout.status(scope="acct_2") is None
@@ -271,7 +271,7 @@ def test_a_request_that_was_answered_at_once_has_a_status_too(
         (timedelta(days=3), POLL_LAST),
     ],
 )
-def test_the_older_a_request_the_later_it_is_to_be_asked_for(age: timedelta, expected: timedelta) -> None:
+def test_the_older_a_request_the_later_its_next_poll(age: timedelta, expected: timedelta) -> None:
     assert poll_after(age) == expected
 
 
@@ -282,7 +282,7 @@ def test_the_older_a_request_the_later_it_is_to_be_asked_for(age: timedelta, exp
         pytest.param(lambda connection: read_open_records(connection, TABLES), id="the gauges"),
     ],
 )
-def test_what_looks_for_open_requests_reads_only_their_index(
+def test_the_search_for_open_requests_reads_only_their_index(
     database: Database, ob: outbox.Outbox, read: Callable[[sa.Connection], object]
 ) -> None:
     plans: list[str] = []
@@ -300,6 +300,6 @@ def test_what_looks_for_open_requests_reads_only_their_index(
         read(connection)
 
     assert plans
-    for told in plans:
-        assert "outbox_record_open" in told
-        assert "Filter: ((state" not in told
+    for explained in plans:
+        assert "outbox_record_open" in explained
+        assert "Filter: ((state" not in explained

@@ -124,7 +124,7 @@ def test_after_the_window_an_equal_body_is_new_and_has_new_child_keys(client, da
 
 
 def test_after_the_window_an_equal_body_meets_its_successor_not_the_first(client, database, monkeypatch):
-    """The first stands at the end of one span, the second a window later, at the end of the next, the third just after it."""
+    """The first is at the end of one span, the second a window later, at the end of the next, the third just after it."""
     answers = []
     for number, instant in enumerate((EDGE - SECOND, EDGE + WINDOW - SECOND, EDGE + WINDOW)):
         with monkeypatch.context() as patch:
@@ -268,7 +268,7 @@ def at_edge(derive):
 def wait_for_a_lock(postgresql):
     waiting = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
     with postgresql.engine.connect() as connection:
-        wait_for(lambda: connection.scalar(waiting), "somebody to wait for the lock")
+        wait_for(lambda: connection.scalar(waiting), "a transaction to wait for the lock")
 
 
 def test_a_rotation_within_the_window_changes_nothing(database, ob):
@@ -292,7 +292,7 @@ def test_no_client_can_send_a_key_that_meets_a_bodys(client, database):
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_a_leased_request_may_stand_under_its_body_too(database, ob, monkeypatch, is_async):
+def test_a_leased_request_may_be_keyed_by_its_body_too(database, ob, monkeypatch, is_async):
     shop, other = Shop(database, ob, is_async=is_async), Shop(database, ob)
     keys = []
 

@@ -307,7 +307,7 @@ def test_a_key_is_free_once_its_entries_are_forgotten(client, database):
     assert database.counts() == {"orders": 2, "records": 1, "entries": 1, "queue": 1}
 
 
-def bury(database, forget_at):
+def replace_with_tombstone(database, forget_at):
     (record,) = database.records
     database.execute(sa.delete(TABLES.record))
     database.execute(
@@ -325,14 +325,14 @@ def bury(database, forget_at):
 
 def test_a_tombstone_answers_for_its_key(client, database):
     client.request(place_order_only)
-    bury(database, datetime.now(UTC) + DAY)
+    replace_with_tombstone(database, datetime.now(UTC) + DAY)
 
     assert_expired(client, database)
 
 
 def test_a_tombstone_past_its_time_says_nothing(client, database):
     client.request(place_order_only)
-    bury(database, datetime.now(UTC) - A_MOMENT)
+    replace_with_tombstone(database, datetime.now(UTC) - A_MOMENT)
 
     client.request()
 

@@ -262,16 +262,16 @@ def test_a_request_can_be_rejected_after_a_statement_of_it_has_failed(client, da
 
 
 def test_a_commit_that_was_refused_leaves_the_block_as_it_was(client, database, ob):
-    def commit_and_go_on(session, claim):
+    def commit_and_continue(session, claim):
         work(session, ob)
         swallow(outbox.ClaimOpen, session.commit)
         claim.respond(201)
 
-    assert client.request(commit_and_go_on).status == 201
+    assert client.request(commit_and_continue).status == 201
     assert database.counts() == ALL
 
 
-# --- a transaction that is ended behind the session's back
+# --- a transaction that is ended without the session
 
 
 def commit_on_the_connection(session, claim, ob):

@@ -1,4 +1,4 @@
-"""Inside a replay nothing is written, enqueued or answered anew, whatever the caller does with the error."""
+"""Inside a replay nothing is written, enqueued or answered again, whatever the caller does with the error."""
 
 import pytest
 import sqlalchemy as sa

@@ -1,4 +1,4 @@
-"""The same races at each isolation level: nothing is done twice, and whoever loses is told before it has worked.
+"""Concurrent requests of one key at each isolation level: nothing is done twice, and the loser gets an error before it has worked.
 
 At READ COMMITTED the loser sees what the winner has committed. At REPEATABLE READ and SERIALIZABLE its snapshot is older:
 it is refused with `KeyInFlight`, or PostgreSQL ends it with 40001, and the caller runs the unit again.
@@ -48,7 +48,7 @@ class FromPostgres(Exception):
 
 
 @pytest.mark.parametrize(("code", "conflict"), [("40001", True), ("40P01", True), ("40003", False), (None, False)])
-def test_a_transaction_ended_in_favour_of_another_is_told_by_its_code(code, conflict):
+def test_a_transaction_ended_in_favour_of_another_is_known_by_its_code(code, conflict):
     assert dialect.is_conflict(sa.exc.DBAPIError("", {}, FromPostgres(code))) == conflict
 
 
@@ -63,15 +63,15 @@ def test_of_ten_at_once_that_try_until_they_are_answered_one_works(shop):
     assert shop.database.counts() == ALL
 
 
-def test_while_one_works_the_other_is_told_at_once(shop):
-    told = Event()
-    shop.while_working = lambda session: told.wait(TEST_TIMEOUT) or pytest.fail("the other was made to wait")
+def test_while_one_works_the_other_gets_a_conflict_at_once(shop):
+    refused = Event()
+    shop.while_working = lambda session: refused.wait(TEST_TIMEOUT) or pytest.fail("the other was made to wait")
 
     def request():
         try:
             return shop.request()
         except outbox.KeyInFlight:
-            told.set()
+            refused.set()
             raise
 
     outcomes = at_once(2, request)
@@ -126,7 +126,7 @@ def test_what_was_answered_after_the_snapshot_is_never_done_again(shop, level):
 
 
 @pytest.mark.parametrize("level", STRICT)
-def test_who_is_refused_may_go_on_in_the_same_transaction(postgresql, ob, level):
+def test_who_is_refused_may_continue_in_the_same_transaction(postgresql, ob, level):
     shop = RacingShop(postgresql, ob, is_async=False, isolation_level=level)
 
     def work(session):
@@ -141,7 +141,7 @@ def test_who_is_refused_may_go_on_in_the_same_transaction(postgresql, ob, level)
     assert sorted(order.customer for order in postgresql.orders) == ["ada", "grace"]
 
 
-def test_an_expired_key_is_freed_by_one_and_the_one_overtaken_is_told(shop, level):
+def test_an_expired_key_is_freed_by_one_and_the_one_overtaken_is_refused(shop, level):
     def renew():
         return shop.request(request={"another": "order"})
 

@@ -1,4 +1,4 @@
-"""A leased claim: committed first, taken over when it runs out, answered by whoever holds it and by nobody else."""
+"""A leased claim: committed first, taken over when it runs out, answered by its owner only."""
 
 import asyncio
 from datetime import timedelta
@@ -70,7 +70,7 @@ def test_an_entry_of_a_fence_derives_from_the_claim_and_names_its_record(shop, d
     assert keys == [ob.child_key(parent, RECEIPT)]
 
 
-def test_a_retry_is_answered_with_the_stored_response_and_calls_nobody(shop):
+def test_a_retry_is_answered_with_the_stored_response_and_calls_no_service(shop):
     first = shop.request()
 
     assert shop.request(fail) == first
@@ -248,7 +248,7 @@ def test_a_block_without_an_answer_is_an_error_and_ends_the_lease(shop):
 
 
 def test_an_answer_whose_transaction_was_not_committed_is_none(database, ob):
-    """Else the client were told of an order that nobody has kept."""
+    """Else the client would get an order that was not stored."""
     shop = Shop(database, ob)
 
     def forget_to_commit():

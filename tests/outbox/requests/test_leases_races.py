@@ -1,4 +1,4 @@
-"""Many owners of one request, whose leases run out at random: one order, one answer, one child key, whoever wins."""
+"""Many owners of one request, whose leases run out at random: one order, one answer, one child key, for any winner."""
 
 import random
 import threading
@@ -32,7 +32,7 @@ class Service:
 
 
 def handle(shop, engine, service, key, rng):
-    """One attempt, which may fail at two moments. Returns its answer, or None if it is to be asked again."""
+    """One attempt, which may fail at two moments. Returns its answer, or None if it must be repeated."""
     try:
         with shop.block(engine, key=key) as claim:
             if claim.replayed:
@@ -80,11 +80,11 @@ def test_however_many_own_a_request_in_turn_it_is_answered_once(request, ob, kin
     chaos = threading.Thread(target=make_leases_run_out)
     chaos.start()
     with ThreadPoolExecutor(OWNERS) as pool:
-        told = list(pool.map(own, range(OWNERS)))
+        results = list(pool.map(own, range(OWNERS)))
     done.set()
     chaos.join()
 
-    assert all(answers == told[0] for answers in told), "two clients were told different things"
+    assert all(answers == results[0] for answers in results), "two clients got different answers"
     assert sorted(order.customer for order in database.orders) == KEYS
     assert len(database.entries) == len(KEYS)
     assert {record.state for record in database.records} == {"succeeded"}

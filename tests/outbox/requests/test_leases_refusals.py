@@ -192,7 +192,7 @@ def test_a_block_that_was_not_entered_cannot_be_left(shop):
         shop.block(shop.database.engine).__exit__(None, None, None)
 
 
-def test_a_buried_key_is_refused(shop, database):
+def test_a_tombstoned_key_is_refused(shop, database):
     shop.request()
     elapse(database, timedelta(days=20))
     settle_all(database)
@@ -236,8 +236,8 @@ def test_who_waits_gets_the_answer_of_the_one_that_works(database, ob, is_async)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_who_has_waited_long_enough_is_told_the_rest_of_the_lease(database, ob, is_async):
-    def wait_in_vain(claim):
+def test_who_has_waited_long_enough_gets_the_rest_of_the_lease(database, ob, is_async):
+    def wait_until_timeout(claim):
         with pytest.raises(outbox.KeyInFlight) as caught:
             Shop(database, ob).request(fail, in_flight="wait", wait=timedelta(milliseconds=150))
         assert caught.value.retry_after > timedelta(seconds=50)
@@ -248,7 +248,7 @@ def test_who_has_waited_long_enough_is_told_the_rest_of_the_lease(database, ob, 
                 Shop(database, ob, is_async=True).request(fail, in_flight="wait", wait=timedelta(milliseconds=150))
             claim.respond(201)
     else:
-        Shop(database, ob).request(wait_in_vain)
+        Shop(database, ob).request(wait_until_timeout)
 
 
 # --- several at once

@@ -68,7 +68,7 @@ def test_a_replay_renews_nothing(database, ob):
         assert threads() == []
 
 
-def test_a_renewal_beside_an_open_fence_waits_for_nobody_and_is_no_loss(postgresql, ob):
+def test_a_renewal_beside_an_open_fence_waits_for_no_one_and_is_no_loss(postgresql, ob):
     shop = Shop(postgresql, ob)
     with (
         shop.block(postgresql.engine) as claim,

@@ -19,7 +19,7 @@ def shop(database: Database, ob: outbox.Outbox) -> Shop:
 
 
 def abandon(shop: Shop) -> None:
-    """Nobody asks again after this attempt."""
+    """No client repeats the request after this attempt."""
 
     def fail(claim: object) -> None:
         raise ZeroDivisionError

@@ -141,7 +141,7 @@ def test_a_lease_that_ran_out_and_was_not_taken_over_still_answers(shop, other):
     assert shop.request(lambda claim: other.run_out()).status == 201
 
 
-def test_while_a_fence_is_open_nobody_takes_over_even_after_the_lease(database, ob):
+def test_while_a_fence_is_open_no_request_takes_over_even_after_the_lease(database, ob):
     shop = Shop(database, ob)
     impatient = database.new_engine(connect_args={"timeout": 0.05} if database.name == "sqlite" else {})
 
@@ -178,7 +178,7 @@ def test_taking_over_does_not_move_the_retry_window(shop):
     assert shop.record().replay_until == before
 
 
-def test_renewing_begins_the_lease_anew(database, ob):
+def test_renewing_begins_a_new_lease(database, ob):
     shop = Shop(database, ob)
     with shop.block(database.engine) as claim:
         shop.run_out()
@@ -196,9 +196,9 @@ def test_a_lease_that_is_renewed_while_another_attempt_stalls_is_kept(postgresql
         shop.run_out()
 
         def stall(connection, key):
-            standing = read(connection, key)
+            current = read(connection, key)
             claim.renew()
-            return standing
+            return current
 
         monkeypatch.setattr(lease_records, "_standing_lease", stall)
         with pytest.raises(outbox.KeyInFlight):

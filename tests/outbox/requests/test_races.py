@@ -1,6 +1,6 @@
 """What concurrent requests of one key get, over real connections.
 
-One request works. The others are told so at once ("conflict"), or wait for its answer ("wait"). Nobody works twice.
+One request works. The others get a conflict at once ("conflict"), or wait for its answer ("wait"). No two work.
 """
 
 import threading
@@ -21,14 +21,14 @@ def shop(postgresql, ob):
 
 
 def test_of_two_threads_with_one_key_one_works_and_one_is_refused_at_once(shop):
-    told = threading.Event()
-    shop.while_working = lambda session: told.wait(TEST_TIMEOUT) or pytest.fail("the other was made to wait")
+    refused = threading.Event()
+    shop.while_working = lambda session: refused.wait(TEST_TIMEOUT) or pytest.fail("the other was made to wait")
 
     def request():
         try:
             return shop.request()
         except outbox.KeyInFlight:
-            told.set()
+            refused.set()
             raise
 
     outcomes = at_once(2, request)
@@ -50,17 +50,17 @@ def test_of_two_threads_with_one_key_one_works_and_one_awaits_its_answer(shop, w
 
 
 def test_of_fifty_with_one_key_one_works_and_the_others_are_refused(shop):
-    told = threading.Semaphore(0)
+    refused = threading.Semaphore(0)
 
     def wait_for_the_others(session):
         for _ in range(49):
-            assert told.acquire(timeout=TEST_TIMEOUT), "one of the others was made to wait"
+            assert refused.acquire(timeout=TEST_TIMEOUT), "one of the others was made to wait"
 
     def request():
         try:
             return shop.request()
         finally:
-            told.release()
+            refused.release()
 
     shop.while_working = wait_for_the_others
 

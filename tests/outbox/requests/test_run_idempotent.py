@@ -164,7 +164,7 @@ async def cancel_in_the_block(ob, session, wait_inside):
             await wait_inside()
 
     task = asyncio.create_task(handle())
-    await waiting.wait()  # by the time that this wakes, the task is held up in `wait_inside`
+    await waiting.wait()  # by the time that this wakes, the task waits in `wait_inside`
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
