@@ -1,4 +1,4 @@
-"""Concurrent requests of one key at each isolation level: nothing is done twice, and the loser gets an error before it has worked.
+"""Concurrent requests of one key at each isolation level: nothing is done twice, and the loser gets an error before it works.
 
 At READ COMMITTED the loser sees what the winner has committed. At REPEATABLE READ and SERIALIZABLE its snapshot is older:
 it is refused with `KeyInFlight`, or PostgreSQL ends it with 40001, and the caller runs the unit again.
