@@ -11,6 +11,7 @@ from uuid import uuid4
 import hypothesis
 import pytest
 import sqlalchemy as sa
+from support.cases import one_case_each, two_of_four
 from support.database import TABLES, Base, Client, Database
 
 import outbox
@@ -26,16 +27,19 @@ hypothesis.settings.load_profile("outbox")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-case", action="store_true", help="run one case of each test, another for each next one")
+    parser.addoption("--every-case", action="store_true", help="run each database with each kind of session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--one-case"):
-        cases: dict[str, list[pytest.Item]] = {}
-        for item in items:
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        chosen = [cases_of[number % len(cases_of)] for number, cases_of in enumerate(cases.values())]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
+        chosen = one_case_each(items)
+    elif config.getoption("--every-case"):
+        return
+    else:
+        chosen = two_of_four(items)
+    left_out = set(items).difference(chosen)
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +94,7 @@ class Copies:
         self._run = uuid4().hex[:8]  # several pytest-xdist workers may share one server
         self._template = f"outbox_template_{self._run}"
         self._made = [self._template]
-        self._idle: list[sa.URL] = []
+        self._idle: list[Database] = []
         _execute(self._admin, f"CREATE DATABASE {self._template}")
         url = server_url.set(database=self._template)
         _create_tables(url)
@@ -102,7 +106,8 @@ class Copies:
     def take(self, *, as_roles: bool = False) -> Database:
         roles = self._roles if as_roles else None
         if self._idle:
-            return Database(self._idle.pop(), roles)
+            used = self._idle.pop()
+            return Database(used.owners_url, roles, used.observer)
         name = f"outbox_test_{self._run}_{len(self._made)}"
         self._made.append(name)
         _execute(self._admin, f"CREATE DATABASE {name} TEMPLATE {self._template}")
@@ -118,8 +123,13 @@ class Copies:
                 connection.exec_driver_sql(
                     "DELETE FROM pg_statistic"
                 )  # an emptied table keeps what ANALYZE found in it
-                self._idle.append(database.owners_url)
+                self._idle.append(database)
+                return
         database.dispose()
+
+    def close(self) -> None:
+        for database in self._idle:
+            database.dispose()
 
     def drop(self) -> None:
         for name in self._made:
@@ -176,6 +186,7 @@ def _is_left_alone(connection: sa.Connection) -> bool:
 def copies(server_url: sa.URL) -> Iterator[Copies]:
     copies = Copies(server_url)
     yield copies
+    copies.close()
     if os.environ.get("OUTBOX_TEST_DATABASE_URL"):  # a server of our own goes with all that is in it
         copies.drop()
 

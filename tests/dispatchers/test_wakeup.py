@@ -171,7 +171,7 @@ def test_a_listener_whose_connection_is_ended_listens_again(
 
     async def steps() -> None:
         await each_is_sent(postgresql, lambda n: put_by(apps, ob, n))
-        with postgresql._observer.connect() as connection:
+        with postgresql.observer.connect() as connection:
             assert connection.execute(terminate).scalar_one() == 1
         await until_true(lambda: "hints arrive again" in caplog.text)
         await each_is_sent(postgresql, lambda n: put_by(apps, ob, ROUNDS + n))
@@ -194,7 +194,7 @@ def test_a_dispatcher_listens_again_on_another_event_loop(postgresql: Database, 
 
 
 def listeners(database: Database) -> int:
-    with database._observer.connect() as connection:
+    with database.observer.connect() as connection:
         found = sa.text(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN %'"
         )

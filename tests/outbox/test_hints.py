@@ -254,7 +254,7 @@ def test_a_sender_keeps_to_one_connection(postgresql: Database, ob: outbox.Outbo
 
 
 def backend_of_hints(database: Database) -> int | None:
-    with database._observer.connect() as connection:
+    with database.observer.connect() as connection:
         found = connection.execute(
             sa.text(
                 "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%pg_notify%'"
@@ -301,7 +301,7 @@ def test_a_connection_that_was_ended_is_replaced(postgresql: Database, ob: outbo
     with listening(postgresql) as ear:
         by_session(postgresql, ob)
         ear.next()
-        with postgresql._observer.connect() as connection:
+        with postgresql.observer.connect() as connection:
             connection.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": backend_of_hints(postgresql)})
         with postgresql.begin() as session:
             enqueue(session, ob, parent="order:2")

@@ -61,9 +61,10 @@ class Database:
 
     roles: the logins of the app and of the dispatchers. With them `url` and all engines are the app's but `dispatchers_engine`;
     rows are looked at and changed as the owner.
+    observer: the owner's engine, still connected: a new connection costs the server 10 ms until it knows the tables.
     """
 
-    def __init__(self, url: sa.URL, roles: Mapping[str, str] | None = None) -> None:
+    def __init__(self, url: sa.URL, roles: Mapping[str, str] | None = None, observer: sa.Engine | None = None) -> None:
         self.owners_url = url
         self.roles = roles
         self.url = url if roles is None else url.set(username=roles["app"])
@@ -74,7 +75,7 @@ class Database:
         self._engines: list[sa.Engine] = []
         self.engine = self.new_engine()
         # Unprepared on SQLite, so that it reads what is committed beside a writer instead of waiting for it.
-        self._observer = self._create_engine(self.owners_url)
+        self.observer = observer or self._create_engine(self.owners_url, pool_pre_ping=True, execution_options=SHARED)
         self._dispatchers: sa.Engine | None = None
 
     def new_engine(self, **settings: Any) -> sa.Engine:
@@ -124,22 +125,22 @@ class Database:
         return AsyncSession(self.async_engine(), **settings)
 
     def dispose(self) -> None:
-        for engine in self._engines:
+        for engine in {*self._engines, self.observer}:
             engine.dispose()
 
     @contextmanager
     def last_connection(self) -> Iterator[sa.Connection]:
-        """The owner's, when all others are closed. It is one that the test had: to begin another costs the server 10 ms."""
+        """The owner's, when all others are closed."""
         for engine in self._engines:
-            if engine is not self._observer:
+            if engine is not self.observer:
                 engine.dispose()
-        with self._observer.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        with self.observer.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
             yield connection
 
     # --- what is committed
 
     def rows(self, table: sa.Table) -> list[sa.Row[Any]]:
-        with self._observer.connect() as connection:
+        with self.observer.connect() as connection:
             return list(connection.execute(sa.select(table).order_by(*table.primary_key)))
 
     @property
@@ -174,7 +175,7 @@ class Database:
 
     def owner(self) -> AbstractContextManager[sa.Connection]:
         """A transaction with the rights of the tables' owner."""
-        return (self.engine if self.roles is None else self._observer).begin()
+        return (self.engine if self.roles is None else self.observer).begin()
 
     def execute(self, statement: sa.Executable) -> None:
         with self.owner() as connection:

@@ -79,7 +79,7 @@ def states(database: Database) -> Counter[str]:
     """How many entries are in each state, ended ones included."""
     found: Counter[str] = Counter()
     for table in (TABLES.queue, TABLES.settlement):
-        with database._observer.connect() as connection:
+        with database.observer.connect() as connection:
             for name, count in connection.execute(sa.select(table.c.state, sa.func.count()).group_by(table.c.state)):
                 found[name] += count
     return found
