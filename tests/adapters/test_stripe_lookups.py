@@ -302,7 +302,7 @@ def test_a_charge_in_doubt_past_its_window_ends_charged_once(
         assert killed.wait() == -9
     states = []
 
-    for passes in (DAY, QUIET, QUIET):  # the window is over; the look; what was absent is sent again
+    for passes in (DAY, QUIET, QUIET):  # the window is over; the status lookup; what was absent is sent again
         pass_time(database, clock, passes)
         run_once(database, ob, adapters={"stripe": adapter_for(service)}, include=[effects])
         states.append(state(database, id))

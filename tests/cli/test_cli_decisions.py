@@ -94,7 +94,7 @@ def test_what_is_sent_again_may_happen_twice_and_the_command_says_so(database: D
     assert "a running dispatcher will send it again" in succeeded("show", str(id), database=database)
 
 
-def test_what_is_resolved_needs_no_second_look(database: Database, ob: outbox.Outbox) -> None:
+def test_what_is_resolved_needs_no_second_lookup(database: Database, ob: outbox.Outbox) -> None:
     id = put_uncertain(database, ob)
     command("resolve", str(id), "--happened", *LOOKED, database=database)
 

@@ -210,7 +210,7 @@ def test_an_uncertain_entry_reaches_on_settled_once_it_is_resolved(shop: Shop) -
     assert len(adapter.deliveries) == len(shop.database.orders) == 1
 
 
-def test_a_persons_cancel_runs_the_callback_and_sends_nothing(shop: Shop) -> None:
+def test_an_operators_cancel_runs_the_callback_and_sends_nothing(shop: Shop) -> None:
     id = put_one(shop.database, shop.ob)
     adapter = MemoryAdapter()
     shop.on_settled(shop.pay)

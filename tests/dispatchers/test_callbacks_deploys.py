@@ -178,7 +178,7 @@ def test_an_uncertain_entry_waits_for_who_has_its_callback_as_well(newer: Shop) 
     assert (newer.states, len(newer.database.orders)) == (["uncertain", "delivered"], 1)
 
 
-def test_a_persons_cancel_waits_for_who_has_the_callback(newer: Shop) -> None:
+def test_an_operators_cancel_waits_for_a_process_that_has_the_callback(newer: Shop) -> None:
     id = put_one(newer.database, newer.ob)
     newer.run_once(adapters={"mail": MemoryAdapter()})
     with newer.database.engine.begin() as connection:

@@ -225,7 +225,7 @@ def test_an_unknown_verdict_is_refused(database: Database, ob: outbox.Outbox) ->
 
 
 @pytest.mark.parametrize(("verdict", "ends"), [("happened", "delivered"), ("did_not_happen", "failed")])
-def test_a_persons_word_settles_with_its_reason_and_its_callback(shop: Shop, verdict: str, ends: str) -> None:
+def test_an_operators_decision_settles_with_its_reason_and_its_callback(shop: Shop, verdict: str, ends: str) -> None:
     database = shop.database
     id = uncertain(database, shop.ob)
     shop.on_settled(shop.pay)

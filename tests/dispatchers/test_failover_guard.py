@@ -175,7 +175,7 @@ def test_a_copied_file_is_another_place(sqlite: Database, ob: outbox.Outbox, tmp
     copy.dispose()
 
 
-def test_a_server_with_fewer_rights_is_watched_by_what_it_does_report(
+def test_a_server_with_fewer_rights_is_guarded_by_what_it_does_report(
     postgresql: Database, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = f"poor_{os.getpid()}"
@@ -207,7 +207,7 @@ def test_a_server_with_fewer_rights_is_watched_by_what_it_does_report(
         connection.exec_driver_sql(f"DROP ROLE {role}")
 
 
-# --- what a hold keeps from happening
+# --- what a suspension prevents
 
 
 def test_nothing_is_claimed_while_every_dispatcher_holds(

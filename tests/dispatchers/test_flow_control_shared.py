@@ -369,7 +369,7 @@ def test_while_it_is_paused_nothing_ages(database: Database, ob: outbox.Outbox) 
 
 
 def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_stopped(database: Database, ob: outbox.Outbox) -> None:
-    """A dispatcher that has just begun, and whose first look takes its time."""
+    """A dispatcher that has just started, and whose first read of the flow states is slow."""
     id = put_one(database, ob)
     crm = Crm(Deferred("busy"))
     work(database, ob, crm)

@@ -1,4 +1,4 @@
-"""Looks at a service for what may have been executed: each way out of doubt, on a real database."""
+"""Status lookups for what may have been executed: each way out of doubt, on a real database."""
 
 import asyncio
 import json
@@ -83,7 +83,7 @@ def test_past_the_window_what_is_absent_is_sent_again_under_a_new_key(database: 
     run_once(database, ob, adapters={"crm": adapter})
     age(database, DAY)
 
-    for _ in range(3):  # the window is found to have passed; the look; the send
+    for _ in range(3):  # the window is found to have passed; the status lookup; the send
         look_up(database, ob, adapter)
 
     settled = settlement_row(database, id)
@@ -212,7 +212,7 @@ def test_an_early_look_is_no_proof_of_absence(database: Database, ob: outbox.Out
     assert state(database, id) == "pending"
 
 
-def test_looks_come_to_an_end_by_age(database: Database, ob: outbox.Outbox) -> None:
+def test_lookups_end_by_age(database: Database, ob: outbox.Outbox) -> None:
     adapter = keyless("answer", finds=[CannotTell("down")] * 2)
     id = sent_and_looked_up(database, ob, adapter)
 

@@ -157,9 +157,7 @@ def test_a_crashed_lookup_is_no_attempt(database: Database, ob: outbox.Outbox, s
     assert (state(database, id), queue_row(database, id).attempts) == ("uncertain", 1)
 
 
-def test_looks_that_kill_their_process_come_to_an_end(
-    database: Database, ob: outbox.Outbox, store: DatabaseStore
-) -> None:
+def test_lookups_that_kill_their_process_end(database: Database, ob: outbox.Outbox, store: DatabaseStore) -> None:
     id, adapter = awaiting_lookup(database, ob, finds=[])
     for _ in range(CRASHES_MAX):
         claim_one(store)

@@ -39,7 +39,7 @@ def primary(template: Path, tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def renewed_at_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were always a minute between two looks."""
+    """As if there were always a minute between two checks."""
     monkeypatch.setattr(database_identity, "IDENTITY_EVERY", timedelta(0))
 
 
@@ -200,7 +200,7 @@ def test_a_charge_after_the_backup_is_repeated_only_while_its_key_is_known(
             run_once(restored, ob, adapters=adapters(stripe))
 
         assert state(restored, charge) == "delivered"
-        assert replays(stripe) == [False, not since]  # the look itself repeats nothing
+        assert replays(stripe) == [False, not since]  # the status lookup itself repeats nothing
         assert len(stripe.ledger.charges) == 1
 
 
@@ -228,7 +228,7 @@ def test_the_identity_file_shows_an_older_state_of_a_timeline(
 def test_from_an_older_state_nothing_is_claimed_even_before_the_check(
     primary: Cluster, ob: outbox.Outbox, stripe: RunningStripe, tmp_path: Path
 ) -> None:
-    """The claim itself is refused: `run_once` and `pump` look first, but a server may be exchanged between look and claim."""
+    """The claim itself is refused: `run_once` and `pump` check first, but a server may be exchanged between check and claim."""
     address = Address(primary)
     working = dispatcher(address.engine, ob, adapters=adapters(stripe))
     asyncio.run(working.run_once())

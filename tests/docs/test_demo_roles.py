@@ -1,4 +1,4 @@
-"""Those who play in the demo: the killer, the person who looks at what is uncertain, the mail server."""
+"""The roles of the demo: the killer, the operator who looks up what is uncertain, the mail server."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the tests of looks share: a service that loses answers, and how it is looked at."""
+"""What the tests of status lookups share: a service that loses answers, and its lookups."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -54,7 +54,7 @@ def test_a_database_treats_lookups_as_the_reference_store_does(
     for form in ("hex", "native", "native"):  # the last one finds nothing that awaits no lookup
         agreement.request_lookups(form)
         agreement.they_agree()
-    for hours in (4, 4, 40):  # after which no look is due any more
+    for hours in (4, 4, 40):  # after which no status lookup is due any more
         agreement.time_passes(hours)
         agreement.claims.clear()
         agreement.claim("native")

@@ -210,7 +210,7 @@ class Invariants(Truth):
         froze = send.process.frozen_seconds(send.began) > 0
         if (
             window is None
-        ):  # no look can rule out what a sender does that was frozen beyond lease and margin: docs/states.md
+        ):  # no status lookup can rule out what a sender does that was frozen beyond lease and margin: docs/states.md
             waited = self._now() - self.instant(send.claimed.leased_at)
             send.too_late |= froze and waited >= (LEASE + FENCING_DELAY).total_seconds()
         if not isinstance(window, timedelta):

@@ -95,7 +95,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """The database's stored identity. mark: its time, if known. held: why nothing may be sent."""
+    """identity: as last stored. suspended: why nothing may be sent."""
 
     identity: DatabaseIdentity | None = None
     suspended: str | None = None
