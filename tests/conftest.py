@@ -143,7 +143,9 @@ _SHAPE = sa.text(
     "SELECT (SELECT count(*) FROM pg_class), (SELECT max(oid) FROM pg_class), (SELECT count(*) FROM pg_trigger),"
     " (SELECT md5(string_agg(prosrc, ',' ORDER BY oid)) FROM pg_proc WHERE pronamespace = 'public'::regnamespace),"
     " (SELECT count(*) FROM pg_proc), (SELECT count(*) FROM pg_attribute WHERE attisdropped),"
-    " (SELECT md5(string_agg(reloptions::text, ',' ORDER BY oid)) FROM pg_class),"
+    " (SELECT md5(string_agg(concat(reloptions, relacl, relpersistence, relrowsecurity), ',' ORDER BY oid)) FROM pg_class),"
+    " (SELECT count(*) FROM pg_constraint), (SELECT max(oid) FROM pg_constraint),"
+    " (SELECT count(*) FROM pg_attrdef), (SELECT max(oid) FROM pg_attrdef),"
     " (SELECT md5(string_agg(setconfig::text, ',' ORDER BY setrole)) FROM pg_db_role_setting JOIN pg_database d"
     " ON d.oid = setdatabase WHERE datname = current_database())"
 )

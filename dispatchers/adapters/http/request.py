@@ -114,7 +114,7 @@ class Service:
         Raises `Malformed`.
         """
         headers = {name.lower(): (name, value) for each in (AGENT, self.headers) for name, value in each.items()}
-        return Outgoing("GET", self._target(url, "the url of a look"), list(headers.values()))
+        return Outgoing("GET", self._target(url, "the url of a status lookup"), list(headers.values()))
 
     @property
     def place(self) -> str:
