@@ -24,7 +24,7 @@ RETRY_SECONDS = (1.0, 60.0)  # after a failure, doubling up to the second
 HUNG_SECONDS = 5.0  # until a connection that does not answer is dropped
 WAITING_MAX = 1000  # hints not yet looked at; more are dropped, as one is enough
 COMMIT_SECONDS_MAX = 5.0  # how long the end of a transaction that is about to commit is waited for
-COMMIT_LOOK_SECONDS = 0.001
+COMMIT_POLL_SECONDS = 0.001
 
 
 class Committing(NamedTuple):
@@ -162,7 +162,7 @@ def _await_commit(committing: Committing) -> None:
     """
     deadline = time.monotonic() + COMMIT_SECONDS_MAX
     while committing.transaction.is_active and time.monotonic() < deadline:
-        time.sleep(COMMIT_LOOK_SECONDS)
+        time.sleep(COMMIT_POLL_SECONDS)
     committing.then()
 
 

@@ -102,9 +102,8 @@ class SessionState:
         try:
             self.write(session)
         except MissingGreenlet:
-            self.commits = (
-                0  # the commit of an AsyncSession has failed and is no longer in progress: a later one writes
-            )
+            # The commit of an AsyncSession has failed and is no longer in progress: a later one writes.
+            self.commits = 0
 
     def write(self, session: Session, connection: Connection | None = None) -> None:
         """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` when all is inserted.

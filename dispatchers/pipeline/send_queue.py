@@ -1,7 +1,7 @@
 """Entries that were claimed ahead: each waits until one of its destination's sends has ended. No I/O."""
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, TypeAlias
 
 from dispatchers.pipeline.routing import Route
@@ -39,12 +39,9 @@ class SendQueue:
             del self._sending[name]
 
     @property
-    def destinations(self) -> list[str]:
-        """Those for which something waits."""
-        return list(self._waiting)
-
-    def holds(self, name: str) -> bool:
-        return name in self._waiting
+    def destinations(self) -> Collection[str]:
+        """Those for which something waits now."""
+        return self._waiting.keys()
 
     def next(self, name: str) -> Work | None:
         """The next one that waits for this destination, if it may be sent now."""

@@ -100,7 +100,7 @@ class Sender:
     def follow(self) -> None:
         """Send what waited for the database's decision about its destination."""
         if self._queue.destinations and self._loop is not None:
-            for name in self._queue.destinations:
+            for name in list(self._queue.destinations):
                 self._follow(name)
             self._set_to_work(self._loop)
 
@@ -206,7 +206,7 @@ class Sender:
     def _end(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
         self._finish(entry, outcome, change)
         self._queue.end(entry.destination)
-        if self._queue.holds(entry.destination):
+        if entry.destination in self._queue.destinations:
             self._follow(entry.destination)
 
     def _follow(self, name: str) -> None:

@@ -141,7 +141,7 @@ def _require_derived(connection: Connection, tables: Tables, keyring: Keyring, k
             return
         different = row.id
     if different is not None:
-        raise _other_secret(kid, f"differs from the one under which the app enqueued entry {different} under")
+        raise _other_secret(kid, f"differs from the one under which the app enqueued entry {different}")
 
 
 def _other_secret(kid: str, what: str) -> ConfigurationError:
