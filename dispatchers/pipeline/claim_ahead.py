@@ -6,6 +6,10 @@ Where sends end fast, the next claim would come too late for them: the database'
 from collections.abc import Callable, Collection
 from typing import Final
 
+from dispatchers.flow_control.state import limits_of, service_of
+from dispatchers.pipeline.routing import Routes
+from dispatchers.settings import Settings
+
 AHEAD_SECONDS: Final = 0.1
 """An entry that is claimed ahead waits about so long: far less than a lease, and no less than a claim takes."""
 
@@ -52,3 +56,12 @@ class ClaimAhead:
         for name in self._measured.keys() - names:
             del self._measured[name], self._ended[name]
         self._excluded.intersection_update(names)
+
+
+def claim_ahead_for(settings: Settings, routes: Routes, *, entries_max: int) -> ClaimAhead:
+    """Allowed where a repeated send is harmless, and no limit is shared with other dispatchers."""
+
+    def is_allowed(name: str) -> bool:
+        return service_of(name) in routes.repeatable and not limits_of(settings.limits, name).are_shared
+
+    return ClaimAhead(is_allowed, entries_max=min(entries_max, settings.in_flight_max // 2))

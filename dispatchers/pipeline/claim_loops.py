@@ -15,9 +15,8 @@ from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
 from dispatchers.flow_control.quota import Quota
-from dispatchers.flow_control.state import limits_of, service_of
 from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.pipeline.claim_ahead import ClaimAhead
+from dispatchers.pipeline.claim_ahead import claim_ahead_for
 from dispatchers.pipeline.failover_guard import FailoverGuard
 from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
 from dispatchers.pipeline.outcome_collector import OutcomeCollector
@@ -48,11 +47,15 @@ PERMIT_REPORTS_MAX = 20  # attempts to report free permits, `BUSY_SECONDS` apart
 
 
 class Progress(NamedTuple):
-    """The result of an exchange. asked: whether it had quotas. claimed: including the entries that were passed over."""
+    """The result of an exchange. asked: whether it had quotas. claimed: including the entries that were passed over.
+
+    has_more: whether more may be due where it asked.
+    """
 
     asked: bool = False
     claimed: int = 0
     settled: int = 0
+    has_more: bool = False
 
 
 class ClaimLoops:
@@ -87,7 +90,7 @@ class ClaimLoops:
             permits_of=settings.concurrency_of,
             shut_until=self._flow.shut_until,
             pace=pace,
-            ahead=_claim_ahead(settings, routes),
+            ahead=claim_ahead_for(settings, routes, entries_max=BATCH_ENTRIES_MAX),
         )
         self._collector = OutcomeCollector(
             settings, store, callbacks, self._scheduler, self._flow, pace, outages, clock=clock, rng=rng
@@ -218,7 +221,7 @@ class ClaimLoops:
             progress = await self._exchange_patiently(stopping)
             if is_first:
                 self._wakeup.asked(progress.claimed)
-            if not (progress.claimed or (progress.asked and not self._scheduler.all_asked)):
+            if not (progress.has_more or (progress.asked and not self._scheduler.all_asked)):
                 await self._rest(stopping, is_first=is_first)
 
     async def _exchange_patiently(self, stopping: asyncio.Event) -> Progress:
@@ -253,22 +256,23 @@ class ClaimLoops:
         waiting = min(waiting, self._flow.opens_in(self._clock()), self._collector.outcomes.again_in)
         if not self._collector.outcomes:
             self._collector.news.clear()
-            if is_first:
-                await first_set(self._collector.news, self._wakeup.hinted, stopping, seconds=waiting)
-                self._follow_hints()
-            else:
-                await first_set(self._collector.news, stopping, seconds=waiting)
+            hinted = [self._wakeup.hinted] if is_first else []
+            await first_set(self._collector.news, stopping, *hinted, seconds=waiting)
             self._scheduler.begin_round()
+            if is_first:
+                self._follow_hints()
         if self._collector.outcomes and self._sender and len(self._collector.outcomes) < BATCH_ENTRIES_MAX:
             await first_set(stopping, seconds=LINGER_SECONDS)
 
     def _follow_hints(self) -> None:
-        """Ask the destinations that hints have named; if a hint names none, sweep first."""
+        """Ask only the destinations that hints have named, if nothing else is new; if a hint names none, sweep first."""
         heard = self._wakeup.take()
         if heard is None:
             return
         if heard.destinations is not None:
             self._scheduler.meet(heard.destinations)
+            if self._collector.news.is_set():
+                self._scheduler.begin_round()
         elif (wait := self._swept_at + HINTED_SWEEP_SECONDS - self._clock()) > 0:
             self._wakeup.hint_again_in(wait)
         else:
@@ -300,17 +304,21 @@ class ClaimLoops:
             if flow_update is not None and self._flow.learn(flow_update, exchange.flow_states, request.token):
                 self._scheduler.begin_round()
             self._sender.follow()
-        self._scheduler.found(quotas, exchange.claimed)
+        hints_follow = self._wakeup.is_listening and not exchange.passed_over and flow_update is None
+        has_more = self._scheduler.found(quotas, exchange.claimed, hints_follow=hints_follow)
         self._outages.answered()
         if exchange.claimed:
             self._has_claimed = True
-            self._collector.news.set()  # not for nothing: two idle groups would wake each other without end
             self._cutoff = min(self._cutoff, exchange.claimed[0].leased_at)
             self._collector.note_claim(exchange.claimed, request.token, started)
         self._sender.start(self._triage.sort(exchange.claimed, started))
+        if exchange.claimed:
+            await asyncio.sleep(0)  # the sends begin before anything else is asked
+            if has_more:
+                self._collector.news.set()  # not for nothing: two idle loops would wake each other without end
         settled = self._take_note(settlements, exchange)
         claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due after
-        return Progress(asked=bool(quotas), claimed=claimed, settled=settled)
+        return Progress(bool(quotas), claimed, settled, has_more=has_more or bool(exchange.passed_over))
 
     async def _settle_postponed(self, *, is_final: bool = False) -> int:
         """Apart from what others wait for: another process may still have a row locked. Returns how many were settled."""
@@ -351,8 +359,10 @@ class ClaimLoops:
     # --- what changes without us
 
     def _must_sweep(self) -> bool:
+        """What was hinted at is claimed first, unless that has kept a sweep waiting for as long again."""
         is_idle = self._wakeup.is_listening and not self._has_claimed
-        return self._clock() - self._swept_at >= (IDLE_SWEEP_SECONDS if is_idle else SWEEP_SECONDS)
+        seconds = IDLE_SWEEP_SECONDS if is_idle else SWEEP_SECONDS
+        return self._clock() - self._swept_at >= (2 * seconds if self._scheduler.is_hinted else seconds)
 
     async def sweep(self) -> None:
         """Check the database's identity, new destinations, entries due before the cursors, and flow control."""
@@ -385,10 +395,3 @@ def _without_lost(settlements: Sequence[Ending], exchange: Exchange) -> Sequence
         if entry.id not in exchange.settled and entry.id not in exchange.postponed:
             log.warning("entry %s: its lease was lost before it settled (%s)", entry.id, type(change).__name__)
     return [(entry, change) for entry, change in settlements if entry.id in exchange.settled]
-
-
-def _claim_ahead(settings: Settings, routes: Routes) -> ClaimAhead:
-    def is_allowed(name: str) -> bool:
-        return service_of(name) in routes.repeatable and not limits_of(settings.limits, name).are_shared
-
-    return ClaimAhead(is_allowed, entries_max=min(BATCH_ENTRIES_MAX, settings.in_flight_max // 2))

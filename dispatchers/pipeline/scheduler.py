@@ -60,6 +60,7 @@ class Scheduler:
         self._read_at: dict[str, float] = {}  # when everything due was last read, where something unserved waits
         self._asked_at: dict[str, float] = {}  # when such a read began
         self._unasked = 0
+        self._hinted: list[str] = []  # the next to be asked, before those whose turn it is
         self.claims_ahead = False  # `run_once` sends all that is due: nothing may be released for later
 
     @property
@@ -67,8 +68,13 @@ class Scheduler:
         """Whether every destination was asked since something was last found, or a round began."""
         return self._unasked <= 0
 
+    @property
+    def is_hinted(self) -> bool:
+        """Whether the next to be asked have new entries."""
+        return bool(self._hinted)
+
     def begin_round(self) -> None:
-        self._unasked = len(self._names)
+        self._unasked, self._hinted = len(self._names), []
 
     def learn(self, found: Iterable[str]) -> None:
         """Add destinations with entries. The next round also claims entries due before the cursors."""
@@ -80,10 +86,11 @@ class Scheduler:
         self.begin_round()
 
     def meet(self, found: Iterable[str]) -> None:
-        """These destinations have new entries. Those that are unknown come first."""
+        """Only these destinations have new entries: they alone are asked next."""
         for name in set(found).difference(self._names):
             self._names.appendleft(name)
-        self.begin_round()
+        self._hinted = sorted(found)
+        self._unasked = len(self._hinted)
 
     def permits_of(self, name: str) -> int:
         """How many entries of this destination may be sent at once."""
@@ -115,12 +122,11 @@ class Scheduler:
         Half of what a destination may have at most, so that one half is sent while the other is settled and claimed.
         """
         quotas: list[Quota] = []
-        for _ in range(min(len(self._names), DESTINATIONS_MAX)):
+        for _ in range(min(len(self._hinted) or len(self._names), DESTINATIONS_MAX)):
             free_in_all = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
             if free_in_all <= 0:
                 break
-            name = self._names[0]
-            self._names.rotate(-1)
+            name = self._next_name()
             self._unasked -= 1
             called_back = self._pace.applies_to(name)
             most = self.permits_of(name)
@@ -141,8 +147,18 @@ class Scheduler:
                 self._taken_in_all += permits
         return quotas
 
-    def found(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry]) -> None:
-        """What the quotas brought: permits that stay empty are given back, and the next round begins."""
+    def _next_name(self) -> str:
+        if self._hinted:
+            return self._hinted.pop()
+        self._names.rotate(-1)
+        return self._names[-1]
+
+    def found(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry], *, hints_follow: bool = False) -> bool:
+        """What the quotas brought: permits that stay empty are given back. Returns whether the next round begins.
+
+        It begins after each claim that brought something, as more may be due. hints_follow: whether hints report what becomes due
+        later; then it begins only where half of a limit was reached, as quotas are rounded on their way to the database.
+        """
         self.give_all_back(quotas)
         counts = Counter([entry.destination for entry in claimed])
         for name, count in counts.items():
@@ -151,9 +167,14 @@ class Scheduler:
             if quota.recent is None and quota.destination in self._read_at and not counts[quota.destination]:
                 asked_at = self._asked_at.get(quota.destination, -math.inf)  # before anything unserved was met there
                 self._read_at[quota.destination] = asked_at
-        if claimed:
-            self._remember_due_from(claimed)
-            self.begin_round()
+        if not claimed:
+            return False
+        self._remember_due_from(claimed)
+        are_few = 2 * len(claimed) < BATCH_ENTRIES_MAX
+        if hints_follow and are_few and all(2 * counts[quota.destination] < quota.permits for quota in quotas):
+            return False
+        self.begin_round()
+        return True
 
     def give_all_back(self, quotas: Sequence[Quota]) -> None:
         """The permits of these quotas, of which nothing is known: the claim failed."""

@@ -14,7 +14,7 @@ SETTLED = ("delivered", "failed", "cancelled")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentService:
-    """What the payment service has answered so far, from its ledger."""
+    """What it has answered so far, from its ledger."""
 
     requests: int
     charges: int
@@ -61,11 +61,7 @@ class Tally(Counter[str]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state of the run.
-
-    answered: checkouts whose client got a 201. charges, receipts: the outbox's entries, by state.
-    interrupted: by kill, the leases of the entries that the dispatcher was sending.
-    """
+    """answered: checkouts whose client got a 201. charges, receipts: the outbox's entries. struck: by each kill."""
 
     seconds: float
     orders: int
@@ -74,7 +70,7 @@ class Snapshot:
     receipts: Tally
     payments: PaymentService
     mails: MailLedger
-    interrupted: Sequence[Sequence[Lease]] = field(default_factory=list)
+    struck: Sequence[Sequence[Lease]] = field(default_factory=list)
 
     @property
     def entries(self) -> Tally:

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,38 @@ def test_every_destination_is_asked_before_a_round_is_over() -> None:
         scheduler.found(quotas, [])
 
     assert len(asked) == 121
+
+
+def test_only_what_a_hint_has_named_is_asked_next() -> None:
+    scheduler = Scheduler(["crm", "mail", "stripe"], permits=4, permits_in_all=100)
+
+    scheduler.meet({"mail", "new"})
+
+    assert sorted(quota.destination for quota in scheduler.take(0)) == ["mail", "new"]
+    assert scheduler.all_asked
+    scheduler.begin_round()
+    assert {quota.destination for quota in scheduler.take(0)} == {"crm", "mail", "new", "stripe"}
+
+
+@pytest.mark.parametrize(
+    ("brought", "hints_follow", "asks_again"), [(0, False, False), (1, False, True), (4, True, False), (5, True, True)]
+)
+def test_a_claim_is_followed_by_another_if_more_may_be_due(brought: int, hints_follow: bool, asks_again: bool) -> None:
+    scheduler = Scheduler(["mail", "stripe"], permits=20, permits_in_all=100)
+
+    quotas = scheduler.take(0)
+
+    assert scheduler.found(quotas, [claimed("mail")] * brought, hints_follow=hints_follow) == asks_again
+    assert scheduler.all_asked == (not asks_again)
+
+
+def test_a_half_full_batch_of_many_destinations_is_followed_by_another() -> None:
+    scheduler = Scheduler([f"d{number}" for number in range(50)], permits=40, permits_in_all=2000)
+
+    quotas = scheduler.take(0)
+    entries = [claimed(quota.destination) for quota in quotas for _ in range(5)]
+
+    assert scheduler.found(quotas, entries, hints_follow=True)
 
 
 def test_a_destination_of_others_is_left_alone_for_a_while() -> None:

@@ -1,0 +1,99 @@
+"""After a hint only what it names is asked, before anything else, and its send begins at once."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from support.database import Database
+from support.entries import HOUR, dispatcher, settlement_row, until_true
+from support.hints import elsewhere
+
+import outbox
+from dispatchers import Delivery, Dispatcher
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.pipeline.claim_loops import IDLE_SWEEP_SECONDS
+from dispatchers.store.claim_request import ClaimRequest
+from dispatchers.store.database import DatabaseStore
+
+ROUNDS = 5  # the first may come while the dispatcher has not begun to rest
+
+
+class Recorded(MemoryAdapter):
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    async def send(self, delivery: Delivery) -> Any:
+        self._seen.append("send")
+        return await super().send(delivery)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Each claim with the destinations it asks, each sweep, each send."""
+    seen: list[str] = []
+    destinations, exchange = DatabaseStore.destinations, DatabaseStore.exchange
+
+    async def sweep(self: DatabaseStore) -> list[str]:
+        seen.append("sweep")
+        return await destinations(self)
+
+    async def ask(self: DatabaseStore, settlements: Sequence[Any], request: ClaimRequest | None) -> Any:
+        seen.append("claim " + " ".join(sorted(quota.destination for quota in request.quotas)) if request else "settle")
+        return await exchange(self, settlements, request)
+
+    monkeypatch.setattr(DatabaseStore, "destinations", sweep)
+    monkeypatch.setattr(DatabaseStore, "exchange", ask)
+    return seen
+
+
+async def hinted(working: Dispatcher, steps: Callable[[], Awaitable[None]]) -> None:
+    stopping = asyncio.Event()
+    pump = asyncio.create_task(working.pump(stopping))
+    try:
+        await until_true(lambda: working._loops._wakeup.is_listening or pump.done())
+        await steps()
+    finally:
+        stopping.set()
+        await pump
+        await working.close()
+
+
+def put(engine: sa.Engine, ob: outbox.Outbox, number: int) -> UUID:
+    with Session(engine) as session, session.begin():
+        return ob.enqueue(session, "crm.upsert", {}, parent=f"order:{number}").id
+
+
+@pytest.mark.parametrize(
+    ("age", "first"),
+    [
+        (0.0, ["claim crm", "send"]),
+        (IDLE_SWEEP_SECONDS, ["claim crm", "send"]),
+        (2 * IDLE_SWEEP_SECONDS, ["sweep", "claim crm mail sms"]),
+    ],
+    ids=["no sweep due", "sweep due", "sweep overdue"],
+)
+def test_a_hinted_entry_is_claimed_alone_and_sent_before_another_question(
+    postgresql: Database, ob: outbox.Outbox, seen: list[str], age: float, first: list[str]
+) -> None:
+    adapters = {"crm": Recorded(seen), "mail": MemoryAdapter(), "sms": MemoryAdapter()}
+    working = dispatcher(postgresql, ob, adapters=adapters, poll=HOUR)
+    apps = elsewhere(postgresql)
+
+    async def begins_with(number: int) -> list[str]:
+        loops = working._loops
+        loops._swept_at, loops._has_claimed = loops._clock() - age, False
+        seen.clear()
+        id = await asyncio.to_thread(put, apps, ob, number)
+        await until_true(lambda: settlement_row(postgresql, id) is not None)
+        return seen[:2]
+
+    async def steps() -> None:
+        begun = [await begins_with(number) for number in range(ROUNDS)]
+        assert first in begun
+
+    asyncio.run(hinted(working, steps))
