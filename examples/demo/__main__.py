@@ -7,23 +7,25 @@ from types import FrameType
 
 from rich.console import Console
 
-from examples.demo.act import Script, Stuck
 from examples.demo.children import ChildDied
-from examples.demo.opening import tell_what_will_happen
+from examples.demo.demo_run import run_demo
+from examples.demo.introduction import print_introduction
 from examples.demo.report import report
-from examples.demo.stage import play
+from examples.demo.scenario import DemoOptions, Stuck
 from examples.demo.view import view
 
 LINES_WIDTH = 100
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="examples.demo", description="Card charges through crashes, audited.")
+    parser = argparse.ArgumentParser(
+        prog="examples.demo", description="Charge cards during crashes, and audit the result."
+    )
     parser.add_argument("--orders", type=positive, default=300, help="how many checkouts (300)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (a temporary PostgreSQL, else SQLite)")
-    where.add_argument("--sqlite", action="store_true", help="do not look for PostgreSQL")
-    parser.add_argument("--seed", type=int, default=1, help="for what clients and payment service do (1)")
+    where.add_argument("--sqlite", action="store_true", help="use SQLite, and start no PostgreSQL")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random faults (1)")
     parser.add_argument(
         "--forgetful", action="store_true", help="a payment service that forgets every key at once: the audit must fail"
     )
@@ -33,11 +35,11 @@ def main() -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=LINES_WIDTH)
-    script = Script(**vars(given))
-    tell_what_will_happen(console, script)
+    options = DemoOptions(**vars(given))
+    print_introduction(console, options)
     try:
         with view(console) as shown:
-            ending = play(script, shown)
+            ending = run_demo(options, shown)
     except (ChildDied, Stuck) as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 2
@@ -56,7 +58,7 @@ def positive(text: str) -> int:
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    """Leave as after a Ctrl-C, so that every process is ended on the way."""
+    """Exit as after a Ctrl-C, so that every process that the demo started is ended."""
     raise KeyboardInterrupt
 
 

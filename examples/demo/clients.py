@@ -1,9 +1,9 @@
 """The clients: each repeats one request until it gets a 201, under one Idempotency-Key.
 
-    python -m examples.demo.clients SHOP_URL --orders 300 --promises FILE --seed 1
+    python -m examples.demo.clients SHOP_URL --orders 300 --results FILE --seed 1
 
-Some hang up after a few milliseconds, whatever the shop is doing just then. Some ask twice at once, as a double click
-does. Each result is written when its checkout is done.
+Some hang up after a few milliseconds, whatever the shop is doing then. Some send two requests at once, as after a double
+click. Each result is written when its checkout is done.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import IO
 
 import httpx
 
-from examples.demo.promises import Promise
+from examples.demo.checkout_results import CheckoutResult
 
 IMPATIENT = 0.25  # of the first attempts end by the client hanging up
 PATIENCE_SECONDS = 10.0
@@ -55,12 +55,12 @@ def checkouts(orders: int, seconds: float, seed: int, run: str) -> list[Checkout
     return [wish(number) for number in range(orders)]
 
 
-async def check_out(http: httpx.AsyncClient, wish: Checkout, random: Random) -> Promise:
-    """Repeat until answered, once or from two clients."""
+async def check_out(http: httpx.AsyncClient, wish: Checkout, random: Random) -> CheckoutResult:
+    """Repeat the request until it is answered, from one client or from two at once."""
     counts: Counter[str] = Counter()
     asking = [ask(http, wish, random, counts) for _ in range(2 if wish.racing else 1)]
     answers = await asyncio.gather(*asking)
-    return Promise(
+    return CheckoutResult(
         key=wish.key,
         customer=wish.customer,
         email=wish.email,
@@ -106,8 +106,8 @@ async def run(shop_url: str, wishes: list[Checkout], seed: int, file: IO[str]) -
 
         async def one(number: int, wish: Checkout) -> None:
             await asyncio.sleep(wish.after_seconds)
-            promise = await check_out(http, wish, Random(f"{seed}/{number}"))
-            file.write(promise.line())
+            result = await check_out(http, wish, Random(f"{seed}/{number}"))
+            file.write(result.line())
             file.flush()
 
         async with asyncio.TaskGroup() as group:
@@ -119,13 +119,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="clients")
     parser.add_argument("shop_url")
     parser.add_argument("--orders", type=int, required=True)
-    parser.add_argument("--seconds", type=float, default=20, help="over which they come")
-    parser.add_argument("--promises", type=Path, required=True)
-    parser.add_argument("--run", default="demo", help="what every key begins with")
+    parser.add_argument("--seconds", type=float, default=20, help="time over which the checkouts are spread")
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--run", default="demo", help="the beginning of every key")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     wishes = checkouts(given.orders, given.seconds, given.seed, given.run)
-    with given.promises.open("w") as file:
+    with given.results.open("w") as file:
         asyncio.run(run(given.shop_url, wishes, given.seed, file))
 
 

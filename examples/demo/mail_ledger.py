@@ -49,7 +49,7 @@ class MailRecord:
 
 
 def read_mails(path: Path) -> MailLedger:
-    """All that is written in full so far."""
+    """Read everything that is written in full so far."""
     ledger = MailLedger()
     *lines, _unfinished = path.read_text().split("\n") if path.exists() else [""]
     for line in map(json.loads, lines):

@@ -1,8 +1,9 @@
-"""A mail server that misbehaves as real ones do, and keeps a ledger of what it accepted.
+"""A mail server that fails as real ones do, and keeps a ledger of what it accepted.
 
     python -m examples.demo.mail_server --ledger FILE --seed 1      listens on a free port, printed as the first line
 
-It may turn a connection or a recipient away, hang up before the mail has come, or accept a mail and hang up instead of saying so.
+It may refuse a connection or a recipient, close the connection before the mail has arrived, or accept a mail and close the
+connection without a reply.
 """
 
 import argparse
@@ -67,7 +68,7 @@ class Doorkeeper:
         return "250 2.1.5 OK"
 
     async def handle_DATA(self, server: SMTP, session: Any, envelope: Envelope) -> str:  # noqa: N802
-        """Accepted first and answered later, so that who is killed while he waits has had his mail sent."""
+        """Accept the mail first and answer later: a dispatcher that is killed while it waits has sent its mail."""
         headers = email.message_from_bytes(bytes(envelope.original_content or b""))
         lose = self._random.random() < self._manners.lose
         for recipient in envelope.rcpt_tos:
@@ -103,11 +104,11 @@ def hang_up(server: SMTP) -> None:
 
 async def serve(doorkeeper: Doorkeeper) -> None:
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, told.set)
+    stopping = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
     server = await loop.create_server(doorkeeper.connected, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await told.wait()
+    await stopping.wait()
     server.close()
 
 

@@ -1,4 +1,4 @@
-"""The final tables: what it took to get there, what is uncertain, and what the remote services' own ledgers say."""
+"""The final tables: the faults of the run, the uncertain entries, and the remote services' ledgers beside the outbox."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,25 +6,25 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.demo.audit import Audit, Case
-from examples.demo.person import NAMES
-from examples.demo.promises import Promise
+from examples.demo.checkout_results import CheckoutResult
+from examples.demo.demo_run import DemoResult
+from examples.demo.operator_decision import NAMES
 from examples.demo.snapshot import Snapshot
-from examples.demo.stage import Ending
 
 PROBLEMS_SHOWN = 20
 UNCERTAIN_SHOWN = 20
 WIDTH = 96  # as wide as the live view
-SAID_SO = ("uncertain", "failed")
+REPORTED = ("uncertain", "failed")
 
 
-def report(console: Console, ending: Ending) -> None:
-    """Print all of it, and the verdict last."""
+def report(console: Console, ending: DemoResult) -> None:
+    """Print all tables, and the verdict last."""
     result = ending.audit
     console.print()
-    console.print(ordeal(ending.last, ending.promises, ending.database))
+    console.print(faults_table(ending.last, ending.results, ending.database))
     if any("uncertain" in (case.charge, case.receipt) for case in result.cases):
         console.print()
-        console.print(uncertain_ones(result))
+        console.print(uncertain_table(result))
     console.print()
     for problem in result.problems[:PROBLEMS_SHOWN]:
         console.print(f"  {problem}", style="red", markup=False, highlight=False)
@@ -32,43 +32,45 @@ def report(console: Console, ending: Ending) -> None:
         console.print(f"  and {len(result.problems) - PROBLEMS_SHOWN} more", style="red")
     if result.problems:
         console.print()
-    console.print(slide(ending))
+    console.print(ledger_table(ending))
     console.print()
     console.print(verdict(result), style="bold green" if result.passed else "bold red", highlight=False, soft_wrap=True)
 
 
-def ordeal(end: Snapshot, promises: Sequence[Promise], database: str) -> Table:
+def faults_table(end: Snapshot, results: Sequence[CheckoutResult], database: str) -> Table:
     payments, mails = end.payments, end.mails
-    table = Table(title="What it went through", title_justify="left", show_header=False, width=WIDTH)
+    table = Table(title="The faults of this run", title_justify="left", show_header=False, width=WIDTH)
     table.add_column(ratio=1)
     table.add_column(justify="right")
     sent, hung_up, conflicts, replays = (
-        sum(getattr(promise, name) for promise in promises) for name in ("requests", "timeouts", "conflicts", "replays")
+        sum(getattr(checkout, name) for checkout in results)
+        for name in ("requests", "timeouts", "conflicts", "replays")
     )
-    struck = [len(leases) for leases in end.struck]
+    interrupted = [len(leases) for leases in end.interrupted]
     for text, count in (
         (f"checkouts, on {database}", end.orders),
-        ("requests that the clients sent for them", sent),
-        ("    hung up by the client, at any moment", hung_up),
-        ("    refused with 409: the same key was in flight", conflicts),
-        ("    answered from the record of an earlier one", replays),
-        ("times the dispatcher was killed with SIGKILL at work", len(struck)),
-        (f"    entries in its hands then ({' + '.join(map(str, struck)) or 0})", sum(struck)),
+        ("requests that the clients sent", sent),
+        ("    the client closed the connection", hung_up),
+        ("    the shop answered 409: the key was in flight", conflicts),
+        ("    the shop replayed an earlier answer", replays),
+        ("kills of the dispatcher (SIGKILL), while it was sending", len(interrupted)),
+        (f"    entries that it was sending ({' + '.join(map(str, interrupted)) or 0})", sum(interrupted)),
         ("requests that reached the payment service", payments.requests),
-        ("    responses lost after the charge was committed", payments.lost),
-        ("    500 that is stored under the key", payments.stored_500),
-        ("    429, 503: nothing executed", payments.limited_429 + payments.refused_503),
-        ("    409: the key was executing", payments.in_use_409),
+        ("    the response was lost after the charge was committed", payments.lost),
+        ("    the service answered 500, and stored it under the key", payments.stored_500),
+        ("    the service answered 429 or 503, and executed nothing", payments.limited_429 + payments.refused_503),
+        ("    the service answered 409: the key was executing", payments.in_use_409),
         ("mails that the mail server accepted", len(mails.accepted)),
-        ("    replies lost after that", mails.lost),
-        ("times it turned one away: too many connections, greylisted, hung up", mails.turned_away.total()),
+        ("    the reply was lost after that", mails.lost),
+        ("mails that it refused: too many connections, greylisted, hung up", mails.turned_away.total()),
     ):
         table.add_row(text, str(count))
     return table
 
 
-def uncertain_ones(result: Audit) -> Table:
-    table = Table(title="Uncertain, each looked up in the remote service's ledger", title_justify="left", width=WIDTH)
+def uncertain_table(result: Audit) -> Table:
+    title = "The uncertain entries, and what the remote service's ledger shows"
+    table = Table(title=title, title_justify="left", width=WIDTH)
     for name in ("order", "entry", "amount", "in the ledger"):
         table.add_column(name, justify="right" if name == "amount" else "left", no_wrap=True)
     rows = list(uncertain_rows(result))
@@ -81,7 +83,7 @@ def uncertain_ones(result: Audit) -> Table:
 
 def uncertain_rows(result: Audit) -> Iterator[tuple[str, str, str, str]]:
     for case in result.cases:
-        amount = f"{case.promise.amount / 100:.2f} {case.promise.currency}"
+        amount = f"{case.checkout.amount / 100:.2f} {case.checkout.currency}"
         for kind, state, verb, effects in (
             ("charge", case.charge, "charged", case.charges),
             ("receipt", case.receipt, "mailed", case.mails),
@@ -94,12 +96,12 @@ def happened(verb: str, count: int) -> str:
     return {0: f"not {verb}", 1: f"{verb} once"}.get(count, f"{verb} {count} times")
 
 
-def slide(ending: Ending) -> Table:
-    """The one table to show: both remote services' ledgers, beside what the outbox says."""
+def ledger_table(ending: DemoResult) -> Table:
+    """The main table: both remote services' ledgers, compared with the outbox."""
     cases, last = ending.audit.cases, ending.last
     lost = last.payments.lost + last.mails.lost
     title = (
-        f"{last.orders} checkouts, {len(last.struck)} kills, {lost} lost responses: the payment and the mail ledger say"
+        f"{last.orders} checkouts, {len(last.interrupted)} kills, {lost} lost responses: ledgers and outbox compared"
     )
     table = Table(title=title, title_justify="left", caption_justify="left", width=WIDTH)
     table.add_column(ratio=1)
@@ -116,18 +118,18 @@ def slide(ending: Ending) -> Table:
         receipts = sum(counts(case.receipt, len(case.mails)) for case in cases if receipt_is_due(case))
         row(text, charges, receipts, good=not none or charges + receipts == 0)
 
-    row("promised: orders with a 201, receipts of those charged", len(cases), sum(map(receipt_is_due, cases)))
-    counted("once, and settled as delivered", lambda state, times: state == "delivered" and times == 1)
-    counted("uncertain, and said so", lambda state, times: state == "uncertain")
-    counted("    of these it had happened, once", lambda state, times: state == "uncertain" and times == 1)
+    row("expected: orders answered 201, receipts of charged orders", len(cases), sum(map(receipt_is_due, cases)))
+    counted("happened once; the outbox reports delivered", lambda state, times: state == "delivered" and times == 1)
+    counted("the outbox reports uncertain", lambda state, times: state == "uncertain")
+    counted("    of these, happened once", lambda state, times: state == "uncertain" and times == 1)
     if any("failed" in (case.charge, case.receipt) for case in cases):
-        counted("not at all, and settled as failed", lambda state, times: state == "failed" and times == 0)
-    counted("twice or more", lambda state, times: times > 1, none=True)
-    counted("missing, and not said so", lambda state, times: times == 0 and state not in SAID_SO, none=True)
-    row("duplicates suppressed downstream, by the same child key", last.payments.replays, None)
+        counted("did not happen; the outbox reports failed", lambda state, times: state == "failed" and times == 0)
+    counted("happened twice or more", lambda state, times: times > 1, none=True)
+    counted("missing and not reported", lambda state, times: times == 0 and state not in REPORTED, none=True)
+    row("repeated requests that the service recognised by the key", last.payments.replays, None)
     if ending.resolved is not None:
         entry = ending.resolved.entry
-        table.caption = f"Settled by an operator's decision, as shown: the {NAMES[entry.operation]} {entry.id}"
+        table.caption = f"The operator resolved one entry (see above): the {NAMES[entry.operation]} {entry.id}"
     return table
 
 
@@ -142,5 +144,5 @@ def verdict(result: Audit) -> str:
     receipts = sum(case.receipt == "uncertain" for case in result.cases)
     return (
         "PASSED: nothing charged or mailed twice, nothing missing;"
-        f" {charges} charges and {receipts} receipts are uncertain, and the outbox says so"
+        f" the outbox reports {charges} charges and {receipts} receipts as uncertain"
     )

@@ -14,7 +14,7 @@ SETTLED = ("delivered", "failed", "cancelled")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentService:
-    """What it has answered so far, from its ledger."""
+    """What the payment service has answered so far, from its ledger."""
 
     requests: int
     charges: int
@@ -61,7 +61,11 @@ class Tally(Counter[str]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """answered: checkouts whose client got a 201. charges, receipts: the outbox's entries. struck: by each kill."""
+    """The state of the run.
+
+    answered: checkouts whose client got a 201. charges, receipts: the outbox's entries, by state.
+    interrupted: by kill, the leases of the entries that the dispatcher was sending.
+    """
 
     seconds: float
     orders: int
@@ -70,7 +74,7 @@ class Snapshot:
     receipts: Tally
     payments: PaymentService
     mails: MailLedger
-    struck: Sequence[Sequence[Lease]] = field(default_factory=list)
+    interrupted: Sequence[Sequence[Lease]] = field(default_factory=list)
 
     @property
     def entries(self) -> Tally:

@@ -1,4 +1,4 @@
-"""What the outbox says of each order: the claims that the audit puts to the test."""
+"""The states of each order's entries in the outbox, which the audit checks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 import outbox
+from examples.demo.checkout_results import CheckoutResult
 from examples.demo.orders import Order
-from examples.demo.promises import Promise
 
 CHARGE = "stripe.payment_intents.create"
 RECEIPT = "email.send"
@@ -17,7 +17,7 @@ RECEIPT = "email.send"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """One entry of an order. key: what the remote service got. reason: why it is uncertain or has failed, if it is or has."""
+    """One entry of an order. key: the child key that the remote service got. reason: why it is uncertain or failed, if so."""
 
     id: UUID
     operation: str
@@ -26,12 +26,12 @@ class Statement:
     reason: str | None = None
 
 
-def read_statements(engine: Engine, promises: Iterable[Promise]) -> dict[str, list[Statement]]:
-    """All of them, by order."""
-    said: dict[str, list[Statement]] = {}
+def read_statements(engine: Engine, results: Iterable[CheckoutResult]) -> dict[str, list[Statement]]:
+    """The entries of all orders, by order."""
+    found: dict[str, list[Statement]] = {}
     with Session(engine) as session:
-        for promise in promises:
-            parent = outbox.ParentKey(promise.key, scope=promise.customer, source="http")
+        for checkout in results:
+            parent = outbox.ParentKey(checkout.key, scope=checkout.customer, source="http")
             statements = [
                 Statement(
                     id=entry.id,
@@ -42,8 +42,8 @@ def read_statements(engine: Engine, promises: Iterable[Promise]) -> dict[str, li
                 )
                 for entry in outbox.status(session, parent)
             ]
-            said |= dict.fromkeys(promise.order_ids, statements)
-    return said
+            found |= dict.fromkeys(checkout.order_ids, statements)
+    return found
 
 
 def read_paid(engine: Engine) -> set[str]:

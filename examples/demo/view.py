@@ -1,4 +1,4 @@
-"""The live view: bars and counters on a terminal, a line a second anywhere else."""
+"""The live view: bars and counters on a terminal, or one line per second in a log."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ LINE_EVERY_SECONDS = 1.0
 
 class View(Protocol):
     def show(self, now: Snapshot) -> None:
-        """The current state; called several times a second."""
+        """Show the current state. Called several times a second."""
 
-    def tell(self, seconds: float, event: str) -> None:
-        """Something happened."""
+    def report_event(self, seconds: float, event: str) -> None:
+        """Report something that happened."""
 
-    def say(self, text: str) -> None:
-        """A line that stays, as it is."""
+    def print_line(self, text: str) -> None:
+        """Print a line that stays."""
 
 
 @contextlib.contextmanager
@@ -48,17 +48,17 @@ class Lines:
         if now.seconds < self._next:
             return
         self._next = now.seconds + LINE_EVERY_SECONDS
-        self.tell(
+        self.report_event(
             now.seconds,
             f"answered {now.answered}/{now.orders}  charged {now.payments.charges}  mailed {len(now.mails.accepted)}"
-            f"  waiting {now.entries.open}  uncertain {now.entries.uncertain}  duplicates suppressed {now.payments.replays}",
+            f"  waiting {now.entries.open}  uncertain {now.entries.uncertain}  repeats recognised {now.payments.replays}",
         )
 
-    def tell(self, seconds: float, event: str) -> None:
-        self.say(f"{seconds:5.1f} s  {event}")
+    def report_event(self, seconds: float, event: str) -> None:
+        self.print_line(f"{seconds:5.1f} s  {event}")
 
-    def say(self, text: str) -> None:
-        say(self._console, text)
+    def print_line(self, text: str) -> None:
+        print_plain(self._console, text)
 
 
 class Screen:
@@ -73,13 +73,13 @@ class Screen:
         self._now = now
         self._live.update(self._drawn(now))
 
-    def tell(self, seconds: float, event: str) -> None:
+    def report_event(self, seconds: float, event: str) -> None:
         self._events.append(f"{seconds:5.1f} s  {event}")
         if self._now is not None:
             self._live.update(self._drawn(self._now))
 
-    def say(self, text: str) -> None:
-        say(self._live.console, text)
+    def print_line(self, text: str) -> None:
+        print_plain(self._live.console, text)
 
     def _drawn(self, now: Snapshot) -> RenderableType:
         events = Text("\n".join(self._events[-EVENTS_SHOWN:]), style="dim")
@@ -88,17 +88,17 @@ class Screen:
         return Panel(body, title=title, width=96, padding=(1, 2))
 
 
-def say(console: Console, text: str) -> None:
+def print_plain(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def bars(now: Snapshot) -> Table:
     grid = Table.grid(padding=(0, 2))
     for name, count, colour in (
-        ("orders promised with a 201", now.answered, "cyan"),
+        ("orders answered with 201", now.answered, "cyan"),
         ("charges in the payment ledger", now.payments.charges, "magenta"),
         ("receipts in the mail ledger", len(now.mails.accepted), "yellow"),
-        ("orders charged, says the outbox", now.charges.settled, "green"),
+        ("charges settled in the outbox", now.charges.settled, "green"),
     ):
         bar = ProgressBar(total=now.orders, completed=count, width=44, complete_style=colour, finished_style=colour)
         grid.add_row(name, bar, f"{count}/{now.orders}")
@@ -108,20 +108,20 @@ def bars(now: Snapshot) -> Table:
 def counters(now: Snapshot) -> Table:
     payments, mails, entries = now.payments, now.mails, now.entries
     grid = Table.grid(padding=(0, 3))
-    struck = sum(map(len, now.struck))
+    interrupted = sum(map(len, now.interrupted))
     turned_away = mails.turned_away.total()
     pairs = [
-        ("pending", entries["pending"], "responses lost", payments.lost, "mails turned away", turned_away),
-        ("sending", entries["sending"], "500, stored", payments.stored_500, "mail replies lost", mails.lost),
+        ("pending", entries["pending"], "responses lost", payments.lost, "mails refused", turned_away),
+        ("sending", entries["sending"], "stored 500", payments.stored_500, "mail replies lost", mails.lost),
         (
             "retry",
             entries["retry"],
             "429 and 503",
             payments.limited_429 + payments.refused_503,
             "kills",
-            len(now.struck),
+            len(now.interrupted),
         ),
-        ("uncertain", entries.uncertain, "suppressed as repeats", payments.replays, "entries struck by kills", struck),
+        ("uncertain", entries.uncertain, "repeats recognised", payments.replays, "sends cut off by kills", interrupted),
     ]
     for name, count, fault, faults, more, many in pairs:
         grid.add_row(name, f"[bold]{count}[/bold]", fault, f"[bold]{faults}[/bold]", more, f"[bold]{many}[/bold]")

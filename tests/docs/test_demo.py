@@ -39,7 +39,7 @@ def count(output: str, words: str) -> int:
 
 def check_that_one_was_resolved(output: str) -> None:
     """If there is anything uncertain to show it on, which chance decides."""
-    if "Nothing is uncertain: there is nothing for an operator to look at." in output:
+    if "No entry is uncertain: the operator has nothing to resolve." in output:
         return
     typed = re.search(r"\n\$ outbox resolve (\S+) --(happened|did-not-happen) --reason ", output)
     assert typed, output
@@ -48,7 +48,7 @@ def check_that_one_was_resolved(output: str) -> None:
     assert f"\nentry {id}: {did}; a running dispatcher will settle it, callbacks included\n" in output
     settled = "delivered" if verdict == "happened" else "failed"
     assert re.search(rf"\n  its (charge|receipt) is now {settled}\n", output), output
-    assert f"{id}" in output.partition("Settled by an operator's decision, as shown:")[2]
+    assert f"{id}" in output.partition("The operator resolved one entry (see above):")[2]
 
 
 def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten() -> None:
@@ -64,33 +64,33 @@ def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten() -> N
         assert run.returncode == 0, output
         assert output.startswith("20 customers check out"), output
         assert re.search(rf"│ checkouts, on [\w ]*{database}[^│]*│ 20 │", output), output
-        assert count(output, "times the dispatcher was killed with SIGKILL at work") > 0
+        assert count(output, "kills of the dispatcher (SIGKILL), while it was sending") > 0
         check_that_one_was_resolved(output)
-        orders, receipts = counts(output, "promised: orders with a 201, receipts of those charged")
-        charged, mailed = counts(output, "once, and settled as delivered")
-        unsure = counts(output, "uncertain, and said so")
+        orders, receipts = counts(output, "expected: orders answered 201, receipts of charged orders")
+        charged, mailed = counts(output, "happened once; the outbox reports delivered")
+        unsure = counts(output, "the outbox reports uncertain")
         assert orders == 20
         assert receipts == charged == 20 - unsure[0] - count_of_failed(output, 0)
         assert mailed == receipts - unsure[1] - count_of_failed(output, 1)
-        assert counts(output, "twice or more") == (0, 0)
-        assert counts(output, "missing, and not said so") == (0, 0)
+        assert counts(output, "happened twice or more") == (0, 0)
+        assert counts(output, "missing and not reported") == (0, 0)
         assert output.endswith(
             "\nPASSED: nothing charged or mailed twice, nothing missing;"
-            f" {unsure[0]} charges and {unsure[1]} receipts are uncertain, and the outbox says so\n"
+            f" the outbox reports {unsure[0]} charges and {unsure[1]} receipts as uncertain\n"
         )
 
     assert runs[2].returncode == 1, forgetful
-    assert "Today the payment service forgets every key at once" in forgetful
-    assert counts(forgetful, "promised: orders with a 201, receipts of those charged")[0] == 40
-    assert counts(forgetful, "twice or more")[0] > 0
-    assert counts(forgetful, "duplicates suppressed downstream, by the same child key")[0] == 0
-    assert re.search(r"\n  order \S+: delivered, and charged [2-9] times\n", forgetful)
+    assert "In this run the payment service forgets every key at once" in forgetful
+    assert counts(forgetful, "expected: orders answered 201, receipts of charged orders")[0] == 40
+    assert counts(forgetful, "happened twice or more")[0] > 0
+    assert counts(forgetful, "repeated requests that the service recognised by the key")[0] == 0
+    assert re.search(r"\n  order \S+: charge delivered, but charged [2-9] times\n", forgetful)
     assert re.search(r"\nFAILED: \d+ problems\n$", forgetful)
 
 
 def count_of_failed(output: str, column: int) -> int:
     """Those that an operator found not to have happened: the line is there only if there are some."""
-    words = "not at all, and settled as failed"
+    words = "did not happen; the outbox reports failed"
     return counts(output, words)[column] if words in output else 0
 
 

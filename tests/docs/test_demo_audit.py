@@ -8,10 +8,10 @@ from support.demo_audit import charge, charge_id, charging, mail, mailing, order
 
 from dispatchers.testing.stripe_ledger import Effect
 from examples.demo.audit import Audit, Excuses, audit
+from examples.demo.checkout_results import CheckoutResult
 from examples.demo.mail_ledger import Mail
-from examples.demo.promises import Promise
 
-OWED_AND_CHARGED = "order B: ada owed 2000 eur, and {} was charged {}"
+OWED_AND_CHARGED = "order B: ada owed 2000 eur, but {} was charged {}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Evidence:
     """Of two orders, A and B, with which all went well. charge, receipt: what the outbox says of B's entries."""
 
     orders: int = 2
-    responses: Sequence[Promise] = (ordered("A"), ordered("B"))
+    responses: Sequence[CheckoutResult] = (ordered("A"), ordered("B"))
     charges: Sequence[Effect] = (charge("A"), charge("B"))
     mails: Sequence[Mail] = (mail("A"), mail("B"))
     charge: Sequence[str] = ("delivered",)
@@ -31,7 +31,7 @@ class Evidence:
         said_of_b = [charging("B", state) for state in self.charge] + [mailing("B", state) for state in self.receipt]
         return audit(
             orders=self.orders,
-            promises=self.responses,
+            results=self.responses,
             charges=self.charges,
             mails=self.mails,
             statements={"A": [charging("A", "delivered"), mailing("A", "delivered")], "B": said_of_b},
@@ -45,7 +45,7 @@ ONLY_A = Evidence(charges=(charge("A"),), mails=(mail("A"),), receipt=(), paid=(
 
 UNMAILED = Evidence(mails=(mail("A"),))
 STORED_500 = Excuses(stored_500={"charge-B"})
-KILLED = Excuses(struck={charge_id("B"), receipt_id("B")})
+KILLED = Excuses(interrupted={charge_id("B"), receipt_id("B")})
 DECIDED = Excuses(decided={charge_id("B"), receipt_id("B")})
 UNSURE = {"charge": ("uncertain",), "excuses": STORED_500}
 
@@ -61,9 +61,11 @@ UNSURE = {"charge": ("uncertain",), "excuses": STORED_500}
         pytest.param(
             replace(ONLY_A, charge=("failed",), excuses=DECIDED), id="an operator found that it did not happen"
         ),
-        pytest.param(Evidence(receipt=("uncertain",), excuses=KILLED), id="a kill struck a mail that was accepted"),
         pytest.param(
-            replace(UNMAILED, receipt=("uncertain",), excuses=KILLED), id="a kill struck a mail before it left"
+            Evidence(receipt=("uncertain",), excuses=KILLED), id="a kill interrupted a mail that was accepted"
+        ),
+        pytest.param(
+            replace(UNMAILED, receipt=("uncertain",), excuses=KILLED), id="a kill interrupted a mail before it left"
         ),
         pytest.param(
             Evidence(mails=(mail("A"), mail("B", reply_lost=True)), receipt=("uncertain",)),
@@ -90,12 +92,12 @@ def test_an_audit_passes_when_ledgers_outbox_and_shop_agree(evidence: Evidence) 
     [
         pytest.param(
             Evidence(charges=(*Evidence.charges, charge("B"))),
-            "order B: delivered, and charged 2 times",
+            "order B: charge delivered, but charged 2 times",
             id="one is charged twice",
         ),
         pytest.param(
             replace(ONLY_A, charges=(*Evidence.charges, charge("B")), **UNSURE),
-            "order B: uncertain, and charged 2 times",
+            "order B: charge uncertain, but charged 2 times",
             id="uncertain, and charged twice",
         ),
         pytest.param(
@@ -120,48 +122,52 @@ def test_an_audit_passes_when_ledgers_outbox_and_shop_agree(evidence: Evidence) 
         ),
         pytest.param(
             replace(ONLY_A, charge=("uncertain",)),
-            "order B: uncertain, and the payment service has stored no 500 for it",
+            "order B: charge uncertain, but the payment service has stored no 500 for it",
             id="a charge is uncertain for no reason",
         ),
         pytest.param(
             replace(ONLY_A, charge=("uncertain",), excuses=KILLED),
-            "order B: uncertain, and the payment service has stored no 500 for it",
+            "order B: charge uncertain, but the payment service has stored no 500 for it",
             id="a kill is no reason for a charge, whose key is remembered",
         ),
         pytest.param(
-            replace(ONLY_A, charge=("failed",)), "order B: failed, and charged 0 times", id="failed: a good card pays"
+            replace(ONLY_A, charge=("failed",)),
+            "order B: charge failed, but charged 0 times",
+            id="failed: a good card pays",
         ),
         pytest.param(
             replace(ONLY_A, charges=Evidence.charges, charge=("failed",), excuses=DECIDED),
-            "order B: failed, and charged 1 times",
+            "order B: charge failed, but charged 1 times",
             id="an operator decided that it did not happen, and it did",
         ),
         pytest.param(
-            replace(ONLY_A, charge=("pending",)), "order B: pending, and charged 0 times", id="a charge was never sent"
+            replace(ONLY_A, charge=("pending",)),
+            "order B: charge pending, but charged 0 times",
+            id="a charge was never sent",
         ),
         pytest.param(
             replace(ONLY_A, charges=Evidence.charges, charge=("retry",)),
-            "order B: retry, and charged 1 times",
+            "order B: charge retry, but charged 1 times",
             id="charged, and still waiting",
         ),
         pytest.param(
             replace(ONLY_A, charges=Evidence.charges, charge=()),
-            "order B: without an entry, and charged 1 times",
+            "order B: charge without an entry, but charged 1 times",
             id="an order without an entry",
         ),
         pytest.param(
             replace(ONLY_A, charges=Evidence.charges, charge=("delivered", "delivered")),
-            "order B: delivered and delivered, and charged 1 times",
+            "order B: charge delivered and delivered, but charged 1 times",
             id="an order with two charges enqueued",
         ),
         pytest.param(
             Evidence(charges=(*Evidence.charges, charge("C"))),
-            "order C: charged 1 times, and no client knows of it",
+            "order C: charged 1 times, but no client got this order",
             id="a charge for an order that does not exist",
         ),
         pytest.param(
             Evidence(charges=(*Evidence.charges, charge("", metadata={}))),
-            "order : charged 1 times, and no client knows of it",
+            "order : charged 1 times, but no client got this order",
             id="a charge without an order",
         ),
     ],
@@ -178,56 +184,56 @@ def test_an_audit_names_what_is_wrong_with_a_charge(evidence: Evidence, problem:
     [
         pytest.param(
             Evidence(mails=(*Evidence.mails, mail("B"))),
-            "order B: receipt delivered, and mailed 2 times",
+            "order B: receipt delivered, but mailed 2 times",
             id="one is mailed twice",
         ),
         pytest.param(
             Evidence(mails=(*Evidence.mails, mail("B")), receipt=("uncertain",), excuses=KILLED),
-            "order B: receipt uncertain, and mailed 2 times",
+            "order B: receipt uncertain, but mailed 2 times",
             id="uncertain, and mailed twice",
         ),
-        pytest.param(UNMAILED, "order B: receipt delivered, and mailed 0 times", id="a mail is missing"),
+        pytest.param(UNMAILED, "order B: receipt delivered, but mailed 0 times", id="a mail is missing"),
         pytest.param(
-            replace(UNMAILED, receipt=("pending",)), "order B: receipt pending, and mailed 0 times", id="never sent"
+            replace(UNMAILED, receipt=("pending",)), "order B: receipt pending, but mailed 0 times", id="never sent"
         ),
         pytest.param(
             replace(UNMAILED, receipt=("failed",)),
-            "order B: receipt failed, and mailed 0 times",
+            "order B: receipt failed, but mailed 0 times",
             id="failed: a good address gets its mail",
         ),
         pytest.param(
             Evidence(receipt=("failed",), excuses=DECIDED),
-            "order B: receipt failed, and mailed 1 times",
+            "order B: receipt failed, but mailed 1 times",
             id="an operator decided that it was not mailed, and it was",
         ),
         pytest.param(
             Evidence(receipt=("uncertain",)),
-            "order B: receipt uncertain, though no kill struck it and no reply was lost",
+            "order B: receipt uncertain, but no kill interrupted it and no reply was lost",
             id="a receipt is uncertain for no reason",
         ),
         pytest.param(
             replace(UNMAILED, receipt=()),
-            "order B: its charge is delivered, and 0 receipts were enqueued",
+            "order B: charge delivered, but 0 receipts were enqueued",
             id="a charge without a receipt",
         ),
         pytest.param(
             Evidence(charge=("uncertain",), excuses=STORED_500, paid=("A",)),
-            "order B: its charge is uncertain, and 1 receipts were enqueued",
+            "order B: charge uncertain, but 1 receipts were enqueued",
             id="a receipt too early",
         ),
         pytest.param(
             replace(ONLY_A, charges=Evidence.charges, mails=Evidence.mails, **UNSURE),
-            "order B: receipt without an entry, and mailed 1 times",
+            "order B: receipt without an entry, but mailed 1 times",
             id="a mail that was not enqueued",
         ),
         pytest.param(
             Evidence(mails=(mail("A"), mail("B", recipient="bob@example.com"))),
-            "order B: its receipt was for ada@example.com, and bob@example.com got it",
+            "order B: the receipt was for ada@example.com, but bob@example.com got it",
             id="a mail to another customer",
         ),
         pytest.param(
             Evidence(mails=(*Evidence.mails, mail("C"))),
-            "order C: mailed 1 times, and no client knows of it",
+            "order C: mailed 1 times, but no client got this order",
             id="a mail for an order that does not exist",
         ),
     ],
@@ -241,12 +247,12 @@ def test_an_audit_names_what_is_wrong_with_a_receipt(evidence: Evidence, problem
     [
         pytest.param(
             Evidence(paid=("A",)),
-            "order B: not marked as paid, and its charge is delivered",
+            "order B: not marked as paid, but its charge is delivered",
             id="charged, and not marked as paid",
         ),
         pytest.param(
             replace(ONLY_A, **UNSURE, paid=("A", "B")),
-            "order B: marked as paid, and its charge is uncertain",
+            "order B: marked as paid, but its charge is uncertain",
             id="marked as paid too early",
         ),
         pytest.param(
@@ -261,7 +267,7 @@ def test_an_audit_names_what_is_wrong_with_a_receipt(evidence: Evidence, problem
         ),
         pytest.param(
             replace(ONLY_A, responses=(ordered("A"),)),
-            "2 checkouts were made, 1 have come to an end",
+            "2 checkouts were made, but only 1 have a result",
             id="a checkout of which nothing was heard",
         ),
     ],
@@ -274,8 +280,8 @@ def test_an_audit_names_every_problem_and_not_just_the_first() -> None:
     result = Evidence(charges=(charge("A"), charge("A"), charge("C"))).audited()
 
     assert result.problems == [
-        "order A: delivered, and charged 2 times",
-        "order B: delivered, and charged 0 times",
-        "order B: mailed 1 times, and never charged",
-        "order C: charged 1 times, and no client knows of it",
+        "order A: charge delivered, but charged 2 times",
+        "order B: charge delivered, but charged 0 times",
+        "order B: mailed 1 times, but never charged",
+        "order C: charged 1 times, but no client got this order",
     ]

@@ -11,11 +11,11 @@ from support.mail_servers import KEY, adapter_for, send
 
 from dispatchers.delivery import Deferred, Delivered, Outcome, Unknown
 from dispatchers.testing.stripe_ledger import StripeLedger
-from examples.demo.act import Files
 from examples.demo.killer import POINTS, Killer, Lease
 from examples.demo.mail_ledger import Mail, MailRecord, read_mails
 from examples.demo.mail_server import Doorkeeper, Manners
-from examples.demo.person import Finding, findings, most_telling
+from examples.demo.operator_decision import Finding, findings, most_instructive
+from examples.demo.scenario import Files
 from examples.demo.statements import CHARGE, RECEIPT, Statement
 
 RECEIPT_MAIL = {"to": "ada@example.com", "subject": "Your receipt", "text": "Paid\n", "headers": {"X-Order-Id": "A"}}
@@ -40,30 +40,30 @@ def test_a_kill_is_due_when_enough_has_ended_and_something_is_being_sent() -> No
 def test_what_an_earlier_kill_interrupted_counts_for_no_later_one() -> None:
     killer = Killer(entries=100)
     orphan, living = lease(1, "a"), lease(2, "b")
-    killer.strike([orphan])
+    killer.record_kill([orphan])
 
     assert not killer.due(100, [orphan])
-    assert killer.strike([orphan, living]) == [living]
-    assert killer.struck == [[orphan], [living]]
+    assert killer.record_kill([orphan, living]) == [living]
+    assert killer.interrupted == [[orphan], [living]]
 
 
 def test_a_kill_that_found_nothing_in_hand_is_not_counted() -> None:
     killer = Killer(entries=100)
 
-    killer.strike([])
+    killer.record_kill([])
 
-    assert killer.struck == []
+    assert killer.interrupted == []
 
 
 def test_nothing_is_killed_after_the_last_point() -> None:
     killer = Killer(entries=100)
     for number, _ in enumerate(POINTS):
-        killer.strike([lease(number, f"token {number}")])
+        killer.record_kill([lease(number, f"token {number}")])
 
     assert not killer.due(100, [lease(99, "of the living")])
 
 
-# --- the person
+# --- the operator
 
 
 def finding(statement: Statement, found: str | None) -> Finding:
@@ -90,9 +90,9 @@ def test_an_operator_would_rather_resolve_a_charge_that_happened() -> None:
     happened, not_charged = finding(charging("A", "uncertain"), "ch_1"), finding(charging("B", "uncertain"), None)
     mailed = finding(mailing("C", "uncertain"), "<1@shop>")
 
-    assert most_telling([mailed, not_charged, happened]) is happened
-    assert most_telling([mailed, not_charged]) is not_charged
-    assert most_telling([]) is None
+    assert most_instructive([mailed, not_charged, happened]) is happened
+    assert most_instructive([mailed, not_charged]) is not_charged
+    assert most_instructive([]) is None
 
 
 @pytest.mark.parametrize(

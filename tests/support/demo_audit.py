@@ -5,15 +5,15 @@ from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 from dispatchers.testing.stripe_ledger import Effect
+from examples.demo.checkout_results import CheckoutResult
 from examples.demo.mail_ledger import Mail
-from examples.demo.promises import Promise
 from examples.demo.statements import CHARGE, RECEIPT, Statement
 
 
-def ordered(order_id: str, **fields: Any) -> Promise:
+def ordered(order_id: str, **fields: Any) -> CheckoutResult:
     """The response to the client of a good checkout."""
     owed = {"customer": "ada", "email": "ada@example.com", "amount": 2000, "currency": "eur"}
-    return Promise(**{"key": f"key-{order_id}", "order_ids": [order_id], **owed, **fields})
+    return CheckoutResult(**{"key": f"key-{order_id}", "order_ids": [order_id], **owed, **fields})
 
 
 def charge(order_id: str, **fields: Any) -> Effect:

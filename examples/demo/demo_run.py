@@ -13,14 +13,14 @@ from sqlalchemy import Engine
 import outbox
 from dispatchers.testing.postgres import PostgresUnavailable, temporary_postgres
 from dispatchers.testing.stripe_ledger import StripeLedger
-from examples.demo.act import Act, Files, Script
 from examples.demo.audit import Audit, Excuses, audit
+from examples.demo.checkout_results import CheckoutResult, read_results
 from examples.demo.children import children
 from examples.demo.folder import temporary_folder
 from examples.demo.mail_ledger import read_mails
+from examples.demo.operator_decision import Finding, resolve_one
 from examples.demo.orders import Base, connect
-from examples.demo.person import Finding, look_at_one
-from examples.demo.promises import Promise, read_promises
+from examples.demo.scenario import DemoOptions, Files, Scenario
 from examples.demo.snapshot import Snapshot
 from examples.demo.statements import read_paid, read_statements
 from examples.demo.view import View
@@ -28,31 +28,31 @@ from outbox import migrations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """What is left when the processes have gone. resolved: the entry that the operator resolved, if any."""
+class DemoResult:
+    """The result of the demo, after all processes have ended. resolved: the entry that the operator resolved, if any."""
 
     audit: Audit
     last: Snapshot
-    promises: Sequence[Promise]
+    results: Sequence[CheckoutResult]
     resolved: Finding | None
     database: str
 
 
-def play(script: Script, view: View) -> Ending:
-    """All of it. Every process has ended when this returns or raises."""
-    with temporary_folder("outbox-demo-") as folder, database(script, folder) as (url, origin):
-        view.tell(0, f"on {origin}")
+def run_demo(options: DemoOptions, view: View) -> DemoResult:
+    """Run the whole demo. Every process has ended when this returns or raises."""
+    with temporary_folder("outbox-demo-") as folder, database(options, folder) as (url, origin):
+        view.report_event(0, f"on {origin}")
         environment = prepare(url)
         engine, files = connect(url), Files(folder)
-        with children(folder) as started, closing(Act(script, view, started, environment, files)) as act:
-            in_time = act.rush().entries.open == 0
-            promises = read_promises(files.promises)
-            resolved = look_at_one(engine, files, promises, environment, view) if in_time else None
-            last, struck = act.snapshot(), act.struck
+        with children(folder) as started, closing(Scenario(options, view, started, environment, files)) as scenario:
+            in_time = scenario.rush().entries.open == 0
+            results = read_results(files.results)
+            resolved = resolve_one(engine, files, results, environment, view) if in_time else None
+            last, interrupted = scenario.snapshot(), scenario.interrupted
         decided = set() if resolved is None else {resolved.entry.id}
-        result = audited(script, engine, files, promises, struck=struck, decided=decided)
+        result = audited(options, engine, files, results, interrupted=interrupted, decided=decided)
         engine.dispose()
-        return Ending(audit=result, last=last, promises=promises, resolved=resolved, database=origin)
+        return DemoResult(audit=result, last=last, results=results, resolved=resolved, database=origin)
 
 
 def prepare(url: str) -> dict[str, str]:
@@ -67,24 +67,24 @@ def prepare(url: str) -> dict[str, str]:
 
 
 def audited(
-    script: Script,
+    options: DemoOptions,
     engine: Engine,
     files: Files,
-    promises: Sequence[Promise],
+    results: Sequence[CheckoutResult],
     *,
-    struck: set[UUID],
+    interrupted: set[UUID],
     decided: set[UUID],
 ) -> Audit:
     """Read the remote services' ledgers, the outbox and the shop's table, and compare them."""
     with closing(StripeLedger(files.payments)) as ledger:
         return audit(
-            orders=script.orders,
-            promises=promises,
+            orders=options.orders,
+            results=results,
             charges=ledger.charges,
             mails=read_mails(files.mails).accepted,
-            statements=read_statements(engine, promises),
+            statements=read_statements(engine, results),
             paid=read_paid(engine),
-            excuses=Excuses(stored_500=stored_500(ledger), struck=struck, decided=decided),
+            excuses=Excuses(stored_500=stored_500(ledger), interrupted=interrupted, decided=decided),
         )
 
 
@@ -93,14 +93,14 @@ def stored_500(ledger: StripeLedger) -> set[str]:
 
 
 @contextmanager
-def database(script: Script, folder: Path) -> Iterator[tuple[str, str]]:
-    """A database's URL, and the words for it."""
-    if script.database is not None:
-        yield script.database, "the given database"
+def database(options: DemoOptions, folder: Path) -> Iterator[tuple[str, str]]:
+    """The URL of a database, and its name for the report."""
+    if options.database is not None:
+        yield options.database, "the given database"
         return
     origin = "SQLite"
     with ExitStack() as stack:
-        if not script.sqlite:
+        if not options.sqlite:
             try:
                 server = stack.enter_context(temporary_postgres())
             except PostgresUnavailable as unavailable:

@@ -11,10 +11,10 @@ import httpx
 
 from dispatchers.testing.stripe_core import API_KEY
 from dispatchers.testing.stripe_ledger import StripeLedger
+from examples.demo.checkout_results import read_results
 from examples.demo.children import Child, Children
 from examples.demo.killer import Killer, Lease
 from examples.demo.mail_ledger import read_mails
-from examples.demo.promises import read_promises
 from examples.demo.snapshot import PaymentService, Snapshot, Tally
 from examples.demo.view import View
 
@@ -49,11 +49,11 @@ class Stuck(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """What the command line asks for.
+class DemoOptions:
+    """The options of the command line.
 
-    database: a URL, or None for a temporary PostgreSQL, and SQLite where none can be had.
-    forgetful: the payment service remembers no key, which shows what the keys are for, and that the audit can fail.
+    database: a URL. None: a temporary PostgreSQL, or SQLite if no PostgreSQL can be started.
+    forgetful: the payment service remembers no key. This shows why keys are needed, and that the audit can fail.
     """
 
     orders: int
@@ -82,25 +82,25 @@ class Files:
         return self.folder / "mails.jsonl"
 
     @property
-    def promises(self) -> Path:
-        return self.folder / "promises.jsonl"
+    def results(self) -> Path:
+        return self.folder / "results.jsonl"
 
 
-class Act:
-    """Starts them, kills the dispatcher, waits until every entry has ended; then they still run.
+class Scenario:
+    """Starts the processes, kills the dispatcher, and waits until every entry has ended. The processes then still run.
 
-    They end with `started`; `close` closes what was opened to observe them.
+    `started` ends the processes. `close` closes what this object opened to observe them.
     """
 
     def __init__(
-        self, script: Script, view: View, started: Children, environment: Mapping[str, str], files: Files
+        self, options: DemoOptions, view: View, started: Children, environment: Mapping[str, str], files: Files
     ) -> None:
-        self._script = script
+        self._options = options
         self._view = view
         self._children = started
         self._environment = dict(environment)
         self._files = files
-        self._killer = Killer(2 * script.orders)  # a charge and a receipt each
+        self._killer = Killer(2 * options.orders)  # a charge and a receipt each
         self._ledger = StripeLedger(files.payments)
         self._began = time.monotonic()
         self._others = [self._start_payment_service(), self._start_mail_server()]
@@ -115,13 +115,10 @@ class Act:
         self._ledger.close()
 
     def rush(self) -> Snapshot:
-        """Start the clients, and return the state when every entry has ended, or no more of them end.
-
-        A slow machine gets the time that it needs.
-        """
+        """Start the clients. Return the state when every entry has ended, or when none has ended for a minute."""
         self._before, _ = self._look()
         if any(tally.open for tally in self._before.values()):
-            raise Stuck(f"this database has entries of others that wait to be sent: {self._before}")
+            raise Stuck(f"this database already has entries that wait to be sent: {self._before}")
         dispatcher = self._start_dispatcher()
         self._began = time.monotonic()
         clients = self._start_clients()
@@ -138,7 +135,7 @@ class Act:
             if clients.running or now.entries.ended != ended:
                 ended, ended_at = now.entries.ended, time.monotonic()
             if time.monotonic() > ended_at + STALL_SECONDS_MAX:
-                self.tell(f"no entry has ended for {STALL_SECONDS_MAX} s: stopping")
+                self.report_event(f"no entry has ended for {STALL_SECONDS_MAX} s: the demo stops")
                 return now
             if self._killer.due(now.entries.ended, leases):
                 dispatcher = self._kill(dispatcher)
@@ -147,13 +144,13 @@ class Act:
     def snapshot(self) -> Snapshot:
         return self._snapshot(self._look()[0])
 
-    def tell(self, event: str) -> None:
-        self._view.tell(time.monotonic() - self._began, event)
+    def report_event(self, event: str) -> None:
+        self._view.report_event(time.monotonic() - self._began, event)
 
     @property
-    def struck(self) -> set[UUID]:
-        """The entries that some kill left under a lease."""
-        return {lease.entry_id for struck in self._killer.struck for lease in struck}
+    def interrupted(self) -> set[UUID]:
+        """The entries that the dispatcher was sending at one of the kills."""
+        return {lease.entry_id for interrupted in self._killer.interrupted for lease in interrupted}
 
     def _require_alive(self, dispatcher: Child) -> None:
         for child in (dispatcher, *self._others):
@@ -162,13 +159,14 @@ class Act:
 
     def _kill(self, dispatcher: Child) -> Child:
         dispatcher.kill()
-        struck = self._killer.strike(self._leases_left())
-        mails = sum(lease.destination == EMAIL for lease in struck)
-        self.tell(f"dispatcher killed while sending (charges {len(struck) - mails}, mails {mails}), and started again")
+        interrupted = self._killer.record_kill(self._leases_left())
+        mails = sum(lease.destination == EMAIL for lease in interrupted)
+        charges = len(interrupted) - mails
+        self.report_event(f"dispatcher killed, and started again: it was sending {charges} charges and {mails} mails")
         return self._start_dispatcher()
 
     def _leases_left(self) -> list[Lease]:
-        """What a killed dispatcher holds, once nothing moves: the COMMIT of a claim may still be in flight in the database."""
+        """The leases of a killed dispatcher, once they no longer change: the database may still execute the COMMIT of a claim."""
         _, leases = self._look()
         while True:
             time.sleep(QUIET_SECONDS)
@@ -180,8 +178,12 @@ class Act:
     # --- who is started
 
     def _start_payment_service(self) -> Child:
-        arguments = ["--port", "0", *options(PAYMENT_MISBEHAVIOUR, seed=self._script.seed, ledger=self._files.payments)]
-        if self._script.forgetful:
+        arguments = [
+            "--port",
+            "0",
+            *service_arguments(PAYMENT_MISBEHAVIOUR, seed=self._options.seed, ledger=self._files.payments),
+        ]
+        if self._options.forgetful:
             arguments += ["--window-hours", "0"]
         service = self._children.start("payment-service", "dispatchers.testing.stripe_service", arguments)
         self._environment["STRIPE_URL"] = f"http://127.0.0.1:{service.first_line()}"
@@ -189,7 +191,7 @@ class Act:
         return service
 
     def _start_mail_server(self) -> Child:
-        arguments = options(MAIL_MISBEHAVIOUR, seed=self._script.seed, ledger=self._files.mails)
+        arguments = service_arguments(MAIL_MISBEHAVIOUR, seed=self._options.seed, ledger=self._files.mails)
         server = self._children.start("mail-server", "examples.demo.mail_server", arguments)
         self._environment["SMTP_PORT"] = server.first_line()
         return server
@@ -199,10 +201,10 @@ class Act:
         return self._children.start("dispatcher", "dispatchers", arguments, self._environment)
 
     def _start_clients(self) -> Child:
-        script = self._script
-        arguments = [self._shop_url, "--orders", str(script.orders), "--seconds", str(script.rush_seconds)]
-        arguments += ["--seed", str(script.seed), "--run", uuid.uuid4().hex[:12]]
-        arguments += ["--promises", str(self._files.promises)]
+        options = self._options
+        arguments = [self._shop_url, "--orders", str(options.orders), "--seconds", str(options.rush_seconds)]
+        arguments += ["--seed", str(options.seed), "--run", uuid.uuid4().hex[:12]]
+        arguments += ["--results", str(self._files.results)]
         return self._children.start("clients", "examples.demo.clients", arguments)
 
     # --- the current state
@@ -211,23 +213,23 @@ class Act:
         """By destination, how many entries are in which state; and the lease of each that is being sent."""
         answer = self._shop.get("/progress")
         answer.raise_for_status()
-        told = answer.json()
+        progress = answer.json()
         tallies: dict[str, Tally] = {}
-        for destination, state, entries in told["entries"]:
+        for destination, state, entries in progress["entries"]:
             tallies.setdefault(destination, Tally())[state] = entries
-        leases = [Lease(UUID(entry_id), token, destination) for entry_id, token, destination in told["leases"]]
+        leases = [Lease(UUID(entry_id), token, destination) for entry_id, token, destination in progress["leases"]]
         return tallies, leases
 
     def _snapshot(self, tallies: Mapping[str, Tally]) -> Snapshot:
         return Snapshot(
             seconds=time.monotonic() - self._began,
-            orders=self._script.orders,
-            answered=sum(bool(promise.order_ids) for promise in read_promises(self._files.promises)),
+            orders=self._options.orders,
+            answered=sum(bool(checkout.order_ids) for checkout in read_results(self._files.results)),
             charges=self._ours(tallies, STRIPE),
             receipts=self._ours(tallies, EMAIL),
             payments=PaymentService.read(self._ledger),
             mails=read_mails(self._files.mails),
-            struck=list(self._killer.struck),
+            interrupted=list(self._killer.interrupted),
         )
 
     def _ours(self, tallies: Mapping[str, Tally], destination: str) -> Tally:
@@ -235,8 +237,8 @@ class Act:
         return Tally(tallies.get(destination, Tally()) - self._before.get(destination, Tally()))
 
 
-def options(misbehaviour: Mapping[str, float], *, seed: int, ledger: Path) -> list[str]:
-    """Both services take these."""
+def service_arguments(misbehaviour: Mapping[str, float], *, seed: int, ledger: Path) -> list[str]:
+    """The arguments that both services take."""
     arguments = ["--seed", str(seed), "--ledger", str(ledger)]
     for name, value in misbehaviour.items():
         arguments += [name, str(value)]

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from sqlalchemy import Engine
 
 from dispatchers.testing.stripe_ledger import StripeLedger
-from examples.demo.act import LOOK_EVERY_SECONDS, Files, Stuck
+from examples.demo.checkout_results import CheckoutResult
 from examples.demo.mail_ledger import read_mails
-from examples.demo.promises import Promise
+from examples.demo.scenario import LOOK_EVERY_SECONDS, Files, Stuck
 from examples.demo.snapshot import OPEN
 from examples.demo.statements import CHARGE, RECEIPT, Statement, read_statements
 from examples.demo.view import View
 
-PATIENCE_SECONDS = 30  # a charge that happened has a receipt to send after it, which may be turned away a few times
+TIMEOUT_SECONDS = 30  # after a charge its receipt is sent, and the mail server may refuse it a few times
 NAMES = {CHARGE: "charge", RECEIPT: "receipt"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """An uncertain entry, and what the remote service has of it. found: the id there; None if it did not happen."""
+    """An uncertain entry, and its effect at the remote service. found: the effect's id there; None if it did not happen."""
 
     order_id: str
     entry: Statement
@@ -39,38 +39,39 @@ class Finding:
 
     @property
     def command(self) -> list[str]:
-        """What the person types; without `--actor` it would be the name of the system's user."""
+        """The command that the operator types. Without `--actor` the actor is the system's user."""
         verdict = "--did-not-happen" if self.found is None else "--happened"
         return ["resolve", str(self.entry.id), verdict, "--reason", self.looked_up, "--actor", "you"]
 
 
-def look_at_one(
-    engine: Engine, files: Files, promises: Sequence[Promise], environment: Mapping[str, str], view: View
+def resolve_one(
+    engine: Engine, files: Files, results: Sequence[CheckoutResult], environment: Mapping[str, str], view: View
 ) -> Finding | None:
-    """Resolve one uncertain entry by the real command, and wait until the dispatcher has settled all that follows from it.
+    """Resolve one uncertain entry by the real command. Wait until it, and what its callback enqueued, has ended.
 
-    Raises `Stuck` if the command fails, or nothing comes of it.
+    Raises `Stuck` if the command fails, or if no dispatcher settles the entry.
     """
-    statements = read_statements(engine, promises)
-    finding = most_telling(findings(statements, files))
-    view.say("")
+    statements = read_statements(engine, results)
+    finding = most_instructive(findings(statements, files))
+    view.print_line("")
     if finding is None:
-        view.say("Nothing is uncertain: there is nothing for an operator to look at.")
+        view.print_line("No entry is uncertain: the operator has nothing to resolve.")
         return None
-    view.say(f"A person takes one that is uncertain: the {NAMES[finding.entry.operation]} of order {finding.order_id}")
-    view.say(f"  the outbox says why:   {finding.entry.reason}")
-    view.say(f"  a look at its ledger:  {finding.looked_up}")
-    view.say("")
-    view.say(f"$ outbox {shlex.join(finding.command)}")
-    view.say(run(finding.command, environment))
-    owner = next(promise for promise in promises if finding.order_id in promise.order_ids)
+    kind = NAMES[finding.entry.operation]
+    view.print_line(f"An operator resolves an uncertain entry: the {kind} of order {finding.order_id}")
+    view.print_line(f"  reason in the outbox:     {finding.entry.reason}")
+    view.print_line(f"  in the service's ledger:  {finding.looked_up}")
+    view.print_line("")
+    view.print_line(f"$ outbox {shlex.join(finding.command)}")
+    view.print_line(run(finding.command, environment))
+    owner = next(checkout for checkout in results if finding.order_id in checkout.order_ids)
     for entry in settled(engine, owner, finding):
-        view.say(f"  its {NAMES[entry.operation]} is now {entry.state}")
+        view.print_line(f"  its {NAMES[entry.operation]} is now {entry.state}")
     return finding
 
 
 def findings(statements: Mapping[str, Sequence[Statement]], files: Files) -> list[Finding]:
-    """Every uncertain entry, looked up as in a provider's dashboard."""
+    """Look every uncertain entry up in its service's ledger, as in a provider's dashboard."""
     with closing(StripeLedger(files.payments)) as ledger:
         charges = {charge.metadata.get("order_id"): charge.id for charge in ledger.charges}
     mails = {mail.order_id: mail.message_id for mail in read_mails(files.mails).accepted}
@@ -86,13 +87,13 @@ def findings(statements: Mapping[str, Sequence[Statement]], files: Files) -> lis
     ]
 
 
-def most_telling(found: Sequence[Finding]) -> Finding | None:
-    """A charge rather than a mail, and one that happened, because its receipt then follows."""
+def most_instructive(found: Sequence[Finding]) -> Finding | None:
+    """Choose a charge rather than a mail, and one that happened, because its receipt is then sent."""
     return max(found, key=lambda each: (each.entry.operation == CHARGE, each.found is not None), default=None)
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """What `outbox` prints for it. `python -m dispatchers` is the same command."""
+    """Run the command, and return what it prints. `python -m dispatchers` is the command `outbox`."""
     done = subprocess.run(
         [sys.executable, "-m", "dispatchers", *command],
         env={**os.environ, **environment},
@@ -106,13 +107,13 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> str:
     return done.stdout.rstrip()
 
 
-def settled(engine: Engine, owner: Promise, finding: Finding) -> list[Statement]:
-    """The order's entries, once the resolved one and what its callback enqueued have ended."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def settled(engine: Engine, owner: CheckoutResult, finding: Finding) -> list[Statement]:
+    """Wait until the resolved entry, and what its callback enqueued, has ended. Return the order's entries."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         entries = read_statements(engine, [owner])[finding.order_id]
         ended = not any(entry.state in OPEN for entry in entries)
         if ended and any(entry.id == finding.entry.id and entry.state != "uncertain" for entry in entries):
             return entries
         time.sleep(LOOK_EVERY_SECONDS)
-    raise Stuck(f"entry {finding.entry.id} was resolved {PATIENCE_SECONDS} s ago, and no dispatcher has settled it")
+    raise Stuck(f"entry {finding.entry.id} was resolved {TIMEOUT_SECONDS} s ago, and no dispatcher has settled it")
