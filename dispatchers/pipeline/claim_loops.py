@@ -43,6 +43,7 @@ IDLE_SWEEP_SECONDS = 5.0  # while nothing is claimed: then there are no cursors,
 HELPERS_REST = 10  # how much longer than the first loop the others rest before they poll
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits so long for company
+AHEAD_LINGER_SECONDS = 0.03  # while entries that were claimed ahead are sent: no permit waits for the next claim
 PERMIT_REPORTS_MAX = 20  # attempts to report free permits, `BUSY_SECONDS` apart; then they expire with their lease
 
 
@@ -262,7 +263,7 @@ class ClaimLoops:
             if is_first:
                 self._follow_hints()
         if self._collector.outcomes and self._sender and len(self._collector.outcomes) < BATCH_ENTRIES_MAX:
-            await first_set(stopping, seconds=LINGER_SECONDS)
+            await first_set(stopping, seconds=AHEAD_LINGER_SECONDS if self._sender.has_waiting else LINGER_SECONDS)
 
     def _follow_hints(self) -> None:
         """Ask only the destinations that hints have named, if nothing else is new; if a hint names none, sweep first."""

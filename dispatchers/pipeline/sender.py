@@ -84,6 +84,11 @@ class Sender:
     def __len__(self) -> int:
         return self._under_way
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there are entries that were claimed ahead."""
+        return bool(self._queue.destinations)
+
     def start(self, claims: Iterable[Work]) -> None:
         """Send these entries, or look them up."""
         loop = asyncio.get_running_loop()
