@@ -12,6 +12,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import Final, cast
 
 import httpcore
@@ -99,7 +100,7 @@ class Transport:
         self._answer_bytes_max = answer_bytes_max
         self._connector = Connector(
             seconds=min(CONNECT_SECONDS_MAX, seconds / 3),
-            tls=tls or httpx.create_ssl_context(trust_env=False),
+            tls=tls or _trusting_as_httpx(),
             proxy=proxy,
         )
         self._pool = ConnectionPool()
@@ -112,7 +113,7 @@ class Transport:
         when the time is up.
         """
         if self._given is not None or _is_httpx_replaced():
-            over = self._given or httpx.AsyncHTTPTransport()
+            over = self._given or httpx.AsyncHTTPTransport(verify=_trusting_as_httpx())
             return await self._send_over(over, request if isinstance(request, httpx.Request) else request.for_httpx())
         if isinstance(request, httpx.Request):
             request = await Outgoing.of(request)
@@ -183,6 +184,12 @@ class Transport:
 
 
 _HTTPX_SENDS = (httpx.AsyncHTTPTransport.handle_async_request, httpcore.AsyncConnectionPool.handle_async_request)
+
+
+@cache
+def _trusting_as_httpx() -> ssl.SSLContext:
+    """Once for all adapters of a process, none of which changes it: to read the authorities takes longer than to send."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def _is_httpx_replaced() -> bool:

@@ -33,6 +33,7 @@ from dispatchers.adapters.email.message import (
     parse_address,
 )
 from dispatchers.adapters.email.outcomes import Exchange, answered, is_in_step, outcome_of
+from dispatchers.adapters.trust import trusting
 from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejected, Unknown, Window
 from dispatchers.threads import on_own_thread
 from outbox.errors import ConfigurationError
@@ -110,7 +111,7 @@ class SmtpAdapter(Adapter):
             host=host,
             port=PORTS[tls] if port is None else port,
             tls=tls,
-            context=tls_context or ssl.create_default_context(),
+            context=tls_context or trusting(),
             username=username,
             password=password,
             local_hostname=local_hostname,

@@ -10,6 +10,7 @@ import imaplib
 import ssl
 from datetime import timedelta
 
+from dispatchers.adapters.trust import trusting
 from dispatchers.delivery import Absent, CannotTell, Delivery, Finding, Found
 from outbox.errors import ConfigurationError
 
@@ -50,7 +51,7 @@ class ImapSearch:
         self._mailbox = mailbox
         self._files_at_once = files_at_once
         self._timeout_seconds = timeout.total_seconds()
-        self._tls = tls_context or ssl.create_default_context()
+        self._tls = tls_context or trusting()
 
     def __repr__(self) -> str:
         return f"ImapSearch({self._host!r}, mailbox={self._mailbox!r})"

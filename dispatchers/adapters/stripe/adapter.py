@@ -14,7 +14,6 @@ above, `customer` for `stripe.customers.update`); no operation has a parameter a
 import inspect
 import logging
 import re
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from dispatchers.adapters.stripe.lookup import MARK, METADATA_KEYS_MAX, Unlistab
 from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, warn_of_api_version
 from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
 from dispatchers.adapters.transport import HEADER_VALUE, Transport
+from dispatchers.adapters.trust import trusting
 from dispatchers.delivery import (
     Adapter,
     CannotTell,
@@ -94,7 +94,7 @@ class StripeAdapter(Adapter):
         self.pinned = f"stripe version={self.api_version} account={account or '-'} mode={self.mode}"
         self.replays = 0
         self._credentials = Credentials([api_key])
-        self._transport = Transport(timeout=timeout, tls=ssl.create_default_context(cafile=stripe.ca_bundle_path))
+        self._transport = Transport(timeout=timeout, tls=trusting(stripe.ca_bundle_path))
         self._client = stripe.StripeClient(
             api_key,
             stripe_version=self.api_version,
