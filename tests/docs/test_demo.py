@@ -1,5 +1,6 @@
 """The demo as users run it: it ends well on both databases, fails where it must, and leaves nothing over."""
 
+import os
 import re
 import signal
 import subprocess
@@ -8,15 +9,30 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from support.database import IMPORT_PATH
+from support.python_processes import forked_commands
+
 ROOT = Path(__file__).parents[2]
 RUN_SECONDS_MAX = 450  # three runs side by side take about forty on an idle machine; a busy one may take ten times that
 
 
 @contextmanager
-def demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A run of the demo; whatever it has started ends with the block."""
-    command = [sys.executable, "-m", "examples.demo", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+def demo(*arguments: str, forks: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A run of the demo; whatever it has started ends with the block. forks: a folder, if its processes are to be forked."""
+    variables, inherited = dict(os.environ), []
+    if forks is not None:
+        inherited = [forked_commands(forks, [], variables)]
+        variables["PYTHONPATH"] = os.pathsep.join([IMPORT_PATH, str(ROOT)])
+    module = "examples.demo" if forks is None else "support.apps.forked_demo"
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=variables,
+        pass_fds=inherited,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         try:
             yield process
         finally:
@@ -51,12 +67,16 @@ def check_that_one_was_resolved(output: str) -> None:
     assert f"{id}" in output.partition("The operator resolved one entry (see above):")[2]
 
 
-def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten() -> None:
-    """Three runs of half a minute, most of it waiting: side by side, and so in one test."""
+def test_the_demo_does_everything_once_and_fails_where_keys_are_forgotten(tmp_path: Path) -> None:
+    """Three runs of half a minute, most of it waiting: side by side, and so in one test. The first is as users run it."""
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(demo(*arguments.split()))
-            for arguments in ("--orders 20", "--orders 20 --sqlite", "--orders 40 --forgetful --sqlite")
+            stack.enter_context(demo(*arguments.split(), forks=forks))
+            for arguments, forks in (
+                ("--orders 20", None),
+                ("--orders 20 --sqlite", tmp_path),
+                ("--orders 40 --forgetful --sqlite", tmp_path),
+            )
         ]
         postgresql, sqlite, forgetful = (run.communicate(timeout=RUN_SECONDS_MAX)[0] for run in runs)
 

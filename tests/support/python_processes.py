@@ -40,7 +40,9 @@ FORKED_COMMAND = Path(__file__).parent / "apps" / "forked_command.py"
 
 @cache
 def fork_server_socket() -> socket.socket:
-    """Starts the server of this process when a program is first asked for."""
+    """Starts the server of this process when a program is first asked for, unless `forked_commands` gave it one."""
+    if inherited := os.environ.get("FORK_SERVER"):
+        return socket.socket(fileno=int(inherited))
     ours, theirs = socket.socketpair()
     path = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     with theirs:
