@@ -39,6 +39,7 @@ from support.entries import HOUR, FileService, age
 ROUNDS = 20
 ROUNDS_IN_CI = 3
 PASSES_MAX = 4  # of the next process: what was sent, looked at, decided upon, and what callbacks have enqueued
+Task = Callable[[Database, Path], None]
 OB = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}, current="k1"), env="test")
 
 
@@ -155,7 +156,7 @@ def make_tables(database: Database) -> None:
         metadata.create_all(database.engine)
 
 
-def empty_tables(database: Database) -> None:
+def empty_tables(database: Database, books: Path) -> None:
     """What is compared after a round is all that there is: so the last of a thousand rounds costs what the first one does."""
     tables = ", ".join(
         table.fullname for metadata in (TABLES.metadata, Base.metadata) for table in metadata.tables.values()
@@ -165,56 +166,58 @@ def empty_tables(database: Database) -> None:
 
 def kill(url: sa.URL, books: Path, points: Sequence[str], rounds: int) -> int:
     sa.create_engine(url)  # loads the driver, once for all
-    for point in points:
-        forked(url, empty_tables)
-        (books / point).mkdir()
-        if (problem := kill_at(point, url, books / point, rounds)) is not None:
-            print(problem)
-            return 1
-        print(f"{point}: {rounds} killed, all is true", flush=True)
+    with survivor(url) as done:
+        for point in points:
+            (books / point).mkdir()
+            problem = kill_at(point, url, books / point, rounds, done)
+            print(problem or f"{point}: {rounds} killed, all is true", flush=True)
+            if problem:
+                return 1
     return 0
 
 
-def kill_at(point: str, url: sa.URL, books: Path, rounds: int) -> str | None:
-    """What went wrong, if anything did."""
-    with survivor(url, books) as recovered:
-        for number in range(rounds):
-            name = f"{point}:{number}"
-            if (ended := forked(url, partial(die_at, point, books=books, name=name))) != -signal.SIGKILL:
-                return f"{name}: it did not die there, but ended with {ended}"
-            if not recovered():
-                return f"{name}: broken"
+def kill_at(point: str, url: sa.URL, books: Path, rounds: int, done: Callable[[Task, Path], bool]) -> str | None:
+    """What went wrong, if anything did. done: by the survivor, and whether it could."""
+    if not done(empty_tables, books):
+        return f"{point}: the tables could not be emptied"
+    for number in range(rounds):
+        name = f"{point}:{number}"
+        if (ended := forked(url, partial(die_at, point, books=books, name=name))) != -signal.SIGKILL:
+            return f"{name}: it did not die there, but ended with {ended}"
+        if not done(recover, books):
+            return f"{name}: broken"
     return None
 
 
 @contextmanager
-def survivor(url: sa.URL, books: Path) -> Iterator[Callable[[], bool]]:
+def survivor(url: sa.URL) -> Iterator[Callable[[Task, Path], bool]]:
     """A process that recovers, and says whether all is true, each time that it is asked."""
     ours, theirs = get_context("fork").Pipe()
-    process = get_context("fork").Process(target=recover_when_asked, args=(url, books, ours, theirs))
+    process = get_context("fork").Process(target=act_when_asked, args=(url, ours, theirs))
     process.start()
     theirs.close()
 
-    def recovered() -> bool:
-        ours.send("recover")
+    def done(task: Task, books: Path) -> bool:
+        ours.send((task, books))
         try:
             return bool(ours.recv())
         except EOFError:
             return False
 
     try:
-        yield recovered
+        yield done
     finally:
         ours.close()
         process.join()
 
 
-def recover_when_asked(url: sa.URL, books: Path, asking: Connection, answering: Connection) -> None:
+def act_when_asked(url: sa.URL, asking: Connection, answering: Connection) -> None:
     asking.close()  # the other end's copy: else this one would never see its end
     database = Database(url)
     with suppress(EOFError):
-        while answering.recv():
-            recover(database, books)
+        while True:
+            task, books = answering.recv()
+            task(database, books)
             answering.send(True)
 
 
