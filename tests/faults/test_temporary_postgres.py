@@ -33,22 +33,29 @@ with temporary_postgres(durable=False) as server:
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part in this is Linux's")
 
 
-def test_it_answers():
+@pytest.fixture(scope="module")
+def server():
+    """For the tests that only ask it."""
     with temporary_postgres(durable=False) as server:
-        assert ask(server, "SELECT 1") == 1
+        yield server
 
 
-def test_it_listens_on_no_port_of_the_machine():
-    with temporary_postgres(durable=False) as server:
-        assert ask(server, "SHOW listen_addresses") == ""
-        assert server.directory.stat().st_mode & 0o077 == 0
+def test_it_answers(server):
+    assert ask(server, "SELECT 1") == 1
 
 
-@pytest.mark.parametrize(("durable", "fsync"), [(True, "on"), (False, "off")])
-def test_commits_wait_for_the_log_and_only_a_durable_server_for_the_disk(durable, fsync):
-    with temporary_postgres(durable=durable) as server:
-        assert ask(server, "SHOW synchronous_commit") == "on"
-        assert ask(server, "SHOW fsync") == fsync
+def test_it_listens_on_no_port_of_the_machine(server):
+    assert ask(server, "SHOW listen_addresses") == ""
+    assert server.directory.stat().st_mode & 0o077 == 0
+
+
+def test_commits_wait_for_the_log_and_only_a_durable_server_for_the_disk(server):
+    with temporary_postgres() as durable:
+        assert ask(durable, "SHOW synchronous_commit") == "on"
+        assert ask(durable, "SHOW fsync") == "on"
+
+    assert ask(server, "SHOW synchronous_commit") == "on"
+    assert ask(server, "SHOW fsync") == "off"
 
 
 def test_the_users_own_postgresql_settings_do_not_reach_it(monkeypatch):
