@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -207,6 +208,7 @@ def _broken_without(guard: str, seed: int) -> BrokenRun | None:
     return None
 
 
+@cache
 def _is_sound(seed: int) -> bool:
     try:
         simulate(seed)

@@ -1,6 +1,6 @@
 """The invariants of groups: one send at a time, in the order of the commits, and none after an entry that ended badly."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 from uuid import UUID
 
@@ -65,7 +65,7 @@ class OrderingInvariants:
         lease = self._truth.trace(send.claimed.id).lease
         if lease is None or lease[0] != send.claimed.lease_token:
             return
-        for other in self._others(send.claimed.id):
+        for other in self._before(send.claimed.id) + self._after(send.claimed.id):
             trace = self._truth.trace(other.id)
             token, until = trace.lease or (None, 0.0)
             is_under_way = any(each.claimed.lease_token == token for each in trace.sends)
@@ -88,30 +88,31 @@ class OrderingInvariants:
 
         Where the one that blocked the group has ended, those before it wait too that are to be sent again.
         """
-        entry, queue = self._truth.entries[id], self._truth.store.queue
-        blocking = self._blocked.get(entry.ordering_key or "")
+        key, queue = self._truth.entries[id].ordering_key, self._truth.store.queue
+        if key is None:
+            return False
+        blocking = self._blocked.get(key)
         before = [other.id for other in self._before(id)]
         is_blocked = blocking is not None and (blocking in before or blocking not in queue)
         return is_blocked or any(other in never and other in queue for other in before)
 
     # --- groups
 
-    def _others(self, id: UUID) -> Iterator[Entry]:
-        entries = self._truth.entries
-        key = entries[id].ordering_key
-        return (other for other in entries.values() if key is not None and other.ordering_key == key and other.id != id)
-
     def _before(self, id: UUID) -> list[Entry]:
-        return list(self._split(id)[0])
+        return self._split(id)[0]
 
     def _after(self, id: UUID) -> list[Entry]:
-        return list(self._split(id)[1])
+        return self._split(id)[1]
 
     def _split(self, id: UUID) -> tuple[list[Entry], list[Entry]]:
-        order = list(self._truth.entries)
-        place = order.index(id)
+        """The others of its group, by their place in the commit order."""
+        this = self._truth.entries[id]
         before: list[Entry] = []
         after: list[Entry] = []
-        for other in self._others(id):
-            (before if order.index(other.id) < place else after).append(other)
+        others = before
+        for other in self._truth.entries.values() if this.ordering_key is not None else ():
+            if other is this:
+                others = after
+            elif other.ordering_key == this.ordering_key:
+                others.append(other)
         return before, after
