@@ -1,4 +1,4 @@
-"""The sending process: entries go to outside services under their child keys.
+"""The process that sends: it sends entries to outside services under their child keys.
 
     effects = Operations()
 
@@ -7,9 +7,9 @@
 
     Dispatcher(engine, include=[effects], adapters={"stripe": StripeAdapter(api_key=...)}).run()
 
-An adapter's author reads `delivery.py`. The heart is `dispatcher.py` and `pipeline/claim_loops.py`; what happens to an entry is
-decided in `decide.py`.
-Each name is imported when it is first asked for: `outbox --help` must not wait for SQLAlchemy.
+If you write an adapter, read `delivery.py`. The main modules are `dispatcher.py` and `pipeline/claim_loops.py`; `decide.py`
+decides the state transitions of an entry. Each name is imported at its first use, because `outbox --help` must not wait for
+SQLAlchemy.
 """
 
 from importlib import import_module

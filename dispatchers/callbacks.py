@@ -1,7 +1,8 @@
-"""What the app does when an entry ends, or all entries of an accepted request: its callbacks, and what they are handed.
+"""The app's callbacks: what runs when an entry, or every entry of an accepted request, has ended, and the arguments that it
+gets.
 
-A callback runs in the transaction that settles the entry, once the lease is known to be ours: what it writes commits with the
-settling, once, or not at all.
+A callback runs in the transaction that settles the entry, after a check that this process still has the lease. What the
+callback writes commits together with the settlement, once, or not at all.
 """
 
 import inspect
@@ -41,7 +42,7 @@ class SettledEntry:
 
     @property
     def payload(self) -> Any:
-        """The payload parsed; a new object at each call."""
+        """The parsed payload; a new object at each call."""
         return json.loads(self.body)
 
 
@@ -49,8 +50,10 @@ class SettledEntry:
 class Settlement:
     """How the entry ended: the argument of a callback.
 
-    state: `delivered` (it happened), `failed` or `cancelled` (it did not and will not), or, for `on_uncertain`, `uncertain`.
-    result: what the adapter kept of the answer. attempts: how many sends may have left.
+    state: `delivered`: the effect happened. `failed` or `cancelled`: it did not happen and will not. For `on_uncertain`:
+        `uncertain`.
+    result: the part of the service's answer that the adapter kept.
+    attempts: how many sends may have left.
     """
 
     entry: SettledEntry
@@ -61,11 +64,12 @@ class Settlement:
 
 
 class Completed:
-    """An accepted request whose entries have all ended: the argument of `on_completed`, which answers it.
+    """An accepted request whose entries have all ended: the argument of `on_completed`, which gives the final response.
 
-    id: the request's, as `claim.id` was. completion: the name under which it was accepted.
-    entries: what it caused, oldest first, each `delivered`, `failed` or `cancelled`, with its result.
-    response: the answer, once there is one.
+    id: the request's id, as `claim.id`.
+    completion: the name under which the request was accepted.
+    entries: the entries that it caused, oldest first, each `delivered`, `failed` or `cancelled`, with its result.
+    response: the final response, once there is one.
     """
 
     def __init__(
@@ -79,9 +83,9 @@ class Completed:
         self._response_bytes_max = response_bytes_max
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """Give the request its final response, which every retry gets from now on. Arguments and errors: `claim.respond`."""
+        """Give the request its final response. Every later retry gets it. Arguments and errors: see `claim.respond`."""
         if self.response is not None:
-            raise AlreadyAnswered(f"respond after an answer: on_completed({self.completion!r}) has given one already")
+            raise AlreadyAnswered(f"respond after an answer: on_completed({self.completion!r}) has already responded")
         self.response = Response.of(status, body, headers, bytes_max=self._response_bytes_max)
         return self.response
 
@@ -243,9 +247,7 @@ class CallbackOverdue(Exception):
     def __init__(self, seconds: float, function: str, place: str = "") -> None:
         super().__init__(seconds, function, place)
         self.summary = f"took longer than {seconds:g} s"
-        self.report = (
-            f"{function} took longer than {seconds:g} s and was given up; its transaction is rolled back{place}"
-        )
+        self.report = f"{function} took longer than {seconds:g} s, its deadline; its transaction is rolled back{place}"
 
 
 class Cause:
@@ -271,7 +273,9 @@ class Cause:
 
     def before_commit(self, committed: SessionTransaction | None) -> None:
         if committed is None:
-            raise CallbackError("a callback must not commit: what it writes commits with the settling of the entry")
+            raise CallbackError(
+                "a callback must not commit: what it writes commits together with the settlement of the entry"
+            )
 
     def savepoint_ended(self, savepoint: SessionTransaction) -> None:
         pass
@@ -320,7 +324,8 @@ def require_no_awaitable(answer: object) -> None:
         if inspect.iscoroutine(answer):
             answer.close()
         raise CallbackError(
-            "a callback that is not `async def` returned an awaitable: decorate the `async def` itself, or its wrapper as one"
+            "a callback that is not an `async def` returned an awaitable: register the `async def` itself, or make its wrapper"
+            " an `async def` too"
         )
 
 
@@ -334,8 +339,8 @@ def require_intact(connection: Connection) -> None:
         raise ConnectionError("the database ended the connection during the callback")
     if not connection.in_transaction():
         raise CallbackError(
-            "a callback must not roll back, nor catch a failed flush without session.begin_nested(): its transaction is the"
-            " one that settles the entry; raise an exception instead, and all of it is tried again"
+            "a callback must not roll back, and must not catch a failed flush without session.begin_nested(), because its"
+            " transaction also settles the entry. Raise an exception instead: the dispatcher then calls the callback again"
         )
     try:
         connection.execute(select(1))

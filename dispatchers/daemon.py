@@ -31,7 +31,10 @@ RETENTION_JITTER_SECONDS = 30  # so that a fleet that was deployed at once does 
 COLLECTOR_THRESHOLD = 10_000  # objects that can be in a cycle, made and not yet gone; Python's own is 700, later 2000
 SWITCH_SECONDS = 0.0002  # how long one of Python's threads runs on while another waits; Python's own is 0.005
 SETTLE_SECONDS = 2.0  # after a second signal
-CHECK_SECONDS = (0.2, 5.0)  # until a database that is away at the start is asked again, doubling up to the second
+CHECK_SECONDS = (
+    0.2,
+    5.0,
+)  # until a database that is unavailable at the start is asked again, doubling up to the second
 CLOSE_SECONDS = 2.0  # for connections, which an unreachable database would never release
 LATE_SECONDS = 5.0  # after the grace, a drain has ended unless the database does not answer
 STOPPED_AT_ONCE = 1  # the exit status then
@@ -63,10 +66,10 @@ class Work(Protocol):
 
 
 def run(dispatcher: Work) -> None:
-    """Work until SIGTERM or Ctrl-C, then drain. A second signal, or a database that has not answered by the end of the grace,
-    ends the process at once with the exit status 1, and leaves leases to expire.
+    """Work until SIGTERM or Ctrl-C, then drain. A second signal ends the process at once with exit status 1, and so does a
+    database that has not answered when the grace period is over. The leases of sends in flight then expire.
 
-    The two signals stay ours until the process has exited: one that comes after the drain also ends it with 1.
+    The process keeps both signals until it has exited: a signal after the drain also ends it with 1.
     """
     atexit.register(_ignore_signals)
     with tuned_interpreter():
@@ -78,11 +81,11 @@ def run(dispatcher: Work) -> None:
 
 
 async def serve(dispatcher: Work) -> bool:
-    """Work on a running event loop, in its main thread, until SIGTERM or Ctrl-C. Returns whether it has drained: False after a
-    second signal, or if the database has not answered by the end of the grace.
+    """Work on a running event loop, in its main thread, until SIGTERM or Ctrl-C. Returns whether the dispatcher has drained:
+    False after a second signal, or if the database had not answered when the grace period was over.
 
-    While it works the two signals are its own. At its end their handlers of `signal.signal` are back (those of
-    `loop.add_signal_handler` are yours to add again), and no task of its own is left.
+    While it works it handles both signals. At its end it restores the handlers of `signal.signal`. If you use handlers of
+    `loop.add_signal_handler`, add them again. None of its own tasks is left.
     """
     return await _serve(dispatcher)
 

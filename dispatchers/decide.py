@@ -1,11 +1,11 @@
-"""The policy: what a process does with an entry that it has claimed, and the state transition after the answer. Pure.
+"""The policy: what a process does with a claimed entry, and the state transition after the answer. Pure.
 
-`plan` is asked after the claim: send the entry, look it up at the service, or end its lease in another way. `decide` is asked
-after the answer to a send, `decide_lookup` after the answer to a status lookup.
+After a claim, `plan` decides: send the entry, look it up at the service, or end its lease in another way. After a send,
+`decide` decides from the outcome; after a status lookup, `decide_lookup` decides from the finding.
 
-Doubt is sticky. Once an attempt may have been executed, only proof ends the doubt: success, or a conclusive rejection. Until then
-the entry may be sent again under the same key while the service surely remembers that key. After that it is uncertain; where the
-service offers a status lookup, one is made first. The rules of lookups are in `decide_lookup.py`.
+Doubt stays until there is proof. Once an attempt may have been executed, only a success or a conclusive rejection ends the
+doubt. Until then the entry may be sent again under the same key while the service certainly remembers that key. After that it
+is uncertain. If the adapter has a status lookup, a lookup comes first. `decide_lookup.py` holds the rules of lookups.
 """
 
 from dataclasses import replace
@@ -55,10 +55,13 @@ FIRST_SEND = Send()
 
 
 def plan(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float, *, env: str, alike: bool) -> Plan:
-    """What a process does with an entry that it has claimed and serves.
+    """Decide what a process does with an entry that it has claimed and serves.
 
-    memory: what its adapter declares. now: the database's. jitter: as for `decide`; unused at an entry's first claim.
-    env: this deployment's name. alike: whether the adapter would send it now in the form in which it may have been sent before.
+    memory: what its adapter declares.
+    now: the database's time.
+    jitter: as for `decide`; unused at an entry's first claim.
+    env: this deployment's name.
+    alike: whether the adapter would send it now in the form in which it may have been sent before.
     """
     stored = entry.outcome
     if entry.env != env and (stored.known is None or stored.known.state == SEND_AGAIN):
@@ -79,10 +82,10 @@ def plan(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float, *, e
 
 
 def leave(entry: ClaimedEntry, reason: str) -> Settle | Release:
-    """The transition of an entry that this process cannot serve: other processes may.
+    """The transition of an entry that this process does not serve. Other processes may serve it.
 
-    Only an operator's cancellation that no other process has carried out for long is carried out here. Claims do not pass over a
-    cancelled entry, so it is due again a moment later, not at once.
+    This process carries out only an operator's cancellation that no other process has carried out for a long time. A claim
+    includes cancelled entries, so the entry is due again a moment later, not at once.
     """
     known = entry.outcome.known
     if known is not None and is_left_alone(known, entry.leased_at):
@@ -106,7 +109,7 @@ def too_late(entry: ClaimedEntry, memory: Memory, now: datetime) -> Transition:
 
 
 def admit(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float = 1.0) -> Transition | None:
-    """None if `entry` may be sent now, else the transition instead. jitter: as for `decide`."""
+    """Return None if `entry` may be sent now, else the transition to make instead. jitter: as for `decide`."""
     change = _refused(entry, memory, now, jitter)
     return change and _look_up_first(entry, change, memory, now)
 
@@ -114,8 +117,8 @@ def admit(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: float = 1.
 def _foreign(entry: ClaimedEntry, env: str) -> str:
     """Why it is neither sent nor looked up: the deployment that it names may send it too."""
     return (
-        f"it is of env {entry.env!r}, and this database is of env {env!r}, so no dispatcher here sends it: an app with"
-        f" another OUTBOX_ENV enqueued it here; `outbox cancel {entry.id}` ends it"
+        f"it belongs to env {entry.env!r}, but this database to env {env!r}, so no dispatcher sends it: an app with another"
+        f" OUTBOX_ENV enqueued it; `outbox cancel {entry.id}` ends it"
     )
 
 
@@ -162,9 +165,10 @@ def _wait_apart(entry: ClaimedEntry, memory: Memory, now: datetime, jitter: floa
 
 
 def decide(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetime, jitter: float) -> Transition:
-    """The transition of `entry` after `outcome`, the answer to a send.
+    """Return the transition of `entry` after `outcome`, the answer to a send.
 
-    now: the database's. jitter: 0 to 1, the share of the backoff that is really waited ("full jitter").
+    now: the database's time.
+    jitter: 0 to 1, the share of the backoff that the entry really waits ("full jitter").
     Source: docs/states.md.
     """
     change = _decided(entry, outcome, memory, now, jitter)
@@ -174,7 +178,7 @@ def decide(entry: ClaimedEntry, outcome: Outcome, memory: Memory, now: datetime,
 def decide_lookup(
     entry: ClaimedEntry, state: LookupState, finding: Finding, memory: Memory, now: datetime, jitter: float
 ) -> Transition:
-    """The transition of `entry` after `finding`, the answer to a status lookup that began after the claim."""
+    """Return the transition of `entry` after `finding`, the answer to a status lookup that began after the claim."""
     return _in_group(judge(entry, state, finding, memory, now, jitter), memory)
 
 
@@ -263,7 +267,7 @@ def release(end: End, why: str) -> RetryCallback:
 def hand_over(end: End, callback: str) -> RetryCallback:
     """The outcome is known, and this process does not have its callback: a process that has it takes the entry over."""
     why = f": {end.reason}" if end.reason else ""
-    return RetryCallback(end, CENTURY, f"{_state(end)}{why}; {callback} runs in a process that has it", False, callback)
+    return RetryCallback(end, CENTURY, f"{_state(end)}{why}; waits for a process that has {callback}", False, callback)
 
 
 def store_first(change: Transition, delay: timedelta) -> Transition:
@@ -330,10 +334,10 @@ def _wait(
     """Send it again later, unless a limit is reached. `after`, which the service asked for, counts within the limits."""
     doubtful = entry._replace(maybe_sent=maybe_sent, in_doubt_since=in_doubt_since)
     if attempts >= memory.attempts_max:
-        return _end(doubtful, attempts, f"{reason}; {attempts} attempts were allowed")
+        return _end(doubtful, attempts, f"{reason}; the limit of {attempts} attempts is reached")
     age_left = min(memory.age_max, CENTURY) - (now - entry.first_leased_at)
     if age_left <= timedelta(0):
-        return _end(doubtful, attempts, f"{reason}; it has been tried for {memory.age_max}")
+        return _end(doubtful, attempts, f"{reason}; the age limit of {memory.age_max} is reached")
     delay = min(max(backoff(entry.deliveries, jitter), after or timedelta(0)), age_left)
     last = last_safe_send(in_doubt_since, memory) if maybe_sent else None
     if last is not None:

@@ -101,9 +101,9 @@ def _same_key_is_good(entry: ClaimedEntry, state: LookupState, memory: Memory, n
 
 def _limit(entry: ClaimedEntry, attempts: int, memory: Memory, now: datetime) -> str | None:
     if attempts >= memory.attempts_max:
-        return f"{attempts} attempts were allowed"
+        return f"the limit of {attempts} attempts is reached"
     if now - entry.first_leased_at >= min(memory.age_max, CENTURY):
-        return f"it has been tried for {memory.age_max}"
+        return f"the age limit of {memory.age_max} is reached"
     return None
 
 

@@ -1,8 +1,8 @@
-"""The contract that an adapter's author reads: what an adapter gets, what it answers, what it declares.
+"""The contract for authors of adapters: what an adapter receives, what it returns, and what it declares.
 
-An adapter is handed one `Delivery` and answers with one `Outcome`. It never retries by itself, never decides what happens to
-the entry, and never touches the database: the dispatcher does all three. An adapter with a status lookup reports with `find`
-what the service has of an earlier attempt.
+An adapter receives one `Delivery` and returns one `Outcome`. It never retries by itself, never decides the state of the
+entry, and never uses the database: the dispatcher does all three. An adapter with a status lookup also has `find`, which
+returns whether the service shows the effect of an earlier attempt.
 """
 
 import json
@@ -34,17 +34,18 @@ Window: TypeAlias = timedelta | Literal[Forever.FOREVER] | None
 
 
 class Delivery(NamedTuple):
-    """One attempt at sending an entry, or one status lookup. (A tuple: it is made for each send.)
+    """One attempt to send an entry, or one status lookup. (A tuple, because one is created for each send.)
 
-    body: the payload's JSON bytes as they were enqueued; they are what goes out, whatever the deploy.
+    body: the payload's JSON bytes as they were enqueued. Every attempt sends these bytes, in every release of the app.
     key: the child key in the form that the adapter declared: the same for every attempt.
-    attempt: 1 for the first; how many sends of this entry may have left, this one included. For a lookup, those before it.
-    options: stored verbatim by `outbox.enqueue`, e.g. {"account": "acct_1"}.
+    attempt: 1 for the first attempt: how many sends of this entry may have left, this one included. For a lookup: the sends
+        before it.
+    options: what `outbox.enqueue(options=...)` stored, e.g. {"account": "acct_1"}.
     deadline: when the dispatcher cancels this send, on the event loop's clock (`asyncio.timeout_at(deadline)`).
-    due_at: from when on the app wanted it sent, by the database's clock: the same for every attempt.
-    age: how long ago it was enqueued, by the same clock. No attempt is older, even if clocks differ.
+    due_at: when the app wanted the entry sent, by the database's clock: the same for every attempt.
+    age: how long ago the entry was enqueued, by the same clock. No attempt is older, even if clocks differ.
 
-    Its repr shows no body, options or headers.
+    The repr shows no body, options or headers.
     """
 
     id: UUID
@@ -60,7 +61,7 @@ class Delivery(NamedTuple):
 
     @property
     def payload(self) -> Any:
-        """The payload parsed; a new object at each call."""
+        """The parsed payload; a new object at each call."""
         return json.loads(self.body)
 
     def __repr__(self) -> str:
@@ -72,9 +73,9 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """It was executed. `replayed`: the service says that it only repeated an earlier answer.
+    """The service executed the request. `replayed`: the service says that it only repeated an earlier answer.
 
-    result: what to remember of the answer, as JSON; None if nothing.
+    result: what to store of the answer, as JSON; None for nothing.
     """
 
     result: Any = None
@@ -83,7 +84,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Not executed, and a retry of the same request will not be either.
+    """The service did not execute the request, and would not execute the same request later either.
 
     conclusive: the service stored this answer under this key within its window, so no earlier attempt succeeded either.
     """
@@ -95,18 +96,18 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class KeyConflict:
-    """The service holds this key for ANOTHER request: an earlier one has reached it."""
+    """The service holds this key for ANOTHER request, which it received earlier."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """Certainly not executed; retry later, `after` at the earliest.
+    """The service certainly did not execute the request. The dispatcher sends it again, at the earliest `after` this time.
 
-    cooldown: the answer is about the whole destination, not this entry (429, 401): the whole destination waits.
-    account: the one account of many that the service refuses. Only that account's own destination counts it as a failure or waits
-        (`stripe:acct_1`); in a destination that accounts share, only the entry waits.
+    cooldown: the answer concerns the whole destination, not only this entry (429, 401): the whole destination waits.
+    account: the one account of many that the service refuses. Only this account's own destination (`stripe:acct_1`) counts a
+        failure or waits. In a destination that several accounts share, only the entry waits.
     """
 
     reason: str
@@ -117,14 +118,18 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """This very key is being executed now. Not success."""
+    """The service is executing this key now. This is not a success."""
 
     after: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """It may have been executed. `final`: a retry under this key cannot give another answer. `cooldown`: as in `Deferred`."""
+    """The service may have executed the request.
+
+    final: another attempt under this key cannot give another answer.
+    cooldown: as in `Deferred`.
+    """
 
     reason: str
     after: timedelta | None = None
@@ -141,9 +146,9 @@ Outcome: TypeAlias = Delivered | Rejected | KeyConflict | Deferred | InProgress 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The service shows that it happened.
+    """The service shows that the effect happened.
 
-    result: what to remember of it, as JSON; None if nothing.
+    result: what to store of it, as JSON; None for nothing.
     """
 
     result: Any = None
@@ -151,15 +156,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The service proves that no attempt at this entry was executed, under the present key at least.
+    """The service proves that it executed no attempt at this entry, at least under the present key.
 
-    It was reached, all that could be the effect was read, and what it shows is up to date: else it is `CannotTell`.
+    Return it only if the service answered, if you read everything that could be the effect, and if what you read is up to
+    date. Otherwise return `CannotTell`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class CannotTell:
-    """The lookup proves neither: the service was unreachable, its search index lags, or it returned more than could be read."""
+    """The lookup proves neither: the service was unreachable, its search index lags, or there was too much to read."""
 
     reason: str = ""
 
@@ -176,11 +182,12 @@ UUID_VERSIONS: Final = (4, 5, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFormat:
-    """The form of the keys that a service accepts; checked when the adapter is registered.
+    """The form of the keys that a service accepts. `Dispatcher(...)` checks it.
 
     encoding: how the stored tag is written: `native` (ck1_..., 36 characters), `uuid` (36) or `hex` (64).
-    chars_max: the longest key that the service takes. alphabet: a regular expression for one character.
-    uuid_version: 8, or 4 or 5 where the service validates the version.
+    chars_max: the longest key that the service accepts.
+    alphabet: a regular expression for one character.
+    uuid_version: 8; or 4 or 5 if the service validates the version.
     Raises `ConfigurationError` for any other value.
     """
 
@@ -231,27 +238,26 @@ NATIVE: Final = KeyFormat()
 
 
 class Adapter(Protocol):
-    """How one outside service is called. Inherit from it to get the defaults, or just have these attributes.
+    """How one outside service is called. Inherit from it for the defaults, or define the same attributes.
 
-    window: how long the service remembers a key: a `timedelta`, `FOREVER`, or None if it keeps none. Past it an entry in
-        doubt is never sent again.
-    timeout: how long one send may take in all. The dispatcher's lease must outlast it.
-    key_format: which encoding of the child key the service takes.
+    window: how long the service remembers a key: a `timedelta`, `FOREVER`, or None if it keeps no keys. After the window an
+        entry in doubt is never sent again.
+    timeout: how long one send may take. The dispatcher's lease must be longer.
+    key_format: which encoding of the child key the service accepts.
     replays_errors: which answers the service repeats for a key: "all" (Stripe v1), "2xx" or "none".
-    at_least_once: for a service without keys: True re-sends after an unknown outcome (it may happen twice), False
-        (the default) parks the entry as `uncertain`.
-    attempts_max: after so many sends without an answer that ends it, the entry ends: failed, or uncertain if in doubt.
-    age_max: the same for the time since its first claim. Waiting for that has no limit.
-    failure_blocks_group: whether a failed or uncertain entry blocks its ordering group until an operator releases it; False lets
-        the entries after it continue.
-    pinned: what else must not change between two attempts (an API version, an account); a later attempt in doubt whose
-        adapter differs here or in `key_format` is refused and reported.
+    at_least_once: for a service without keys. True sends again after an unknown outcome, so the effect may happen twice.
+        False, the default, makes the entry `uncertain`.
+    attempts_max: after this number of sends without a final answer the entry ends: failed, or uncertain if it is in doubt.
+    age_max: after this time since its first claim the entry ends in the same way. The wait for the first claim has no limit.
+    failure_blocks_group: whether a failed or uncertain entry blocks its ordering group until an operator releases it. With
+        False the later entries continue.
+    pinned: what else must not change between two attempts (an API version, an account). An entry in doubt is not sent again
+        by an adapter that differs here or in `key_format`; the dispatcher logs that it waits.
+    find: the status lookup, async or sync, for an entry that may have been executed. It receives the `Delivery`, returns a
+        `Finding` within `timeout`, and changes nothing at the service. An exception counts as `CannotTell`. None, the
+        default: no lookup.
 
-    find: the status lookup, async or sync, for an entry that may have been executed: given the `Delivery`, it answers
-        with a `Finding` within `timeout`, and changes nothing there. None, the default: no lookup. What it
-        raises counts as `CannotTell`.
-
-    An adapter with an `async def aclose()` has it called when its dispatcher stops.
+    If an adapter has an `async def aclose()`, the dispatcher calls it when it stops.
     """
 
     window: Window = None
@@ -266,24 +272,25 @@ class Adapter(Protocol):
     find: Any = None  # a function of the delivery; typed so, because a method may take its place as well
 
     def serves(self, operation: str) -> bool:
-        """Whether it knows `operation`. Entries of unknown operations wait for a process that knows them, and are logged."""
+        """Whether the adapter knows `operation`. Other entries wait for a process that knows their operation, and are logged."""
         return True
 
     def nearest(self, operation: str) -> str | None:
-        """The known operation, or prefix of one, closest to `operation`; None if it has no list. For suggestions in errors
-        only."""
+        """The known operation, or prefix of one, that is most similar to `operation`; None without a list. Only for suggestions
+        in errors.
+        """
         return None
 
     def sends_alike(self, pinned: str, options: Mapping[str, Any]) -> bool:
-        """Whether an entry with these options that may have left under another `pinned` would leave now as it did then.
+        """Whether this adapter would send an entry with these options now as it was sent under the other `pinned`.
 
-        So it is where the options name all that the two differ in. Else it is not sent again, and waits for a process that
-        is pinned as the first one was.
+        That is so if the options name everything in which the two adapters differ. Otherwise the entry is not sent again, and
+        waits for a process with the first `pinned`.
         """
         return False
 
     async def send(self, delivery: Delivery) -> Outcome:
-        """Call the service once. Return an outcome for the service's errors too; an exception becomes `Unknown`."""
+        """Call the service once. Return an outcome for the service's errors too. An exception counts as `Unknown`."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""The dispatcher as an app sees it: how it is set up, in which order its parts work, and how it ends.
+"""The dispatcher as an app sees it: how it is set up, in which order its parts work, and how it stops.
 
-What it claims, sends and settles is in `pipeline.claim_loops`; what an attempt means is decided in `decide`. Time, randomness and
-the store are handed in.
+`pipeline.claim_loops` claims, sends and settles entries; `decide` decides what an attempt means. The clock, the random source
+and the store are arguments.
 """
 
 import asyncio
@@ -47,22 +47,27 @@ _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Dispatcher:
-    """Sends what the outbox holds.
+    """Sends the entries of the outbox.
 
-    target: a database URL, an Engine or an AsyncEngine. adapters: by operation prefix; the longest dotted prefix wins.
-    include: the app's own `Operations`. keyring, outbox: by default the configured ones.
-    lease: how long a claim holds; a crashed process's entries are free again after that. margin: what clocks and pauses
-        may take off it. concurrency: sends at once to one destination; in_flight_max: to all of them, with those claimed ahead.
-    limits: by destination, where they are others: concurrency, rate, circuit breaker.
-    callbacks_at_once: how many callbacks run at the same time; each uses a connection of the engine's pool.
-    callback_timeout: after that a callback is given up and its transaction is rolled back; by default half of what the lease is
-        longer than the margin.
-    poll: how long an idle dispatcher waits if no hints of commits arrive; if they do, at least a second.
-    grace: how long a drain waits for what is in flight.
-    identity_file: a file, outside the database, in which the last known state of its history is remembered: see docs/restore.md.
-    promotions_lose_nothing: that this fleet's replication is synchronous. After the promotion of a standby, which would
-        otherwise stop every dispatcher until an operator resumes, it continues by itself, on record: see docs/restore.md.
-    store, clock, rng: what it works with, for tests and simulations.
+    target: a database URL, an Engine or an AsyncEngine.
+    adapters: adapters by operation prefix. The longest dotted prefix wins.
+    include: the app's own `Operations`.
+    keyring, outbox: by default the configured ones.
+    lease: how long a claim is valid. If a process crashes, its entries can be claimed again after this time.
+    margin: the time that clock differences and pauses may take from a lease or a window.
+    concurrency: sends at a time to one destination.
+    in_flight_max: sends at a time to all destinations, with the entries that are claimed ahead.
+    limits: concurrency, rate and circuit breaker of single destinations.
+    callbacks_at_once: how many callbacks run at a time. Each uses a connection of the engine's pool.
+    callback_timeout: the deadline of a callback. After it the callback's transaction is rolled back. By default half of
+        `lease - margin`.
+    poll: how long an idle dispatcher waits while no hints of commits arrive. While they arrive it waits a second or longer.
+    grace: how long a drain waits for the sends in flight.
+    keep: how long a finished entry is kept.
+    identity_file: a file outside the database that stores the last known database identity: see docs/restore.md.
+    promotions_lose_nothing: declares that replication is synchronous. After the promotion of a standby the dispatchers then
+        continue without an operator, and record it: see docs/restore.md.
+    store, clock, rng: for tests and simulations.
 
     Raises `ConfigurationError` for adapters that break the guarantees.
     """
@@ -174,12 +179,12 @@ class Dispatcher:
 
     @property
     def callbacks(self) -> frozenset[str]:
-        """The names of its callbacks, as they are put on record when it starts: `on_settled bank.charge`."""
+        """The names of its callbacks, as the dispatcher records them when it starts: `on_settled bank.charge`."""
         return self._callbacks.to_record
 
     @property
     def described(self) -> str:
-        """For which env it sends, from which database, and how much of it: for the log at its start."""
+        """Its env, its database and what it serves, for the log at the start."""
         prefixes, callbacks = len(self._routes.forms), len(self._callbacks.names)
         env, place = self._env(), self.store.place
         return f"env {env}, database {place}; operations or prefixes: {prefixes}, callbacks: {callbacks}"
@@ -187,7 +192,7 @@ class Dispatcher:
     async def run_once(self) -> int:
         """Claim, send and settle whatever is due now; returns how many entries it settled, whatever their outcome.
 
-        What comes due again meanwhile is left for the next call. Raises `Suspended` after a failover or a restore of the
+        What becomes due again meanwhile is left for the next call. Raises `Suspended` after a failover or a restore of the
         database, until an operator resumes, and what the database raises.
         """
         self._loops.begin()
@@ -198,10 +203,10 @@ class Dispatcher:
         return await self._loops.run_once()
 
     async def pump(self, stopping: asyncio.Event) -> None:
-        """Claim, send and settle until `stopping` is set; then finish what is in flight and settle it.
+        """Claim, send and settle until `stopping` is set. Then finish the sends in flight and settle them.
 
-        A database that is away is waited for; outcomes are kept meanwhile. Raises `ConfigurationError`, after the same end, if
-        the database is another env's, or becomes that.
+        If the database does not answer, wait for it, and keep the outcomes meanwhile. Raises `ConfigurationError`, after the
+        same end, if the database belongs to another env or is given to one.
         """
         self._loops.begin()
         await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
@@ -219,12 +224,13 @@ class Dispatcher:
     def _require_async_for(self, callback: str | None) -> None:
         if callback is not None and not self.store.takes_async_callbacks:
             raise ConfigurationError(
-                f"the callback {callback} is async: hand the dispatcher an AsyncEngine (create_async_engine), or make it sync"
+                f"the callback {callback} is async: give the dispatcher an AsyncEngine (create_async_engine), or make the"
+                " callback sync"
             )
 
     async def check(self) -> None:
-        """Raise what keeps this dispatcher from working: missing or outdated tables, a database or entries of another env,
-        another secret under a key id, entries of an unknown one. Nothing is written.
+        """Raise if this dispatcher cannot work: tables are missing or outdated, the database or unsettled entries belong to
+        another env, a secret differs under its kid, or entries have an unknown kid. Writes nothing.
         """
         await self.store.check()
         await self.store.require_environment(self._env())
@@ -253,5 +259,7 @@ class Dispatcher:
             await closing()
 
     async def abandon(self) -> None:
-        """Stop sending at once. What was in flight is in doubt, and found so when its lease ends."""
+        """Stop sending at once. The sends in flight are then in doubt, and another dispatcher takes them over when their leases
+        have expired.
+        """
         await self._loops.abandon()

@@ -1,4 +1,4 @@
-"""The app's own operations, registered without a live dispatcher: no import cycle, and a test can call them directly."""
+"""The app's own operations. Registering them needs no live dispatcher: there is no import cycle, and tests can call them."""
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -16,10 +16,10 @@ Registered = TypeVar("Registered", bound=Function)
 
 
 class Operations:
-    """Functions that send, each under its operation's name; `Dispatcher(include=[...])` takes them over.
+    """Functions that send, each under the name of its operation. Pass them as `Dispatcher(include=[...])`.
 
-    Raises `ConfigurationError` when a name is registered twice or what is registered is no function, `InvalidValue` for a
-    malformed name.
+    Raises `ConfigurationError` if a name is registered twice, or if what is registered is not a function. Raises
+    `InvalidValue` for a malformed name.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class Operations:
         pinned: str = "",
         find: Callable[[Delivery], Any] | None = None,
     ) -> Callable[[Send], Send]:
-        """Register the decorated function, async or sync, as the adapter of `name` and of names below it.
+        """Register the decorated function, async or sync, as the adapter of the operation `name` and of operations below it.
 
-        The settings and their defaults are those of `Adapter`: without a `window` the service is taken to keep no keys,
-        and an attempt whose fate is unknown leaves the entry `uncertain`. A sync function runs on a thread; after its
-        timeout it continues there, and its outcome counts as unknown.
+        The settings and their defaults are those of `Adapter`. Without a `window`, the service keeps no keys: if the outcome
+        of an attempt is unknown, the entry becomes `uncertain`. A sync function runs on a thread. After its timeout it
+        continues there, and its outcome counts as unknown.
         """
         check_operation(name)
         self._require_free(name)
@@ -78,28 +78,31 @@ class Operations:
         return register
 
     def on_settled(self, name: str) -> Callable[[AnyCallback], AnyCallback]:
-        """Register `function(session, settlement)` to run when an entry of `name`, or of an operation below it, ends.
+        """Register `function(session, settlement)`. It runs when an entry of `name`, or of an operation below it, has ended.
 
-        Sync or async (then the dispatcher needs an AsyncEngine), it runs in the transaction that settles the entry as delivered,
-        failed or cancelled: what it writes and enqueues commits with that, once. What it enqueues without `parent=` derives
-        from the same parent. It must not commit or roll back, and not call outside services. If it raises, the outcome is
-        stored, the entry is not sent again, and the callback is tried again with backoff. `outbox.cancel` settles
-        without it.
+        It runs in the transaction that settles the entry as delivered, failed or cancelled. What it writes and enqueues
+        commits together with the settlement, once. What it enqueues without `parent=` has the same parent as the entry. It is
+        sync or async; an async function needs a dispatcher on an AsyncEngine. It must not commit, roll back, or call outside
+        services. If it raises, the outcome is stored, the entry is not sent again, and the dispatcher calls the function
+        again with backoff. `outbox.cancel` does not call it.
         """
         check_operation(name)
         return self._callback("on_settled", name)
 
     def on_uncertain(self, name: str) -> Callable[[AnyCallback], AnyCallback]:
-        """Register `function(session, settlement)` for entries that become uncertain; `on_settled` follows when resolved."""
+        """Register `function(session, settlement)` for entries that become uncertain. `on_settled` follows when the entry is
+        resolved.
+        """
         check_operation(name)
         return self._callback("on_uncertain", name)
 
     def on_completed(self, name: str) -> Callable[[AnyCompletion], AnyCompletion]:
-        """Register `function(session, completed)` to run when every entry of a request accepted under `name` has ended.
+        """Register `function(session, completed)`. It runs when every entry of a request that was accepted under `name` has
+        ended.
 
-        It calls `completed.respond(...)`, the request's final response, in the transaction that settles the last entry, after
-        that entry's own callback. As with `on_settled`, if it raises, all of that is retried with backoff. What it enqueues
-        does not keep the request open.
+        It calls `completed.respond(...)`, which gives the request its final response. It runs in the transaction that settles
+        the last entry, after that entry's own callback. If it raises, the dispatcher calls it again with backoff, as with
+        `on_settled`. What it enqueues does not keep the request open.
         """
         check_operation(name, "completion")
         return self._callback("on_completed", name)

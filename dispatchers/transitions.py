@@ -1,4 +1,4 @@
-"""What the store hands out and takes back: claimed entries, and the transitions that end their leases."""
+"""What the store returns and receives: claimed entries, and the transitions that end their leases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,13 +66,13 @@ class ClaimedEntry(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send it now. before: the instant from which on it must not be sent; None if there is none."""
+    """Send the entry now. before: the time from which it must not be sent; None for no limit."""
 
     before: datetime | None = None
 
 
 class Lookup(NamedTuple):
-    """Ask the service for its status now. state: what is stored of its lookups."""
+    """Ask the service for the status of the entry now. state: what is stored of its lookups."""
 
     state: LookupState
 
@@ -102,7 +102,7 @@ class Settle(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Send it again after `delay`, with the same key."""
+    """Send the entry again after `delay`, with the same key."""
 
     delay: timedelta
     reason: str

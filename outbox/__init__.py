@@ -1,4 +1,4 @@
-"""Commit the intent with the data, and let every retry, everywhere downstream, carry the same key.
+"""A transactional outbox: entries commit together with your rows, and every attempt to send an entry carries the same key.
 
     outbox.configure(outbox.Keyring({"k1": secret}), env="prod")        # once, at the app's start
 
@@ -11,8 +11,8 @@
             claim.respond(201, {"order": 42})
 
 The order, the record of the request and the entry commit together or not at all. Another process, the dispatcher (package
-`dispatchers`), sends the entry under a key derived from the request's key, the same for every attempt. Read next:
-`enqueue.py`, then in `dispatchers` `decide.py`, `store/claims_postgresql.py` and `pipeline/claim_loops.py`.
+`dispatchers`), sends the entry. It derives the key of the entry from the key of the request, so every attempt has the same
+key. Read next: `enqueue.py`, then in `dispatchers` `decide.py`, `store/claims_postgresql.py` and `pipeline/claim_loops.py`.
 """
 
 from typing import Any

@@ -116,8 +116,8 @@ class IdempotentBlock:
         except DBAPIError as error:
             name = self._key.name
             failed = ClaimLost(
-                f"the claim on key {name!r} failed in the database, and its transaction cannot be committed any more: roll the"
-                " session back, and answer or acknowledge nothing that was done in it"
+                f"the claim on key {name!r} failed in the database, so its transaction cannot be committed: roll the session"
+                " back, and do not answer or acknowledge anything that was done in this transaction"
             )
             state_of(session).doom(session, failed)
             if is_timeout(error):
@@ -185,8 +185,8 @@ def run(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Response:
             if iscoroutine(done):
                 done.close()
             raise ClaimError(
-                "outbox.run_idempotent on a Session calls a plain function, and this one returned an awaitable: give it an"
-                " AsyncSession, or a plain function"
+                "outbox.run_idempotent got a Session, but its function returned an awaitable: pass an AsyncSession, or a"
+                " function that is not async"
             )
     return claim.answer
 
@@ -198,8 +198,8 @@ async def run_async(block: IdempotentBlock, fn: Callable[[Claim], object]) -> Re
             done = fn(claim)
             if not isawaitable(done):
                 raise ClaimError(
-                    "outbox.run_idempotent on an AsyncSession awaits what its function returns, and this one returned"
-                    f" {type(done).__name__}: make it an 'async def', also if it awaits nothing"
+                    f"outbox.run_idempotent got an AsyncSession, but its function returned {type(done).__name__} and not an"
+                    " awaitable: make the function an 'async def', even if it awaits nothing"
                 )
             await done
     return claim.answer

@@ -23,13 +23,13 @@ AUDIT_WINDOW = timedelta(days=30)
 
 
 class Settings(TypedDict, total=False):
-    """The settings of an outbox, besides its key ring; each but `env` has a default."""
+    """The settings of an outbox, besides its key ring. Each of them except `env` has a default."""
 
     env: Required[str]
     """The deployment's name, 1 to 64 bytes. It is part of every key, so staging and production must differ."""
 
     schema: str | None
-    """The schema of the tables; None, the default, for the connection's own."""
+    """The schema of the tables. None, the default, means the connection's own."""
 
     prefix: str
     """The prefix of the tables' names; `outbox_` by default."""
@@ -44,16 +44,16 @@ class Settings(TypedDict, total=False):
     """How long a request's record is kept; 30 days by default."""
 
     observe: Observer | None
-    """A function that is called with every claim, an `outbox.ObservedClaim`, after its transaction; it must not block."""
+    """A function that is called with an `outbox.ObservedClaim` for every claim, after its transaction. It must not block."""
 
     status_url: str | None
-    """The URL of an accepted request's status, with `{id}` in it: the Location of `claim.accept`."""
+    """The status URL of accepted requests, with `{id}` in it. `claim.accept` sends it as Location."""
 
     fair: Collection[str]
-    """The destinations whose sends the dispatchers divide between the scopes that wait there."""
+    """The destinations whose sends the dispatchers divide between the scopes that have due entries there."""
 
     hints: bool
-    """Whether commits wake the dispatchers, and dispatchers listen; True by default. See docs/wakeup.md."""
+    """Whether commits wake the dispatchers, and whether dispatchers listen. True by default. See docs/wakeup.md."""
 
 
 class Configuration:
@@ -162,7 +162,7 @@ def _checked_hints(hints: bool) -> bool:
 
 
 def configuration_from_environment() -> Configuration:
-    """Read OUTBOX_SECRET (`kid:base64,older:base64`, the current one first), OUTBOX_ENV, and OUTBOX_HINTS (`on` or `off`)."""
+    """Read OUTBOX_SECRET (`kid:base64,older:base64`, the current kid first), OUTBOX_ENV, and OUTBOX_HINTS (`on` or `off`)."""
     missing = [name for name in ("OUTBOX_SECRET", "OUTBOX_ENV") if not os.environ.get(name)]
     if missing:
         raise ConfigurationError(

@@ -9,7 +9,7 @@ from outbox.keys import Keyring
 
 
 class DefaultOutbox(Outbox):
-    """The instance whose methods are the module functions: set up by `configure`, or from the environment at its first use."""
+    """The instance whose methods are the module functions. `configure` sets it up, or the environment does at its first use."""
 
     def __init__(self) -> None:
         self._configuration = None
@@ -17,13 +17,15 @@ class DefaultOutbox(Outbox):
     def configure(self, keyring: Keyring, **settings: Unpack[Settings]) -> None:
         """Set up the module functions, once, at the app's start. A second call with the same settings does nothing.
 
-        keyring: the secrets. settings: see `outbox.configuration.Settings`.
-        Raises `ConfigurationError` for a second call that differs: half of the app would use other keys.
+        keyring: the secrets.
+        settings: see `outbox.configuration.Settings`.
+        Raises `ConfigurationError` for a second call with other settings, because a part of the app would then use other
+        keys.
         """
         new = Configuration(keyring, **settings)
         if self._configuration is not None and self._configuration != new:
             raise ConfigurationError(
-                "outbox.configure was called before with other settings; a second outbox is an outbox.Outbox(...)"
+                "outbox.configure was already called with other settings; for a second outbox, create an outbox.Outbox(...)"
             )
         if self._configuration is None:
             self._configuration = new

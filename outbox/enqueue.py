@@ -1,4 +1,4 @@
-"""The heart of the write side: an entry in the caller's transaction."""
+"""Enqueue an entry in the caller's transaction."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -37,7 +37,7 @@ def enqueue(
     ordering_key: str | None,
     if_exists: Literal["raise", "ignore"],
 ) -> Entry:
-    """Validate everything, derive the key, and leave the entry with the session. See `Outbox.enqueue`."""
+    """Validate the arguments, derive the key, and hand the entry to the session. See `Outbox.enqueue`."""
     inner = sync_session(session)
     state = state_of(inner)
     claimed = state.claim.parent_for(configuration) if state.claim is not None else None
@@ -79,8 +79,8 @@ def _parent(parent: str | ParentKey | None, claimed: ClaimedParent | None) -> st
         return parent
     if claimed is None:
         raise ParentRequired(
-            "enqueue needs parent=, the key of what caused it (e.g. parent='invoice:42'), unless it is called inside an"
-            " outbox.idempotent block, whose key it then takes"
+            "enqueue needs parent=, the key of what caused the effect (e.g. parent='invoice:42'); leave it out only inside an"
+            " outbox.idempotent block, where the parent is the request"
         )
     return claimed.parent
 
@@ -105,7 +105,7 @@ def _options(configuration: Configuration, options: Mapping[str, Any]) -> str:
             raise InvalidValue(
                 "option",
                 name,
-                f"is not known; known are {sorted(configuration.options)}, more are named with configure(options=...)",
+                f"is unknown; known options are {sorted(configuration.options)}; outbox.configure(options=...) adds others",
             )
     return encode_json("options", dict(options), configuration.payload_bytes_max).decode()
 

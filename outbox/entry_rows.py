@@ -48,10 +48,11 @@ class NewEntry(NamedTuple):
 
 
 class Entry:
-    """An effect that was asked for. Both are known before the entry is written.
+    """An effect that was enqueued. Both fields are known before the entry is written.
 
-    child_key: its native form; an adapter may send the same tag as a UUID or in hex. With if_exists="ignore" it is replaced by
-        the existing entry's when this one is written and the two differ: after a key rotation they do.
+    id: the entry's id.
+    child_key: the key in its native form. An adapter may send it as a UUID or in hex. With `if_exists="ignore"`, writing this
+        entry replaces `child_key` by the key of the first entry if the two differ. They differ after a key rotation.
     """
 
     __slots__ = ("_tag", "id")

@@ -94,7 +94,7 @@ class Suspended(OutboxError):
 
 
 class CallbackError(OutboxError):
-    """A callback ended its transaction, which is the one that settles the entry, or left it unable to commit."""
+    """A callback ended the transaction in which its entry is settled, or made it impossible to commit it."""
 
 
 class ClaimError(OutboxError):
@@ -102,19 +102,19 @@ class ClaimError(OutboxError):
 
 
 class AlreadyAnswered(ClaimError):
-    """The request was answered before: inside a replay nothing may be written, enqueued or answered again."""
+    """The request was answered before: a replay must not write, enqueue or answer."""
 
 
 class ClaimOpen(ClaimError):
-    """The session was committed, or a second claim opened, inside an open `outbox.idempotent` block."""
+    """The session was committed, or a second claim was opened, inside an open `outbox.idempotent` block."""
 
 
 class ClaimLost(ClaimError):
-    """The transaction in which the claim was made has ended; its lock and its work are gone."""
+    """The transaction of the claim has ended, so its lock and its work are lost."""
 
 
 class LeaseLost(ClaimError):
-    """The lease of a leased claim expired and another attempt took it over or answered; nothing of this attempt is stored."""
+    """The lease of a leased claim expired, and another attempt took the request over. Nothing of this attempt is stored."""
 
 
 class NotAnswered(ClaimError):
@@ -146,7 +146,7 @@ class KeyInFlight(RequestRefused):
 
 
 class RequestTooLarge(RequestRefused):
-    """The request's body has more bytes than may be compared with a retry."""
+    """The request's body has more bytes than the library compares."""
 
     status = 413
 
@@ -158,13 +158,15 @@ class RequestMismatch(RequestRefused):
 
 
 class KeyExpired(RequestRefused):
-    """The key's retry window has passed and its effects are still remembered downstream: use a new key."""
+    """The key's retry window has passed, but the effects of its request are still remembered: use a new key."""
 
     status = 422
 
 
 class RequestUndone(RequestRefused):
-    """The database ended the request's transaction in favour of another and kept nothing; `retry_after` says when to retry."""
+    """The database ended the request's transaction in favour of another one. Nothing is stored. `retry_after` says when to
+    retry.
+    """
 
     status = 503
 

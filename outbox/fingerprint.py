@@ -1,4 +1,4 @@
-"""What identifies a request's content: equal requests have equal fingerprints, others do not. Pure."""
+"""What identifies a request's content: equal requests have equal fingerprints, different requests have different ones. Pure."""
 
 import hashlib
 import json
@@ -23,20 +23,21 @@ Path: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What must be equal in two requests of one key, for `request=`; made by `Fingerprint.raw` or `Fingerprint.json`.
+    """What must be equal in two requests with one key, for `request=`. Use `Fingerprint.raw` or `Fingerprint.json` to make one.
 
-    method, route, content_type: what else distinguishes requests. route: the template (`/orders/{id}/refunds`), which a
-    new host or a trailing query does not change. digest: 32 bytes.
+    method, route, content_type: further properties that distinguish requests. The route is the template
+        (`/orders/{id}/refunds`), so a new host or query does not change it.
+    digest: 32 bytes.
     """
 
     digest: bytes
 
     @classmethod
     def raw(cls, body: bytes, *, method: str = "", route: str = "", content_type: str = "") -> "Fingerprint":
-        """Of the body's bytes as they came: the form in which nothing is overlooked."""
+        """The fingerprint of the body's bytes. Every byte counts."""
         if not isinstance(body, bytes | bytearray | memoryview):
             raise NotSerializable(
-                f"Fingerprint.raw takes bytes, not {type(body).__name__}: Fingerprint.json takes JSON"
+                f"Fingerprint.raw takes bytes, not {type(body).__name__}: use Fingerprint.json for JSON"
             )
         return cls(_digest("raw", bytes(body), (method, route, content_type)))
 
@@ -44,15 +45,15 @@ class Fingerprint:
     def json(
         cls, body: Any, *, leave_out: Iterable[str] = (), method: str = "", route: str = "", content_type: str = ""
     ) -> "Fingerprint":
-        """Of JSON in its canonical form (RFC 8785), for clients that write the same request in different bytes.
+        """The fingerprint of JSON in its canonical form (RFC 8785), for clients that write the same request in different bytes.
 
-        body: `bytes` are parsed, strictly; anything else is a parsed value.
-        leave_out: JSON Pointers (RFC 6901) to what differs from one retry to the next: `/sent_at`, `/trace/id`, `/items/0/at`.
-            Every other member counts, also one that the app does not know yet.
-        Raises for what is no JSON, has a member twice, NaN or an infinity: of `bytes`, which are the client's, `RequestRefused`,
-        a 400; of a value, which is the app's, `NotSerializable`. Raises `InvalidValue` for a pointer.
+        body: `bytes` are parsed strictly; anything else is a parsed value.
+        leave_out: JSON Pointers (RFC 6901) to what differs between retries: `/sent_at`, `/trace/id`, `/items/0/at`. Every
+            other member counts, also one that the app does not know yet.
+        Raises for a body that is not JSON, has a member twice, or contains NaN or an infinity: `RequestRefused` (400) if the
+        body is `bytes`, which come from the client, else `NotSerializable`. Raises `InvalidValue` for a malformed pointer.
 
-        1 MiB takes up to half a second: an app on an event loop gives it a thread.
+        A body of 1 MiB takes up to half a second. With an event loop, call this on a thread.
         """
         paths = frozenset(_path(pointer) for pointer in _listed(leave_out))
         endpoint = (method, route, content_type)

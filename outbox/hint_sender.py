@@ -134,7 +134,7 @@ class HintSender:
         self._sent_at = time.monotonic()
         if self._failures:
             self._failures = 0
-            log.warning("hints to the dispatchers of the database %s are sent again", self._place)
+            log.warning("hints to the dispatchers of the database %s can be sent again", self._place)
 
     def _failed(self, error: Exception) -> None:
         first, most = RETRY_SECONDS
@@ -143,7 +143,8 @@ class HintSender:
         self._failures += 1
         if self._failures == 1:
             log.warning(
-                "cannot send hints to the dispatchers of the database %s (%s): they find entries by polling; trying again",
+                "cannot send hints to the dispatchers of the database %s (%s): they find entries by polling; this process"
+                " tries again",
                 self._place,
                 type(error).__name__,
             )
@@ -195,7 +196,7 @@ class _Link:
     def _new_pool(self) -> Pool:
         pool = self._pool()
         if pool is None:
-            raise ConnectionError("the engine has gone")
+            raise ConnectionError("the engine no longer exists")
         return pool.recreate()
 
     def break_off(self) -> None:

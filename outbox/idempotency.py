@@ -31,12 +31,12 @@ from outbox.session import ClaimedParent, state_of
 
 
 class Claim:
-    """A request's claim on its key, open for the length of the `outbox.idempotent` block.
+    """A request's claim on its key. It is open for the length of the `outbox.idempotent` block.
 
-    id: the record's id, by which `outbox.request_status` finds it.
-    parent: the key from which the entries of the block derive theirs.
-    replayed: whether the request was answered before; then `response` is that answer and nothing may be written.
-    response: the answer, once there is one.
+    id: the id of the request's record, for `outbox.request_status`.
+    parent: the parent key of the entries that the block enqueues.
+    replayed: whether the request was answered before. Then `response` is that answer, and the block must write nothing.
+    response: the answer, or None if there is none yet.
     """
 
     def __init__(
@@ -65,19 +65,20 @@ class Claim:
         self._guard: ReplayGuard | None = None
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """Keep this answer for every retry of the request; it commits with the caller's transaction.
+        """Keep this answer for every retry of the request. It commits with the caller's transaction.
 
-        body: `bytes` are kept as they are, `str` as UTF-8 text, None as nothing, anything else as JSON; a Content-Type
-        is added unless `headers` names one. A status from 400 on is a failure that the app chose to keep (402, say).
-        Raises `AlreadyAnswered` for a second answer or inside a replay, `InvalidValue` for a status or header that
-        cannot be kept (Set-Cookie never is).
+        body: `bytes` are kept as they are, `str` as UTF-8 text, None as an empty body, anything else as JSON. A Content-Type
+            is added unless `headers` names one.
+        status: 400 or more is a failure that the app chooses to keep, for example 402.
+        Raises `AlreadyAnswered` for a second answer or inside a replay, and `InvalidValue` for a status or a header that
+        cannot be kept (Set-Cookie is never kept).
         """
         self._require_unanswered("respond")
         self.response = Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
         return self.response
 
     def reject(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """Like `respond`, but undo what the block has written and enqueued: only the answer is kept."""
+        """Undo what the block has written and enqueued, and keep only this answer. Arguments and errors: see `respond`."""
         self._require_unanswered("reject")
         response = Response.of(status, body, headers, bytes_max=self._key.configuration.payload_bytes_max)
         self._require_savepoint().undo()
@@ -87,15 +88,16 @@ class Claim:
         return response
 
     def accept(self, completion: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """Answer 202 now; the final response is built when every entry of the request has ended.
+        """Answer 202 now. The final response is built when every entry of the request has ended.
 
-        That is done by the dispatcher's `on_completed(completion)`, in the transaction that settles the last entry. Until
-        then a retry gets this 202 again, after it the final response.
+        The function of `on_completed(completion)` builds it, in the transaction in which a dispatcher settles the last entry.
+        Until then a retry gets this 202 again; after that it gets the final response.
 
-        body: by default JSON with the request's `id`, `state` and `status_url`. headers: Location is the status URL, by
-        default made of `configure(status_url=...)`; Retry-After says when to ask there first.
-        Raises what `respond` raises, `InvalidValue` for a malformed name, and `ConfigurationError` without a status URL; at the
-        block's end `ClaimError` if it has enqueued nothing: there would be nothing to wait for.
+        body: by default JSON with the request's `id`, `state` and `status_url`.
+        headers: by default `Location` is the status URL (from `configure(status_url=...)`), and `Retry-After` says when to
+            ask there first.
+        Raises what `respond` raises, `InvalidValue` for a malformed name, and `ConfigurationError` if there is no status URL.
+        The end of the block raises `ClaimError` if it has enqueued nothing, because then there is nothing to wait for.
         """
         self._require_unanswered("accept")
         check_operation(completion, "completion")
@@ -237,7 +239,7 @@ class Claim:
         if self.replayed:
             raise AlreadyAnswered(f"{verb} inside a replay: {self._misuse()}")
         if self.response is not None:
-            raise AlreadyAnswered(f"{verb} after an answer: the block of key {self.parent.key!r} has one already")
+            raise AlreadyAnswered(f"{verb} after an answer: the block of key {self.parent.key!r} already has one")
         self._require_savepoint()
 
     def _require_savepoint(self) -> Savepoint:

@@ -1,7 +1,7 @@
-"""Handle a consumed message once: a record like a request's, without an answer.
+"""Handle a consumed message once: a record like that of a request, without an answer.
 
-The record, the consumer's rows and its entries commit together, and only then is the message acknowledged. A crash between the
-two brings the message back, and the record says that it was handled. Recipes for each broker: docs/inbox.md.
+The record, the consumer's rows and its entries commit together, and only then is the message acknowledged. After a crash
+between the two the message comes again, and the record shows that it was handled. Recipes for each broker: docs/inbox.md.
 """
 
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ NO_FINGERPRINT = b""
 class InboxMessage:
     """A consumed message, in the `outbox.inbox` block that handles it.
 
-    parent: the key from which the entries of the block derive theirs: scope, source `inbox:<consumer>`, the message's id.
-    duplicate: whether this consumer handled it before; then nothing may be written, and the message is acknowledged.
+    parent: the parent key of the block's entries: the message's scope, the source `inbox:<consumer>`, and the message's id.
+    duplicate: whether this consumer has handled the message before. Then write nothing, and acknowledge the message.
     """
 
     parent: ParentKey

@@ -1,4 +1,4 @@
-"""`Outbox`: the library's face as an object. The module functions of `outbox` are the methods of its default instance."""
+"""`Outbox`: the API of the library as an object. The module functions of `outbox` are the methods of its default instance."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime, timedelta
@@ -34,9 +34,10 @@ DAY = timedelta(hours=24)
 class Outbox:
     """One outbox: its key ring, the deployment's name, and the schema and prefix of its tables.
 
-    Most apps use the default one, which `outbox.configure` sets up. Tests, and apps with two databases, make their own.
+    Most apps use the default outbox, which `outbox.configure` sets up. Tests, and apps with two databases, create their own.
 
-    keyring: the secrets. settings: see `outbox.configuration.Settings`.
+    keyring: the secrets.
+    settings: see `outbox.configuration.Settings`.
     Raises `ConfigurationError` and `InvalidValue` for settings that cannot work.
     """
 
@@ -45,7 +46,7 @@ class Outbox:
 
     @property
     def configuration(self) -> Configuration:
-        """The settings; of the default instance, those of `outbox.configure`, else of the environment."""
+        """The settings. For the default instance: those of `outbox.configure`, or those of the environment."""
         if self._configuration is None:
             self._configuration = configuration_from_environment()
         return self._configuration
@@ -55,11 +56,12 @@ class Outbox:
     @overload
     def check(self, engine: AsyncEngineLike) -> Awaitable[None]: ...
     def check(self, engine: Any) -> Awaitable[None] | None:
-        """Check the database and the settings when the app starts, not at its first request. With an AsyncEngine, await it.
+        """Check the database and the settings when the app starts. With an AsyncEngine, await it.
 
-        In one transaction that only reads. Raises `ConfigurationError` for a missing secret, another database than PostgreSQL and
-        SQLite, a database of another env, and a secret that differs from the one that the dispatchers have recorded for
-        its kid; `SchemaError` for tables that are missing or outdated; and what the database raises if it is away.
+        The check runs in one transaction that only reads.
+        Raises `ConfigurationError` if the secret is missing, if the database is neither PostgreSQL nor SQLite, if it belongs
+        to another env, or if a secret differs from the one that the dispatchers recorded for its kid. Raises `SchemaError` if
+        tables are missing or outdated. Errors of the database itself, such as a refused connection, are raised unchanged.
         """
         return check(self.configuration, engine)
 
@@ -77,33 +79,34 @@ class Outbox:
         ordering_key: str | None = None,
         if_exists: Literal["raise", "ignore"] = "raise",
     ) -> Entry:
-        """Enqueue one effect in the caller's transaction. No I/O and no `await`, for Session and AsyncSession alike.
+        """Enqueue one effect in the caller's transaction. No I/O and no `await`, with a Session and with an AsyncSession.
 
-        The entry commits or rolls back with the transaction and the savepoint in which it is enqueued, whatever else happens
-        to the session. It is written by the session's next flush that has rows to write, else before its next savepoint, at
-        the latest before its commit. `outbox` never commits. A session without a transaction begins one, as `session.add`
-        does.
+        The entry commits or rolls back together with the transaction, and with the savepoint in which it is enqueued. The
+        session writes the entry at its next flush that has rows to write, before its next savepoint, or at the latest before
+        its commit. `enqueue` never commits. If the session has no transaction, it begins one, as `session.add` does.
 
-        operation: the effect's registered name; its first segment picks the adapter.
-        payload: JSON, at most `payload_bytes_max` bytes (256 KiB); the bytes that go out are these.
-        parent: the key of what caused it; may be left out inside an `outbox.idempotent` block. A bare str has no scope:
-            two tenants' `invoice:42` meet.
-        discriminator: shows two effects of one operation under one parent apart, e.g. a line's id; never a counter.
-        destination: what may be slow or down by itself; by default the operation's first segment, and with an account in
-            the options `<segment>:<account>`.
-        options: stored verbatim for the adapter: `account`, `api_version`, and what `configure(options=...)` names.
-        due: an aware datetime, or a timedelta from the database's now: not before. One that has passed is now.
-        ordering_key: entries of one key, whatever their operation, are sent one at a time, in commit order; an enqueue
-            under it waits, when the entry is written, for the end of the others' transactions. After one that failed or is
-            uncertain they wait until it is released, unless its adapter says otherwise. Put the tenant into it.
-        if_exists: "raise", or "ignore" to keep the first of two enqueues of the same parent, operation, discriminator;
-            the first keeps its own key, also across a rotation. If the first is in the database, the `child_key` of the
-            returned entry is the first's as soon as this one is written, and may be another before.
+        operation: the effect's registered name. Its first segment selects the adapter.
+        payload: JSON, at most `payload_bytes_max` bytes (256 KiB). The dispatcher sends exactly these bytes.
+        parent: the key of what caused the effect. You may omit it inside an `outbox.idempotent` block. A plain str has no
+            scope, so the `invoice:42` of two tenants would be the same parent.
+        discriminator: distinguishes two effects of one operation under one parent, for example by a line's id. Never a
+            counter.
+        destination: the part of the service that can be slow or down by itself. By default the first segment of the
+            operation, or `<segment>:<account>` if the options name an account.
+        options: stored for the adapter as they are: `account`, `api_version`, and names of `configure(options=...)`.
+        due: an aware datetime, or a timedelta from the database's clock. The entry is not sent before it. A past time means now.
+        ordering_key: entries with one ordering key are sent one at a time, in commit order, whatever their operation. When
+            the entry is written, the session waits until other transactions that enqueued with this key have ended. A failed or
+            uncertain entry blocks the later ones until an operator releases them, unless its adapter declares otherwise.
+            Include the tenant in it.
+        if_exists: "raise", or "ignore" to keep the first of two enqueues of the same parent, operation and discriminator. The
+            first entry keeps its key, also after a rotation. The `child_key` of the returned entry is then the key of the
+            first entry as soon as the session has written this one; before that it may differ.
 
-        Raises, with nothing written: `InvalidValue`, `NotSerializable`, `ParentRequired`, `AlreadyAnswered` (inside a
-        replay), `DuplicateEntry` if the first is pending in this session, `NoTransaction` after the commit, or outside a
-        transaction with `autobegin=False`. When it is written: `NoTransaction` for an autocommit connection; `DuplicateEntry` if
-        the first is in the database, after the session's other entries were written.
+        Raises before anything is written: `InvalidValue`, `NotSerializable`, `ParentRequired`, `AlreadyAnswered` (inside a
+        replay), `DuplicateEntry` if the first entry is pending in this session, and `NoTransaction` after the commit, or
+        outside a transaction with `autobegin=False`. Raises when the entry is written: `NoTransaction` for an autocommit
+        connection, and `DuplicateEntry` if the first entry is in the database; the session's other entries are then written.
         """
         return enqueue(
             self.configuration,
@@ -120,10 +123,10 @@ class Outbox:
         )
 
     def child_key(self, parent: str | ParentKey, operation: str, discriminator: str = "") -> str:
-        """The key that `enqueue` would derive for this effect now, in its native form. Pure.
+        """Return the key that `enqueue` would derive for this effect now, in its native form. Pure.
 
-        From the key ring's current secret: an entry from before a rotation, or of a claim pinned to another kid, keeps
-        the key that it was enqueued with.
+        It uses the current secret of the key ring. An entry that was enqueued before a rotation, or under a claim with
+        another kid, keeps the key that it was enqueued with.
         """
         return child_key(self.configuration, parent, operation, discriminator)
 
@@ -139,20 +142,22 @@ class Outbox:
         wait: timedelta = timedelta(seconds=5),
         keep: timedelta = DAY,
     ) -> IdempotentBlock:
-        """Claim a request's key for this transaction: `with` it on a Session, `async with` it on an AsyncSession.
+        """Claim a request's key for this transaction: `with` on a Session, `async with` on an AsyncSession.
 
-        Inside, check `claim.replayed` first and return `claim.response`; else do the work and `claim.respond(...)`.
-        The record, the rows and the entries commit together with the caller's commit after the block, or not at all. An
-        exception inside stores nothing and frees the key.
+        In the block, check `claim.replayed` first and return `claim.response` if it is true. Otherwise do the work and call
+        `claim.respond(...)`. The record, the rows and the entries commit together, by the caller's commit after the block, or
+        not at all. After an exception in the block nothing is stored, and the key is free.
 
-        key: what the client repeats; a natural key such as `invoice:42`, with source "app"; or `outbox.BodyKey(window)`, for
-            callers that cannot send one. scope: the authenticated caller, never from the request's body.
-        request: what must be equal in a retry: the body's `bytes`, JSON (compared in canonical form), or an
+        key: the key that the client repeats; or a natural key such as `invoice:42`, with source "app"; or
+            `outbox.BodyKey(window)` for callers that cannot send a key.
+        scope: the authenticated caller. Never take it from the request's body.
+        request: what must be equal in a retry: the body's `bytes`, JSON (compared in its canonical form), or an
             `outbox.Fingerprint`.
-        in_flight: another transaction holds the key: "conflict" raises `KeyInFlight` at once, "wait" after `wait`.
+        in_flight: what to do while another transaction has claimed the key. "conflict" raises `KeyInFlight` at once; "wait"
+            waits, and raises it after `wait`.
         keep: how long a retry is answered with the stored response.
 
-        Raises `KeyMissing`, `KeyMalformed`, `KeyInFlight` (.retry_after), `RequestMismatch`, `KeyExpired`.
+        Raises `KeyMissing`, `KeyMalformed`, `KeyInFlight` (with `retry_after`), `RequestMismatch`, `KeyExpired`.
         """
         check_in_flight(in_flight, wait)
         return IdempotentBlock(session, self._request(key, scope, source, request, keep), in_flight, wait)
@@ -173,22 +178,22 @@ class Outbox:
     ) -> LeasedBlock:
         """Claim a request's key under a lease, for a handler that calls outside services itself or runs for long.
 
-        `with` it on an Engine or a sessionmaker, `async with` it on their async kin. The claim is committed at once, in a
-        short transaction of its own; the block has none open. Inside, check `claim.replayed` first; else do the work, calling
-        out with `claim.child_key(operation)`, and answer: `claim.respond(...)`, or with rows and entries
-        `claim.fence(session)`.
+        Use `with` on an Engine or a sessionmaker, `async with` on an AsyncEngine or an async_sessionmaker. The claim is
+        committed at once, in a short transaction of its own. In the block no transaction is open. Check `claim.replayed`
+        first. Otherwise do the work, call services with `claim.child_key(operation)`, and answer: with `claim.respond(...)`,
+        or, if you write rows or enqueue entries, in `claim.fence(session)`.
 
-        lease: how long the key stays with this attempt; longer than any single call. `claim.renew()` renews it.
-        renew_for: renew it in the background, for this long at most.
-        in_flight, wait: as for `idempotent`; `KeyInFlight.retry_after` is the rest of the lease.
-        keep: how long a retry may take an unfinished request over, and how long it is answered with the stored response. No
-            longer than the services that are called here remember a key.
+        lease: how long this attempt owns the key. Make it longer than any single call. `claim.renew()` renews it.
+        renew_for: renew the lease in the background, for at most this time.
+        in_flight, wait: as for `idempotent`. `KeyInFlight.retry_after` is the rest of the lease.
+        keep: how long a retry may take an unfinished request over, and how long it is answered with the stored response. Make
+            it no longer than the services that are called here remember a key.
 
-        An exception stores nothing and ends the lease: the next attempt takes over at once. So does one after a killed
-        process or a cancelled task, when the lease has run out. All attempts have the same child keys; the request stays
-        the first one's: another under this key is a `RequestMismatch`.
+        After an exception nothing is stored and the lease ends, so the next attempt takes the request over at once. After a
+        killed process or a cancelled task, the next attempt takes over when the lease has expired. All attempts have the same
+        child keys. A different request under this key is refused with `RequestMismatch`.
 
-        Raises what `idempotent` raises, and `LeaseLost` from whatever is stored after another attempt took over.
+        Raises what `idempotent` raises, and `LeaseLost` if an attempt stores something after another attempt took over.
         """
         check_in_flight(in_flight, wait)
         check_span("lease", lease, least=SECOND)
@@ -228,11 +233,12 @@ class Outbox:
     def run_idempotent(
         self, session: Any, key: str | BodyKey, fn: Callable[[Claim], Any], **settings: Any
     ) -> Response | Awaitable[Response]:
-        """`idempotent` in the form in which a replay cannot be forgotten: `fn(claim)` runs only if there is work to do.
+        """Call `fn(claim)` for a new request, and return the stored response for a replay, without calling `fn`.
 
-        `fn` answers with `claim.respond(...)` or `claim.reject(...)`; with an AsyncSession it is a coroutine function
-        and the call is awaited. Returns the response, new or replayed. Raises what `idempotent` raises, and `ClaimError` for
-        a coroutine function on a Session or a plain one on an AsyncSession: nothing of it is kept.
+        `fn` answers with `claim.respond(...)` or `claim.reject(...)`. With an AsyncSession `fn` is a coroutine function, and
+        you await the call. Returns the response, new or replayed.
+        Raises what `idempotent` raises. Raises `ClaimError`, and stores nothing, for a coroutine function with a Session or a
+        plain function with an AsyncSession.
         """
         block = self.idempotent(session, key, **settings)
         return run_async(block, fn) if hasattr(unscoped(session), "run_sync") else run(block, fn)
@@ -248,22 +254,23 @@ class Outbox:
         wait: timedelta = timedelta(seconds=5),
         keep: timedelta = INBOX_KEEP,
     ) -> InboxBlock:
-        """Take a consumed message in this transaction: `with` it on a Session, `async with` it on an AsyncSession.
+        """Claim a consumed message in this transaction: `with` on a Session, `async with` on an AsyncSession.
 
-        Inside, check `message.duplicate` first and do nothing if it is; else do the work. What the block writes and
-        enqueues commits or rolls back together with the record that the message was handled: commit after the
-        block, acknowledge the message after the commit. An exception inside undoes the block and stores nothing, so the
-        message is worked on again when it is redelivered.
+        In the block, check `message.duplicate` first and do nothing if it is true. Otherwise do the work. What the block
+        writes and enqueues commits or rolls back together with the record that the message was handled. Commit after the
+        block, and acknowledge the message after the commit. After an exception in the block nothing is stored, so the message
+        is handled again when the broker delivers it again.
 
-        consumer: who handles it; each consumer handles each message once. scope: whose message ids these are, such as
-            the producer's name; not the queue, as one event may come through two. `outbox.inboxes` makes both from a client
-            library's message.
-        in_flight: another transaction is handling the message: "conflict" raises `KeyInFlight` at once, "wait" after
-            `wait`. Leave the message unacknowledged.
-        keep: for how long the message is known at least: as long as the broker keeps it, in its dead-letter queue too.
+        consumer: the name of the program that handles the message. Each consumer handles each message once.
+        scope: who gave the message its id, for example the producer's name. Not the queue, because one event may come through
+            two. `outbox.inboxes` reads scope and id from a client library's message.
+        in_flight: what to do while another transaction handles the message. "conflict" raises `KeyInFlight` at once; "wait"
+            waits, and raises it after `wait`. Leave the message unacknowledged then.
+        keep: how long the message is known, at least. Make it as long as the broker may keep the message, also in its
+            dead-letter queue.
 
-        Raises `KeyInFlight` (.retry_after), `InvalidValue`, `ClaimOpen`; `AlreadyAnswered` for work on a duplicate. Raises
-        `ClaimLost` if the handler ends the transaction: acknowledge none of the messages that were handled in it.
+        Raises `KeyInFlight` (with `retry_after`), `InvalidValue`, `ClaimOpen`, and `AlreadyAnswered` for work on a duplicate.
+        Raises `ClaimLost` if the handler ends the transaction: then acknowledge none of the messages that were handled in it.
         """
         check_in_flight(in_flight, wait)
         key = message_key(self.configuration, consumer=consumer, message_id=message_id, scope=scope, keep=keep)
@@ -274,7 +281,7 @@ class Outbox:
     @overload
     def status(self, session: AsyncSessionLike, parent: str | ParentKey) -> Awaitable[list[EntryStatus]]: ...
     def status(self, session: Any, parent: str | ParentKey) -> list[EntryStatus] | Awaitable[list[EntryStatus]]:
-        """Every entry under `parent`, the older transactions' first. With an AsyncSession it is awaited. Flushes the session."""
+        """Return every entry under `parent`, oldest transaction first. Flushes the session. With an AsyncSession, await it."""
         configuration = self.configuration
         found: list[EntryStatus] | Awaitable[list[EntryStatus]]
         found = in_session(session, lambda inner: read_status(configuration, inner, parent))
@@ -285,10 +292,10 @@ class Outbox:
     @overload
     def cancel(self, session: AsyncSessionLike, entry_id: UUID) -> Awaitable[bool]: ...
     def cancel(self, session: Any, entry_id: UUID) -> bool | Awaitable[bool]:
-        """Cancel an entry in the caller's transaction, if it was certainly never sent. With an AsyncSession: awaited.
+        """Cancel an entry in the caller's transaction, if it was certainly never sent. With an AsyncSession, await it.
 
-        Returns False, and changes nothing, for an entry that is being sent, may have been sent, has ended or is
-        unknown. No callback runs: the app decides, in its own transaction. Raises `InvalidValue` if it is not a UUID.
+        Returns False, and changes nothing, if the entry is being sent, may have been sent, has ended or is unknown. No
+        callback runs, because the app itself decides in its own transaction. Raises `InvalidValue` if `id` is not a UUID.
         """
         configuration = self.configuration
         cancelled: bool | Awaitable[bool] = in_session(
@@ -307,13 +314,14 @@ class Outbox:
     def request_status(
         self, session: Any, id: UUID, *, scope: str, sources: Collection[str] = ("http",)
     ) -> RequestStatus | Awaitable[RequestStatus | None] | None:
-        """The request whose claim had this `id`, with all its entries, or None: also if it is another scope's or source's.
+        """Return the request whose claim had this `id`, with all its entries. Payloads are not included. Flushes the session.
 
-        sources: as the claims were given; by default those of HTTP alone. The ids of jobs ("app") and messages (inboxes) can be
-            guessed, and any caller could then read them.
+        Returns None if the request is unknown, or belongs to another scope or source. With an AsyncSession, await it.
 
-        Payloads are not in it. With an AsyncSession it is awaited. Flushes the session. Raises `InvalidValue` for an id
-        that is no UUID, a scope that is no text and sources that are no names.
+        sources: the sources of the claims that may be shown; by default "http" alone. The ids of jobs ("app") and messages
+            (inboxes) can be guessed, so any caller could read them.
+
+        Raises `InvalidValue` if the id is not a UUID, or if the scope or the sources are malformed.
         """
         configuration = self.configuration
         found: RequestStatus | Awaitable[RequestStatus | None] | None

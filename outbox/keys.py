@@ -53,10 +53,10 @@ _BARE_SCOPE, _BARE_SOURCE = "", "app"  # of a parent that is a bare text
 
 @dataclass(frozen=True, slots=True)
 class ParentKey:
-    """The key of the business request: what a retry, a redelivery and a re-execution have in common.
+    """The key of the business request. A retry, a redelivery and a second execution of the request have the same key.
 
     key: the client's key, the message's id, or a natural key such as `invoice:42`; 1 to 255 bytes.
-    scope: the authenticated caller; may be empty only for source `app`. Never taken from the request's body.
+    scope: the authenticated caller; empty only for source `app`. Never take it from the request's body.
     source: where the key comes from: `http`, `inbox:<consumer>`, or `app` for the app's own natural keys.
     """
 
@@ -124,7 +124,7 @@ class Keyring:
 
     @classmethod
     def public(cls) -> "Keyring":
-        """The ring without a secret: anyone can derive its keys. For tests, and services where that does no harm."""
+        """A ring without a secret: anyone can derive its keys. Use it in tests, and where guessed keys do no harm."""
         ring = cls({PUBLIC_KID: b"\x01" * SECRET_BYTES_MIN})
         ring._secrets = {PUBLIC_KID: bytes(SECRET_BYTES_MIN)}
         ring.is_public = True
@@ -132,7 +132,7 @@ class Keyring:
 
     @classmethod
     def from_text(cls, text: str) -> "Keyring":
-        """Read `kid:base64,older:base64`, as OUTBOX_SECRET holds it; the first kid is the current one."""
+        """Read `kid:base64,older:base64`, the form of OUTBOX_SECRET. The first kid is the current one."""
         secrets = _parsed(text)
         problem = secrets if isinstance(secrets, str) else _problem_of(secrets, next(iter(secrets)))
         if isinstance(secrets, str) or problem is not None:

@@ -1,4 +1,4 @@
-"""A leased claim, for work that cannot be one transaction: the claim commits first, and its lease is renewed.
+"""A leased claim, for work that cannot be one transaction: the claim commits first, and its lease can be renewed.
 
     with outbox.leased(engine, key, scope=customer, request=body, lease=timedelta(minutes=1)) as claim:
         if claim.replayed:
@@ -8,8 +8,9 @@
             session.add(Order(...))
             fence.respond(201, {"order": 42})
 
-The attempt that holds the lease answers. When the lease has expired, another attempt takes the request over, and later writes
-of the first one are refused; the child keys are the same for both, so that the outside service deduplicates what both sent.
+Only the attempt that holds the lease can store something. When the lease has expired, another attempt may take the request
+over, and later writes of the first attempt are refused. Both attempts use the same child keys, so the outside service
+deduplicates what both sent.
 """
 
 import asyncio
@@ -49,10 +50,10 @@ POLL = timedelta(milliseconds=100)
 
 
 class LeasedAttempt:
-    """One attempt at a request under a lease, for sync and async handlers alike.
+    """One attempt at a request under a lease, for sync and async handlers.
 
-    parent: the key from which children derive theirs. replayed: whether the request was answered before; then `response` is
-    that answer, and nothing must be done.
+    parent: the parent key of the entries that are enqueued in a fence.
+    replayed: whether the request was answered before. Then `response` is that answer, and the block must do nothing.
     """
 
     def __init__(self, taken: Taken, source: Any) -> None:
@@ -65,10 +66,9 @@ class LeasedAttempt:
         self._lease = taken.lease
 
     def child_key(self, operation: str, discriminator: str = "") -> ChildKey:
-        """The key to send with an outside call of this attempt: the same for every attempt at the request.
+        """Return the key for a call of an outside service. Every attempt at the request gets the same key. Pure.
 
-        It is the one that `enqueue` would derive inside a fence: an effect is either called or enqueued, or they need
-        different discriminators. Pure.
+        `enqueue` in a fence derives this key too. So either call or enqueue an effect, or use different discriminators.
         """
         lease = self._current_lease("child_key")
         configuration = self._key.configuration
@@ -76,18 +76,18 @@ class LeasedAttempt:
         return encode_native(derive_tag(configuration.keyring, lease.kid, fields))
 
     def fence(self, session: AnySession) -> "FencedBlock":
-        """A block in the app's own transaction, in which the lease cannot be lost: `with` it, or `async with` it.
+        """A block in the app's own transaction in which the lease cannot be lost: `with`, or `async with`.
 
-        It locks the record first. What the block writes, the entries that it enqueues (their parent is the claim's) and the
-        answer, if it gives one with `respond` or `reject`, commit together. Without an answer it is a step on the way.
-        Under REPEATABLE READ or SERIALIZABLE it must be the first of its transaction.
-        Raises `LeaseLost`, and the transaction cannot be committed any more.
+        The block first locks the request's record. What it writes and enqueues, and its answer (`respond` or `reject`),
+        commit together. Without an answer the fence is an intermediate step. At REPEATABLE READ or SERIALIZABLE the fence
+        must be the first statement of its transaction. The parent of the entries is the claim's.
+        Raises `LeaseLost`; the transaction can then not be committed.
         """
         return FencedBlock(session, self, self.lease)
 
     @property
     def answer(self) -> Response:
-        """The response; raises `NotAnswered` while there is none."""
+        """The response. Raises `NotAnswered` while there is none."""
         if self.response is None:
             raise NotAnswered(f"the request with key {self.parent.key!r} has no answer yet")
         return self.response
@@ -139,9 +139,10 @@ class LeasedClaim(LeasedAttempt):
             raise
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """Store the answer now, in a short transaction of its own: for a request that writes no rows.
+        """Store the answer now, in a short transaction of its own, for a request that writes no rows.
 
-        See `Claim.respond` for the body. With rows, or entries: `fence(session)`. Raises `LeaseLost`.
+        If you write rows or enqueue entries, use `fence(session)` instead. See `Claim.respond` for the body. Raises
+        `LeaseLost`.
         """
         lease, response = self._current_lease("respond"), self._response(status, body, headers)
         run(self._source, lambda connection: lease_records.answer(connection, lease, response))
@@ -185,10 +186,10 @@ class Fence(Claim):
         return claimed._replace(kid=self._lease.kid) if claimed is not None else None
 
     def accept(self, completion: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """Raises `ClaimError`: a leased claim has one answer, and its caller waits for it."""
+        """Not possible here, because the caller waits for the one answer of a leased claim. Raises `ClaimError`."""
         raise ClaimError(
-            "accept inside a fence: a leased claim ends with its final answer, fence.respond(); a request to be answered later"
-            " is accepted in an outbox.idempotent block"
+            "accept inside a fence: a leased claim ends with its final answer, so call fence.respond(); to answer a request"
+            " later, call claim.accept() in an outbox.idempotent block"
         )
 
     def close(self) -> None:
@@ -226,7 +227,7 @@ class FencedBlock(IdempotentBlock):
 
 
 class LeasedBlock:
-    """What `outbox.leased` returns: `with` it on an Engine or a factory of Sessions, `async with` it on their async kin."""
+    """What `outbox.leased` returns: use `with` on an Engine or a sessionmaker, and `async with` on an async one."""
 
     def __init__(
         self,
@@ -340,7 +341,9 @@ def logged(lease: Lease) -> Iterator[None]:
         yield
     except Exception as error:
         log.warning(
-            "cannot release the lease of request %s: %s; it expires by itself", lease.key.id, type(error).__name__
+            "cannot release the lease of request %s: %s; the lease expires by itself",
+            lease.key.id,
+            type(error).__name__,
         )
 
 

@@ -1,4 +1,4 @@
-"""Observation of an outbox's claims: `outbox.configure(observe=...)`. Counting and exporting it is `outbox.metrics`."""
+"""Observation of an outbox's claims: `outbox.configure(observe=...)`. `outbox.metrics` counts and exports them."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -18,13 +18,14 @@ ClaimOutcome = Literal["miss", "hit", "taken_over", "mismatch", "in_flight", "wa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedClaim:
-    """The outcome of one claim. There is no key, scope or payload in it.
+    """The outcome of one claim. It contains no key, scope or payload.
 
-    outcome: "miss", the key was free and the block ran; "hit", it was answered before; "taken_over", the lease of another
-        attempt had run out, and the block ran again; "mismatch", it was used with another request; "in_flight", another
-        transaction or lease held it; "wait_timeout", and still did when the wait was over; "expired".
-    source: the claim's `source`; a name in the app's code.
-    waited: for the transaction or the lease that held the key; None if the claim did not wait.
+    outcome: "miss": the key was free and the block ran. "hit": the request was answered before. "taken_over": the lease of
+        another attempt had expired, and the block ran again. "mismatch": the key was used with another request. "in_flight":
+        another transaction or lease had the key. "wait_timeout": it still had the key after the wait. "expired": the key is
+        older than its retry window.
+    source: the claim's `source`, a name in the app's code.
+    waited: how long the claim waited for the transaction or the lease that had the key; None if it did not wait.
     """
 
     outcome: ClaimOutcome
@@ -55,7 +56,9 @@ class GuardedObserver:
         except Exception:
             if not self._has_failed:
                 self._has_failed = True
-                log.exception("observe= raised; requests are not affected, and its further errors are not logged")
+                log.exception(
+                    "observe= raised an exception; requests are not affected; its later exceptions are not logged"
+                )
 
 
 class ClaimObservation:

@@ -88,7 +88,7 @@ class SessionState:
         if self.rollback_only is not None:
             raise self.rollback_only
         if self.committed:
-            raise NoTransaction("enqueue in an after_commit listener comes too late: the transaction is over")
+            raise NoTransaction("enqueue in an after_commit listener is too late: the transaction has ended")
         if not session.in_transaction():
             _begin(session)  # so that an end of it comes, also if nothing else is done in it
         kept = self.pending.add(configuration, entry, _depth_of(session.get_nested_transaction()))

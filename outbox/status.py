@@ -28,10 +28,10 @@ State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed
 class EntryStatus:
     """The present status of one entry.
 
-    state: delivered, failed and cancelled are final and true; uncertain: it may have happened, and only a status lookup at the
-        service or an operator can decide.
-    result: what the service answered, as the adapter chose to keep it; None until settled.
-    reason: why it failed, waits or is uncertain, if it does.
+    state: delivered, failed and cancelled are final and true. Uncertain means that the effect may have happened: only a
+        status lookup at the service, or an operator, can decide.
+    result: the part of the service's answer that the adapter kept; None until the entry is settled.
+    reason: why the entry failed, waits or is uncertain, if so.
     attempts: how many sends may have left.
     """
 

@@ -1,4 +1,4 @@
-"""Assertions for the tests of an app: what it has enqueued.
+"""Assertions for the tests of an app: what has the app enqueued?
 
     from outbox.testing import assert_enqueued, refute_enqueued
 
@@ -6,10 +6,9 @@
     assert_enqueued(session, "stripe.payment_intents.create", {"amount": 2000}, parent="order:42")
     refute_enqueued(session, "email.send")
 
-They read in the session's own transaction, so that a test which rolls back at its end sees what its code would have committed,
-and flush it first. With an AsyncSession they are awaited; one that is not cancels the test, which would pass otherwise.
-Nothing needs to be running: to send what was enqueued,
-`dispatchers.testing.drain`.
+The functions flush the session and read in its own transaction. So a test that rolls back at its end sees what its code would
+have committed. With an AsyncSession, await them; a call that is not awaited fails the test, which would otherwise pass.
+No other process needs to run. To send what was enqueued, use `dispatchers.testing.drain`.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ __all__ = ["Enqueued", "all_enqueued", "assert_enqueued", "refute_enqueued"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enqueued:
-    """One entry as it was enqueued. payload: parsed again, so a tuple has become a list."""
+    """One entry as it was enqueued. Its payload was stored as JSON and parsed again, so a tuple is now a list."""
 
     id: UUID
     operation: str
@@ -97,7 +96,10 @@ def all_enqueued(session: Session | scoped_session[Any], *, using: Outbox | None
 @overload
 def all_enqueued(session: AsyncSessionLike, *, using: Outbox | None = None) -> Awaitable[list[Enqueued]]: ...
 def all_enqueued(session: Any, *, using: Outbox | None = None) -> list[Enqueued] | Awaitable[list[Enqueued]]:
-    """Every entry that the session sees, the older transactions' first. using: by default the one of `outbox.configure`."""
+    """Return every entry that the session sees, ordered by transaction, oldest first.
+
+    using: the outbox; by default the one of `outbox.configure`.
+    """
     tables = (using or default).configuration.tables
     found: list[Enqueued] | Awaitable[list[Enqueued]] = in_session(session, lambda inner: _read(inner, tables))
     return found
@@ -123,9 +125,10 @@ def assert_enqueued(
     payload: Any = None,
     **conditions: Unpack[Counted],
 ) -> Any:
-    """Raise AssertionError, which lists the entries that exist, unless exactly `count` entries are as wanted. Returns those.
+    """Assert that exactly `count` entries match, and return them. The AssertionError lists the entries that exist.
 
-    payload: what it must hold; an object may have further members, at any depth. What is None may be anything.
+    payload: the part of the payload that must match. The entry's objects may have further members, at any depth. An argument
+        that is None matches every entry.
     """
     __tracebackhide__ = True  # pytest then shows the test's own line
     return _require_in(session, operation, payload, "assert_enqueued", conditions)
@@ -151,7 +154,7 @@ def refute_enqueued(
     payload: Any = None,
     **conditions: Unpack[Conditions],
 ) -> Any:
-    """Raise AssertionError if any entry is like this; without an operation, if there is any entry at all."""
+    """Assert that no entry matches. Without an operation, assert that there is no entry at all."""
     __tracebackhide__ = True
     none: Counted = {"parent": conditions.get("parent"), "using": conditions.get("using"), "count": 0}
     return _require_in(session, operation, payload, "refute_enqueued", none)

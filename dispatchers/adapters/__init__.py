@@ -1,8 +1,8 @@
-"""The adapters that come with the library, one service a folder; none knows another.
+"""The adapters of the library, one folder for each service. No adapter uses another one.
 
     from dispatchers.adapters import StripeAdapter
 
-A service's SDK is imported when its adapter is asked for, never before.
+A service's SDK is imported when its adapter is first used.
 """
 
 from importlib import import_module

@@ -84,7 +84,7 @@ class Connector:
         try:
             await connection.ask(request, answer, connection.loop.time() + self._seconds)
         except httpx.TransportError as error:
-            raise httpx.ProxyError("the proxy closed the connection, or answered in no HTTP/1.1") from error
+            raise httpx.ProxyError("the proxy closed the connection, or did not answer in HTTP/1.1") from error
         if answer.status is None or not 200 <= answer.status < 300 or answer.has_left_overs:
             raise httpx.ProxyError(f"the proxy opened no tunnel: HTTP {answer.status}")
 

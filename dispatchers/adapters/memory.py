@@ -21,16 +21,16 @@ from dispatchers.delivery import (
 
 
 class MemoryAdapter(Adapter):
-    """Answers as configured, remembers what it was sent, and deduplicates by key like a service with keys.
+    """Answers as configured, stores what it received, and deduplicates by key like a service with keys.
 
-    answer: called with each delivery that is executed, or outcomes handed out in turn (then it delivers). Left out, it
-        delivers, with {"id": the entry's id}.
-    window: FOREVER, or what a test wants declared. With None it keeps no keys: every send is executed.
-    keep: False for benchmarks: nothing is remembered, so nothing is deduplicated either.
-    find: the status lookup: True reads its own record, or a function of the delivery; None: no lookup.
+    answer: a function that is called with each executed delivery, or a list of outcomes to return in turn (after the last one
+        it delivers). By default it delivers, with {"id": the entry's id}.
+    window: FOREVER, or the window that a test wants to declare. With None it keeps no keys, and executes every send.
+    keep: False for benchmarks: it stores nothing, so it deduplicates nothing either.
+    find: the status lookup: True searches what it received; or a function of the delivery; None for no lookup.
 
-    The first `Delivered` or `Rejected` of a key is the answer to every later send of it: `replayed`, or `conclusive`.
-    All other outcomes leave no trace under the key.
+    The first `Delivered` or `Rejected` of a key is the answer to every later send with this key: `replayed`, or `conclusive`.
+    Other outcomes are not stored under the key.
     """
 
     replays_errors = "all"

@@ -1,6 +1,7 @@
-"""How an adapter's HTTP requests travel: one at a time over a connection of their own, in bounded time, to a bounded answer.
+"""How an adapter's HTTP requests are sent: one at a time on their own connection, with a deadline, and with a limit for the
+answer's size.
 
-An adapter makes an `httpx.Request`, and gets an `Answer` or one of httpx's exceptions. What either means is the adapter's.
+An adapter makes an `httpx.Request`, and gets an `Answer` or one of httpx's exceptions. The adapter decides what they mean.
 """
 
 import asyncio
@@ -53,7 +54,11 @@ for _name in ("connection", "http11", "http2", "proxy", "socks"):  # www.python-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. body: as it was sent, never decompressed. whole: False if it broke off, or was too long or too slow."""
+    """An answer of the service.
+
+    body: the bytes as they were sent, never decompressed.
+    whole: False if the body broke off, or was too long or too slow.
+    """
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
@@ -62,17 +67,18 @@ class Answer:
 
 
 class Transport:
-    """Carries requests over HTTP/1.1: no retries, no redirects, no compression, no proxy of the environment.
+    """Sends requests over HTTP/1.1, without retries, redirects, compression or the environment's proxies.
 
-    timeout: what one send may take in all; it is cancelled a little earlier, because a cancellation from outside loses the
-        details. Connecting and TLS get up to a third each, so that an unreachable service is known as such.
-    answer_bytes_max: how much of a body is read.
-    tls: whom to trust; left out, the authorities that httpx trusts.
-    proxy: its URL. transport: carries everything instead of connections of its own, for tests; it is not closed.
+    timeout: how long one send may take. The transport cancels it a little earlier, because a cancellation from outside loses
+        the details. Connecting and TLS get up to a third each, so that an unreachable service is recognised.
+    answer_bytes_max: how many bytes of a body are read.
+    tls: an `ssl.SSLContext`; by default httpx's authorities.
+    proxy: the URL of a proxy.
+    transport: replaces real connections in tests; it is not closed.
 
-    Each request in flight has a connection of its own, which is used again only after an answer that ended where it should,
-    within 1.5 s, and only if the server has neither closed it nor sent anything more. Where a test replaces how httpx sends,
-    as respx and pytest-httpx do, that carries the requests.
+    Each request in flight has its own connection. A connection is used again only within 1.5 s after an answer that ended
+    where its framing says, and only if the server has neither closed it nor sent anything more. If a test replaces how httpx
+    sends, as respx and pytest-httpx do, that replacement sends the requests.
 
     Raises `ConfigurationError` for settings with which nothing could be sent.
     """
@@ -107,10 +113,11 @@ class Transport:
         self._given = transport
 
     async def send(self, request: httpx.Request | Outgoing) -> Answer:
-        """What the service answers, whatever its status. Once that is known, nothing that befalls the body raises.
+        """Send the request and return the service's answer, whatever its status. After the status has arrived, a broken body
+        does not raise.
 
-        Raises: one of `NEVER_SENT` if nothing was sent; after any other exception it may have been. `httpx.ReadTimeout`
-        when the time is up.
+        Raises one of `NEVER_SENT` if nothing was sent. After any other exception the request may have been sent;
+        `httpx.ReadTimeout` is raised after the timeout.
         """
         if self._given is not None or _is_httpx_replaced():
             over = self._given or httpx.AsyncHTTPTransport(verify=_trusting_as_httpx())
@@ -136,7 +143,7 @@ class Transport:
         return Answer(answer.status, AnswerHeaders(answer.headers), bytes(answer.body), answer.whole)
 
     async def aclose(self) -> None:
-        """Close the connections. It may be used again afterwards."""
+        """Close the connections. You may use the transport again afterwards."""
         await self._pool.aclose()
 
     async def _open(self, origin: Origin, deadline: float) -> Connection:

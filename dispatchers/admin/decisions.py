@@ -295,7 +295,7 @@ def _execute_unchanged(connection: Connection, tables: Tables, row: Row[Any], ch
     queue = tables.queue.c
     unchanged = queue.id == row.id, queue.state == row.state, queue.deliveries == row.deliveries
     if not connection.execute(change.where(*unchanged)).rowcount:
-        raise _refused(row, "or was a moment ago; it has just changed: look again")
+        raise _refused(row, "or was in this state a moment ago, and has just changed: show it again")
 
 
 def _record(connection: Connection, tables: Tables, entry_id: UUID, actor: str, reason: str) -> None:

@@ -98,7 +98,7 @@ def _require_owner(connection: Connection, tables: Tables, decision: OperatorDec
         raise InvalidValue(
             "adopt_from",
             decision.adopt_from,
-            f"the database belongs to env {owner!r}: pass that env to adopt its database, and the new one with --env",
+            f"the database belongs to env {owner!r}: to adopt the database, pass that env here, and the new env with --env",
         )
 
 
@@ -113,7 +113,9 @@ def _since(connection: Connection, tables: Tables, decision: OperatorDecision) -
         return now if identity is None else identity.checked_at
     since = now - decision.since if isinstance(decision.since, timedelta) else decision.since
     if since > now:
-        raise InvalidValue("since", since.isoformat(), f"is in the future: the database's clock says {now.isoformat()}")
+        raise InvalidValue(
+            "since", since.isoformat(), f"is in the future: the database's clock shows {now.isoformat()}"
+        )
     return since
 
 

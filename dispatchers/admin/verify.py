@@ -110,10 +110,10 @@ def _undecided(connection: Connection, tables: Tables) -> Iterator[Finding]:
         try:
             known = read_outcome(row.outcome).known
         except MalformedOutcome:
-            yield row.id, "what is on record of it cannot be read"
+            yield row.id, "its recorded outcome cannot be read"
             continue
         if known is not None and not _is_on_record(connection, tables, row.id, known):
-            yield row.id, f"is to become {known.state}, but its history does not show that"
+            yield row.id, f"waits to become {known.state}, but its history does not show that"
 
 
 def _is_on_record(connection: Connection, tables: Tables, id: UUID, known: Known) -> bool:
@@ -148,13 +148,13 @@ class _Keys:
             yield row.id, str(error)
             return
         if row.id != entry_id(fields):
-            yield row.id, f"its id is not that of its fields, {entry_id(fields)}"
+            yield row.id, f"its id does not match its fields, whose id is {entry_id(fields)}"
         if row.parent_id != parent_id(row.env, parent):
-            yield row.id, "its parent's id is not that of its parent"
+            yield row.id, "its parent id does not match its parent key"
         if self._keyring is None or row.kid not in self._keyring:
             self.without_secret += 1
         elif row.tag != derive_tag(self._keyring, row.kid, fields):
-            yield row.id, f"its key is not the one that derives from its fields with the secret {row.kid!r}"
+            yield row.id, f"its key is not the key that its fields and the secret {row.kid!r} give"
 
 
 def _entries(connection: Connection, tables: Tables) -> Iterator[Row[Any]]:

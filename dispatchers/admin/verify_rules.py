@@ -108,7 +108,7 @@ def _request(tables: Tables) -> Iterator[Query]:
     yield waiting.where(entry.c.record_id.is_not(None), ~_has(tables.record.c.id, entry.c.record_id))
 
 
-# --- what waits is as it was enqueued, and comes due
+# --- what waits is as it was enqueued, and becomes due
 
 
 @_rule("as enqueued", "an entry waits for the destination, and in the ordering group, that it was enqueued for")
@@ -138,12 +138,12 @@ def _own_place(tables: Tables) -> Iterator[Query]:
     yield _alike("has the same position in its ordering group as entry ", queue, "ordering_key", "position")
 
 
-@_rule("its turn", "an entry that is neither suspended nor blocked comes due")
+@_rule("its turn", "an entry that is neither suspended nor blocked becomes due")
 def _its_turn(tables: Tables) -> Iterator[Query]:
     queue, before = tables.queue, tables.queue.alias("before")
     waits = queue.c.state.in_(("pending", "retry")), queue.c.due_at == NEVER
     alone = queue.c.suspended_reason.is_(None), queue.c.position.is_(None)
-    text = _text("never comes due, although nothing suspends or blocks it")
+    text = _text("never becomes due, although nothing suspends or blocks it")
     yield select(queue.c.id, text).where(*waits, *alone)
     first = (before.c.ordering_key == queue.c.ordering_key) & (before.c.position < queue.c.position)
     is_first = ~exists().where(first, before.c.state != "uncertain")

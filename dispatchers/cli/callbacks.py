@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def callbacks() -> None:
     """Manage the recorded callbacks.
 
-    A dispatcher records its callbacks when it starts. From then on an entry is settled only together with its callback: a
-    dispatcher without that callback, of an older deploy for example, leaves the settlement to one that has it.
+    A dispatcher records its callbacks when it starts. From then on an entry is settled only together with its callback. A
+    dispatcher without this callback, for example one of an older release, leaves the settlement to a dispatcher that has it.
     """
 
 
@@ -42,8 +42,8 @@ def list_callbacks(target: options.Target) -> None:
 def record(factory: str, target: options.Target) -> None:
     """Record the callbacks of the dispatcher that MODULE:FUNCTION makes.
 
-    Run it before a deploy, with `outbox db upgrade`. Then no running dispatcher settles an entry of the new app without its
-    callback, in whichever order app and dispatcher are deployed.
+    Run this command before a deploy, after `outbox db upgrade`. Then you can deploy app and dispatcher in any order: no
+    running dispatcher settles an entry of the new app without its callback.
     """
     from dispatchers.cli.run import make_dispatcher
     from dispatchers.store.callback_registry import register

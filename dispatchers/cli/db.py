@@ -31,7 +31,7 @@ def upgrade(target: options.Target) -> None:
 def check(target: options.Target) -> None:
     """Check that the tables match this release.
 
-    Where bodies are partitioned, checks that tomorrow's partition exists too. Exits with status 1 if a check fails.
+    If bodies are partitioned, also checks that tomorrow's partition exists. Exits with status 1 if a check fails.
     """
     from outbox import migrations
 
@@ -48,14 +48,16 @@ def check(target: options.Target) -> None:
 
 @db.command()
 @click.option(
-    "--undo", is_flag=True, help="Store new bodies in the records again; existing partitions are dropped in time."
+    "--undo",
+    is_flag=True,
+    help="Store new bodies in the records again; existing partitions are dropped when their bodies have expired.",
 )
 @options.database_options
 def partition(target: options.Target, undo: bool) -> None:
     """Store response bodies in daily partitions.
 
-    PostgreSQL only, for many requests a day: retention then drops a partition instead of deleting rows. Moves and rewrites
-    nothing, and locks out requests only for a moment.
+    For PostgreSQL, and for many requests a day: retention then drops a partition instead of deleting rows. Existing rows stay
+    where they are. Requests wait only for a moment.
     """
     from outbox import migrations
 
@@ -74,7 +76,7 @@ def partition(target: options.Target, undo: bool) -> None:
 def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> None:
     """Print the SQL of all migrations.
 
-    Review it, and run it by hand.
+    Review the SQL, and run it by hand.
     """
     from outbox import migrations
 

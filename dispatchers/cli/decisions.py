@@ -50,7 +50,8 @@ def _actor(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 def retry(id: str, actor: str, reason: str | None, target: options.Target) -> None:
     """Make a waiting entry due now.
 
-    Its attempts still count. A failed entry cannot be retried: the app enqueues a new one, with another discriminator.
+    The entry's attempts still count. A failed entry cannot be retried: let the app enqueue a new one, with another
+    discriminator.
     """
     from dispatchers.admin import decisions
 
@@ -92,7 +93,8 @@ def resolve(
 ) -> None:
     """Record the outcome of an uncertain entry.
 
-    Check with the service first. The decision is recorded with its reason. On a terminal, asks for confirmation.
+    Ask the service first whether the effect happened. The decision is recorded with its reason. On a terminal, the command
+    asks for confirmation.
     """
     from dispatchers.admin import decisions
 
@@ -148,7 +150,7 @@ def _confirm(id: str, verdict: str, target: options.Target) -> None:
 def release(id: str | None, ordering_key: str | None, actor: str, reason: str | None, target: options.Target) -> None:
     """Release a suspended entry or a blocked group.
 
-    An ordering group, the entries of one ordering key, is blocked when one of them failed or is uncertain.
+    An ordering group contains the entries of one ordering key. It is blocked if one of them is failed or uncertain.
     """
     from dispatchers.admin import decisions
     from outbox.keys import check_field

@@ -13,7 +13,8 @@ from dispatchers.cli.output import answer, clean
 def destinations(target: options.Target) -> None:
     """Show each destination's backlog and throttling.
 
-    The number of due entries, and any pause, Retry-After cooldown, rate limit, permits in use or open circuit breaker.
+    Shows the number of due entries, and any pause, Retry-After cooldown, rate limit, concurrency permits in use or open
+    circuit breaker.
     """
     from dispatchers.admin.destinations import read_destinations
 
@@ -28,8 +29,8 @@ def destinations(target: options.Target) -> None:
 def pause(destination: str, actor: str, reason: str | None, target: options.Target) -> None:
     """Stop sending to a destination.
 
-    It stays paused until `outbox resume`. Every running dispatcher stops at its next claim; sends in flight finish. Waiting
-    entries do not age during the pause.
+    The destination stays paused until `outbox resume`. Every running dispatcher stops at its next claim, and finishes its
+    sends in flight. The age of waiting entries does not grow during the pause.
     """
     from dispatchers.admin import decisions
 

@@ -52,9 +52,9 @@ def idempotency(
 ) -> None:
     """Print an API's idempotency specification.
 
-    MODULE:POLICY is the outbox.http.Policy of the API's requests. The page is for the API's clients: the key's form and owner,
-    what a retry must repeat and what it receives, for how long, and every error response. It is generated from the settings:
-    run the command again after a change.
+    MODULE:POLICY is the outbox.http.Policy of the API's requests. The page is for the API's clients. It describes the form
+    and the owner of a key, what a retry must repeat, what it receives and for how long, and every error response. It is
+    generated from the settings: run the command again after a change.
     """
     from outbox.http.policy import BODY_BYTES_MAX
     from outbox.http.specification import Route, specify

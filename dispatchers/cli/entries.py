@@ -48,9 +48,9 @@ def status(
 ) -> None:
     """Show queue health, or the status of one parent key.
 
-    Without PARENT: for each destination, the number of unfinished entries in each state, and the age of the oldest due
-    entry. With PARENT, the key of a business request (an Idempotency-Key, for example): every entry under it, finished
-    ones included, oldest first.
+    Without PARENT, shows for each destination the number of unfinished entries in each state, and the age of the oldest due
+    entry. PARENT is the key of a business request, for example an Idempotency-Key. With it, shows every entry under this
+    key, also finished ones, oldest first.
     """
     from dispatchers.admin import entries as admin_entries
     from dispatchers.admin.overview import read_overview
@@ -136,7 +136,7 @@ def list_entries(
 ) -> None:
     """List entries by state, destination, operation or parent.
 
-    Unfinished entries, the earliest due first. With --state delivered, failed or cancelled: finished entries, the newest
+    Lists unfinished entries, the earliest due first. With --state delivered, failed or cancelled: finished entries, the newest
     first.
     """
     from dispatchers.admin import entries as admin_entries

@@ -27,7 +27,7 @@ def keys() -> None:
 @click.option("--kid", default="k1", show_default=True, help="Id of the new secret; use a new id at each rotation.")
 @options.json_option
 def generate(kid: str) -> None:
-    """Generate a secret for OUTBOX_SECRET; to rotate, put it first."""
+    """Generate a secret for OUTBOX_SECRET. To rotate, put the new secret before the old one."""
     from outbox.keys import SECRET_BYTES_MIN, Keyring
 
     secret = secrets.token_bytes(SECRET_BYTES_MIN)
@@ -42,8 +42,9 @@ def generate(kid: str) -> None:
 def forget(kid: str, target: options.Target) -> None:
     """Delete the recorded check value of KID.
 
-    The database stores a check value of each kid's secret, and a process with another secret refuses to start. Use this if a
-    wrong secret was recorded: the next dispatcher that starts records its own. To rotate, use a new kid instead.
+    The database stores a check value of each kid's secret, and a process with another secret refuses to start. Use this
+    command if a wrong secret was recorded: the next dispatcher that starts then records the check value of its own secret. To
+    rotate the secret, use a new kid instead.
     """
     from dispatchers.cli.connections import deciding
     from outbox.sql.deployment import forget_secret

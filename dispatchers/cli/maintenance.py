@@ -65,15 +65,15 @@ class Window(Span):
     multiple=True,
     required=True,
     help="Longest window of all adapters that send from this database; add `--window forever` if one declares FOREVER."
-    " Required: with a wrong guess a key could be deleted that a service still remembers.",
+    " Required, because with too short a window a key could be deleted that a service still remembers.",
 )
 @click.option(
     "--keep",
     type=Span(),
     default=None,
     show_default="35d",
-    help="How long settled entries are kept; at least the longest window plus a day, and longer than any caller retries: a"
-    " request repeated after its entry was deleted causes a new effect.",
+    help="How long settled entries are kept; at least the longest window plus a day, and longer than your callers retry: a"
+    " request that is repeated after its entry was deleted causes a new effect.",
 )
 @click.option("--dry-run", is_flag=True, help="Only count the rows that would be deleted.")
 @database_options
@@ -84,8 +84,8 @@ def maintenance(
     """Delete settled entries and records past their retention.
 
     Deletes records past their audit window, settled entries with their events, and tombstones of keys that no service
-    remembers; never an unsettled entry. Uses short transactions, runs beside live traffic, and may be stopped at any time. A
-    running dispatcher does the same by itself.
+    remembers. Never deletes an unsettled entry. Uses short transactions. You can run it while the app works, and stop it at
+    any time. A running dispatcher also deletes these rows.
     """
     from dispatchers.maintenance.jobs import Maintenance
     from dispatchers.maintenance.retention import KEEP, Retention

@@ -23,14 +23,18 @@ SHOWING_REQUESTS = ("aiosmtplib", "httpcore", "httpx", "stripe", "urllib3")
 @click.command()
 @click.argument("factory", metavar="MODULE:FUNCTION")
 @click.option(
-    "--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), show_default=True
+    "--log-level",
+    default="info",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    show_default=True,
+    help="Lowest level of the lines to log.",
 )
 @click.option("--json", is_flag=True, expose_value=False, help="Log one JSON document per line; startup errors too.")
 def run(factory: str, log_level: str) -> None:
     """Run the dispatcher that MODULE:FUNCTION makes.
 
-    Runs until SIGTERM, then finishes the sends in flight. A second SIGTERM stops at once: the sends in flight are then in
-    doubt until their leases expire.
+    The dispatcher runs until SIGTERM. Then it claims nothing more, and finishes the sends in flight. A second SIGTERM stops it
+    at once: the sends in flight are then in doubt until their leases expire.
     """
     if importlib.util.find_spec("apscheduler") is None:
         raise click.ClickException("APScheduler is not installed: pip install 'sqlalchemy-outbox[dispatcher]'")

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def verify(ctx: click.Context, target: options.Target) -> None:
     """Check the stored history against the invariants.
 
-    Checks every stored row: no entry is lost, has ended twice or shares its key, and so on. With OUTBOX_SECRET set, derives
-    each key again and compares. Only reads, in one snapshot of the database. A row that violates a rule was changed by
-    other software than this library, or shows a bug in it. Exits with status 6 if there is one.
+    Checks every stored row. For example: no entry is lost, no entry has ended twice, and no two entries share a key. If
+    OUTBOX_SECRET is set, also derives each key again and compares it. Only reads, in one snapshot of the database. If a row
+    violates a rule, other software has changed the row, or this library has a bug. The command then exits with status 6.
     """
     from dispatchers.admin import verify as admin_verify
 

@@ -42,10 +42,11 @@ def _is_rate(rate: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
-    """When to stop sending to a destination that does not work, and how soon to try it with one entry.
+    """When to stop sending to a destination that fails, and how soon to test it with one entry.
 
-    failures: how many sends in a row that bring no answer of worth (no connection, 5xx, a timeout). wait: until the first
-    probe; doubled after each that fails, up to `wait_max`.
+    failures: the number of failed sends in a row that opens the breaker (no connection, a timeout, a 5xx).
+    wait: the time until the first probe. It is doubled after each failed probe, up to `wait_max`.
+    wait_max: the longest time between two probes.
     """
 
     failures: int = 10
@@ -74,11 +75,13 @@ DEFAULT_BREAKER = Breaker()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one destination is sent at most.
+    """The limits of one destination.
 
-    concurrency: sends at once by one dispatcher; by default the dispatcher's own. concurrency_in_all: sends at once by all
-    dispatchers that have this limit together. rate: sends a second by all that have this one together. burst: how many of those
-    at once, after a pause; by default a second's. breaker: None for none.
+    concurrency: sends at a time by one dispatcher; by default the dispatcher's own setting.
+    concurrency_in_all: sends at a time by all dispatchers together.
+    rate: sends per second by all dispatchers together.
+    burst: how many sends may go out at one moment after a time without sends; by default the number of one second.
+    breaker: the circuit breaker; None for none.
     """
 
     concurrency: int | None = None
@@ -94,14 +97,16 @@ class Limits:
             _require_whole("Limits.concurrency_in_all", self.concurrency_in_all)
         if self.rate is not None and not _is_rate(self.rate):
             raise ConfigurationError(
-                f"Limits.rate must be a number of sends a second, 0.0001 to 1000000: {self.rate!r}"
+                f"Limits.rate must be a number of sends per second, 0.0001 to 1000000: {self.rate!r}"
             )
         if self.burst is not None:
             _require_whole("Limits.burst", self.burst)
             if self.rate is None:
-                raise ConfigurationError(f"Limits.burst is of a rate: Limits(rate=..., burst={self.burst})")
+                raise ConfigurationError(f"Limits.burst needs a rate: Limits(rate=..., burst={self.burst})")
         if self.breaker is not None and not isinstance(self.breaker, Breaker):
-            raise ConfigurationError(f"Limits.breaker must be a Breaker, or None for none: {self.breaker!r}")
+            raise ConfigurationError(
+                f"Limits.breaker must be a Breaker, or None for no circuit breaker: {self.breaker!r}"
+            )
 
     @property
     def are_shared(self) -> bool:
@@ -113,7 +118,7 @@ def check_limits(limits: Mapping[str, Limits]) -> dict[str, Limits]:
     """A copy. Raises `ConfigurationError` for what is not limits by destination."""
     for name, given in limits.items():
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
-            raise ConfigurationError(f"limits go by destination, a text of 1 to 255 bytes: {name!r}")
+            raise ConfigurationError(f"the keys of limits must be destinations, texts of 1 to 255 bytes: {name!r}")
         if not isinstance(given, Limits):
             raise ConfigurationError(f"the limits of {name!r} must be Limits(...), not {given!r}")
     return dict(limits)

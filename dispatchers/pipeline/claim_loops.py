@@ -185,7 +185,7 @@ class ClaimLoops:
 
     async def _claim_first(self) -> int:
         """One group alone, until the first claim says what "now" is: the other's claim could otherwise come so late that it
-        finds what has come due again meanwhile.
+        finds what has become due again meanwhile.
         """
         settled, asked = 0, True
         while self._cutoff == NEVER and asked and not self._scheduler.all_asked:
@@ -394,5 +394,5 @@ def _without_lost(settlements: Sequence[Ending], exchange: Exchange) -> Sequence
         return settlements
     for entry, change in settlements:
         if entry.id not in exchange.settled and entry.id not in exchange.postponed:
-            log.warning("entry %s: its lease was lost before it settled (%s)", entry.id, type(change).__name__)
+            log.warning("entry %s: its lease was lost before it was settled (%s)", entry.id, type(change).__name__)
     return [(entry, change) for entry, change in settlements if entry.id in exchange.settled]

@@ -110,5 +110,7 @@ class IdentityFile:
             beside.replace(self._path)
         except OSError as error:
             log.warning(
-                "cannot write the database identity file %s: %s; the older one is kept", self._path, error.strerror
+                "cannot write the database identity file %s: %s; the file keeps the earlier identity",
+                self._path,
+                error.strerror,
             )

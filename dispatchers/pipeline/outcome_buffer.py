@@ -40,7 +40,7 @@ class OutcomeBuffer:
         return taken
 
     def put_back(self, taken: Iterable[Ending]) -> None:
-        """They were not settled, as the database is away."""
+        """They were not settled, as the database is unavailable."""
         self._waiting[:0] = taken
 
     # --- those that another process keeps from being settled

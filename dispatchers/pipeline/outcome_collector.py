@@ -23,8 +23,8 @@ from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, RetryCa
 log = logging.getLogger("outbox.dispatcher")
 
 MISSING = (
-    "its outcome is stored, and its callback `{name}`, which is on record, is not registered here: a process that has it settles"
-    " the entry; if the callback was removed permanently, run `outbox callbacks forget '{name}'`"
+    "its outcome is stored, but this process does not have its recorded callback `{name}`: a process that has it settles the"
+    " entry; if the callback was removed permanently, run `outbox callbacks forget '{name}'`"
 )
 
 

@@ -56,7 +56,7 @@ class Route:
             return self.adapter.sends_alike(pinned, entry.options)
         except Exception:  # after the claim: the other entries of the claim must not suffer
             log.exception(
-                "the adapter of %r failed to compare two forms of entry %s; the entry waits", self.name, entry.id
+                "the adapter of %r raised in sends_alike() for entry %s; the entry waits", self.name, entry.id
             )
             return False
 
@@ -121,9 +121,7 @@ class Routes:
         try:
             return route if route.adapter.serves(operation) else None
         except Exception:  # after the claim: it must not take the other claims along
-            log.exception(
-                "the adapter of %r failed to say whether it serves %r; the entry waits", route.name, operation
-            )
+            log.exception("the adapter of %r raised in serves(%r); the entry waits", route.name, operation)
             return None
 
     def _registered(self, operation: str) -> Route | None:

@@ -200,7 +200,7 @@ class Sender:
                 change = await self._ask_in_time(worker, entry, route, step, delivery, started)
         except Exception:  # a defect of ours: its lease ends, and it counts as unknown
             log.exception(
-                "entry %s (%s): internal error; the lease will expire and the entry be retried",
+                "entry %s (%s): internal error; its lease will expire, and a dispatcher will claim it again",
                 entry.id,
                 entry.operation,
             )
@@ -258,7 +258,7 @@ class Sender:
     ) -> Transition:
         """Send it or look it up, unless the lease could end before the answer: then another process may have it already."""
         if self._clock() - started > self._usable_seconds - route.timeout_seconds:
-            return Release("its lease was too short when its turn came")
+            return Release("its lease was nearly over when it could be sent")
         if isinstance(step, Lookup):
             finding = await self._finding(worker, entry, route, delivery, started)
             memory, now = self._flow.memory(entry, route.memory), self._database_now(entry, started)
@@ -271,7 +271,7 @@ class Sender:
 
     async def _outcome(self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None) -> Outcome:
         if delivery is None:
-            return Deferred("it cannot be made into a delivery; the log says why")
+            return Deferred("no delivery can be made from it; the log shows why")
         worker.outcome = storable(await self._answer(worker, entry, route, route.send, delivery))
         return worker.outcome
 
@@ -279,7 +279,7 @@ class Sender:
         self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None, started: float
     ) -> Finding:
         if delivery is None:
-            return CannotTell("it cannot be made into a delivery; the log says why")
+            return CannotTell("no delivery can be made from it; the log shows why")
         age = self._database_now(entry, started) - entry.created_at
         delivery = delivery._replace(attempt=entry.attempts, age=age)
         answer = await self._answer(worker, entry, route, route.find, delivery)
@@ -327,5 +327,5 @@ def _delivery(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) -> D
             entry.leased_at - entry.created_at,
         )
     except Exception:
-        log.exception("entry %s (%s) cannot be made into a delivery", entry.id, entry.operation)
+        log.exception("entry %s (%s): no delivery can be made from it", entry.id, entry.operation)
         return None

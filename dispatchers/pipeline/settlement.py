@@ -176,14 +176,14 @@ class SettlementWorker:
         if late and now - self._reported_at >= REPORT_SECONDS:
             self._reported_at = now
             log.warning(
-                "%d entries were released before their callbacks could run, as their leases are nearly over: their outcomes are"
-                " stored, and their callbacks run after the next claim. A callback takes %.2g s, and %d run at once: raise"
-                " callbacks_at_once, or make them faster",
+                "%d entries were released before their callbacks could run, because their leases were nearly over. Their outcomes"
+                " are stored, and their callbacks run after the next claim. A callback takes %.2g s, and %d run at a time: raise"
+                " callbacks_at_once, or make the callbacks faster",
                 len(late),
                 self._pace.seconds_each,
                 self._at_once,
             )
-        self._release(late, "its callback has not had its turn yet")
+        self._release(late, "its callback has not run yet")
         first = min(self._all_waiting(), key=lambda waiting: waiting.until, default=None)
         if first is not None:
             self._watch_lease(first, loop)
@@ -243,7 +243,7 @@ class SettlementWorker:
             return None
         self._pace.measure(self._clock() - began)
         if not settled:
-            log.warning("entry %s: its lease was lost before it settled", entry.id)
+            log.warning("entry %s: its lease was lost before it was settled", entry.id)
         return Result(settled)
 
     async def _learn_patiently(self) -> None:

@@ -78,7 +78,7 @@ class Triage:
         if entry.destination not in self._scheduler.home:
             self._scheduler.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)
         suggestion = self._routes.suggestion(entry.operation)
-        self._decide_unsent(entry, leave(entry, f"no adapter here serves it{suggestion}"))
+        self._decide_unsent(entry, leave(entry, f"no adapter of this dispatcher serves it{suggestion}"))
 
     def _leave_unreadable(self, entry: ClaimedEntry) -> None:
         self._scheduler.pass_over(None, entry.destination)

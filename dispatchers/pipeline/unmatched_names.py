@@ -1,4 +1,4 @@
-"""Names in a dispatcher's settings that fit nothing it serves: a slip in one of them would be found in production only."""
+"""Names in a dispatcher's settings that match nothing that it serves: without this, a slip would show in production only."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,12 +13,12 @@ def unmatched(routes: Routes, callbacks: Iterable[tuple[Kind, str]], limits: Ite
     for kind, name in callbacks:
         if kind != "on_completed" and not routes.covers(name):
             yield (
-                f"{kind}({name!r}) fits no operation that is served here, so it is never called by this dispatcher"
-                f"{routes.suggestion(name) or '.'} It stays on record until `outbox callbacks forget '{kind} {name}'`"
+                f"{kind}({name!r}) matches no operation that this dispatcher serves, so this dispatcher never calls it"
+                f"{routes.suggestion(name) or '.'} It stays recorded until you run `outbox callbacks forget '{kind} {name}'`"
             )
     for name in limits:
         if name not in routes.destinations and service_of(name) not in routes.destinations:
             yield (
-                f"limits={{{name!r}: ...}} fits no destination of the operations served here: it holds only for entries that"
-                f" are enqueued with destination={name!r}{did_you_mean(name, routes.destinations)}"
+                f"limits={{{name!r}: ...}} matches no destination of the operations that this dispatcher serves: it applies only"
+                f" to entries that are enqueued with destination={name!r}{did_you_mean(name, routes.destinations)}"
             )

@@ -179,7 +179,7 @@ class Wakeup:
         if lost.done():
             lost.result()
         if not self._echo.is_set():
-            raise CannotListen(f"a notification of our own has not arrived within {ECHO_SECONDS:g} s")
+            raise CannotListen(f"this dispatcher's own test notification has not arrived within {ECHO_SECONDS:g} s")
 
     def _report_arrival(self) -> None:
         if self._is_silent:
@@ -190,7 +190,8 @@ class Wakeup:
         if not self._is_silent:
             reason = str(error) if isinstance(error, CannotListen) else type(error).__name__
             log.warning(
-                "hints from the apps do not arrive (%s): asking the database every %g s instead; listening is tried again",
+                "hints from the apps do not arrive (%s): this dispatcher polls the database every %g s, and tries to listen"
+                " again",
                 reason,
                 self._poll,
             )

@@ -48,8 +48,8 @@ Result = TypeVar("Result")
 log = logging.getLogger("outbox.dispatcher")
 
 SERVER_UNREADABLE = (
-    "this role may not read the server's system identifier, timeline and log position: failovers are not detected, nor are"
-    " all restores and copies"
+    "this role may not read the server's system identifier, timeline and log position, so failovers, and some restores and"
+    " copies, are not detected"
 )
 
 
@@ -249,5 +249,5 @@ def _engine(target: Any) -> Engine:
             " shown)"
         ) from None
     if is_async:
-        raise ConfigurationError(f"the driver of {url.drivername!r} is asynchronous: hand in create_async_engine(url)")
+        raise ConfigurationError(f"the driver of {url.drivername!r} is asynchronous: pass create_async_engine(url)")
     return engine_of(url)

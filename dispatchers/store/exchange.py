@@ -254,7 +254,7 @@ class Exchanges:
         reason = f"its row cannot be claimed ({code_of(error)})"
         if await self._try(lambda connection: set_aside(connection, self._tables, ids[0], reason)):
             log.error(
-                "entry %s suspended: %s; other entries are sent; repair its row, then run `outbox release`",
+                "entry %s suspended: %s; other entries are still sent; repair its row, then run `outbox release`",
                 ids[0],
                 reason,
             )

@@ -61,7 +61,9 @@ def sort_out(connection: Connection, tables: Tables, claimed: list[ClaimedEntry]
 
 
 def _waits(head: UUID, is_touched: bool) -> Release:
-    return Release(f"it waits behind {head}", None if is_touched else MOMENT)
+    return Release(
+        f"it waits for entry {head}, which is before it in its ordering group", None if is_touched else MOMENT
+    )
 
 
 def _heads(tables: Tables, ids: Collection[UUID]) -> Any:

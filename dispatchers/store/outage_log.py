@@ -153,10 +153,14 @@ class OutageLog:
         self._again_at = now + self._again_seconds
         what = "database unavailable" if is_outage(error) else "database error"
         if is_new:
-            log.warning("%s: %s; outcomes are buffered in memory and retried until it answers", what, cause_of(error))
+            log.warning(
+                "%s: %s; this process keeps outcomes in memory and tries again until the database answers",
+                what,
+                cause_of(error),
+            )
         else:
             lasted = timedelta(seconds=round(now - self._since))
-            log.warning("%s for %s: %s; still retrying", what, lasted, cause_of(error))
+            log.warning("%s for %s: %s; this process tries again", what, lasted, cause_of(error))
 
     def answered(self) -> None:
         """A database operation succeeded."""

@@ -70,7 +70,7 @@ class Silence:
 
     def _report(self) -> None:
         log.warning(
-            "the database has not answered for %g s (%s); after %g s the connection is dropped and the work retried on another",
+            "the database has not answered for %g s (%s); after %g s this process drops the connection and retries on another",
             self._timeouts.report,
             self._what,
             self._timeouts.drop,
@@ -83,7 +83,7 @@ class Silence:
         else:
             dropped = sum([break_off(connection) for connection in idle_connections(self._engine)])
         log.warning(
-            "the database has not answered for %g s (%s): dropped %d connections; the work is retried on another",
+            "the database has not answered for %g s (%s): dropped %d connections; this process retries on another",
             self._timeouts.drop,
             self._what,
             dropped,

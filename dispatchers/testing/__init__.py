@@ -1,8 +1,8 @@
-"""For tests: those of an app, which drain its outbox or kill it on the way, and those of an adapter, which it must pass.
+"""Tools for tests of apps (send what was enqueued, or kill the process at a point) and for tests of adapters.
 
-- `draining`: send all that was enqueued, now. `failpoints`: die, or do anything else, at a named point.
+- `draining`: send all that was enqueued, now. `failpoints`: kill the process, or call a function, at a named point.
 - `postgres`: a real PostgreSQL for a test run. `stripe_service`: a strict imitation of Stripe's API.
-- `conformance`, `conformance_http`, `conformance_lookups`: the suites that every adapter passes. `faulty_http`: their service.
+- `conformance`, `conformance_http`, `conformance_lookups`: the test suites for adapters. `faulty_http`: the server that they use.
 
-This package loads none of them: the suites need pytest, and no app that runs does. The whole: docs/testing.md, docs/adapters.md.
+This package imports none of these modules, because the suites need pytest. See docs/testing.md and docs/adapters.md.
 """

@@ -21,16 +21,16 @@ SHOWN_LEVEL = logging.INFO  # below it, clients write down what they exchange wi
 
 
 class RemoteService(Protocol):
-    """The object that replaces the service: `FaultyHttp`, or any object like this.
+    """The object that replaces the service: a `FaultyHttp`, or your own object with these members.
 
-    requests: what arrived, one item for each request, in order; only added to.
+    requests: the received requests, in order. Items are only added.
     """
 
     @property
     def requests(self) -> Sequence[SupportsBytes]: ...
 
     def behave(self, behaviour: Any) -> None:
-        """Treat requests so from now on; open requests are cut off."""
+        """Treat requests in this way from now on. Open requests are cut off."""
         ...
 
 

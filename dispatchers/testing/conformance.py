@@ -1,4 +1,4 @@
-"""The suite that every adapter passes: inherit from `AdapterSuite` in a test module, and pytest does the rest.
+"""The test suite that every adapter passes: inherit from `AdapterSuite` in a test module; pytest then runs its tests.
 
     class TestCrm(HttpSuite):                       # or AdapterSuite, with a remote service of your own
         operation = "crm.contacts.upsert"
@@ -11,7 +11,8 @@
         def adapter(self, remote, timeout): return CrmAdapter(remote.url, token="crm_token_1", timeout=timeout)
         def raising(self, error, monkeypatch): ...
 
-Needs pytest alone. `HttpSuite`, in `dispatchers.testing.conformance_http`, brings a faulty HTTP server and scenarios.
+The suite needs only pytest. `HttpSuite`, in `dispatchers.testing.conformance_http`, adds a faulty HTTP server and its
+scenarios.
 """
 
 import asyncio
@@ -36,18 +37,19 @@ __all__ = ["ENTRY", "TAGS", "AdapterSuite", "Scenario"]
 
 
 class AdapterSuite(Suite):
-    """What every adapter must do, as tests. The author of one gives:
+    """What every adapter must do, as tests. The author of an adapter sets:
 
-    operation, payload: a send that the service takes. options: those of the entry, {} unless given.
-    scenarios: what the service does, and the outcome of each. Each outcome needs a scenario of its own, and one `Delivered`
-        scenario must do with `payload`.
-    never: outcomes that cannot arise, each with the reason. No scenario may bring them about.
-    secrets: what the adapter was given that must never be shown: API key, password, header values. () if nothing.
-    private: texts of the payload that must not be in a reason, a repr or the log; a result may hold them.
-    client_exceptions: the base exceptions of the client's library: all their public descendants of that library are
-        raised, and none may escape. () if the adapter has no client.
-    remote_timeout: the timeout of a send to a remote service that hangs.
-    lease, margin: those of the dispatcher, if not its defaults.
+    operation, payload: a send that the service accepts.
+    options: the options of the entry; by default {}.
+    scenarios: what the service does, and the correct outcome. Each outcome needs at least one scenario. At least one
+        `Delivered` scenario must use `payload`.
+    never: outcomes that cannot occur, each with the reason. No scenario may cause them.
+    secrets: values that the adapter got and must never show: API key, password, headers. () if there are none.
+    private: texts of the payload that must not appear in a reason, a repr or the log. A result may contain them.
+    client_exceptions: the base exceptions of the client's library. The suite raises each of their public subclasses in that
+        library, and none may escape. () if the adapter has no client.
+    remote_timeout: the timeout of a send to a service that hangs.
+    lease, margin: the dispatcher's settings, if they are not the defaults.
     """
 
     required = (*Suite.required, "client_exceptions")
@@ -59,15 +61,15 @@ class AdapterSuite(Suite):
     # --- what the author gives, beside what every suite is given
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
-        """A new adapter whose client raises `error` instead of exchanging anything."""
+        """Return a new adapter whose client raises `error` instead of sending anything."""
         raise NotImplementedError(f"{type(self).__name__} needs raising(self, error, monkeypatch)")
 
     def exception(self, cls: type[Exception], text: str) -> Exception:
-        """An instance of `cls` that says `text`. Override it for constructors that want more than texts."""
+        """Return an instance of `cls` whose text is `text`. Override it for constructors that need other arguments than texts."""
         return made_of(cls, text)
 
     def sent(self, request: Any) -> bytes:
-        """What of a request must be the same at each attempt: all of it, unless a timestamp belongs to the protocol."""
+        """Return what must be equal in a request at each attempt: everything, unless the protocol demands a timestamp."""
         return bytes(request)
 
     # --- the tests

@@ -26,11 +26,13 @@ BLOCKED = timedelta(seconds=3)  # so long past its deadline, the event loop is b
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One thing that a remote service does, and what an adapter must make of it.
+    """One behaviour of a remote service, and the outcome that is correct for it.
 
-    behaviour: handed to the remote service's `behave`. expects: the outcome's class; a union where either is honest.
-    payload: another than the suite's, for what depends on it. requests: how many reach the remote service in one attempt: 0
-        where nothing may. hangs: the remote service never ends its answer, so the deadline has to.
+    behaviour: the argument for the remote service's `behave`.
+    expects: the class of the outcome; a union if either is correct.
+    payload: another payload than the suite's, if the scenario needs one.
+    requests: how many requests reach the remote service in one attempt; 0 if none may.
+    hangs: whether the remote service never ends its answer, so that the deadline must end the attempt.
     """
 
     name: str
@@ -42,7 +44,7 @@ class Scenario:
 
 
 class Suite:
-    """One attempt in each scenario, made once and judged by several tests."""
+    """Makes one attempt in each scenario. Several tests then check this attempt."""
 
     required: ClassVar[tuple[str, ...]] = ("operation", "payload", "scenarios", "secrets")
     operation: str
@@ -59,11 +61,11 @@ class Suite:
         cls._observed = {}
 
     def adapter(self, remote: Any, timeout: timedelta) -> Adapter:
-        """A new adapter for `remote`. timeout: its own; remote services that hang are given no longer."""
+        """Return a new adapter for `remote`, with this timeout."""
         raise NotImplementedError(f"{type(self).__name__} needs adapter(self, remote, timeout)")
 
     def remote(self) -> AbstractContextManager[Any]:
-        """The object that replaces the service; a new one for each scenario."""
+        """Return the object that replaces the service; a new one for each scenario."""
         raise NotImplementedError(f"{type(self).__name__} needs remote(self)")
 
     def fault_scenarios(self) -> Sequence[Scenario]:

@@ -25,10 +25,11 @@ MEMORY_BYTES_MAX = faulty_http.LARGE_BYTES // 2  # half of a giant answer: it wa
 
 
 class HttpSuite(AdapterSuite):
-    """`AdapterSuite` against a `FaultyHttp`. A scenario's `behaviour` is one of `dispatchers.testing.faulty_http`.
+    """`AdapterSuite` with a `FaultyHttp`. A scenario's `behaviour` is one of `dispatchers.testing.faulty_http`.
 
-    success: the status that says that it happened. unreadable: what a success means whose body cannot be read: it
-        happened, unless the service reports failures with that status too; then `Delivered | Unknown`.
+    success: the status of a success.
+    unreadable: the outcome of a success whose body cannot be read. By default the effect happened. If the service reports
+        failures with this status too, set `Delivered | Unknown`.
     """
 
     success: int = 200
@@ -112,7 +113,7 @@ class HttpSuite(AdapterSuite):
 
 
 class HttpLookupSuite(LookupSuite):
-    """`LookupSuite` whose remote service is a `FaultyHttp`. None of what it does proves absence."""
+    """`LookupSuite` with a `FaultyHttp`. None of its faults proves absence."""
 
     def remote(self) -> AbstractContextManager[FaultyHttp]:
         return faulty_http.faulty_http()

@@ -33,15 +33,17 @@ FINDINGS = (Found, Absent, CannotTell)
 
 
 class LookupSuite(Suite):
-    """What every `find` must do, as tests. The author of one gives:
+    """What every `find` must do, as tests. The author of an adapter sets:
 
-    operation, payload, options: of an entry to look up, whose id is `conformance.ENTRY`.
-    scenarios: what the service shows, and the finding of each; one `Found` and one `CannotTell` among them, and one `Absent`
-        unless `never` says why it cannot be proved. A scenario's `requests` are not counted: a lookup may take several.
-    secrets: what the adapter was given that must never be shown. () if nothing.
-    age: how long ago the entry was enqueued. remote_timeout: the timeout of a lookup at a service that hangs.
+    operation, payload, options: those of the entry to look up. Its id is `conformance.ENTRY`.
+    scenarios: what the service shows, and the correct finding. At least one `Found`, one `CannotTell` and one `Absent`,
+        unless `never` says why absence cannot be proved. A scenario's `requests` are not counted, because a lookup may send
+        several.
+    secrets: values that the adapter got and must never show. () if there are none.
+    age: how long ago the entry was enqueued.
+    remote_timeout: the timeout of a lookup at a service that hangs.
 
-    What `find` raises counts as `CannotTell`, as for the dispatcher.
+    An exception of `find` counts as `CannotTell`, as in the dispatcher.
     """
 
     age: timedelta = timedelta(hours=1)

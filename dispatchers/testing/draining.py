@@ -2,8 +2,8 @@
 
     asyncio.run(drain(make_dispatcher()))
 
-With adapters of the test's own (`MemoryAdapter`, or the strict imitation of Stripe in this package) it shows what the app's
-effects and callbacks come to.
+Use adapters of the test's own (`MemoryAdapter`, or the strict imitation of Stripe in this package), and check what the app's
+effects and callbacks did.
 """
 
 import json
@@ -24,12 +24,12 @@ ROUNDS_MAX = 100
 
 
 async def drain(dispatcher: Dispatcher, *, ahead: bool = False) -> int:
-    """Run the dispatcher until nothing is due, what callbacks enqueue included; returns how many entries it settled.
+    """Run the dispatcher until nothing is due, including what callbacks enqueue. Returns how many entries it settled.
 
-    ahead: what is due later, a retry after its backoff or an entry with `due`, is made due at once, until all has ended or is
-    uncertain: as if the time had passed, so that windows end, destinations cool down and breakers close in it. For a
-    database of the tests' own: its rows are changed.
-    Raises AssertionError for what still comes due after 100 rounds.
+    ahead: also send what is due later, such as a retry after its backoff or an entry with `due`, until all entries have ended
+        or are uncertain. It works as if the time had passed: windows end, cooldowns end, and circuit breakers close. It
+        changes rows of the database, so use it with a test's own database only.
+    Raises AssertionError if entries still become due after 100 rounds.
     """
     settled = 0
     for _ in range(ROUNDS_MAX):
@@ -39,7 +39,7 @@ async def drain(dispatcher: Dispatcher, *, ahead: bool = False) -> int:
         if not (now or brought):
             return settled
     raise AssertionError(
-        f"entries still come due after {ROUNDS_MAX} rounds: an adapter puts them off for ever, or none serves them"
+        f"entries still become due after {ROUNDS_MAX} rounds: an adapter always defers them, or no adapter serves them"
     )
 
 

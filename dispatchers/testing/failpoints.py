@@ -1,10 +1,10 @@
-"""Named points at which a test crashes a process, or runs other code.
+"""Named points at which a test kills the process, or calls a function.
 
-    with failpoint("settle.before_commit"):      # by default: SIGKILL, the first time it gets there
+    with failpoint("settle.before_commit"):      # by default: SIGKILL, the first time that the process reaches the point
         asyncio.run(dispatcher.run_once())
 
-They cost nothing while they are not asked for: the product's code does not mention them. Each names a function
-whose call it comes before or after.
+Unused failpoints cost nothing, because the code of the library does not contain them. Each point is before or after the call
+of a function.
 """
 
 import functools
@@ -71,15 +71,15 @@ POINTS: Mapping[str, Seam] = {
 
 
 def die() -> None:
-    """As by a power cut: no `finally`, no rollback, no goodbye."""
+    """Kill the process: no `finally`, no rollback."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager
 def failpoint(name: str, act: Callable[[], object] = die) -> Iterator[None]:
-    """Have `act()` called, the first time that the process reaches the point `name` within the block.
+    """Call `act()` the first time that the process reaches the point `name` within the block.
 
-    What `act` raises comes out of the function that the point belongs to. Not for two threads at once.
+    An exception of `act` is raised from the function at that point. Not for two threads at once.
     Raises `InvalidValue` for a name that is not in `POINTS`.
     """
     seam = POINTS.get(name)

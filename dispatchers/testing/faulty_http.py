@@ -1,11 +1,12 @@
-"""An HTTP server that does what no client hopes for, on a loopback port, in a thread of its own.
+"""An HTTP server for tests that injects faults, on a loopback port, in its own thread.
 
     with faulty_http() as remote:
         remote.behave(answer(503, headers={"Retry-After": "7"}))
         ...                                            # send something to remote.url
         assert [request.body for request in remote.requests] == [b"{}"]
 
-It reads each request in full, strictly, and records it before it misbehaves: what is in `requests` had arrived.
+The server reads each request in full and strictly, and records it before it injects the fault. So `requests` contains only
+requests that have arrived.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ NO_LINGERING = struct.pack("ii", 1, 0)  # SO_LINGER of no time at all: closing s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request that arrived in full. Header names are in lower case; `bytes(request)` is all of it."""
+    """One request that has arrived in full. Header names are in lower case. `bytes(request)` is the whole request."""
 
     method: str
     target: str
@@ -54,7 +55,10 @@ Behaviour: TypeAlias = Callable[[Request, asyncio.StreamWriter], Awaitable[bool]
 def answer(
     status: int = 200, *, headers: Mapping[str, str] | None = None, body: bytes = b"", json: Any = None
 ) -> Behaviour:
-    """A proper answer. json: written as the body, with its content type; `body` then stays empty."""
+    """A correct answer.
+
+    json: sent as the body, with its content type. `body` then stays empty.
+    """
     content = body if json is None else json_module.dumps(json).encode()
     kind = {} if json is None else {"Content-Type": "application/json"}
 
@@ -68,12 +72,12 @@ def answer(
 
 
 def redirect(status: int) -> Behaviour:
-    """To another path of this server, where a request that follows is recorded."""
+    """A redirect to another path of this server. If the client follows it, the server records that request."""
     return answer(status, headers={"Location": "/elsewhere"})
 
 
 def echo(status: int) -> Behaviour:
-    """Quotes the whole request, its credentials included, wherever services write what they have to say."""
+    """An answer that quotes the whole request, with its credentials, in each place in which services write messages."""
 
     async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
         quoted = bytes(request).decode("latin-1")
@@ -89,7 +93,7 @@ def echo(status: int) -> Behaviour:
 
 
 def cut_short(status: int = 200) -> Behaviour:
-    """Half a body, then the connection is closed in order."""
+    """Half a body; then the server closes the connection normally."""
 
     async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
         writer.write(_head(status, {"Content-Length": "1000"}) + b'{"id": "')
@@ -100,7 +104,7 @@ def cut_short(status: int = 200) -> Behaviour:
 
 
 def reset_in_body(status: int = 200) -> Behaviour:
-    """Half a body, then the connection breaks."""
+    """Half a body; then the server resets the connection."""
 
     async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
         # A chunk large enough that the head is read before the reset throws away what was not.
@@ -114,7 +118,7 @@ def reset_in_body(status: int = 200) -> Behaviour:
 
 
 def answer_twice(status: int = 200) -> Behaviour:
-    """An answer, and in the same breath another, which belongs to no request and waits for the next one."""
+    """An answer, followed at once by a second one that belongs to no request and remains on the connection."""
 
     async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
         writer.write(2 * (_head(status, {"Content-Length": "2"}) + b"{}"))
@@ -125,7 +129,7 @@ def answer_twice(status: int = 200) -> Behaviour:
 
 
 def giant(status: int = 200) -> Behaviour:
-    """A body of 64 MiB."""
+    """An answer with a body of 64 MiB."""
 
     async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
         writer.write(_head(status, {"Content-Length": str(LARGE_BYTES)}))
@@ -138,17 +142,17 @@ def giant(status: int = 200) -> Behaviour:
 
 
 def gzip_bomb(status: int = 200) -> Behaviour:
-    """64 KiB that unpack to 64 MiB, whether or not the client takes gzip."""
+    """An answer of 64 KiB that decompress to 64 MiB, whether or not the client accepts gzip."""
     return answer(status, headers={"Content-Encoding": "gzip"}, body=_bomb())
 
 
 def giant_head(status: int = 200) -> Behaviour:
-    """A header line of 1 MiB."""
+    """An answer with a header line of 1 MiB."""
     return answer(status, headers={"X-Giant": "x" * 1024 * 1024})
 
 
 def drip_body(status: int = 200) -> Behaviour:
-    """The head at once, then a byte of the body now and then, for as long as the client has remote_timeout."""
+    """The head at once; then a byte of the body from time to time, for as long as the client's remote_timeout."""
 
     async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
         writer.write(_head(status, {"Content-Length": str(LARGE_BYTES)}))
@@ -158,37 +162,37 @@ def drip_body(status: int = 200) -> Behaviour:
 
 
 async def drip_head(request: Request, writer: asyncio.StreamWriter) -> bool:
-    """A head that never ends, a byte now and then."""
+    """A head that never ends, one byte from time to time."""
     writer.write(b"HTTP/1.1 200 OK\r\nX-Dripping: ")
     return await _drip(writer)
 
 
 async def hang(request: Request, writer: asyncio.StreamWriter) -> bool:
-    """No byte of an answer, and the connection stays open."""
+    """No byte of an answer. The connection stays open."""
     await asyncio.Event().wait()
     return False
 
 
 async def close(request: Request, writer: asyncio.StreamWriter) -> bool:
-    """The request is read, and the connection closed without an answer."""
+    """The server reads the request and closes the connection without an answer."""
     return False
 
 
 async def reset(request: Request, writer: asyncio.StreamWriter) -> bool:
-    """The request is read, and the connection breaks."""
+    """The server reads the request and resets the connection."""
     _reset(writer)
     return False
 
 
 async def garble(request: Request, writer: asyncio.StreamWriter) -> bool:
-    """What comes is no HTTP."""
+    """An answer that is not HTTP."""
     writer.write(b"\x16\x03\x01\x00\x00 this is no HTTP\r\n\r\n")
     await writer.drain()
     return False
 
 
 async def refuse(request: Request, writer: asyncio.StreamWriter) -> bool:
-    """Stop listening: connections are refused permanently."""
+    """The server stops listening. Connections are refused from then on."""
     raise AssertionError("a server that does not listen was reached")
 
 
@@ -196,7 +200,11 @@ async def refuse(request: Request, writer: asyncio.StreamWriter) -> bool:
 
 
 class FaultyHttp:
-    """A server that listens at `url`. requests: what arrived, in that order. connected: open connections."""
+    """A server that listens at `url`.
+
+    requests: the requests that have arrived, in order.
+    connected: the open connections.
+    """
 
     def __init__(self) -> None:
         self.url = ""
@@ -212,7 +220,7 @@ class FaultyHttp:
         return len(self._conversations)
 
     def behave(self, behaviour: Behaviour) -> None:
-        """Treat requests so from now on. Open requests are cut off."""
+        """Treat requests in this way from now on. Open requests are cut off."""
 
         changed: Future[None] = Future()
 
@@ -263,7 +271,7 @@ class FaultyHttp:
 
 @contextlib.contextmanager
 def faulty_http() -> Iterator[FaultyHttp]:
-    """A server on a free loopback port, in a thread and event loop of its own; it answers 200 until changed."""
+    """A server on a free loopback port, in its own thread and event loop. It answers 200 until `behave` is called."""
     remote = FaultyHttp()
     listening: Future[asyncio.Event] = Future()
     thread = threading.Thread(target=lambda: asyncio.run(remote.serve(listening)), name="faulty-http", daemon=True)

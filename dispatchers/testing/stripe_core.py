@@ -87,12 +87,15 @@ class _Books:
 
 
 class FakeStripe:
-    """Stripe's idempotency, to the letter.
+    """An exact imitation of Stripe's idempotency.
 
-    accounts: which API key opens which account. With a `Stripe-Account` header the request is that account's.
-    revoked: the connected accounts that have withdrawn our access.
-    ledger: what happened, in memory by default. window: how long a key is remembered, from its first request on.
-    faults: may be replaced at any time. clock: aware UTC. random: decides faults and ids, nothing else.
+    accounts: which API key belongs to which account. A request with a `Stripe-Account` header belongs to that account.
+    revoked: the connected accounts that have withdrawn the platform's access.
+    ledger: the record of what happened; in memory by default.
+    window: how long a key is remembered, counted from its first request.
+    faults: may be replaced at any time.
+    clock: aware UTC.
+    random: chooses faults and ids.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class FakeStripe:
         self._books: dict[Account, _Books] = {}
 
     def force(self, *faults: Fault | None) -> None:
-        """Let the next requests meet these, one each and in this order; None is a request that meets nothing."""
+        """Let the next requests meet these faults, one each, in this order. None is a request without a fault."""
         self._forced.extend(faults)
 
     def latency(self) -> timedelta:

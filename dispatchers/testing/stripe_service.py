@@ -43,17 +43,17 @@ class RunningStripe:
 
     @property
     def ledger(self) -> StripeLedger:
-        """What it really did."""
+        """The record of what the imitation has done."""
         return self.fake.ledger
 
     def force(self, *faults: Fault | None) -> None:
-        """Let the next requests meet these, one each and in this order; None is a request that meets nothing."""
+        """Let the next requests meet these faults, one each, in this order. None is a request without a fault."""
         self.fake.force(*faults)
 
 
 @contextlib.contextmanager
 def running_stripe(fake: FakeStripe | None = None, **arguments: Any) -> Iterator[RunningStripe]:
-    """Serve `fake`, or one made from `arguments`, on a free local port, in a thread and event loop of its own."""
+    """Serve `fake`, or an imitation made from `arguments`, on a free local port, in its own thread and event loop."""
     fake = fake or FakeStripe(**arguments)
     listening: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 

@@ -1,11 +1,12 @@
 """Requests over HTTP that may come twice: the Idempotency-Key header, problem documents, and one module for each framework.
 
-- `outbox.http.starlette` and `outbox.http.fastapi`: a middleware that commits before the first byte of an answer, and
-  the claim, as a call or as a dependency.
+- `outbox.http.starlette` and `outbox.http.fastapi`: a middleware that commits before it sends the first byte of an answer,
+  and the claim, as a call or as a dependency.
 - `outbox.http.flask`: a decorator for views.
-- `outbox.http.django`: a decorator for views, and a session in the transaction that Django has.
+- `outbox.http.django`: a decorator for views, and a session in Django's own transaction.
 
-This package loads none of them; what it exports is for other frameworks, too. The whole: docs/http-api.md, docs/http-answers.md.
+This package imports none of these modules. Its own exports are for other frameworks. See docs/http-api.md and
+docs/http-answers.md.
 """
 
 from outbox.http.answers import KEPT_HEADERS, REPLAYED, Answer, replay

@@ -45,7 +45,7 @@ ADDED_HEADERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as it goes over the wire; several headers may have one name."""
+    """An answer as it is sent over HTTP. Several headers may have the same name."""
 
     status: int
     body: bytes
@@ -73,8 +73,8 @@ def judge(chosen: Response | None, status: int) -> Verdict:
     if chosen is None:
         return Verdict.KEEP_SENT
     raise ClaimError(
-        f"the handler chose an answer of status {chosen.status} and sends one of status {status}:"
-        " return what claim.respond() or claim.reject() returned, as a response of the framework"
+        f"the handler stored an answer with status {chosen.status}, but returned one with status {status}: return what"
+        " claim.respond() or claim.reject() returned, converted to a response of the framework"
     )
 
 

@@ -1,4 +1,4 @@
-"""Requests to Django, on PostgreSQL with psycopg 3: a decorator for views, in the one transaction that Django has.
+"""Requests to Django, on PostgreSQL with psycopg 3: a decorator for views that works in Django's own transaction.
 
     idempotency = Idempotency(scope=lambda request: request.user.get_username())
 
@@ -9,8 +9,8 @@
         outbox.enqueue(claimed.session, "stripe.payment_intents.create", {...})
         return JsonResponse({"order": order.pk}, status=201)
 
-The session works on the connection that Django has open, within `transaction.atomic()`, and in a savepoint of it: Django
-commits what both have written, once, before the answer leaves. The session is for the outbox; rows are for Django's ORM.
+The session uses the connection that Django has open, in a savepoint of `transaction.atomic()`. Django commits once what both
+have written, before the answer is sent. Use the session for the outbox, and Django's ORM for your rows.
 """
 
 import hashlib
@@ -61,12 +61,12 @@ __all__ = ["ClaimedRequest", "Idempotency", "as_response", "joined_session"]
 class Idempotency:
     """Claims the keys of requests to sync views.
 
-    scope: the app's own function: who is calling, as text, given the request. A replay goes to the same caller only, so let it
-        raise for one who may not ask. There is no default.
-    content: what must be equal in a retry, given the request, as bytes or JSON; by default the method, the path, the query,
-        the content type and the body.
+    scope: your own function. It gets the request and returns the authenticated caller, as text. Let it raise if the caller
+        has no access, because a replay is sent to every caller that it returns. There is no default.
+    content: what must be equal in a retry: a function of the request that returns bytes or JSON. By default the method, the
+        path, the query, the content type and the body are compared.
     using: Django's name of the database.
-    body_bytes_max: of a request, also with `content`; a larger one is a 413, and is not read.
+    body_bytes_max: the largest body of a request, also with `content`. A larger one is refused with 413 and not read.
     Raises `ConfigurationError` without a scope function.
     """
 
@@ -87,14 +87,15 @@ class Idempotency:
         self._body_bytes_max = body_bytes_max
 
     def claimed(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-        """Decorate a view: after the request it is given the `ClaimedRequest`; its answer is kept, a retry does not reach it.
+        """Decorate a view. The view gets the `ClaimedRequest` after the request. Its answer is kept, and a retry does not call
+        the view.
 
-        A view that raises, or answers with an error without `claim.reject`, is undone, and its key is free.
-        Raises `ConfigurationError` for an async view, whose ORM works on another thread.
+        If the view raises, or answers with an error without `claim.reject`, its work is undone and the key is free.
+        Raises `ConfigurationError` for an async view, because its ORM works on another thread.
         """
         if inspect.iscoroutinefunction(view):
             raise ConfigurationError(
-                f"the view {view.__name__!r} is async, and Django's transactions are not: make it a def"
+                f"the view {view.__name__!r} is async, but Django's transactions are sync: write the view as a plain def"
             )
 
         @wraps(view)
@@ -163,7 +164,7 @@ class Idempotency:
         return made
 
 
-READ_BEFORE = "let what comes before the claim read request.body, which Django keeps, or give Idempotency(content=...)"
+READ_BEFORE = "read request.body before the claim instead, because Django keeps it, or set Idempotency(content=...)"
 
 
 def _form(request: HttpRequest) -> bytes:
@@ -172,7 +173,7 @@ def _form(request: HttpRequest) -> bytes:
     Raises `ClaimError` if the body was not read as a form.
     """
     if request.content_type != "multipart/form-data" or not (request.POST or request.FILES):
-        raise body_was_read("it is gone", READ_BEFORE)
+        raise body_was_read("nothing of it is left", READ_BEFORE)
     files = {name: [_file(file) for file in files] for name, files in request.FILES.lists()}
     return canonical_json([dict(request.POST.lists()), files])
 
@@ -186,7 +187,7 @@ def _file(file: Any) -> list[Any]:
 
 
 def as_response(answer: KeptResponse | Answer) -> HttpResponse:
-    """What `claim.respond` or `claim.reject` returned, for the view to return."""
+    """Convert the result of `claim.respond` or `claim.reject` to a response that the view can return."""
     wire = plain_answer(answer) if isinstance(answer, KeptResponse) else answer
     response = HttpResponse(wire.body, status=wire.status)
     del response["Content-Type"]  # Django's default: what was kept says it
@@ -200,11 +201,11 @@ def as_response(answer: KeptResponse | Answer) -> HttpResponse:
 
 @contextmanager
 def joined_session(using: str = "default") -> Iterator[Session]:
-    """A Session in the transaction that `transaction.atomic()` has open, and in a savepoint of it.
+    """A Session in the transaction that `transaction.atomic()` has open, in a savepoint of it.
 
-    At the block's end it is committed into that transaction: permanently when Django commits. An exception undoes what the
-    session has written, and what Django has written since the block began. Raises `ConfigurationError` outside of `atomic()`, on
-    another database than PostgreSQL with psycopg 3, and without USE_TZ.
+    The end of the block commits the session into Django's transaction; Django's own commit makes it permanent. An exception
+    undoes what the session has written, and what Django has written since the block began. Raises `ConfigurationError`
+    outside of `atomic()`, on another database than PostgreSQL with psycopg 3, and without USE_TZ.
     """
     connection = connections[using]
     _require_joinable(connection, using)
@@ -223,11 +224,12 @@ def joined_session(using: str = "default") -> Iterator[Session]:
 def _require_joinable(connection: Any, using: str) -> None:
     if not connection.in_atomic_block:
         raise ConfigurationError(
-            f"Django has no transaction open on {using!r}, which the outbox could join: with transaction.atomic(using={using!r})"
+            f"Django has no open transaction on {using!r} that the outbox can join: use `with"
+            f" transaction.atomic(using={using!r})`"
         )
     if connection.vendor != "postgresql" or type(connection.connection).__module__.partition(".")[0] != "psycopg":
         raise ConfigurationError(
-            f"the outbox joins Django on PostgreSQL with psycopg 3 only, and {using!r} is another database"
+            f"the outbox works with Django only on PostgreSQL with psycopg 3, but {using!r} is another database"
         )
     if not settings.USE_TZ:
         raise ConfigurationError(

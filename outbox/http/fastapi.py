@@ -37,12 +37,13 @@ def claimed(
     content: Callable[[Request], Any] | None = None,
     policy: Policy | None = None,
 ) -> Callable[..., AsyncIterator[ClaimedRequest[SessionT]]]:
-    """A dependency that claims the request's key, and hands out the session to work in.
+    """A dependency that claims the request's key and returns a `ClaimedRequest` with a session.
 
-    scope: a dependency: who is calling, as text. It runs first, and what it raises comes before any claim; let it
-        refuse those who may not ask, since a replay goes to every caller that it lets pass. There is no default.
-    sessions, content, policy: as of `outbox.http.starlette.Idempotency`.
-    Raises `ConfigurationError` without a scope function, and for what makes no sessions.
+    scope: your own dependency that returns the authenticated caller, as text. It runs before the claim, and for each retry
+        too. Let it raise if the caller has no access, because a replay is sent to every caller that it returns. There is no
+        default.
+    sessions, content, policy: as for `outbox.http.starlette.Idempotency`.
+    Raises `ConfigurationError` without a scope function, and if `sessions` cannot make sessions.
     """
     require_scope(scope, "scope=current_customer, a dependency that authenticates")
     require_sessions(sessions)
@@ -66,10 +67,10 @@ def claimed(
 
 
 def document_refusals(app: FastAPI, policy: Policy | None = None, body_bytes_max: int = BODY_BYTES_MAX) -> None:
-    """Name in the app's OpenAPI document the problems that its claimed routes answer with: 400, 409, 413, 422 and 503.
+    """Add the problems with which claimed routes answer (400, 409, 413, 422 and 503) to the app's OpenAPI document.
 
-    policy, body_bytes_max: as of the claims and the middleware. FastAPI's own 422 stays beside ours. A mounted app has a
-    document, and needs a call, of its own.
+    policy, body_bytes_max: as for the claims and the middleware. FastAPI's own 422 stays in the document. A mounted app has
+        its own document and needs its own call.
     """
     document = app.openapi
 

@@ -1,4 +1,4 @@
-"""Requests to Flask: a decorator that commits before the view's answer is handed to the server.
+"""Requests to Flask: a decorator that commits before the view's answer is sent.
 
     idempotency = Idempotency(sessionmaker(engine), scope=lambda: g.user.id)
 
@@ -10,7 +10,7 @@
         outbox.enqueue(request.session, "stripe.payment_intents.create", {...})
         return {"order": 42}, 201
 
-What is above the decorator, and the app's `before_request`, come before the claim. Refusals are problem documents.
+Decorators above `@idempotency.claimed`, and the app's `before_request`, run before the claim. Refusals are problem documents.
 """
 
 from collections.abc import Callable
@@ -53,13 +53,14 @@ __all__ = ["ClaimedRequest", "Idempotency", "as_response"]
 class Idempotency:
     """Claims the keys of requests.
 
-    sessions: makes a Session, or is a scoped_session, of which it takes the current one.
-    scope: the app's own function: who is calling, as text, called in the request's context. A replay goes to the same
-        caller only, so let it abort for one who may not ask. There is no default.
-    content: what must be equal in a retry, as bytes or JSON; by default the method, the path, the query, the content
-        type and the body.
-    body_bytes_max: of a request, also with `content`; a larger one is a 413, and no more of it is read.
-    Raises `ConfigurationError` without a scope function, and for sessions that are asynchronous.
+    sessions: makes a Session, or is a scoped_session, whose current session is used.
+    scope: your own function, called in the request's context. It returns the authenticated caller, as text. Let it abort if
+        the caller has no access, because a replay is sent to every caller that it returns. There is no default.
+    content: what must be equal in a retry: a function that returns bytes or JSON. By default the method, the path, the query,
+        the content type and the body are compared.
+    body_bytes_max: the largest body of a request, also with `content`. A larger one is refused with 413, and not read
+        further.
+    Raises `ConfigurationError` without a scope function, and for asynchronous sessions.
     """
 
     def __init__(
@@ -81,9 +82,9 @@ class Idempotency:
         self._body_bytes_max = body_bytes_max
 
     def claimed(self, view: Callable[..., Any]) -> Callable[..., FlaskResponse]:
-        """Decorate a view: its first argument is the `ClaimedRequest`, its answer is kept, a retry does not reach it.
+        """Decorate a view. The view gets the `ClaimedRequest` first. Its answer is kept, and a retry does not call the view.
 
-        A view that raises or aborts, or answers with an error without `claim.reject`, is undone, and its key is free.
+        If the view raises or aborts, or answers with an error without `claim.reject`, its work is undone and the key is free.
         """
 
         @wraps(view)
@@ -121,7 +122,7 @@ class Idempotency:
         if self._content is not None:
             return self._content()
         if is_left_over:
-            raise body_was_read("what is left of it is not all", READ_BEFORE)
+            raise body_was_read("only a part of it is left", READ_BEFORE)
         require_whole_body(len(body), request.headers.items(), READ_BEFORE)
         path = request.root_path + request.path
         return request_content(request.method, path, request.query_string, request.content_type or "", body)
@@ -163,9 +164,9 @@ class Idempotency:
 
 
 READ_BEFORE = (
-    "let what comes before the claim call request.get_data() first, which keeps it, or give Idempotency(content=...)"
+    "call request.get_data() before anything else reads the body, because it keeps the bytes, or set"
+    " Idempotency(content=...)"
 )
-
 
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
@@ -203,13 +204,13 @@ def _require_sync(session: object) -> None:
     """Raise if `session`, or its class, is an asynchronous one."""
     if hasattr(session, "run_sync"):
         raise ConfigurationError(
-            "the claim of a Flask view works in a Session, not in an AsyncSession: give Idempotency a"
-            " sessionmaker(create_engine(...)); views that are coroutines have it, too"
+            "the claim of a Flask view works in a Session, not in an AsyncSession: pass sessionmaker(create_engine(...)) to"
+            " Idempotency, for async views too"
         )
 
 
 def as_response(answer: KeptResponse | Answer) -> FlaskResponse:
-    """What `claim.respond` or `claim.reject` returned, for the view to return."""
+    """Convert the result of `claim.respond` or `claim.reject` to a response that the view can return."""
     wire = plain_answer(answer) if isinstance(answer, KeptResponse) else answer
     response: FlaskResponse = current_app.response_class(wire.body, wire.status)
     response.headers.clear()

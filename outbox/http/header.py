@@ -56,7 +56,8 @@ def parse_key(lines: Sequence[str], *, strict: bool = False, are_joined: bool = 
     (line,) = lines
     if are_joined and "," in line:
         raise KeyMalformed(
-            f"{_shown(line)} is not a key: it has a comma, by which this server joins two headers: send one"
+            f"{_shown(line)} is not a key: it has a comma, and this server joins two headers by a comma; send one header, with"
+            " a key that has no comma"
         )
     key = _string(line) if strict else _string_or_bare(line.strip(_BLANKS))
     if not 1 <= len(key) <= KEY_BYTES_MAX:  # ASCII: a character is a byte
@@ -77,7 +78,7 @@ def _string_or_bare(line: str) -> str:
         return _string(line)
     if _BARE.fullmatch(line) is None:
         raise KeyMalformed(
-            f"{_shown(line)} is not a key: send one, of visible ASCII characters, in double quotes, e.g. {EXAMPLE}"
+            f"{_shown(line)} is not a key: send visible ASCII characters in double quotes, e.g. {EXAMPLE}"
         )
     return line
 

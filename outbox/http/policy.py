@@ -1,4 +1,4 @@
-"""How an app wants its requests to be received: one object, the same for every framework."""
+"""How an app receives its requests: one object, the same for every framework."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,16 +33,16 @@ BODY_BYTES_MAX = 1024 * 1024
 class Policy:
     """How requests are received. Raises `InvalidValue` for a setting that cannot work.
 
-    outbox: the `Outbox` whose records these are; by default that of `outbox.configure`.
-    strict: take a key only as a String of RFC 9651, in double quotes.
-    in_flight, wait: a request whose key is held: "conflict" is a 409 at once, "wait" after `wait`.
-    waiting_max: how many requests wait at once in this process, for one engine's connections; for one more it is a 409 at once.
-        Each holds a connection, and where sessions are not async a thread: keep it far below both. It is always less than the
-        engine's `pool_size`.
+    outbox: the `Outbox` that stores the records; by default that of `outbox.configure`.
+    strict: accept a key only as a String of RFC 9651, in double quotes.
+    in_flight, wait: what a request gets while another one uses its key: "conflict" answers 409 at once, "wait" after `wait`.
+    waiting_max: how many requests of this process, on one engine, may wait at once. One request more gets 409 at once. Each
+        waiting request uses a connection, and a thread if sessions are not async: keep the number far below both. It is
+        always less than the engine's `pool_size`.
     keep: how long a retry is answered with the stored response.
-    kept_headers: the headers of an answer that are kept for its replays. Those of one connection or caller, Set-Cookie
-        above all, are refused.
-    problem_types: what precedes a problem's name in its type URI, or the URI of each name.
+    kept_headers: the headers of an answer that are kept for its replays. Headers of one connection or one caller, such as
+        Set-Cookie, are refused.
+    problem_types: the beginning of every problem's type URI, or a mapping from problem names to URIs.
     """
 
     outbox: Outbox = field(default=default)
@@ -59,7 +59,9 @@ class Policy:
         check_span("keep", self.keep)
         if not isinstance(self.waiting_max, int) or isinstance(self.waiting_max, bool) or self.waiting_max < 1:
             raise InvalidValue(
-                "waiting_max", self.waiting_max, "must be an int from 1 on; in_flight='conflict' waits for none"
+                "waiting_max",
+                self.waiting_max,
+                "must be an int of at least 1; to let no request wait, set in_flight='conflict'",
             )
         if isinstance(self.kept_headers, str):
             raise InvalidValue("kept_headers", self.kept_headers, "must be a collection of names, not one str")
@@ -69,10 +71,12 @@ class Policy:
         if isinstance(self.problem_types, str):
             return
         if not isinstance(self.problem_types, Mapping):
-            raise InvalidValue("problem_types", self.problem_types, "must be a str, or a mapping from problems' names")
+            raise InvalidValue(
+                "problem_types", self.problem_types, "must be a str, or a mapping from names of problems"
+            )
         if unknown := set(self.problem_types) - NAMES:
             names = sorted(unknown, key=repr)
-            raise InvalidValue("problem_types", names, f"are no problems' names; those are {sorted(NAMES)}")
+            raise InvalidValue("problem_types", names, f"are not names of problems; the names are {sorted(NAMES)}")
         for name, uri in self.problem_types.items():
             if not isinstance(uri, str):
                 raise InvalidValue(
@@ -80,16 +84,16 @@ class Policy:
                 )
 
     def check_answer_size(self, size: int) -> None:
-        """Raise `NotSerializable` if an answer of `size` bytes cannot be kept."""
+        """Raise `NotSerializable` if an answer of `size` bytes is too large to keep."""
         bytes_max = self.outbox.configuration.payload_bytes_max
         if size > bytes_max:
             raise NotSerializable(
-                f"the answer has more than {bytes_max} bytes, the maximum that can be stored for a replay: answer with less,"
-                " or with a link to it, or set payload_bytes_max"
+                f"the answer has more than {bytes_max} bytes, the maximum that can be stored for a replay: send a"
+                " smaller answer, or a link, or set payload_bytes_max"
             )
 
     def whole_body(self, chunks: Iterable[bytes]) -> bytes:
-        """The whole body of an answer, a stream's or a file's as well: nothing of it may leave before the commit."""
+        """Read an answer's body to its end, also of a stream or a file: nothing of it may be sent before the commit."""
         body = bytearray()
         for chunk in chunks:
             body += chunk
@@ -97,9 +101,9 @@ class Policy:
         return bytes(body)
 
     def key_of(self, lines: Sequence[str], *, are_joined: bool = False) -> str:
-        """The key in the values of a request's Idempotency-Key lines.
+        """Return the key in the values of a request's Idempotency-Key lines.
 
-        are_joined: the server has made one line of all, by commas, as WSGI wants it (PEP 3333): a comma is refused then.
+        are_joined: whether the server has joined several lines by commas, as WSGI does (PEP 3333). Then a comma is refused.
         """
         return parse_key(lines, strict=self.strict, are_joined=are_joined)
 
@@ -119,14 +123,14 @@ class Policy:
         return block
 
     def problem(self, refusal: RequestRefused) -> Answer:
-        """The answer to a refused request: a problem document."""
+        """Return the answer to a refused request: a problem document."""
         return problem_of(refusal, self.problem_types)
 
 
 def too_large(body_bytes_max: int) -> RequestTooLarge:
     return RequestTooLarge(
         f"the request's body has more than {body_bytes_max} bytes, so a retry could not be distinguished from another"
-        " request: send less at once"
+        " request: send a smaller body"
     )
 
 
@@ -162,9 +166,9 @@ COMPARED = (
 
 
 def request_content(method: str, path: str, query: bytes, content_type: str, body: bytes) -> bytes:
-    """What must be equal in a retry: the method, the path with its parameters filled in, the query, and the body as it came.
+    """Return what must be equal in a retry: the method, the path with its parameters filled in, the query, and the body's bytes.
 
-    The path, not the route's template alone: `/orders/1/refunds` and `/orders/2/refunds` are two requests.
+    The path, not the route's template: `/orders/1/refunds` and `/orders/2/refunds` are two requests.
     """
     return pae(b"obx/http-request/v1", method.encode(), path.encode(), query, content_type.encode(), body)
 

@@ -41,7 +41,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
     KeyMalformed: Kind(
         "key-malformed",
         "The idempotency key is malformed",
-        "Send one key, in one header, written as specified.",
+        "Send one key, in one header, in the specified form.",
     ),
     KeyInFlight: Kind(
         "key-in-flight",
@@ -52,28 +52,28 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
     RequestTooLarge: Kind(
         "request-too-large",
         "The request's body is too large",
-        "Send less at once.",
+        "Send a smaller body.",
     ),
     RequestMismatch: Kind(
         "request-mismatch",
         "The idempotency key was used with another request",
-        "Use a new key for a new request; repeat an old one unchanged.",
+        "Use a new key for a new request. Repeat an earlier request without any change.",
     ),
     KeyExpired: Kind(
         "key-expired",
         "The idempotency key is older than its retry window",
-        "Look up the result of the first request. To do it once more, use a new key.",
+        "Look up the result of the first request. To execute the request once more, use a new key.",
     ),
     RequestUndone: Kind(
         "request-undone",
         "The database undid the request",
-        "Nothing of it is kept. Send the same request again, with the same key, after the seconds that Retry-After names.",
+        "Nothing was stored. Send the same request again, with the same key, after the seconds that Retry-After names.",
         has_retry_after=True,
     ),
     RequestRefused: Kind(
         "request-refused",
         "The request cannot be answered in its present form",
-        "Read what `detail` says.",
+        "Read `detail`, and correct the request.",
     ),
 }
 """The text of each refusal; a class that is not listed uses the first of its bases that is."""

@@ -16,7 +16,7 @@ PARAMETER = "IdempotencyKey"
 PROBLEM = "IdempotencyProblem"
 
 RETRY_AFTER = {
-    "description": "In how many seconds to ask again.",
+    "description": "After how many seconds to send the request again.",
     "schema": {"type": "integer", "minimum": 1},
 }
 
@@ -77,8 +77,8 @@ def _parameter(it: Specification) -> dict[str, Any]:
         "in": "header",
         "required": True,
         "description": (
-            f"The key of this request, {it.key.bytes_min} to {it.key.bytes_max} bytes, {forms}:"
-            " new for each new request, the same for each of its retries."
+            f"The key of this request, {it.key.bytes_min} to {it.key.bytes_max} bytes, {forms}."
+            " Create a new key for each new request, and send the same key with each retry."
         ),
         "schema": {"type": "string", "pattern": it.key.pattern},
         "example": it.key.example,
@@ -87,7 +87,7 @@ def _parameter(it: Specification) -> dict[str, Any]:
 
 def _replayed(it: Specification) -> dict[str, Any]:
     return {
-        "description": f"`{it.replayed_header}`: the request was answered before, and this is that answer.",
+        "description": f"`{it.replayed_header}`: the request was answered before, and this is the stored answer.",
         "schema": {"type": "string", "const": "true"},
     }
 

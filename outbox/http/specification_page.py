@@ -20,36 +20,36 @@ def _intro(it: Specification) -> str:
     return f"""# Idempotency
 
 Send the header `{it.key.header}` with {which}
-A request that got no answer, or one that cannot be trusted, can then be sent again without being carried out twice: the \
-retry gets the answer of the first."""
+If a request gets no answer, or an answer that may be wrong, send it again with the same key. The API does not execute it \
+twice: the retry gets the answer of the first request."""
 
 
 def _key(it: Specification) -> str:
     key = it.key
-    string = 'a String of RFC 9651: in double quotes; visible ASCII and spaces; `\\"` and `\\\\` for `"` and `\\`'
+    string = 'a String of RFC 9651: visible ASCII and spaces in double quotes; write `\\"` for `"` and `\\\\` for `\\`'
     excluded = " ".join(f"`{char}`" for char in key.excluded)
-    bare = [] if key.strict else [("or as", f"the same key without quotes: visible ASCII but {excluded}")]
+    bare = [] if key.strict else [("or as", f"the key without quotes: visible ASCII except {excluded}")]
     rows = [
         ("header", f"`{key.header}`, once; required"),
         ("written as", string),
         *bare,
-        ("length", f"{key.bytes_min} to {key.bytes_max} bytes, quotes not counted"),
+        ("length", f"{key.bytes_min} to {key.bytes_max} bytes, without the quotes"),
         ("example", f"`{key.header}: {key.example}`"),
     ]
     return f"""## The key
 
 {_table(("", ""), rows)}
 
-Make a new key for each new request, one that cannot be guessed, such as a random UUID; store it before you send; and send \
-it unchanged with each retry. Upper and lower case differ."""
+Create a new key for each new request. It must be hard to guess: use a random UUID, for example. Store the key before you \
+send the request, and send the same key with each retry. Upper and lower case differ."""
 
 
 def _scope(it: Specification) -> str:
     described = "" if it.scope is None else f": {it.scope}"
     return f"""## Whose key it is
 
-Keys belong to the caller, as authenticated{described}. Equal keys of two callers never meet. Who is calling is checked for \
-each retry, too: without access there is no replay."""
+A key belongs to the authenticated caller{described}. If two callers use the same key, their requests are independent. The \
+API authenticates each retry too: a caller who has lost access gets no stored answer."""
 
 
 def _same(it: Specification) -> str:
@@ -60,46 +60,52 @@ A retry must equal the first request in:
 
 {compared}
 
-Nothing else is compared, and no other header. A request that differs is refused with `{it.status_of("request-mismatch")}`, \
-and nothing of it is carried out. A body has {_size(it.body_bytes_max)} at most."""
+Nothing else is compared, and no other header. The API refuses a request that differs with \
+`{it.status_of("request-mismatch")}`, and executes nothing. A body may have {_size(it.body_bytes_max)} at most."""
 
 
 def _retry(it: Specification) -> str:
     names = ", ".join(f"`{name}`" for name in it.kept_headers) or "none"
     return f"""## What a retry gets
 
-The same status, the same body, byte for byte, and `{it.replayed_header}: true`. Of the first answer's headers it has: {names}.
+A retry gets the status and the body of the first answer, byte for byte, with the header `{it.replayed_header}: true`. From \
+the headers of the first answer it gets: {names}.
 
-Answers below 400 are kept, and so are the errors that are this API's last word on a request. Any other error, each of those \
-below among them, is not kept: nothing was carried out, and the key can be used again; but for the refusals with \
-`{it.status_of("request-mismatch")}`, whose key is an earlier request's. After an answer of 5xx, or none, send the same request \
-with the same key."""
+The API keeps answers with a status below 400, and errors that it chose to keep as the final answer. It does not keep any \
+other error, and none of the refusals below: nothing was executed, and you can use the key again. One refusal is an exception: \
+after `{it.status_of("request-mismatch")}` the key still belongs to the earlier request. After a 5xx answer, or without an \
+answer, send the same request with the same key."""
 
 
 def _at_once(it: Specification) -> str:
-    waits = "is"
+    first = "the API refuses the second"
     if it.in_flight == "wait":
-        waits = f"waits for its answer for {_span(it.wait_seconds)} at most. After that it is"
-    return f"""## Two at once
+        first = f"the second waits for the answer, for {_span(it.wait_seconds)} at most. After that the API refuses the second"
+    return f"""## Two requests at the same time
 
-A request whose key another one holds that is not finished yet {waits} refused with `{it.status_of("key-in-flight")}`, and \
-`Retry-After` says in how many seconds to ask again. It is never carried out beside the other."""
+If a second request with the same key arrives while the first is being processed, {first} with \
+`{it.status_of("key-in-flight")}`. `Retry-After` says after how many seconds to send it again. The API never executes two \
+requests with the same key at the same time."""
 
 
 def _retention(it: Specification) -> str:
-    until = "for as long as they are remembered"
+    until = "as long as the API remembers these effects"
     if it.refused_seconds is not None:
-        until = f"until {_span(it.refused_seconds)} after the last of them ended"
+        until = f"until {_span(it.refused_seconds)} after the last of these effects has ended"
     rows = [
         ("a retry gets the first answer", f"for {_span(it.retry_seconds)}"),
-        (f"then a key whose request had effects elsewhere is refused: `{it.status_of('key-expired')}`", until),
+        (
+            f"after that, if the request had effects at other services, its key is refused with `{it.status_of('key-expired')}`",
+            until,
+        ),
         ("the record of the request is kept", f"for {_span(it.audit_seconds)} at least"),
     ]
     return f"""## For how long
 
 {_table(("what", "how long"), rows)}
 
-After that a key is free, and a request with it is a new one: never use a key again."""
+After that the API has forgotten the key, and executes a request with this key as a new one. So never use a key for a second \
+request."""
 
 
 def _accepted(it: Specification) -> str:
@@ -107,16 +113,16 @@ def _accepted(it: Specification) -> str:
         return ""
     return f"""## Accepted requests
 
-`202` says that a request is accepted and still being processed. `Location` is the URL of its status, of the form \
-`{it.status_url}`; `Retry-After` says when to ask there. A retry gets the `202` until the request has its final answer, and \
-that one from then on. An open request's key does not expire."""
+`202` means that the request is accepted and still being processed. `Location` is the URL of its status, in the form \
+`{it.status_url}`. `Retry-After` says when to request this URL. A retry gets the `202` until the request has its final answer; \
+from then on it gets the final answer. The key of an open request does not expire."""
 
 
 def _refusals(it: Specification) -> str:
     rows = [(str(one.status), f"`{one.type}`", one.title, one.remedy) for one in it.refusals]
     return f"""## Refusals
 
-They are problem documents of RFC 9457, `{it.problem_media_type}`; programs tell them apart by `type`.
+Refusals are problem documents of RFC 9457, `{it.problem_media_type}`. Programs distinguish them by `type`.
 
 {_table(("status", "type", "title", "what to do"), rows)}"""
 

@@ -1,4 +1,4 @@
-"""Requests to Starlette and what is built on it: a middleware that commits before the first byte, and the claim.
+"""Requests to Starlette and frameworks that are built on it: a middleware that commits before the first byte, and the claim.
 
     idempotency = Idempotency(async_sessionmaker(engine), scope=customer_of)
 
@@ -10,8 +10,8 @@
 
     app = Starlette(routes=[...], middleware=[Middleware(IdempotencyMiddleware)])
 
-The claim is made where the app asks for it, so after whatever it has authenticated. The middleware holds the answer back
-until the rows, the record and the entries are committed; it turns refusals into problem documents, and replays.
+The handler makes the claim, so the claim comes after the app's authentication. The middleware sends the answer only when the
+rows, the record and the entries are committed. It answers refusals with problem documents, and sends replays.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -47,31 +47,33 @@ _EXCHANGE = "outbox.http.exchange"
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRequest(Generic[SessionT]):
-    """A request whose key is claimed: what the handler works with.
+    """A request whose key is claimed. The handler gets it.
 
-    session: of the one transaction in which the rows, the entries and the record commit; the middleware commits it.
-    claim: for `respond` and `reject`, if the answer is an error that must be kept; see `as_response`.
+    session: the session of the one transaction in which the rows, the entries and the record commit. The middleware commits
+        it.
+    claim: for `respond` and `reject`, to keep an answer that is an error. See `as_response`.
     """
 
     session: SessionT
     claim: Claim
 
     async def reject(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
-        """`claim.reject`, which talks to the database, for a coroutine. Returns the response that the handler is to return."""
+        """Call `claim.reject`, which uses the database, from a coroutine. Returns the response for the handler to return."""
         rejected = await in_session(self.session, lambda _: self.claim.reject(status, body, headers), has_thread=True)
         return as_response(rejected)
 
 
 class Idempotency(Generic[SessionT]):
-    """Claims the keys of requests, each in a session of its own.
+    """Claims the keys of requests, each in its own session.
 
-    sessions: makes a Session or an AsyncSession, as a sessionmaker does. With a Session the work of the claim and the
-        commit run on a thread.
-    scope: the app's own function: who is calling, as text; sync or async. A replay goes to the same caller only, so let
-        it raise for one who may not ask. There is no default.
-    content: what must be equal in a retry, given the request, as bytes, JSON or a Fingerprint; by default the method, the
-        path, the query, the content type and the body. Sync or async; `await request.body()` gives it the body.
-    Raises `ConfigurationError` without a scope function, and for what makes no sessions.
+    sessions: makes a Session or an AsyncSession, as a sessionmaker does. With a Session, the claim and the commit run on a
+        thread.
+    scope: your own function of the request, sync or async. It returns the authenticated caller, as text. Let it raise if the
+        caller has no access, because a replay is sent to every caller that it returns. There is no default.
+    content: what must be equal in a retry: a function of the request, sync or async, that returns bytes, JSON or a
+        Fingerprint. By default the method, the path, the query, the content type and the body are compared. It can read the
+        body with `await request.body()`.
+    Raises `ConfigurationError` without a scope function, and if `sessions` cannot make sessions.
     """
 
     def __init__(
@@ -89,12 +91,12 @@ class Idempotency(Generic[SessionT]):
 
     @asynccontextmanager
     async def claim(self, request: Request) -> AsyncIterator[ClaimedRequest[SessionT]]:
-        """Claim the request's key. For one that was answered before, the block is not entered: the replay is sent.
+        """Claim the request's key. If the request was answered before, the block does not run, and the replay is sent.
 
-        The block commits nothing: the middleware does, with the answer. An exception that leaves it undoes all, whatever
-        the app's handler of it answers.
+        The block does not commit: the middleware commits with the answer. An exception that leaves the block undoes
+        everything, also if the app answers it.
 
-        Raises, for the middleware to answer: `KeyMissing`, `KeyMalformed`, `KeyInFlight`, `RequestMismatch`, `KeyExpired`,
+        Raises for the middleware to answer: `KeyMissing`, `KeyMalformed`, `KeyInFlight`, `RequestMismatch`, `KeyExpired`,
         `RequestTooLarge`, `RequestUndone`. Raises `ConfigurationError` without the middleware.
         """
         caller: str = await _awaited(self._scope(request))
@@ -151,15 +153,17 @@ class DatabaseStore(Generic[SessionT]):
 
 
 class IdempotencyMiddleware:
-    """Commits what a request has claimed before the first byte of its answer leaves; answers refusals and replays.
+    """Commits what a request has claimed before it sends the first byte of the answer. Answers refusals and replays.
 
-    Outside of a claim it changes nothing. It belongs inside of what compresses answers or adds cookies to them, and
-    around everything that may claim: among the app's middleware, or a route's.
+    Requests without a claim are unchanged. Put it inside middleware that compresses answers or adds cookies, and outside
+    everything that may claim: among the app's middleware, or a route's.
 
-    claims: claim each request of these `methods` before the app sees it; the app then asks `claimed_request` for it. Here
-        an exception counts as what the app's handler of it answers, since no other trace of it comes out of the app.
-        It must be inside of what authenticates. Without it the app claims by itself.
-    body_bytes_max: of a request that is claimed; a larger one is a 413. As much of each body is held in memory.
+    claims: claim each request of these `methods` before the app runs. The app then gets the claim from `claimed_request`. If
+        an exception handler of the app answers an exception, this answer counts, because the middleware sees only the answer.
+        Put the middleware inside your authentication. Without `claims` the app claims by itself.
+    methods: the methods of the requests that `claims` claims.
+    body_bytes_max: the largest body of a claimed request. A larger one is refused with 413. Up to this size, a body is kept
+        in memory.
     """
 
     def __init__(
@@ -215,17 +219,17 @@ def _checked_methods(methods: Collection[str]) -> frozenset[str]:
 
 
 def claimed_request(request: HTTPConnection) -> ClaimedRequest[Any]:
-    """The request as it was claimed; raises `ClaimError` if it was not."""
+    """Return the claimed request. Raises `ClaimError` if it was not claimed."""
     claimed: ClaimedRequest[Any] | None = _exchange_of(request).claimed
     if claimed is None:
         raise ClaimError(
-            f"the request {request.url.path!r} has not been claimed: async with idempotency.claim(request)"
+            f"the request {request.url.path!r} has not been claimed: use `async with idempotency.claim(request)`"
         )
     return claimed
 
 
 def as_response(answer: KeptResponse | Answer) -> Response:
-    """What `claim.respond` or `claim.reject` returned, for the handler to return."""
+    """Convert the result of `claim.respond` or `claim.reject` to a response that the handler can return."""
     wire = plain_answer(answer) if isinstance(answer, KeptResponse) else answer
     response = Response(wire.body, wire.status)
     for name, value in wire.headers:
@@ -237,7 +241,7 @@ def _exchange_of(request: HTTPConnection) -> Exchange:
     exchange = request.scope.get(_EXCHANGE)
     if exchange is None:
         raise ConfigurationError(
-            "the app has no IdempotencyMiddleware around this route, and its answers would leave before the commit:"
+            "the app has no IdempotencyMiddleware around this route, so its answers would be sent before the commit: call"
             " app.add_middleware(IdempotencyMiddleware)"
         )
     return cast(Exchange, exchange)

@@ -102,9 +102,11 @@ class Exchange:
     async def begin(self, session: Any, key: str, caller: str, content: Any) -> Claim:
         """Claim the key in `session`. Raises `Replayed` if the request was answered before."""
         if self._session is not None:
-            raise ClaimError("the request has been claimed already: a request has one key")
+            raise ClaimError("the request is already claimed: claim a request only once")
         if self.started:
-            raise ClaimError("the answer has begun before the claim: claim before anything is sent")
+            raise ClaimError(
+                "a part of the answer was sent before the claim: claim the request before the app sends anything"
+            )
         self._session = session
 
         def open_transaction(inner: Session) -> RequestTransaction:
@@ -295,8 +297,8 @@ class RequestBody:
 
 
 READ_BEFORE = (
-    "put IdempotencyMiddleware around the middleware that reads it, or let that one read it by request.body(),"
-    " or give Idempotency(content=...)"
+    "put IdempotencyMiddleware around the middleware that reads the body, or let that middleware call request.body(),"
+    " or set Idempotency(content=...)"
 )
 
 

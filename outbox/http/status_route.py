@@ -1,10 +1,10 @@
-"""The status resource of accepted requests: an ASGI app, to be mounted where `configure(status_url=...)` points.
+"""The status resource of accepted requests: an ASGI app. Mount it at the URL of `configure(status_url=...)`.
 
     app.mount("/requests", StatusRoute(sessionmaker(engine), caller=scope_of))
 
-It answers GET and HEAD with 200 and JSON, open or final, as Google's long-running operations and Microsoft's guidelines have it:
-a final response of 402 is the outcome of the request, not of the GET. While the request is open, Retry-After says when
-to ask again. Nothing of it may be cached (RFC 9111, section 5.2.2.5).
+It answers GET and HEAD with 200 and JSON, for open and for finished requests, like Google's long-running operations and
+Microsoft's guidelines: a final response of 402 is the outcome of the request, not of the GET. While the request is open,
+Retry-After says when to ask again. The answer must not be cached (RFC 9111, section 5.2.2.5).
 """
 
 import asyncio
@@ -42,15 +42,15 @@ class StatusRoute:
     """The ASGI app.
 
     sessions: makes a Session (used on a thread) or an AsyncSession: a `sessionmaker` or an `async_sessionmaker`.
-    caller: the app's own function, sync or async. Given ASGI's connection scope, it returns the scope that the authenticated
-        caller's requests are claimed under, or None for an anonymous caller. Everything else that can be no scope counts as
-        None too, such as the empty text of many frameworks. To answer otherwise (401), it raises the framework's error.
-    sources: the sources of the claims whose records are shown. Name others than HTTP's only if `caller` distinguishes them: jobs
-        ("app") and messages (inboxes) have ids that can be guessed.
+    caller: your own function, sync or async. It gets ASGI's connection scope, and returns the scope under which the
+        authenticated caller's requests are claimed, or None for an anonymous caller. Any value that cannot be a scope counts
+        as None, such as the empty text of many frameworks. For another answer (401), let it raise the framework's error.
+    sources: the sources of the claims whose records are shown. Add sources other than HTTP only if `caller` distinguishes
+        them: anyone can guess the ids of jobs ("app") and messages (inboxes).
     outbox: by default the configured one.
 
-    The path's last segment is the request's id. For what is not there, and for what is another scope's, the answer is the same
-    404: that a request exists is its own caller's business. Raises `ConfigurationError` without a caller function.
+    The last segment of the path is the request's id. The answer is the same 404 for an unknown id and for a request of
+    another scope, so that no other caller learns which requests exist. Raises `ConfigurationError` without a caller function.
     """
 
     def __init__(

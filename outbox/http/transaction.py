@@ -50,19 +50,19 @@ def undone_by(state: str | None) -> RequestUndone | None:
     elif state in TIMEOUTS:
         # Unlike a conflict this may be the app's mistake, and a client that comes again hides it.
         log.warning("request answered with 503: one of its statements timed out (SQLSTATE %s)", state)
-        why = "has no time for this request now"
+        why = "did not finish this request in time"
     else:
         return None
-    return RequestUndone(f"the database {why}: nothing of it is kept; send it again", RETRY_AFTER)
+    return RequestUndone(f"the database {why}: nothing was stored; send the request again", RETRY_AFTER)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRequest:
-    """A request whose key is claimed: what a view works with.
+    """A request whose key is claimed. The view gets it.
 
-    session: of the one transaction in which the rows, the entries and the record commit, after the view; in Django it is for
-        `outbox.enqueue` and the like, in Django's own transaction.
-    claim: for `respond` and `reject`, if the answer is an error that must be kept.
+    session: the session of the one transaction in which the rows, the entries and the record commit, after the view. In
+        Django it is for `outbox.enqueue` and similar calls, in Django's own transaction.
+    claim: for `respond` and `reject`, to keep an answer that is an error.
     """
 
     session: Session
@@ -70,13 +70,13 @@ class ClaimedRequest:
 
 
 class RequestTransaction:
-    """The transaction of one request. What was not committed when it is closed, is rolled back.
+    """The transaction of one request. When it is closed, what was not committed is rolled back.
 
-    session, claim: what the handler works with.
-    replay: the answer, if the request was answered before; then there is nothing to do but to send it.
-    is_kept: whether `finish` has committed the answer, and what goes with it.
+    session, claim: for the handler.
+    replay: the stored answer, if the request was answered before. Then only send it.
+    is_kept: whether `finish` has committed the answer together with the work.
 
-    Made in `session`, which it closes in any case. Raises what `outbox.idempotent` raises, and `RequestUndone`.
+    The transaction uses `session`, and always closes it. Raises what `outbox.idempotent` raises, and `RequestUndone`.
     """
 
     def __init__(self, session: Session, policy: Policy, key: str, scope: str, request: Any) -> None:
@@ -104,9 +104,10 @@ class RequestTransaction:
         self.replay: Answer | None = replay(self.claim.answer) if self.claim.replayed else None
 
     def finish(self, sent: Answer) -> Answer:
-        """Keep the answer and commit, or undo all. Returns what may go out now; raises what keeps it from being committed.
+        """Keep the answer and commit, or undo everything. Returns the answer to send.
 
-        That is `RequestUndone` where the database preferred another transaction, or had no time.
+        Raises what prevents the commit: `RequestUndone` if the database preferred another transaction, or did not finish in
+        time.
         """
         match judge(self.claim.response, sent.status):
             case Verdict.UNDO:

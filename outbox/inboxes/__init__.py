@@ -1,4 +1,4 @@
-"""The identity of each broker's messages: turns a client library's message into the arguments of `outbox.inbox`.
+"""The identity of each broker's messages: converts a client library's message to the arguments of `outbox.inbox`.
 
     from outbox import inboxes
 
@@ -6,8 +6,8 @@
     with outbox.inbox(session, consumer="billing", **identity) as message:
         ...
 
-`by_event_id` takes the id that the producer gave to the event, which a redrive, a republishing and a mirror keep: the one to
-prefer. The others take the message's place at the broker. Pure, and no client library is loaded.
+`by_event_id` uses the id that the producer gave to the event. A redrive, a republishing and a mirror keep this id, so prefer
+it. The other functions use the message's position at the broker. Pure; no client library is imported.
 """
 
 from outbox.inboxes import cloudevents, kafka, nats, rabbitmq, sqs, stripe

@@ -10,10 +10,9 @@ from outbox.keys import LIMITS
 def by_event_id(event: Any, *, sender: str) -> MessageIdentity:
     """`source` and `id`, which together are unique for each event. Source: CloudEvents 1.0.2, section "id".
 
-    sender: who sent it, as authenticated: a webhook's caller, or one name for all who may write to a topic. An event's `source`
-    is whatever its sender writes there; without this one sender could use up the ids of another's events.
-    A source that is too long is in the scope as its SHA-256. Raises `InvalidValue` for an event without source or id, and
-    for no sender.
+    sender: the authenticated sender: a webhook's caller, or one name for all who may write to a topic. A sender can write any
+        `source`. Without `sender`, one sender could use the ids of another sender's events. A source that is too long is
+        replaced by its SHA-256. Raises `InvalidValue` for an event without source or id, and for an empty sender.
     """
     place_name(
         "sender", sender, "who sent the event, as authenticated, or one name for all senders that trust each other"

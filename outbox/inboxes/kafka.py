@@ -21,21 +21,20 @@ class KafkaMessage(Protocol):
 def by_event_id(message: KafkaMessage, *, scope: str, header: str) -> MessageIdentity:
     """The producer's id, from the named header. It stays the same in a retry topic, a dead-letter topic, a mirror or a resend.
 
-    scope: whose ids these are, e.g. the producer's name; not the topic. Raises `InvalidValue` for a message that has not
-    exactly one such header.
+    scope: who gave the ids, for example the producer's name. Not the topic.
+    Raises `InvalidValue` unless the message has exactly one such header.
     """
     return {"scope": scope, "message_id": event_id_in(message.headers() or (), header)}
 
 
 def by_offset(message: KafkaMessage, *, cluster: str, topic_id: str) -> MessageIdentity:
-    """Its place in the log, for producers that give no id. The same event elsewhere (sent again, in a retry topic, in a
-    mirror) is another message.
+    """The message's position in the log, for producers that give no id. The same event at another position is another message.
 
-    The leader's epoch is in the id: after an unclean election the same offset is given to another message.
-    cluster, topic_id: the broker's own ids as text, for a topic that was deleted and made again counts from 0 and must not be
-    mistaken for the old one: `AdminClient.describe_cluster()`, `.describe_topics()`. Ask again at each assignment of
-    partitions: a running consumer does not notice that a topic was made again. Raises `InvalidValue` for a message that was
-    never in a log, and for a cluster or topic without an id.
+    The id includes the leader's epoch: after an unclean election Kafka gives the same offset to another message.
+    cluster, topic_id: the broker's own ids as text, from `AdminClient.describe_cluster()` and `.describe_topics()`. A topic
+        that was deleted and created again counts from 0, and must not be mistaken for the old one. Read the ids again at each
+        assignment of partitions: a running consumer does not notice a new topic.
+    Raises `InvalidValue` for a message without a position, and for a cluster or topic without an id.
     """
     way_out = "take it from AdminClient.describe_cluster(), describe_topics()"
     if topic_id == NO_TOPIC_ID:

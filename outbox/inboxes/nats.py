@@ -19,12 +19,13 @@ class JetStreamMessage(Protocol):
 
 
 def by_event_id(message: JetStreamMessage, *, scope: str, header: str = "Nats-Msg-Id") -> MessageIdentity:
-    """The producer's id, in the header named.
+    """The producer's id, from the named header.
 
-    scope: whose ids these are, e.g. the producer's name. header: the default is the one by which a stream drops what is
-    published twice within its duplicate window (2 minutes); a redrive into the same stream meets that too, so an id in a header
-    of its own is better. Raises `InvalidValue` for a message without it, or with several: of two that are spelled alike
-    nats-py shows the last alone.
+    scope: who gave the ids, for example the producer's name.
+    header: by default `Nats-Msg-Id`. A stream drops a message whose `Nats-Msg-Id` it saw within its duplicate window (2
+        minutes), also a redrive into the same stream. So a header of your own is better.
+    Raises `InvalidValue` for a message without this header, or with several. Of two headers with the same name, nats-py shows
+    only the last one.
     """
     headers = (message.headers or {}).items()
     alike = [(header, value) for name, value in headers if name.lower() == header.lower()]
@@ -32,12 +33,12 @@ def by_event_id(message: JetStreamMessage, *, scope: str, header: str = "Nats-Ms
 
 
 def by_sequence(message: JetStreamMessage) -> MessageIdentity:
-    """Its place in the stream, and when the stream took it: for producers that give no id. What is published again is another
+    """The message's stream, sequence and time, for producers that give no id. A message that is published again is another
     message.
 
-    A stream that is restored from a backup, or deleted and made again, counts through the same sequences once more, and a
-    subscription outlives that unnoticed; the time distinguishes the messages. Raises `InvalidValue` for a naive time, and what
-    the client raises for a message that came from no stream.
+    A stream that is restored from a backup, or deleted and created again, repeats its sequences, and a subscription does not
+    notice it. The time distinguishes such messages. Raises `InvalidValue` for a naive time, and what the client raises for a
+    message that came from no stream.
     """
     place = message.metadata
     if not isinstance(place.timestamp, datetime) or place.timestamp.tzinfo is None:

@@ -15,9 +15,9 @@ class HasMessageId(Protocol):
 
 
 def by_event_id(properties: HasMessageId, *, scope: str) -> MessageIdentity:
-    """The producer's id, in the property `message_id`: dead-lettering keeps it, and so must whatever redrives.
+    """The producer's id, from the property `message_id`. Dead-lettering keeps it; a redrive must keep it too.
 
-    scope: whose ids these are, e.g. the producer's name. Raises `InvalidValue` for a message without one.
+    scope: who gave the ids, for example the producer's name. Raises `InvalidValue` for a message without an id.
     """
     return {
         "scope": scope,

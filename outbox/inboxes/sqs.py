@@ -7,22 +7,25 @@ from outbox.inboxes.identity import MessageIdentity, event_id, place_name
 
 
 def by_event_id(message: Mapping[str, Any], *, scope: str, attribute: str) -> MessageIdentity:
-    """The producer's id, in the message attribute named: the same after a redrive from the dead-letter queue.
+    """The producer's id, from the named message attribute. It stays the same after a redrive from the dead-letter queue.
 
-    scope: whose ids these are, e.g. the producer's name. The attribute has to be asked for when receiving:
+    scope: who gave the ids, for example the producer's name. Request the attribute when you receive:
     `receive_message(..., MessageAttributeNames=[attribute])`. Raises `InvalidValue` for a message without it.
     """
     found = message.get("MessageAttributes", {}).get(attribute, {}).get("StringValue")
-    way_out = "the producer must send it, and receive_message ask for it with MessageAttributeNames"
+    way_out = "the producer must send it, and receive_message must name it in MessageAttributeNames"
     return {"scope": scope, "message_id": event_id(found, f"message attribute {attribute!r}", way_out)}
 
 
 def by_message_id(message: Mapping[str, Any], *, queue: str) -> MessageIdentity:
-    """SQS's own id, for producers that give none. A redrive from a dead-letter queue gives a message another, and so does a
-    producer that sends again: neither is noticed as a duplicate.
+    """SQS's own id, for producers that give none.
 
-    queue: its ARN; the URL of one queue may be written in several ways. Raises `InvalidValue` for none, and for a message without
-    an id. Source: "Configuring a dead-letter queue redrive" in the SQS developer guide.
+    A redrive from a dead-letter queue gives a message a new id, and so does a producer that sends again. Neither is
+    recognised as a duplicate.
+
+    queue: the queue's ARN, because the URL of one queue may be written in several ways.
+    Raises `InvalidValue` without a queue, and for a message without an id. Source: "Configuring a dead-letter queue redrive"
+    in the SQS developer guide.
     """
     place_name("queue", queue, "the ARN of the queue")
     found = event_id(message.get("MessageId"), "MessageId", "pass a message as receive_message returns it")

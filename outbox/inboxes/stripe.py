@@ -8,13 +8,13 @@ KINDS = ("event", "v2.core.event")
 
 
 def by_event_id(event: object, *, account: str = "") -> MessageIdentity:
-    """`event.id`: the same in every delivery of the event, also when it is sent again by hand.
+    """`event.id`. It is the same in every delivery of the event, also when an operator sends it again.
 
-    Events of connected accounts, and those of test and live mode, are distinguished by the event's fields.
-    account: a name for the Stripe account whose endpoint, or key, the event came by; for an app that has several.
+    The event's fields distinguish events of connected accounts, and events of test and live mode.
+    account: a name for the Stripe account of the endpoint or key, if the app has several accounts.
 
-    Raises `InvalidValue` for a body that was merely parsed: anyone can write one. An Event that was made by
-    `stripe.Event.construct_from` cannot be distinguished from a verified one: make none of what a request brings.
+    Raises `InvalidValue` for a body that was only parsed, because anyone can write one. An Event that was made by
+    `stripe.Event.construct_from` cannot be distinguished from a verified one: never make one from a request.
     """
     # the type alone is shown: the event is a payload
     shown = type(event).__name__

@@ -20,7 +20,10 @@ except ModuleNotFoundError as error:
 
 
 def observer(meter: Meter | None = None) -> Observer:
-    """Count claims: what `outbox.configure(observe=...)` takes. meter: by default the global provider's, named `outbox`."""
+    """Return a function that counts claims, for `outbox.configure(observe=...)`.
+
+    meter: by default the global provider's, named `outbox`.
+    """
     meter = meter or get_meter("outbox")
     claims = meter.create_counter("outbox.idempotency.claims", "{claim}", CLAIMS)
     waits = meter.create_histogram(
@@ -38,9 +41,9 @@ def observer(meter: Meter | None = None) -> Observer:
 def register_gauges(engine: Engine | AsyncEngineLike, *, outbox: Outbox = default, meter: Meter | None = None) -> None:
     """Read the age of open requests and the tables' sizes at each collection.
 
-    engine: an Engine or an AsyncEngine, whose role may SELECT the records. Each of the five gauges takes one connection, for one
-    short transaction that writes nothing: of the Engine's pool, or for an AsyncEngine one that is opened for it. What the
-    database raises goes to OpenTelemetry, which logs it and continues. Raises `ConfigurationError` for what is no engine.
+    engine: an Engine or an AsyncEngine. Its role needs SELECT on the records. Each of the five gauges uses one connection for
+        one short transaction that only reads: from the Engine's pool, or, for an AsyncEngine, a new connection. OpenTelemetry
+        logs what the database raises, and continues. Raises `ConfigurationError` if `engine` is not an engine.
     """
     check_engine(engine)
     meter = meter or get_meter("outbox")

@@ -25,7 +25,10 @@ log = logging.getLogger("outbox.metrics")
 
 
 def observer(registry: CollectorRegistry = REGISTRY) -> Observer:
-    """Count claims in `registry`: what `outbox.configure(observe=...)` takes. Once a registry, or prometheus_client raises."""
+    """Return a function that counts claims in `registry`, for `outbox.configure(observe=...)`.
+
+    Call it once for a registry; prometheus_client raises at a second call.
+    """
     claims = Counter("outbox_idempotency_claims_total", CLAIMS, ["outcome", "source"], registry=registry)
     waits = Histogram("outbox_idempotency_lock_wait_seconds", LOCK_WAITS, registry=registry, buckets=LOCK_WAIT_SECONDS)
 
@@ -40,12 +43,12 @@ def observer(registry: CollectorRegistry = REGISTRY) -> Observer:
 def register_gauges(
     engine: Engine | AsyncEngineLike, *, outbox: Outbox = default, registry: CollectorRegistry = REGISTRY
 ) -> Collector:
-    """Read the age of open requests and the tables' sizes at each scrape. Returns the collector, which can be unregistered.
+    """Read the age of open requests and the tables' sizes at each scrape. Returns the collector, so that you can unregister it.
 
-    engine: an Engine or an AsyncEngine, whose role may SELECT the records. A scrape takes one connection, for one short
-    transaction that writes nothing: of the Engine's pool, or for an AsyncEngine one that is opened for the scrape, as the
-    scrape waits for it whatever the app's event loop does. While the database does not answer, `outbox_gauges_up` is 0 and
-    the others are absent. Raises `ConfigurationError` for what is no engine.
+    engine: an Engine or an AsyncEngine. Its role needs SELECT on the records. A scrape uses one connection for one short
+        transaction that only reads: from the Engine's pool, or, for an AsyncEngine, a new connection, because the scrape must
+        not depend on the app's event loop. While the database does not answer, `outbox_gauges_up` is 0 and the other gauges
+        are absent. Raises `ConfigurationError` if `engine` is not an engine.
     """
     check_engine(engine)
     collector = _Gauges(engine, outbox)

@@ -27,7 +27,7 @@ def check(target: Target, *, schema: str | None = None, prefix: str = "outbox_")
     outdated = revision is not None and revision < head()
     if not missing and not outdated:
         return
-    found = [f"is at revision {revision}, this release needs {head()}"] if outdated else []
+    found = [f"is at revision {revision}, but this release needs {head()}"] if outdated else []
     found += [f"lacks {', '.join(missing)}"] if missing else []
     cure = _cure_of_theirs(prefix) if theirs else _cure(revision)
     where = f"prefix {prefix!r}" if schema is None else f"schema {schema!r}, prefix {prefix!r}"
@@ -44,17 +44,17 @@ def _cure(revision: str | None) -> str:
         return "run `outbox db upgrade`"
     if revision == head():
         return (
-            f"revision {revision} made it, so it was removed since, and `outbox db upgrade` would not bring it back;"
-            " `outbox db sql` prints how it was made"
+            f"revision {revision} created it, so it was removed later, and `outbox db upgrade` does not create it again;"
+            " `outbox db sql` prints the statement that creates it"
         )
-    return f"revision {revision} belongs to a newer release that does not need it: install that one"
+    return f"revision {revision} belongs to a newer release that does not need it: install that release"
 
 
 def _cure_of_theirs(prefix: str) -> str:
     """What brings tables up to date that the app itself has made: our migrations would refuse them."""
     return (
-        f"the app created these tables, because {prefix}version is missing, so let the app bring them up to date: with its own"
-        " Alembic, `alembic revision --autogenerate` and `alembic upgrade head`; not with `outbox db upgrade`"
+        f"the app created these tables (the table {prefix}version is missing), so the app must upgrade them. With its own"
+        " Alembic, run `alembic revision --autogenerate` and `alembic upgrade head`; do not run `outbox db upgrade`"
     )
 
 

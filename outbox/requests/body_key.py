@@ -30,9 +30,9 @@ PUBLIC_SECRET = bytes(32)
 class BodyKey:
     """Replaces the key that a caller cannot send: `outbox.idempotent(session, outbox.BodyKey(window), ...)`.
 
-    window: for how long an equal request of the same scope is a retry of the first, by the database's clock. Two requests
-    within it always conflict, wherever it falls. It takes the place of `keep`, and should be a little longer than the caller's
-    retries last: a second order that is meant, and equals the first, is lost in it.
+    window: how long an equal request of the same scope counts as a retry of the first, by the database's clock. It replaces
+        `keep`. Make it a little longer than the caller's retries last: if the caller really wants a second, equal order
+        within the window, that order is not executed.
     """
 
     window: timedelta

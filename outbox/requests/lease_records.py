@@ -164,7 +164,7 @@ def answer(connection: Connection, lease: Lease, response: Response) -> None:
 def lease_lost(lease: Lease) -> LeaseLost:
     return LeaseLost(
         f"the lease on key {lease.key.name!r} expired and another attempt took the request over: nothing of this attempt"
-        " is stored. What both asked of outside services bore the same child keys; let the client ask again"
+        " is stored. Both attempts used the same child keys at outside services. The client must send the request again"
     )
 
 

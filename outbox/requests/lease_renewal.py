@@ -1,7 +1,7 @@
 """Renew a lease in the background: in a thread beside a sync handler, in a task beside an async one.
 
 A renewal ends with the block, when the request is answered or the lease lost, and after the time that it was given: a handler
-that hangs must not keep its key for ever.
+that hangs must not keep its key permanently.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class TaskRenewal:
 
 
 def retries_after(error: Exception, record_id: UUID) -> bool:
-    """Whether to try again: not once the request is answered or the lease lost. A database that is away may come back."""
+    """Whether to try again: not once the request is answered or the lease lost. A database that is unavailable may come back."""
     if isinstance(error, AlreadyAnswered):
         return False
     if isinstance(error, LeaseLost):

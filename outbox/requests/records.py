@@ -148,7 +148,8 @@ def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | 
         if sqlstate(error.orig) != SERIALIZATION_FAILURE:
             raise
         raise KeyInFlight(
-            f"a request with key {key.parent.key!r} was answered after this transaction's snapshot: roll it back and retry",
+            f"a request with key {key.parent.key!r} was answered after this transaction's snapshot: roll the transaction back"
+            " and run it again",
             RETRY_AFTER,
         ) from error
     return answer
@@ -276,8 +277,8 @@ def _under_lease(key: RecordKey, rest: timedelta, *, expired: bool) -> KeyInFlig
     if expired:
         return key_expired(key)
     return KeyInFlight(
-        f"the request with key {key.name!r} was begun under a lease that ran out before its answer: it is for outbox.leased"
-        " to take over",
+        f"the request with key {key.name!r} has no answer, and the lease under which it began has expired: only outbox.leased"
+        " can take it over",
         RETRY_AFTER,
     )
 

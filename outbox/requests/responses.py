@@ -16,7 +16,7 @@ WITHOUT_CONTENT = frozenset({204, 304})  # RFC 9110, section 6.4.1: some servers
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A stored answer: the status, the body's bytes, the headers."""
+    """A stored answer: the status, the body's bytes and the headers."""
 
     status: int
     body: bytes = b""
@@ -86,5 +86,5 @@ def _check_header(name: object, value: object) -> None:
     if not HEADER_NAME.fullmatch(name):
         raise InvalidValue("header", name, "must be a header's name: letters, digits and hyphens")
     if not HEADER_VALUE.fullmatch(value):
-        rule = "contains a character not allowed in a header, or a blank at an end: percent-encode it"
+        rule = "contains a character that a header must not have, or begins or ends with a blank: percent-encode it"
         raise InvalidValue("header", name, rule)

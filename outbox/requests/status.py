@@ -27,10 +27,10 @@ RequestState = Literal["accepted", "leased", "succeeded", "failed"]
 class RequestStatus:
     """The present status of one request.
 
-    state: succeeded and failed are final, as `response.status` says; accepted: it waits for its entries.
-    entries: what it caused, oldest first.
-    response: the final one, as a retry gets it; None until there is one, or if its body's day was dropped by hand.
-    retry_after: when to ask again; None if it has a response.
+    state: succeeded and failed are final, as `response.status` shows. accepted: the request waits for its entries.
+    entries: the entries that it caused, oldest first.
+    response: the final response, as a retry gets it. None until there is one, or if the partition of its body was dropped by
+        hand.
     """
 
     id: UUID

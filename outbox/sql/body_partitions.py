@@ -67,8 +67,9 @@ class Layout:
             return None
         missing = self.today if not self.has_today else self.today + ONE_DAY
         return (
-            f"the partition of {missing} for responses' bodies is missing: they stay in the records that day, and no request"
-            " fails. A running dispatcher and `outbox maintenance` make partitions ahead: see why neither does"
+            f"the partition for the response bodies of {missing} is missing: the bodies of that day are stored in the records,"
+            " and no request fails. A running dispatcher, or `outbox maintenance`, should have created the partition: find out"
+            " why it was not created"
         )
 
 

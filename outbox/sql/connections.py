@@ -77,9 +77,9 @@ def require_schema(options: Mapping[str, Any], schema: str | None) -> None:
     translated = options.get("schema_translate_map")
     if translated and translated.get(schema, schema) != schema:
         raise ConfigurationError(
-            f"schema_translate_map leads schema {schema!r}, in which the outbox's tables are, to {translated[schema]!r}: name"
-            " the tables' schema with outbox.configure(schema=...), one that the map leaves alone; one outbox.Outbox for each"
-            " tenant's schema, if each tenant has tables of its own"
+            f"schema_translate_map replaces schema {schema!r}, which contains the outbox's tables, by {translated[schema]!r}:"
+            " put the tables into a schema that the map does not name, and set outbox.configure(schema=...); or, if each"
+            " tenant has its own tables, create one outbox.Outbox for each tenant's schema"
         )
 
 

@@ -46,9 +46,9 @@ def refuse_other_environment(connection: Connection, recorded: str, env: str, *,
     if recorded != env:
         place = place_of(connection.engine)
         raise ConfigurationError(
-            f"{witness}the database {place} belongs to env {recorded!r}, and this process is of env {env!r}: it refuses"
-            f" itself, and other processes are not affected; set OUTBOX_ENV to {recorded!r}; or, if this is a copy"
-            f" of {recorded!r}'s database or {recorded!r} has a new name, run `outbox resume --after-restore"
+            f"{witness}the database {place} belongs to env {recorded!r}, but this process has env {env!r}: it must not use this"
+            f" database (other processes are not affected). Set OUTBOX_ENV to {recorded!r}. Or, if this is a copy of"
+            f" {recorded!r}'s database, or if {recorded!r} has a new name, run `outbox resume --after-restore"
             f' --adopt-from {recorded} --env {env} --reason "..."`'
         )
 
@@ -61,9 +61,10 @@ def require_own_entries(connection: Connection, tables: Tables, env: str) -> Non
     foreign: str | None = connection.execute(found).scalar_one_or_none()
     if foreign is not None:
         raise ConfigurationError(
-            f"unsettled entries of the database {place_of(connection.engine)} belong to env {foreign!r}, and this process is of"
-            f" env {env!r}: it would send entries that another deployment may send too; set OUTBOX_ENV to {foreign!r} if that is"
-            f" this deployment's name; if this is a copy of {foreign!r}'s database, `outbox resume --after-restore` suspends them"
+            f"unsettled entries of the database {place_of(connection.engine)} belong to env {foreign!r}, but this process has"
+            f" env {env!r}: it would send entries that another deployment may send too. If {foreign!r} is this deployment's name,"
+            f" set OUTBOX_ENV to it. If this is a copy of {foreign!r}'s database, run `outbox resume --after-restore`, which"
+            " suspends these entries"
         )
 
 
@@ -146,7 +147,7 @@ def _require_derived(connection: Connection, tables: Tables, keyring: Keyring, k
 
 def _other_secret(kid: str, what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the secret of kid {kid!r} {what}: keys would differ between attempts, so this process stops; set"
-        " OUTBOX_SECRET as the others have it, or give a new secret a new kid. If this secret is the right one,"
+        f"the secret of kid {kid!r} {what}: keys would differ between attempts, so this process stops. Set"
+        " OUTBOX_SECRET to the secret of the other processes, or give a new secret a new kid. If this secret is the right one,"
         f" `outbox keys forget {kid}` lets the next dispatcher record it"
     )

@@ -165,10 +165,10 @@ def _is_driver_in_autocommit(connection: Connection) -> bool:
 
 
 def prepare_sqlite(engine: Any) -> None:
-    """Make an Engine's (or AsyncEngine's) transactions BEGIN IMMEDIATE, with a write-ahead log.
+    """Let the transactions of an Engine or AsyncEngine begin with BEGIN IMMEDIATE, with a write-ahead log.
 
-    A read followed by a write in one SQLite transaction otherwise fails at once with SQLITE_BUSY_SNAPSHOT, whatever the
-    timeout. Call it once, before the first connection. Source: sqlite.org/lang_transaction.html.
+    Without it, a transaction that reads and then writes fails at once with SQLITE_BUSY_SNAPSHOT if another one wrote in
+    between, whatever the timeout. Call it once, before the first connection. Source: sqlite.org/lang_transaction.html.
     """
     sync_engine: Engine = getattr(engine, "sync_engine", engine)
     if sync_engine.dialect.name != "sqlite":
@@ -232,7 +232,7 @@ def is_timeout(error: DBAPIError) -> bool:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same transaction may well commit later: the database is away or busy, or ended it in favour of another."""
+    """Whether the same transaction may commit later: the database is unavailable or busy, or ended it in favour of another."""
     code = sqlstate(getattr(error, "orig", None) or error)
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True

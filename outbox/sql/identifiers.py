@@ -16,7 +16,7 @@ body, the end of a schema's name."""
 
 def check_table_names(schema: str | None, prefix: str) -> None:
     """Raise `InvalidValue` for a schema or prefix under which the tables cannot be made, or are ambiguous."""
-    _check("prefix", prefix, 0, PREFIX_BYTES_MAX, "give a shorter one, or a schema of their own to the tables")
+    _check("prefix", prefix, 0, PREFIX_BYTES_MAX, "give a shorter one, or put the tables into a separate schema")
     if schema is not None:
         _check(
             "schema", schema, 1, NAME_BYTES_MAX, "name one that PostgreSQL can have, or None for the connection's own"
@@ -27,7 +27,7 @@ def _check(field: str, value: object, bytes_min: int, bytes_max: int, way_out: s
     if not isinstance(value, str) or not value.isprintable() or not bytes_min <= len(value.encode()) <= bytes_max:
         raise InvalidValue(field, value, f"must be printable text of {bytes_min} to {bytes_max} bytes: {way_out}")
     if any(character in FORBIDDEN for character in value):
-        raise InvalidValue(field, value, f"must hold none of {' '.join(FORBIDDEN)}: give a name without them")
+        raise InvalidValue(field, value, f"must not contain any of {' '.join(FORBIDDEN)}")
 
 
 def literal(value: str) -> str:

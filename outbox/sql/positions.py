@@ -23,8 +23,8 @@ from outbox.sql.schema import Tables
 BUDGET = LockBudget(250)
 
 DEADLOCK_NOTE = (
-    "two transactions took the locks of the same ordering keys in different order: run the transaction again, and enqueue the"
-    " entries of several ordering keys before one flush, which takes them in one order for all"
+    "two transactions locked the same ordering keys in different orders: run the transaction again. To avoid this, enqueue the"
+    " entries of several ordering keys before one flush: a flush always locks its keys in the same order"
 )
 
 

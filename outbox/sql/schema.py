@@ -59,7 +59,7 @@ class Tables:
 
 
 def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str = "outbox_") -> Tables:
-    """Add the outbox's tables to `metadata`, for `create_all`. The app's own Alembic wants `outbox.migrations.metadata()`."""
+    """Add the outbox's tables to `metadata`, for `create_all`. With the app's own Alembic, use `outbox.migrations.metadata()`."""
     check_table_names(schema, prefix)
     tables = Tables(
         metadata=metadata,

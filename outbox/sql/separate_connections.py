@@ -37,7 +37,7 @@ def _refuse_shared(pool: Pool, dialect: Dialect, taken: Collection[int]) -> None
         if taken and (pid is None or pid in taken):
             for name in ("do_close", "do_terminate", "do_rollback"):  # of our own dialect: it is not ours to close
                 setattr(dialect, name, _leave_alone)
-            raise SharedConnection("the engine's creator gives out a connection that is in use")
+            raise SharedConnection("the engine's creator returned a connection that is already in use")
 
     event.listen(pool, "connect", refuse, insert=True)  # before listeners that send statements
 

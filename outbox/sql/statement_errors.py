@@ -118,7 +118,7 @@ def _causes(error: BaseException) -> Iterator[Exception]:
 def _safe_text(error: BaseException) -> str:
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if code is None:
-        # Without an answer of the server: the connection's fate, or a value that the driver could not convert.
+        # Without an answer of the server: a lost connection, or a value that the driver could not convert.
         kinds = {each.__name__ for each in type(error).__mro__}
         is_of_a_value = isinstance(error, _CONVERSIONS) or isinstance(error.__cause__, _CONVERSIONS)
         return _text(error) if kinds & {"OperationalError", "InterfaceError"} and not is_of_a_value else HIDDEN

@@ -150,7 +150,7 @@ def test_a_mail_that_was_not_filed_may_be_on_its_way(contexts: Any, serving: Any
     with serving("<other@example.com>") as server:
         finding = search(server, contexts)
 
-    assert finding == CannotTell("it is not in 'Sent', or not yet")
+    assert finding == CannotTell("the mail is not in 'Sent', or not yet")
 
 
 def test_where_mails_are_filed_at_once_what_is_not_there_was_not_sent(contexts: Any, serving: Any) -> None:
@@ -198,7 +198,7 @@ def test_an_unreachable_server_proves_nothing(contexts: Any) -> None:
     ("settings", "shown"),
     [
         ({"password": ""}, "ImapSearch needs a username and a password (they are not shown)"),
-        ({"mailbox": 'Se"nt'}, "mailbox='Se\"nt' cannot be named to a server"),
+        ({"mailbox": 'Se"nt'}, "mailbox='Se\"nt' must not contain quotes"),
     ],
 )
 def test_bad_settings_are_refused(settings: Any, shown: str) -> None:

@@ -193,10 +193,10 @@ DOTS = "payload field 'url' must not contain '.' or '..' between its slashes"
 ENCODED = "payload field 'url' must be text, percent-encoded, without a fragment"
 BELOW = "payload field 'url' must be a path below the adapter's base_url, such as '/contacts/7'"
 KNOWN = "an HTTP payload has the fields method, url, headers, json, text, base64, content_type; unknown:"
-TYPE = "payload field 'content_type' must be printable ASCII, and comes with a body"
+TYPE = "payload field 'content_type' must be printable ASCII, and needs a body"
 METHOD = "payload field 'method' must be one of POST, PUT, PATCH, DELETE: an outbox is for effects"
 NO_OBJECT = "an HTTP payload must be an object such as {'url': '/contacts', 'json': {...}}"
-NAME = "payload field 'headers': a header's name must be of letters, digits and -, without spaces"
+NAME = "payload field 'headers': a header's name must consist of letters, digits and -, without spaces"
 
 
 @pytest.mark.parametrize(
@@ -236,17 +236,17 @@ NAME = "payload field 'headers': a header's name must be of letters, digits and 
         ({"headers": {"X-A\r\nX-B": "x"}}, NAME),
         (
             {"headers": {"X-A": "x\r\nX-B: y"}},
-            "payload field 'headers': the value of 'X-A' must be printable ASCII, without",
+            "payload field 'headers': the value of 'X-A' must be printable ASCII, and",
         ),
         (
             {"headers": {"X-A": 7}},
-            "payload field 'headers': the value of 'X-A' must be printable ASCII, without a space",
+            "payload field 'headers': the value of 'X-A' must be printable ASCII, and must not",
         ),
         ({"json": 1, "text": "x"}, "payload fields 'json' and 'text' exclude each other: a request has one body"),
-        ({"json": "\ud800"}, "payload field 'json' must be JSON that UTF-8 can carry"),
-        ({"json": float("inf")}, "payload field 'json' must be JSON that UTF-8 can carry"),
-        ({"text": "\ud800"}, "payload field 'text' must be text that UTF-8 can carry"),
-        ({"text": {}}, "payload field 'text' must be text that UTF-8 can carry"),
+        ({"json": "\ud800"}, "payload field 'json' must be JSON that UTF-8 can encode"),
+        ({"json": float("inf")}, "payload field 'json' must be JSON that UTF-8 can encode"),
+        ({"text": "\ud800"}, "payload field 'text' must be text that UTF-8 can encode"),
+        ({"text": {}}, "payload field 'text' must be text that UTF-8 can encode"),
         ({"base64": "a-_="}, "payload field 'base64' must be text in the standard base64 alphabet, with padding"),
         ({"base64": "Y!W!I!="}, "payload field 'base64' must be text in the standard base64 alphabet, with padding"),
         ({"base64": 7}, "payload field 'base64' must be text in the standard base64 alphabet, with padding"),
@@ -281,7 +281,7 @@ def test_a_payload_that_cannot_be_read_is_rejected_before_anything_is_sent(far: 
 def test_a_payload_cannot_set_what_is_the_adapter_s(far: Far, name: str) -> None:
     outcome = far.send(delivery({"headers": {name: "x"}}), headers={"x-api-key": "secret"})
 
-    assert outcome == Rejected(f"payload field 'headers' must not set {name!r}, which is the adapter's to set")
+    assert outcome == Rejected(f"payload field 'headers' must not set {name!r}: only the adapter sets this header")
     assert not far.requests
 
 
@@ -355,8 +355,8 @@ def test_options_are_refused(far: Far) -> None:
 # --- settings
 
 ONE_OF = (
-    "HttpAdapter needs base_url='https://...', below which its payloads' urls are paths,"
-    " or origins=['https://...'], the list of those to which their absolute urls may lead; not both"
+    "HttpAdapter needs either base_url='https://...' or origins=['https://...'], and not both. With base_url, the urls"
+    " of payloads are paths below it. With origins, they are absolute urls to one of these origins"
 )
 NO_URL = "must be http:// or https:// and a host, percent-encoded (it is not shown)"
 ADA = "https://ada:s3cret@crm.test"
@@ -385,19 +385,19 @@ ADA = "https://ada:s3cret@crm.test"
         ),
         (
             {"base_url": "https://a.test", "headers": {"Authorization": "s3cret\n"}},
-            "headers: the value of 'Authorization' must be printable ASCII, without a space at its ends",
+            "headers: the value of 'Authorization' must be printable ASCII, and must not begin or end with a space",
         ),
         (
             {"base_url": "https://a.test", "headers": {"idempotency-key": "s3cret"}},
-            "headers must not set 'idempotency-key', which is the adapter's to set",
+            "headers must not set 'idempotency-key': only the adapter sets this header",
         ),
         (
             {"base_url": "https://a.test", "key_header": "Authorization"},
-            "key_header must not set 'Authorization', which is the adapter's to set",
+            "key_header must not set 'Authorization': only the adapter sets this header",
         ),
         (
             {"base_url": "https://a.test", "key_header": "a b"},
-            "key_header: a header's name must be of letters, digits and -, without spaces",
+            "key_header: a header's name must consist of letters, digits and -, without spaces",
         ),
         (
             {"base_url": "https://a.test", "key_header": None, "window": timedelta(days=7)},

@@ -218,7 +218,7 @@ def test_a_payload_that_is_no_object_is_rejected_before_anything_is_sent(
 def test_a_payload_that_no_request_can_carry_is_rejected(adapter: StripeAdapter, charges: respx.Route) -> None:
     outcome = send(adapter, delivery(payload={"description": "\ud800"}))
 
-    assert outcome == Rejected("the SDK cannot make a request of this payload: UnicodeEncodeError")
+    assert outcome == Rejected("the SDK cannot make a request from this payload: UnicodeEncodeError")
     assert not charges.called
 
 

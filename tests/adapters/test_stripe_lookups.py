@@ -224,7 +224,7 @@ def test_more_than_can_be_read_proves_nothing(service: RunningStripe, monkeypatc
 @pytest.mark.parametrize(
     ("response", "shown"),
     [
-        (httpx.Response(200, json={"object": "list", "data": [], "has_more": False}), "does not say what time it is"),
+        (httpx.Response(200, json={"object": "list", "data": [], "has_more": False}), "has no valid Date header"),
         (httpx.Response(200, text="<html>"), ""),
         (httpx.Response(200, json={"object": "list"}), ""),
         (
@@ -233,7 +233,7 @@ def test_more_than_can_be_read_proves_nothing(service: RunningStripe, monkeypatc
                 headers={"Date": "Sat, 21 Nov 2026 15:00:00 GMT"},
                 json={"object": "list", "data": [{"id": "pi_1", "object": "payment_intent"}], "has_more": False},
             ),
-            "Stripe lists something without metadata",
+            "Stripe lists an object without metadata",
         ),
     ],
 )

@@ -71,10 +71,12 @@ def test_what_the_policy_lacks_comes_from_the_app_and_its_dispatcher() -> None:
     )
 
     assert "- `POST /orders`" in text
-    assert "as authenticated: the customer of the access token. Equal" in text
+    assert "the authenticated caller: the customer of the access token. If two" in text
     assert "\n- the customer of the access token\n" in text
-    assert "has 4 KiB at most" in text
-    assert "until 67 days after the last of them ended" in text  # its keep, and a week in which maintenance may lag
+    assert "have 4 KiB at most" in text
+    assert (
+        "until 67 days after the last of these effects has ended" in text
+    )  # its keep, and a week in which maintenance may lag
 
 
 def test_the_fragment_of_openapi_is_a_valid_document_with_the_routes() -> None:

@@ -103,8 +103,8 @@ def test_status_names_the_operations_that_no_dispatcher_serves(database: Databas
         False,
     )
     assert (sms["operation"], sms["entries"]) == ("sms.send", 1)
-    assert "130 of crm.gone not served by any dispatcher: no adapter here serves it" in shown
-    assert "1 of sms.send not served by any dispatcher: no adapter here serves it" in shown
+    assert "130 of crm.gone not served by any dispatcher: no adapter of this dispatcher serves it" in shown
+    assert "1 of sms.send not served by any dispatcher: no adapter of this dispatcher serves it" in shown
 
 
 def test_status_counts_unserved_entries_only_so_far(

@@ -157,7 +157,7 @@ def test_a_resume_that_was_cut_short_is_gone_on_with(
 
     def failing(*given: Any) -> int:
         if not next(batches):
-            raise ConnectionError("the server is away")
+            raise ConnectionError("the server is unavailable")
         return real(*given)
 
     monkeypatch.setattr(admin_resume, "_doubt", failing)
@@ -280,7 +280,7 @@ def test_the_future_is_no_time_of_a_backup(database: Database, stored: DatabaseI
     status, code, text = error_of(*GIVEN, "--since", "9000-01-01T00:00Z", database=database, OUTBOX_ENV="test")
 
     assert (status, code) == (1, "refused")
-    assert text.startswith("since '9000-01-01T00:00:00+00:00': is in the future: the database's clock says ")
+    assert text.startswith("since '9000-01-01T00:00:00+00:00': is in the future: the database's clock shows ")
 
 
 def test_an_empty_reason_is_refused(database: Database, stored: DatabaseIdentity) -> None:

@@ -81,8 +81,8 @@ def test_a_revision_that_there_is_not_is_refused_with_those_that_there_are() -> 
 
 def test_a_prefix_that_is_too_long_is_refused_by_every_command(tmp_path: Path) -> None:
     text = (
-        f"prefix {'p' * 33!r}: must be printable text of 0 to 32 bytes: give a shorter one, or a schema of"
-        " their own to the tables"
+        f"prefix {'p' * 33!r}: must be printable text of 0 to 32 bytes: give a shorter one, or put the"
+        " tables into a separate schema"
     )
 
     for arguments in (["db", "sql"], ["db", "roles"], ["db", "upgrade"]):
@@ -239,8 +239,8 @@ def test_tables_that_the_app_made_are_shown_alike_by_check_and_config(database: 
     assert document("config", **made)["revision"] == {"database": None, "needed": head, "problem": None}
     assert "none: the app created the tables; they are complete" in succeeded("config", **made)
     database.execute(sa.text(drops))
-    assert "not with `outbox db upgrade`" in document("config", **made)["revision"]["problem"]
-    assert "not with `outbox db upgrade`" in refused("db", "check", **made)[1]
+    assert "do not run `outbox db upgrade`" in document("config", **made)["revision"]["problem"]
+    assert "do not run `outbox db upgrade`" in refused("db", "check", **made)[1]
 
 
 def test_config_makes_no_file_that_is_not_there(tmp_path: Path) -> None:

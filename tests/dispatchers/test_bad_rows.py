@@ -134,8 +134,8 @@ def test_a_row_that_is_set_aside_is_claimed_again_once_it_is_mended(
     assert holds(postgresql) == {bad: "its row cannot be claimed (NumericValueOutOfRange 22003)"}
     assert queue_row(postgresql, bad).due_at == NEVER
     assert warned(caplog, bad) == [
-        f"entry {bad} suspended: its row cannot be claimed (NumericValueOutOfRange 22003); other entries are sent; repair its"
-        " row, then run `outbox release`"
+        f"entry {bad} suspended: its row cannot be claimed (NumericValueOutOfRange 22003); other entries are still sent; repair"
+        " its row, then run `outbox release`"
     ]
     execute(
         postgresql,

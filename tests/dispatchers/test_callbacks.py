@@ -474,7 +474,7 @@ OUTBOX = outbox.Outbox(outbox.Keyring({"k1": SECRET}), env="test")
         (
             async_beside_a_sync_engine,
             outbox.ConfigurationError,
-            r"the callback on_settled\('crm.upsert'\) is async: hand the dispatcher an AsyncEngine \(create_async_engine\)",
+            r"the callback on_settled\('crm.upsert'\) is async: give the dispatcher an AsyncEngine \(create_async_engine\)",
         ),
         (lambda: Operations().on_settled("Crm!"), outbox.InvalidValue, "operation 'Crm!': must be lower-case words"),
     ],

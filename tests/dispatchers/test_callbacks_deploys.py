@@ -59,7 +59,7 @@ def test_an_older_dispatcher_leaves_its_outcome_to_one_with_the_callback(newer: 
 
     assert states(database) == {"retry": 3}
     (reason,) = {row.reason for row in _statuses(database, ob)}
-    assert reason == "delivered; on_settled crm.upsert runs in a process that has it"
+    assert reason == "delivered; waits for a process that has on_settled crm.upsert"
     assert run_once(database, ob, adapters={"crm": adapter}) == 0, "it costs the older one nothing"
     assert newer.run_once(adapters={"crm": adapter}) == 3
     assert states(database) == {"delivered": 3, "pending": 3}
@@ -73,7 +73,7 @@ def test_what_waits_for_its_callback_shows_why_and_retry_sends_nothing(newer: Sh
     id = put_one(database, ob)
     adapter = MemoryAdapter([Rejected("status 422: no such customer")])
     run_once(database, ob, adapters={"crm": adapter})
-    why = "failed: status 422: no such customer; on_settled crm.upsert runs in a process that has it"
+    why = "failed: status 422: no such customer; waits for a process that has on_settled crm.upsert"
 
     waits = document("show", str(id), database=database)
     printed = succeeded("retry", str(id), database=database)

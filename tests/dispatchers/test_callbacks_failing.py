@@ -280,10 +280,15 @@ def catch_a_failed_statement(session: Session, settlement: Settlement) -> None:
         session.execute(sa.text("SELECT * FROM nothing_here"))
 
 
-ROLLED_BACK = "CallbackError: a callback must not roll back, nor catch a failed flush without session.begin_nested()"
+ROLLED_BACK = (
+    "CallbackError: a callback must not roll back, and must not catch a failed flush without session.begin_nested()"
+)
 MISUSES = [
     (roll_back, ROLLED_BACK),
-    (commit, "CallbackError: a callback must not commit: what it writes commits with the settling of the entry"),
+    (
+        commit,
+        "CallbackError: a callback must not commit: what it writes commits together with the settlement of the entry",
+    ),
     (catch_a_failed_flush, ROLLED_BACK),
 ]
 
@@ -371,7 +376,7 @@ def test_a_coroutine_that_the_dispatcher_would_not_await_is_refused(
 
     assert asyncio.run(working.run_once()) == 1
 
-    assert "CallbackError: a callback that is not `async def` returned an awaitable" in caplog.text
+    assert "CallbackError: a callback that is not an `async def` returned an awaitable" in caplog.text
     assert states(database) == {"retry": 1}
 
 

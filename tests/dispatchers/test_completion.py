@@ -293,7 +293,7 @@ def test_a_completion_answers_once(checkout: Checkout, caplog: pytest.LogCapture
 
     checkout.run_once()
 
-    assert "respond after an answer: on_completed('checkout') has given one already" in caplog.text
+    assert "respond after an answer: on_completed('checkout') has already responded" in caplog.text
     assert checkout.record.state == "accepted"
 
 

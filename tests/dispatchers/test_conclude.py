@@ -79,7 +79,7 @@ def test_send_again_keeps_the_key_while_the_service_surely_remembers_it(memory: 
         (in_doubt(NOW - HOUR, key_epoch=3), NO_KEYS, False),
         (in_doubt(NOW - HOUR, key_epoch=3), NO_KEYS_AT_LEAST_ONCE, False),
     ],
-    ids=["past the window", "stored", "stored for ever", "no keys", "at least once"],
+    ids=["past the window", "stored", "stored permanently", "no keys", "at least once"],
 )
 def test_send_again_takes_the_next_key_where_the_old_one_is_worth_nothing(
     entry: ClaimedEntry, memory: Memory, stored: bool

@@ -575,7 +575,7 @@ def test_a_decision_never_lands_on_an_entry_that_was_claimed_meanwhile(
 
     monkeypatch.setattr(decisions, "_require", look_and_be_late)
     with (
-        pytest.raises(outbox.DecisionRefused, match="it has just changed: look again"),
+        pytest.raises(outbox.DecisionRefused, match="has just changed: show it again"),
         sqlite.unprepared_engine().begin() as connection,
     ):
         decisions.cancel(connection, TABLES, id, actor="ada")

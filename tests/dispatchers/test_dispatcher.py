@@ -230,7 +230,7 @@ def test_an_operation_that_no_adapter_serves_waits_uncounted_and_is_logged(
     row = queue_row(database, id)
     assert (row.state, row.deliveries, row.attempts, row.maybe_sent) == ("pending", 0, 0, False)
     assert reasons(database, id) == []
-    assert f"entry {id} (crm.upsert) waits: no adapter here serves it" in caplog.text
+    assert f"entry {id} (crm.upsert) waits: no adapter of this dispatcher serves it" in caplog.text
     assert "4242" not in caplog.text
     age(database, HOUR)
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 1
@@ -247,7 +247,7 @@ def test_an_entry_of_a_newer_release_waits_for_one(database: Database, ob: outbo
     assert (state(database, id), queue_row(database, id).deliveries) == ("pending", 0)
 
 
-# --- attempts whose fate is unknown
+# --- attempts whose outcome is unknown
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     [["", "before"], ["", "after"], ["", "before", "before", "after"], ["before", "", "after", "before"]],
     ids=", ".join,
 )
-def test_outcomes_are_kept_while_the_database_is_away_and_settled_once(
+def test_outcomes_are_kept_while_the_database_is_down_and_settled_once(
     database: Database, ob: outbox.Outbox, fates: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dispatchers.pipeline.claim_loops.STORE_RETRY_SECONDS", (0.01, 0.01))

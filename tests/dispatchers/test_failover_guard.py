@@ -197,8 +197,8 @@ def test_a_server_with_fewer_rights_is_guarded_by_what_it_does_report(
     )
     assert identity_of(first).place is not None
     assert [record.getMessage() for record in caplog.records] == [
-        "this role may not read the server's system identifier, timeline and log position: failovers are not detected, nor are"
-        " all restores and copies"
+        "this role may not read the server's system identifier, timeline and log position, so failovers, and some restores"
+        " and copies, are not detected"
     ]
     engine.dispose()
     with postgresql.engine.begin() as connection:

@@ -292,13 +292,13 @@ def test_no_history_has_two_probes_or_never_opens_again(history: list[tuple[News
             lambda: Limits(concurrency_in_all="3"),
             "Limits.concurrency_in_all must be a whole number of at least 1: '3'",
         ),
-        (lambda: Limits(rate=0), "Limits.rate must be a number of sends a second, 0.0001 to 1000000: 0"),
-        (lambda: Limits(rate=math.nan), "Limits.rate must be a number of sends a second, 0.0001 to 1000000: nan"),
-        (lambda: Limits(rate=math.inf), "Limits.rate must be a number of sends a second, 0.0001 to 1000000: inf"),
-        (lambda: Limits(rate="80/s"), "Limits.rate must be a number of sends a second, 0.0001 to 1000000: '80/s'"),
+        (lambda: Limits(rate=0), "Limits.rate must be a number of sends per second, 0.0001 to 1000000: 0"),
+        (lambda: Limits(rate=math.nan), "Limits.rate must be a number of sends per second, 0.0001 to 1000000: nan"),
+        (lambda: Limits(rate=math.inf), "Limits.rate must be a number of sends per second, 0.0001 to 1000000: inf"),
+        (lambda: Limits(rate="80/s"), "Limits.rate must be a number of sends per second, 0.0001 to 1000000: '80/s'"),
         (lambda: Limits(rate=5, burst=0), "Limits.burst must be a whole number of at least 1: 0"),
-        (lambda: Limits(burst=5), "Limits.burst is of a rate: Limits(rate=..., burst=5)"),
-        (lambda: Limits(breaker=10), "Limits.breaker must be a Breaker, or None for none: 10"),
+        (lambda: Limits(burst=5), "Limits.burst needs a rate: Limits(rate=..., burst=5)"),
+        (lambda: Limits(breaker=10), "Limits.breaker must be a Breaker, or None for no circuit breaker: 10"),
         (lambda: Breaker(failures=True), "Breaker.failures must be a whole number of at least 1: True"),
         (
             lambda: Breaker(wait=timedelta(0)),
@@ -322,8 +322,8 @@ def test_limits_that_cannot_be_meant_are_refused(make: Any, text: str) -> None:
     ("limits", "text"),
     [
         ({"crm": 5}, "the limits of 'crm' must be Limits(...), not 5"),
-        ({"": Limits()}, "limits go by destination, a text of 1 to 255 bytes: ''"),
-        ({7: Limits()}, "limits go by destination, a text of 1 to 255 bytes: 7"),
+        ({"": Limits()}, "the keys of limits must be destinations, texts of 1 to 255 bytes: ''"),
+        ({7: Limits()}, "the keys of limits must be destinations, texts of 1 to 255 bytes: 7"),
     ],
 )
 def test_a_dispatcher_refuses_limits_of_nothing(limits: Any, text: str) -> None:

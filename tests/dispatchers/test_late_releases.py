@@ -78,4 +78,4 @@ def test_a_release_after_another_claim_has_no_effect(
     assert sent == []
     assert [row] == rows
     assert (row.state, row.deliveries, row.attempts, row.maybe_sent) == ("sending", 2, 1, True)
-    assert f"entry {id}: its lease was lost before it settled (Release)" in caplog.messages
+    assert f"entry {id}: its lease was lost before it was settled (Release)" in caplog.messages

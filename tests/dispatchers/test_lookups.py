@@ -234,7 +234,7 @@ def test_what_is_absent_at_a_limit_is_failed(database: Database, ob: outbox.Outb
 
     id = sent_and_looked_up(database, ob, adapter)
 
-    limited = "1 attempts were allowed" if limit == "attempts" else "it has been tried for 0:02:00"
+    limited = "the limit of 1 attempts is reached" if limit == "attempts" else "the age limit of 0:02:00 is reached"
     assert (state(database, id), len(adapter.deliveries)) == ("failed", 0)
     assert settlement_row(database, id).reason == f"not at the service, and {limited}"
     assert events(database, id)[1] == ("lookup", f"not at the service, and {limited}")

@@ -107,7 +107,7 @@ def test_a_failed_batch_stops_neither_the_ones_before_nor_the_next_run(database:
         nonlocal calls
         calls += 1
         if calls == 3:  # records, two entries, then this
-            raise sa.exc.OperationalError("DELETE", {}, Exception("the server is away"))
+            raise sa.exc.OperationalError("DELETE", {}, Exception("the server is unavailable"))
         return await inner(work)
 
     working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_seconds=0)

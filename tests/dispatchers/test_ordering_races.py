@@ -155,8 +155,8 @@ def test_two_flushes_in_opposite_order_get_advice_against_the_deadlock(postgresq
         (error,) = [found for work in works if (found := work.result(TEST_TIMEOUT)) is not None]
 
     assert error.__notes__ == [
-        "two transactions took the locks of the same ordering keys in different order: run the transaction again, and"
-        " enqueue the entries of several ordering keys before one flush, which takes them in one order for all"
+        "two transactions locked the same ordering keys in different orders: run the transaction again. To avoid this,"
+        " enqueue the entries of several ordering keys before one flush: a flush always locks its keys in the same order"
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the log says of a database that is away: one line with the cause, then seldom one, and one when it is back."""
+"""What the log says of a database that is unavailable: one line with the cause, then seldom one, and one when it is back."""
 
 import asyncio
 import logging
@@ -169,11 +169,11 @@ def test_an_outage_is_reported_once_then_seldom_and_when_it_is_over(caplog: pyte
     outages.failed(refused)
 
     cause = "the connection is refused (ConnectionRefusedError)"
-    first = f"database unavailable: {cause}; outcomes are buffered in memory and retried until it answers"
+    first = f"database unavailable: {cause}; this process keeps outcomes in memory and tries again until the database answers"
     assert lines(caplog) == [
         first,
-        f"database unavailable for 0:01:00: {cause}; still retrying",
-        f"database unavailable for 0:03:00: {cause}; still retrying",
+        f"database unavailable for 0:01:00: {cause}; this process tries again",
+        f"database unavailable for 0:03:00: {cause}; this process tries again",
         "database available again after 0:06:40; sending resumed",
         first,
     ]

@@ -296,7 +296,7 @@ def test_a_copy_for_another_deployment_never_sends_what_it_was_copied_with(
         ours = put_charge(copy, staging)
 
         with pytest.raises(
-            ConfigurationError, match=r"the database .* belongs to env 'test', and this process is of env"
+            ConfigurationError, match=r"the database .* belongs to env 'test', but this process has env"
         ):
             run_once(copy, staging, adapters=adapters(stripe))
         resumed = resume(copy, "--adopt-from", "test", env="staging")

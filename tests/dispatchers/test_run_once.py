@@ -1,4 +1,4 @@
-"""What comes due again while `run_once` is at work is left for its next call, however late a group's claim comes."""
+"""What becomes due again while `run_once` is at work is left for its next call, however late a group's claim comes."""
 
 import asyncio
 from datetime import timedelta

@@ -104,7 +104,7 @@ def test_the_reason_stays_that_of_the_process_that_serves_the_entry(database: Da
 
     assert "dict" in served
     assert shown(database, id)["reason"] == served
-    assert shown(database, before)["reason"] == "no adapter here serves it"
+    assert shown(database, before)["reason"] == "no adapter of this dispatcher serves it"
 
 
 def test_while_it_is_sent_it_has_no_reason_of_a_process_that_could_not(database: Database, ob: outbox.Outbox) -> None:
@@ -122,7 +122,7 @@ def test_while_it_is_sent_it_has_no_reason_of_a_process_that_could_not(database:
     age(database, MINUTES)
     run_once(database, ob, adapters={"crm": MemoryAdapter(answer)})
 
-    assert waiting == "no adapter here serves it"
+    assert waiting == "no adapter of this dispatcher serves it"
     assert seen == [[("sending", None)], None]
 
 
@@ -156,8 +156,8 @@ def test_a_callback_that_fits_no_operation_is_reported_at_the_start(
         getattr(effects, kind)(fitting)(lambda session, settlement: None)
 
     assert started(sqlite, ob, caplog, include=[effects]) == [
-        f"{kind}({name!r}) fits no operation that is served here, so it is never called by this dispatcher"
-        f"{meant or '.'} It stays on record until `outbox callbacks forget '{kind} {name}'`"
+        f"{kind}({name!r}) matches no operation that this dispatcher serves, so this dispatcher never calls it"
+        f"{meant or '.'} It stays recorded until you run `outbox callbacks forget '{kind} {name}'`"
     ]
 
 
@@ -168,8 +168,8 @@ def test_a_limit_of_an_unserved_destination_is_reported_at_the_start(
     limits = dict.fromkeys(("crm", "crm:acct_1", name), Limits(rate=5))
 
     assert started(sqlite, ob, caplog, limits=limits) == [
-        f"limits={{{name!r}: ...}} fits no destination of the operations served here: it holds only for entries that are"
-        f" enqueued with destination={name!r}{meant}"
+        f"limits={{{name!r}: ...}} matches no destination of the operations that this dispatcher serves: it applies"
+        f" only to entries that are enqueued with destination={name!r}{meant}"
     ]
 
 
@@ -180,7 +180,7 @@ def test_what_waits_unserved_is_reported_with_the_operation_that_was_meant(
 
     run_once(sqlite, ob, adapters={"stripe": StripeAdapter(api_key="sk_test_fake")})
 
-    meant = "no adapter here serves it; did you mean 'stripe.payment_intents.create'?"
+    meant = "no adapter of this dispatcher serves it; did you mean 'stripe.payment_intents.create'?"
     assert caplog.messages[-1].endswith(f"({TYPO}) waits: {meant}")
 
 

@@ -34,7 +34,7 @@ def test_many_entries_of_one_operation_are_logged_once(
     run_once(database, ob, adapters={"crm.other": MemoryAdapter()})
 
     (line,) = logged(caplog)
-    assert line.endswith(" (crm.upsert) waits: no adapter here serves it")
+    assert line.endswith(" (crm.upsert) waits: no adapter of this dispatcher serves it")
 
 
 def test_after_a_minute_it_is_logged_again_with_how_many_there_were(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,9 +84,9 @@ def _block(connection: sa.Connection, id: UUID) -> None:
         ("counted", _sent(attempts=2, deliveries=1), "was sent 2 times in 1 deliveries"),
         ("same key", _set(TABLES.queue, key_epoch=1), "has key epoch 1, but no decisions to send it again explain that"),
         ("blocked", _block, "blocks ordering group group, but does not exist"),
-        ("derived", _set(TABLES.entry, scope="another"), "its id is not that of its fields, "),
-        ("derived", _set(TABLES.entry, parent_id=uuid4()), "its parent's id is not that of its parent"),
-        ("derived", _set(TABLES.entry, tag=b"x" * 32), "its key is not the one that derives from its fields"),
+        ("derived", _set(TABLES.entry, scope="another"), "its id does not match its fields, "),
+        ("derived", _set(TABLES.entry, parent_id=uuid4()), "its parent id does not match its parent key"),
+        ("derived", _set(TABLES.entry, tag=b"x" * 32), "its key is not the key that its fields and the secret"),
         ("derived", _set(TABLES.entry, operation="Not One"), "operation "),
     ],
 )  # fmt: skip

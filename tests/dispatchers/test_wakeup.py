@@ -224,17 +224,17 @@ def test_an_idle_dispatcher_that_hears_hints_sweeps_seldom(
 ) -> None:
     monkeypatch.setattr("dispatchers.pipeline.claim_loops.SWEEP_SECONDS", 0.0)
     asked: list[str] = []
-    destinations, exchange, is_away = DatabaseStore.destinations, DatabaseStore.exchange, False
+    destinations, exchange, is_unavailable = DatabaseStore.destinations, DatabaseStore.exchange, False
 
     async def sweep(self: DatabaseStore) -> list[str]:
         asked.append("sweep")
         return await destinations(self)
 
     async def ask(self: DatabaseStore, *arguments: Any) -> Any:
-        nonlocal is_away
+        nonlocal is_unavailable
         asked.append("exchange")
-        if is_away:
-            is_away = False
+        if is_unavailable:
+            is_unavailable = False
             asked.append("failure")
             raise ConnectionError
         return await exchange(self, *arguments)
@@ -243,12 +243,12 @@ def test_an_idle_dispatcher_that_hears_hints_sweeps_seldom(
     monkeypatch.setattr(DatabaseStore, "exchange", ask)
 
     async def steps() -> None:
-        nonlocal is_away
+        nonlocal is_unavailable
         asked.clear()
         await until_true(lambda: asked.count("exchange") >= 30)
         assert asked.count("sweep") < 10  # for the first hint, and those that had begun
 
-        is_away = True
+        is_unavailable = True
         await until_true(lambda: "sweep" in asked[asked.index("failure") :] if "failure" in asked else False)
 
         asked.clear()

@@ -58,13 +58,24 @@ FORBIDDEN = {
     "whoever": "the actor",
     "nobody": "no dispatcher",
     "somebody": "an operator",
+    "come due": "become due",
+    "comes due": "becomes due",
+    "is away": "is unavailable",
+    "are away": "are unavailable",
+    "for ever": "permanently",
+    "fate": "outcome",
+    "struck": "interrupted",
+    "bury": "move away",
+    "theatre": "scenario",
+    "kin": "counterpart",
+    "goodbye": "close",
 }
 """The left column of the words, each with what to write instead."""
 
 IN_TEXTS = {
     word: instead
     for word, instead in FORBIDDEN.items()
-    if word != "held"  # a lock or a lease is held, in PostgreSQL's words too
+    if word not in {"held", "fate"}  # a lock or a lease is held, in PostgreSQL's words too; a simulation draws a fate
 } | {
     "tell": "report, show or return",
     "look for": "search for",

@@ -89,7 +89,9 @@ def test_a_dispatcher_does_not_start_on_a_database_of_an_older_revision(
 
     with (
         newer_release(tmp_path),
-        pytest.raises(SchemaError, match=r"is at revision 0001, this release needs 9999.*: run `outbox db upgrade`"),
+        pytest.raises(
+            SchemaError, match=r"is at revision 0001, but this release needs 9999.*: run `outbox db upgrade`"
+        ),
     ):
         asyncio.run(working.check())
 

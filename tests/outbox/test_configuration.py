@@ -79,7 +79,7 @@ def test_other_settings_are_refused_and_the_first_stay(default, name):
         default.configure(**SETTINGS | {name: CHANGES[name]})
 
     assert str(caught.value) == (
-        "outbox.configure was called before with other settings; a second outbox is an outbox.Outbox(...)"
+        "outbox.configure was already called with other settings; for a second outbox, create an outbox.Outbox(...)"
     )
     assert default.configuration is before
 
@@ -91,24 +91,24 @@ def test_other_settings_are_refused_and_the_first_stay(default, name):
         (
             {"prefix": "p" * 33},
             outbox.InvalidValue,
-            f"prefix {'p' * 33!r}: must be printable text of 0 to 32 bytes: give a shorter one, or a schema of their own to the"
-            " tables",
+            f"prefix {'p' * 33!r}: must be printable text of 0 to 32 bytes: give a shorter one, or put the tables into a"
+            " separate schema",
         ),
         (
             {"prefix": "shop\n"},
             outbox.InvalidValue,
-            "prefix 'shop\\n': must be printable text of 0 to 32 bytes: give a shorter one, or a schema of their own to the"
-            " tables",
+            "prefix 'shop\\n': must be printable text of 0 to 32 bytes: give a shorter one, or put the tables into a"
+            " separate schema",
         ),
         (
             {"prefix": "%s_"},
             outbox.InvalidValue,
-            "prefix '%s_': must hold none of % : $ \\ .: give a name without them",
+            "prefix '%s_': must not contain any of % : $ \\ .",
         ),
         (
             {"schema": ":shop"},
             outbox.InvalidValue,
-            "schema ':shop': must hold none of % : $ \\ .: give a name without them",
+            "schema ':shop': must not contain any of % : $ \\ .",
         ),
         (
             {"schema": ""},

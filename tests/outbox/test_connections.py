@@ -123,10 +123,10 @@ def test_a_map_that_leads_our_tables_elsewhere_is_refused(
     of_schema = outbox.Outbox(ob.configuration.keyring, env="test", schema=schema)
 
     with Session(translated) as session:
-        with pytest.raises(outbox.ConfigurationError, match="schema_translate_map leads schema"):
+        with pytest.raises(outbox.ConfigurationError, match="schema_translate_map replaces schema"):
             use(session, of_schema)
         session.rollback()
-    with pytest.raises(outbox.ConfigurationError, match="schema_translate_map leads schema"):
+    with pytest.raises(outbox.ConfigurationError, match="schema_translate_map replaces schema"):
         run_once(translated, of_schema, adapters=CRM)
 
     assert database.entries == []

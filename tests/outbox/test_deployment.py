@@ -28,8 +28,8 @@ from outbox.sql.places import place_of
 META = TABLES.meta
 ADOPT = ("resume", "--after-restore", "--nothing-lost", "--reason", "a copy for staging", "--actor", "ada")
 REFUSED = (
-    " belongs to env 'test', and this process is of env 'tets': it refuses itself, and other processes are not"
-    " affected; set OUTBOX_ENV to 'test'; or, if this is a copy of 'test''s database or 'test' has a new name, run"
+    " belongs to env 'test', but this process has env 'tets': it must not use this database (other processes are"
+    " not affected). Set OUTBOX_ENV to 'test'. Or, if this is a copy of 'test''s database, or if 'test' has a new name, run"
     ' `outbox resume --after-restore --adopt-from test --env tets --reason "..."`'
 )
 
@@ -89,7 +89,7 @@ def test_the_first_process_does_not_take_over_entries_of_another_env(
 
     with pytest.raises(
         ConfigurationError,
-        match=r"unsettled entries of the database .* belong to env 'test', and",
+        match=r"unsettled entries of the database .* belong to env 'test', but",
     ):
         serve(database, typo)
 
@@ -113,7 +113,7 @@ def test_an_entry_of_another_env_is_never_sent_and_stops_no_other(
 
     assert asyncio.run(main()) == (1, 0)
     (warning,) = [record.getMessage() for record in caplog.records if str(foreign) in record.getMessage()]
-    for part in ("crm.upsert", "is of env 'tets'", "database is of env 'test'", f"`outbox cancel {foreign}` ends it"):
+    for part in ("crm.upsert", "belongs to env 'tets'", "database to env 'test'", f"`outbox cancel {foreign}` ends it"):
         assert part in warning
     assert (state(database, foreign), state(database, ours)) == ("pending", "delivered")
     assert document("show", str(foreign), database=database)["reason"] in warning
@@ -138,7 +138,7 @@ def test_a_running_dispatcher_ends_when_another_env_adopts_its_database(
         await until_true(lambda: working._loops.refusal is not None)
         service.released.set()  # what was in flight is finished all the same
         with pytest.raises(
-            ConfigurationError, match=r"the database .* belongs to env 'staging', and this process is of env 'test'"
+            ConfigurationError, match=r"the database .* belongs to env 'staging', but this process has env 'test'"
         ):
             await pump
         await working.close()
@@ -156,7 +156,7 @@ def test_an_identity_file_of_another_env_refuses_the_process_alone(
     database.execute(sa.delete(META))
 
     with pytest.raises(
-        ConfigurationError, match=r"as this process remembers, the database .* belongs to env 'test', and"
+        ConfigurationError, match=r"as this process remembers, the database .* belongs to env 'test', but"
     ):
         run_once(database, typo, adapters={"crm": MemoryAdapter()}, identity_file=identity_file)
 
@@ -194,8 +194,8 @@ def test_only_the_env_that_has_the_database_can_be_adopted_from(
     assert warning == (
         1,
         "refused",
-        f"adopt_from '{adopted}': the database belongs to env 'test': pass that env to adopt its database, and the new one"
-        " with --env",
+        f"adopt_from '{adopted}': the database belongs to env 'test': to adopt the database, pass that env here, and the"
+        " new env with --env",
     )
 
 

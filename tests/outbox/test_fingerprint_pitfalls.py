@@ -250,7 +250,7 @@ def test_raw_takes_bytes_only():
     with pytest.raises(outbox.NotSerializable) as caught:
         Fingerprint.raw({"a": 1})
 
-    assert str(caught.value) == "Fingerprint.raw takes bytes, not dict: Fingerprint.json takes JSON"
+    assert str(caught.value) == "Fingerprint.raw takes bytes, not dict: use Fingerprint.json for JSON"
 
 
 @given(

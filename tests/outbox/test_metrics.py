@@ -226,7 +226,7 @@ def test_registering_the_gauges_sends_nothing_to_the_database(ob):
         prometheus.register_gauges(unreachable, outbox=ob, registry=registry)
 
 
-def test_a_database_that_is_away_leaves_the_other_metrics_of_a_scrape(ob, registry, caplog):
+def test_an_unavailable_database_leaves_the_other_metrics_of_a_scrape(ob, registry, caplog):
     observe = prometheus.observer(registry)
     unreachable = sa.create_engine("postgresql+psycopg://nobody:hidden@127.0.0.1:1/none")
     prometheus.register_gauges(unreachable, outbox=ob, registry=registry)

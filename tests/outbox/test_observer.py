@@ -188,7 +188,7 @@ def test_every_claim_of_a_transaction_is_reported_once(database, observations, o
 
 def test_an_observer_that_raises_breaks_no_request_and_is_logged_once(database, caplog):
     def fail(claim):
-        raise LookupError("the statistics are away")
+        raise LookupError("the statistics are unavailable")
 
     ob = outbox.Outbox(KEYRING, env="test", observe=fail)
     client = Client(database, ob, is_async=False)
@@ -199,8 +199,10 @@ def test_an_observer_that_raises_breaks_no_request_and_is_logged_once(database, 
     assert database.counts() == ALL
     (logged,) = caplog.records
     assert logged.levelname == "ERROR"
-    assert logged.message == ("observe= raised; requests are not affected, and its further errors are not logged")
-    assert "the statistics are away" in logged.exc_text
+    assert logged.message == (
+        "observe= raised an exception; requests are not affected; its later exceptions are not logged"
+    )
+    assert "the statistics are unavailable" in logged.exc_text
     assert "retry-001" not in caplog.text
     assert "acct_1" not in caplog.text
 

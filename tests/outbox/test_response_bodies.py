@@ -214,8 +214,9 @@ def test_the_alarm_names_the_day_that_is_missing(by_day: Database) -> None:
     with pytest.raises(SchemaError) as raised:
         migrations.check_partitions(by_day.engine)
     assert str(raised.value) == (
-        f"the partition of {now + DAY} for responses' bodies is missing: they stay in the records that day, and no request fails."
-        " A running dispatcher and `outbox maintenance` make partitions ahead: see why neither does"
+        f"the partition for the response bodies of {now + DAY} is missing: the bodies of that day are stored in the records, and"
+        " no request fails. A running dispatcher, or `outbox maintenance`, should have created the partition: find out why it"
+        " was not created"
     )
 
 

@@ -86,7 +86,7 @@ def test_db_check_fails_while_tomorrows_partition_is_missing(by_day: Database) -
     checked = invoke(by_day, "db", "check")
 
     assert checked.exit_code == 1
-    assert f"the partition of {today(by_day) + DAY} for responses' bodies is missing" in checked.stderr
+    assert f"the partition for the response bodies of {today(by_day) + DAY} is missing" in checked.stderr
     assert invoke(by_day, "maintenance", "--window", "1d").exit_code == 0
     assert invoke(by_day, "db", "check").exit_code == 0
 

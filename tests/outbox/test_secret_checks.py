@@ -155,7 +155,7 @@ def test_the_app_finds_at_its_start_what_its_requests_would_fail_of(
     with pytest.raises(ConfigurationError, match=DIFFERS):
         check(database, with_ring({"k1": OTHER}))
     with pytest.raises(
-        ConfigurationError, match=r"the database .* belongs to env 'test', and this process is of env 'tets'"
+        ConfigurationError, match=r"the database .* belongs to env 'test', but this process has env 'tets'"
     ):
         check(database, outbox.Outbox(ob.configuration.keyring, env="tets"))
     database.execute(sa.text("ALTER TABLE outbox_kid RENAME TO elsewhere"))

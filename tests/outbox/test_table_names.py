@@ -44,5 +44,5 @@ def test_every_sign_that_a_name_may_hold_works_everywhere(blank_postgresql: Blan
 @pytest.mark.parametrize("name", ["%s_", "%(x)s", ":x_", "a\\b", "$one$", "shop.outbox"])
 def test_a_name_that_a_statement_would_read_otherwise_is_refused(name: str) -> None:
     for schema, prefix in ((name, "outbox_"), (None, name)):
-        with pytest.raises(outbox.InvalidValue, match="must hold none of"):
+        with pytest.raises(outbox.InvalidValue, match="must not contain any of"):
             check_table_names(schema, prefix)

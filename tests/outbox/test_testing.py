@@ -275,7 +275,7 @@ def test_what_never_ends_is_an_error(database: Database, ob: outbox.Outbox) -> N
 
     text = failure(lambda: drained(database, ob, include=[_deferring(0)], ahead=True))
 
-    assert text == "entries still come due after 100 rounds: an adapter puts them off for ever, or none serves them"
+    assert text == "entries still become due after 100 rounds: an adapter always defers them, or no adapter serves them"
     assert states(database) == {"pending": 1}
 
 

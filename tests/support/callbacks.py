@@ -82,7 +82,7 @@ class Breaking(DatabaseStore):
     async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
         fate = self.fates.pop(0) if self.fates else ""
         if fate == "before":
-            raise sa.exc.OperationalError("settle", {}, Exception("the server is away"))
+            raise sa.exc.OperationalError("settle", {}, Exception("the server is unavailable"))
         if fate == "conflict":
             raise sa.exc.OperationalError("commit", {}, _Conflict())
         settled = await super().settle_with(entry, end, calls)

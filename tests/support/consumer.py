@@ -92,7 +92,7 @@ class Billing:
 
 @contextmanager
 def through_a_relay(database: Database, ob: outbox.Outbox) -> Iterator[tuple[Billing, Relay]]:
-    """A Billing whose database is away while the relay refuses. A connection is in its pool already."""
+    """A Billing whose database is unavailable while the relay refuses. A connection is in its pool already."""
     with relay(database.url) as (between, url):
         reached = Database(url)
         with reached.begin() as session:

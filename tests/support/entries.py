@@ -252,7 +252,7 @@ class WrappedStore:
         fate = self.failing.pop(0) if self.failing else ""
         self.settlements.append(list(settlements))
         if fate == "before":
-            raise sa.exc.OperationalError("exchange", {}, Exception("the server is away"))
+            raise sa.exc.OperationalError("exchange", {}, Exception("the server is unavailable"))
         exchange = await self._store.exchange(settlements, request)
         if fate == "after":
             raise sa.exc.OperationalError("exchange", {}, Exception("the acknowledgement was lost"))

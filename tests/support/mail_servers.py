@@ -117,7 +117,7 @@ def handed_in(mailbox: Mailbox, *payloads: Any, server: Any = None, **settings: 
 
 
 CLOSE, RESET, HANG, DRIP, STALL = "close", "reset", "hang", "drip", "stall"
-THEN_CLOSE = ", and goodbye"
+THEN_CLOSE = ", and closes"
 
 
 @dataclass

@@ -276,9 +276,9 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
     (waiting, [
         (setting(QUEUE, destination="mail"), "as enqueued", "was enqueued for crm, but waits for mail"),
         (setting(TABLES.entry, destination="mail"), "as enqueued", "was enqueued for mail, but waits for crm"),
-        (setting(QUEUE, due_at=NEVER), "its turn", "never comes due, although nothing suspends or blocks it"),
-        (setting(QUEUE, outcome=as_decided("delivered")), "decided", "is to become delivered, but its history"),
-        (setting(QUEUE, outcome="not JSON"), "decided", "what is on record of it cannot be read"),
+        (setting(QUEUE, due_at=NEVER), "its turn", "never becomes due, although nothing suspends or blocks it"),
+        (setting(QUEUE, outcome=as_decided("delivered")), "decided", "waits to become delivered, but its history"),
+        (setting(QUEUE, outcome="not JSON"), "decided", "its recorded outcome cannot be read"),
     ]),
     (delivered, [
         (setting(ENDED, state="failed"), "true end", "is failed, but its history does not show that"),
@@ -308,8 +308,8 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
         (setting(QUEUE, state="pending"), "doubt", "may have been sent and is pending, but no decision"),
     ]),
     (decided("happened"), [
-        (setting(QUEUE, outcome=as_decided("failed")), "decided", "is to become failed, but its history does not show that"),
-        (setting(QUEUE, outcome=as_decided("cancelled")), "decided", "is to become cancelled, but its history"),
+        (setting(QUEUE, outcome=as_decided("failed")), "decided", "waits to become failed, but its history does not show that"),
+        (setting(QUEUE, outcome=as_decided("cancelled")), "decided", "waits to become cancelled, but its history"),
     ]),
     (decided("send_again"), []),
     (carried_out("happened"), [
@@ -340,7 +340,7 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
     ]),
     (looked_up_without_result, []),
     (callback_failed(Delivered()), [
-        (taking(TABLES.event), "decided", "is to become delivered, but its history"),
+        (taking(TABLES.event), "decided", "waits to become delivered, but its history"),
     ]),
     (callback_failed(Rejected("declined")), []),
     (callback_failed(Unknown("no answer", final=True), "on_uncertain"), []),

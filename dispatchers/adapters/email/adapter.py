@@ -51,23 +51,29 @@ QUIT_SECONDS: Final = 2.0  # ours: a courtesy
 
 
 class SmtpAdapter(Adapter):
-    """Hands mail to one server. A mail refused for some recipients goes to the others, and the result names those.
+    """Sends mail through one server. If the server refuses some recipients, the others get the mail, and the result names the
+    refused ones.
 
-    host, port: by default port 587, 465 or 25, as `tls` is "starttls", "tls" or "none". Encryption is never given up:
-        a server without STARTTLS, or with a certificate that does not hold, gets nothing.
-    username, password: never shown, logged or stored. password_in_clear: allow them without TLS on another host.
-    sender: `Name <shop@example.com>`, for payloads without a `from`. Who is in `from` also gets what bounces.
-    message_id_domain: by default the sender's. local_hostname: said in EHLO, by default this machine's full name.
-    key_header: a header with the child key; None for none. window: for a server that remembers the keys of that header
-        (Resend: key_header="Resend-Idempotency-Key", window=timedelta(hours=24)). Every attempt has the same bytes: a
-        payload without a `date` is dated when it became due.
-    timeout: how long one send may take in all. The final dot leaves within half of it or not at all, so that the other half
-        is left for the reply (RFC 5321, 4.5.3.2.6 would wait 10 minutes): servers that scan mail may need more.
-    connections_max: at once, kept for the next mails.
-    find: searches for a mail that may have been sent: a function, async or sync, of the delivery and the mail's Message-ID, such
-        as an `ImapSearch`. SMTP itself cannot be asked.
+    host: name or address of the mail server.
+    port: by default 587, 465 or 25, for `tls` "starttls", "tls" or "none".
+    tls: there is no fallback: a server without STARTTLS, or with an invalid certificate, receives nothing.
+    username, password: never shown, logged or stored.
+    password_in_clear: allows the password without TLS to a host other than this machine.
+    sender: `Name <shop@example.com>`, for payloads without a `from`. The address in `from` also receives bounces.
+    message_id_domain: the domain of the Message-ID; by default the sender's.
+    local_hostname: the name in EHLO; by default this machine's full name.
+    key_header: the header for the child key; None for no header.
+    window: how long the server remembers the keys of that header (Resend: key_header="Resend-Idempotency-Key",
+        window=timedelta(hours=24)). Every attempt sends the same bytes: a payload without a `date` gets the time when it
+        became due.
+    timeout: how long one send may take. The adapter sends the final dot within the first half or not at all; the other half
+        is for the reply. (RFC 5321, 4.5.3.2.6 would wait 10 minutes.) A server that scans mail may need more.
+    connections_max: connections at a time. They are kept for the next mails.
+    find: the status lookup: a function, async or sync, of the delivery and of the mail's Message-ID, such as an `ImapSearch`.
+        SMTP itself has no command for it.
 
-    Any temporary refusal of a recipient defers the whole mail. An entry's headers are not sent, and it takes no options.
+    If the server refuses a recipient temporarily, the whole mail is deferred. The entry's headers are not sent. An entry
+    takes no options.
     """
 
     def __init__(
@@ -134,7 +140,7 @@ class SmtpAdapter(Adapter):
         return self._credentials.removed_from(await self._hand_in(message, delivery.deadline))
 
     async def aclose(self) -> None:
-        """Close the connections. The adapter may be used again afterwards."""
+        """Close the connections. You may use the adapter again afterwards."""
         await self._connections.close()
 
     def _finding_by(self, find: Callable[[Delivery, str], Any]) -> Callable[[Delivery], Awaitable[Any]]:
@@ -272,7 +278,7 @@ def _check_credentials(username: object, password: object, *, in_clear: bool) ->
         raise ConfigurationError("username and password must both be text, or both be left out (they are not shown)")
     if given and in_clear:
         raise ConfigurationError(
-            "tls='none' would show the password to the network: use tls='starttls' or 'tls', or say password_in_clear=True"
+            "tls='none' would show the password to the network: use tls='starttls' or 'tls', or set password_in_clear=True"
         )
 
 
@@ -283,7 +289,9 @@ def _check_key_header(key_header: str | None, window: Window) -> None:
                 f"window={window!r} needs a key_header: without one no server can remember the key"
             )
     elif not HEADER_NAME.fullmatch(key_header) or is_own_header(key_header):
-        raise ConfigurationError(f"key_header={key_header!r} cannot be the name of a header of its own")
+        raise ConfigurationError(
+            f"key_header={key_header!r} is not a valid header name, or the adapter writes this header itself"
+        )
 
 
 def _configured(parse: Callable[[str, Any], Parsed], name: str, value: object) -> Parsed:

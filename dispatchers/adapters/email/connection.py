@@ -43,7 +43,7 @@ class Connection:
         transport, protocol = client.transport, client.protocol
         if not isinstance(transport, asyncio.WriteTransport) or protocol is None:
             raise aiosmtplib.SMTPServerDisconnected("Connection lost")
-        # So that `drain` waits until all has left. Not 0: asyncio's TLS transport then pauses for ever.
+        # So that `drain` waits until all has left. Not 0: asyncio's TLS transport then pauses permanently.
         transport.set_write_buffer_limits(high=1)
         self.idle_since = 0.0
         self._client = client

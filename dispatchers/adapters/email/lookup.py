@@ -1,9 +1,9 @@
-"""The status lookup of a mail: a search for its Message-ID in a mailbox where every mail is filed.
+"""The status lookup of a mail: search for its Message-ID in a mailbox that contains every mail.
 
     sent = ImapSearch(host="imap.example.com", username="shop", password=os.environ["IMAP_PASSWORD"], mailbox="Sent")
     SmtpAdapter(host="smtp.example.com", sender="shop@example.com", find=sent)
 
-Many providers file what their SMTP server accepts under "Sent"; elsewhere a blind copy to an archive does it.
+Many providers store what their SMTP server accepts in "Sent". With other providers, send a blind copy to an archive.
 """
 
 import imaplib
@@ -18,12 +18,15 @@ PORT = 993  # RFC 8314, 3.2: IMAP over TLS
 
 
 class ImapSearch:
-    """Searches one mailbox over IMAP, always over TLS; nothing there is changed, nor marked as seen.
+    """Searches one mailbox over IMAP, always over TLS. It changes nothing there, and marks nothing as seen.
 
-    host, port: the server's. username, password: never shown or logged. mailbox: where each mail is filed.
-    files_at_once: the server files a mail before it says that it has accepted it. Only then is a mail that is not there proved
-        absent; where a copy takes its way through queues, it may yet come, and a lookup cannot prove that.
-    timeout: of each exchange with the server. tls_context: whom to trust.
+    host, port: the IMAP server's.
+    username, password: never shown or logged.
+    mailbox: the mailbox in which the server stores each mail.
+    files_at_once: True if the server stores a mail there before it accepts the mail. Only then does a missing mail prove that
+        it was not sent. If copies pass through queues, a mail may still arrive there, and a lookup cannot prove absence.
+    timeout: of each exchange with the server.
+    tls_context: an `ssl.SSLContext`; by default the system's authorities.
     """
 
     def __init__(
@@ -41,9 +44,7 @@ class ImapSearch:
         if not (username and password):
             raise ConfigurationError("ImapSearch needs a username and a password (they are not shown)")
         if any(char in mailbox for char in '"\\\r\n'):
-            raise ConfigurationError(
-                f"mailbox={mailbox!r} cannot be named to a server: without quotes, backslashes or lines"
-            )
+            raise ConfigurationError(f"mailbox={mailbox!r} must not contain quotes, backslashes or line breaks")
         self._host = host
         self._port = port
         self._username = username
@@ -63,7 +64,7 @@ class ImapSearch:
             return CannotTell(f"{self._mailbox!r} could not be searched: {type(error).__name__}")
         if numbers:
             return Found({"message_id": message_id, "found_in": self._mailbox})
-        return Absent() if self._files_at_once else CannotTell(f"it is not in {self._mailbox!r}, or not yet")
+        return Absent() if self._files_at_once else CannotTell(f"the mail is not in {self._mailbox!r}, or not yet")
 
     def _search(self, message_id: str) -> list[bytes]:
         """The numbers of the mails with this Message-ID."""

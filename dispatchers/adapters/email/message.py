@@ -156,7 +156,7 @@ def parse_address(field: str, value: object) -> Address:
     name, spec = (_visible(_unquoted(named["name"].strip())), named["address"]) if named else ("", value.strip())
     local_part, at, domain = spec.rpartition("@")
     if not at or not _LOCAL_PART.fullmatch(local_part) or _visible(local_part, spared="") != local_part:
-        raise Unsendable(f"{field} is no address: one of the form ada@example.com or Ada <ada@example.com> is taken")
+        raise Unsendable(f"{field} is not an address: write it as ada@example.com or Ada <ada@example.com>")
     spec = f"{local_part}@{ascii_domain(field, domain)}"
     if len(local_part.encode()) > LOCAL_PART_BYTES_MAX or len(spec.encode()) > ADDRESS_BYTES_MAX:
         raise Unsendable(
@@ -168,13 +168,13 @@ def parse_address(field: str, value: object) -> Address:
 def ascii_domain(field: str, domain: str) -> str:
     """`domain` as DNS knows it. Raises `Unsendable`, naming `field`."""
     if _AMBIGUOUS.search(domain):
-        raise Unsendable(f"{field} has a domain that is read in two ways: give its ASCII form (xn--...)")
+        raise Unsendable(f"{field} has an ambiguous domain: write its ASCII form (xn--...)")
     try:
         encoded = domain.encode("idna").decode()
     except UnicodeError:
         raise Unsendable(f"{field} has a domain that cannot be encoded") from None
     if not _DOMAIN.fullmatch(encoded):
-        raise Unsendable(f"{field} has a domain that is none")
+        raise Unsendable(f"{field} has an invalid domain")
     return encoded
 
 
@@ -191,7 +191,9 @@ def _recipients(addresses: list[Address]) -> tuple[str, ...]:
     if not recipients:
         raise Unsendable("to, cc and bcc are empty: a mail needs a recipient")
     if len(recipients) > RECIPIENTS_MAX:
-        raise Unsendable(f"{len(recipients)} recipients, at most {RECIPIENTS_MAX} are taken: enqueue several mails")
+        raise Unsendable(
+            f"{len(recipients)} recipients, but at most {RECIPIENTS_MAX} are allowed: enqueue several mails"
+        )
     return recipients
 
 
@@ -226,7 +228,7 @@ def _subject(payload: Mapping[str, Any]) -> str:
     """Short plain text as it is; else encoded words, which hold anything and can be folded. RFC 2047."""
     text = _text(payload, "subject", one_line=True)
     if text is None:
-        raise Unsendable("subject is missing: it may be empty")
+        raise Unsendable("subject is missing: it may be an empty text")
     plain = len(text) <= SHORT_CHARS_MAX and _PRINTABLE.fullmatch(text) and ENCODED_WORD not in text
     return text if plain or not text else _encoded_words(text)
 
@@ -243,9 +245,9 @@ def _date(payload: Mapping[str, Any], default: datetime) -> str:
     try:
         date = datetime.fromisoformat(given)
     except ValueError:
-        raise Unsendable("date is no date: one of the form 2026-11-21T09:30:00+00:00 is taken") from None
+        raise Unsendable("date is not a date: write it as 2026-11-21T09:30:00+00:00") from None
     if date.tzinfo is None:
-        raise Unsendable("date has no offset from UTC: one of the form 2026-11-21T09:30:00+00:00 is taken")
+        raise Unsendable("date has no offset from UTC: write it as 2026-11-21T09:30:00+00:00")
     return format_datetime(date)
 
 
@@ -265,7 +267,7 @@ def _custom_headers(payload: Mapping[str, Any], key_header: str | None) -> dict[
         if not HEADER_NAME.fullmatch(name):
             raise Unsendable("headers has a name that cannot be sent as a header")
         if name.lower() in seen or is_own_header(name):
-            raise Unsendable(f"headers.{name} is written by the adapter, or there twice")
+            raise Unsendable(f"headers.{name} is a header that the adapter writes, or occurs twice")
         seen.add(name.lower())
         # Not folded and not encoded: some, as List-Unsubscribe, must stay as they are.
         if not isinstance(value, str) or not _PRINTABLE.fullmatch(value):
@@ -313,7 +315,7 @@ def _attachments(payload: Mapping[str, Any]) -> Iterator[tuple[Any, str, bytes]]
         filename = _text(attachment, "filename", one_line=True, where=f"{where}.")
         filename = _visible(filename or "")
         if not filename or ENCODED_WORD in filename:
-            raise Unsendable(f"{where}.filename is empty, or holds {ENCODED_WORD!r}, at which readers begin to decode")
+            raise Unsendable(f"{where}.filename is empty, or contains {ENCODED_WORD!r}, which mail programs decode")
         yield _kind(where, attachment), filename, _decoded(where, attachment["base64"])
 
 
@@ -351,6 +353,6 @@ def _text(fields: Mapping[str, Any], name: str, *, one_line: bool = False, where
 def _check_characters(field: str, text: str, *, one_line: bool) -> None:
     """A line break in a header would start another one; a lone surrogate is no text."""
     if _SURROGATE.search(text):
-        raise Unsendable(f"{field} holds a lone surrogate, which is no character")
+        raise Unsendable(f"{field} contains a lone surrogate, which is not a character")
     if one_line and _CONTROL.search(text):
-        raise Unsendable(f"{field} holds a line break or another control character")
+        raise Unsendable(f"{field} contains a line break or another control character")

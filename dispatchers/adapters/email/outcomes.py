@@ -1,7 +1,7 @@
 """What a mail server's answers mean. Pure.
 
 Before the final dot is handed over, nothing is sent, whatever happens. After it, an answer is an answer (RFC 5321, 4.2.5:
-with 4yz or 5yz the server must not deliver), and without one the fate is unknown.
+with 4yz or 5yz the server must not deliver), and without a reply the outcome is unknown.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Any service over HTTP: the payload says what to send, the entry's child key goes into a header.
+"""Any service over HTTP: the payload says what to send, and a header carries the entry's child key.
 
     crm = HttpAdapter(
         base_url="https://crm.example.com/v2",
@@ -14,13 +14,13 @@
 
 A payload's fields, all optional:
 
-    method        POST, PUT, PATCH or DELETE; POST if left out
-    url           a path below `base_url`, with its query, percent-encoded; or absolute, to one of `origins`
+    method        POST (default), PUT, PATCH or DELETE
+    url           a path below `base_url`, with its query, percent-encoded; or an absolute URL to one of `origins`
     json, text, base64    the body, in one of these forms
-    content_type  the body's; left out: application/json, text/plain in UTF-8, application/octet-stream
-    headers       this request's own, as names and texts
+    content_type  of the body; by default application/json, text/plain in UTF-8 or application/octet-stream
+    headers       headers of this request: names and texts
 
-A payload that is anything else is rejected, by the name of its field, before anything is sent.
+Any other payload is rejected before anything is sent. The reason names the field.
 """
 
 import asyncio
@@ -55,30 +55,33 @@ log = logging.getLogger("outbox.dispatcher")
 
 
 class HttpAdapter(Adapter):
-    """One request a send, never repeated or redirected by itself.
+    """Sends one request for each send. It never repeats a request and follows no redirect.
 
-    base_url: what every payload's url continues. Without it their urls are absolute, and `origins` lists where they may
-        lead ("https://crm.example.com", the port if it is not the scheme's own): no row sends our credentials elsewhere.
-    headers: sent with each request, credentials for example; never shown, and no payload may set them too.
-    key_header: where the child key goes; None for a service without keys.
-    window: how long the service surely remembers a key; FOREVER also for what overwrites, as an upsert or a PUT. None, the
-        default: of this service nothing is known, so what may have been executed is never sent again.
-    statuses: what a status means where the service's documentation differs from `http_outcomes.STATUSES`: "delivered",
-        "rejected", "conclusive", "key_conflict", "deferred", "in_progress", "unknown" or "final"; or a function of the
-        `Answer` that returns an outcome, where the body decides.
-    remember: what of a success is stored as the entry's result; by default the status, and the body if it is JSON of at
-        most 8 KiB. Give your own where answers hold secrets.
-    pinned: what else must not change between two attempts, such as the account to which the credentials belong.
-    answer_bytes_max: how much of an answer's body is read.
-    find: searches for what may have been executed: an async function of the delivery and of `get`, which reads a URL of the
-        service as an `Answer` (`await get("/contacts?made_by=7")`), with the adapter's credentials; it answers with a
-        `Finding`. In a sync one, `get` is not awaited.
-    proxy: the URL of one, http:// or https://; those of the environment are ignored. tls: whom to trust, or who we are.
-    transport: carries everything instead of real connections, for tests.
+    base_url: the beginning of every URL.
+    origins: without `base_url`: the origins that absolute URLs may have ("https://crm.example.com", with the port if it is
+        not the default). So no payload can send the credentials to another host.
+    headers: sent with each request, credentials for example. They are never shown, and no payload may set them.
+    key_header: the header for the child key; None for a service without keys.
+    window: how long the service certainly remembers a key. FOREVER also fits requests that overwrite, such as an upsert or a
+        PUT. None, the default: the service keeps no keys, so an entry that may have been executed is never sent again.
+    statuses: what a status means if the service's documentation differs from `outcomes.STATUSES`: "delivered", "rejected",
+        "conclusive", "key_conflict", "deferred", "in_progress", "unknown" or "final"; or a function of the `Answer` that
+        returns an outcome.
+    remember: a function of the `Answer` of a success. It returns the entry's result; by default the status, and the body if
+        it is JSON of at most 8 KiB. Give your own if answers contain secrets.
+    pinned: what else must not change between two attempts, such as the account of the credentials.
+    answer_bytes_max: how many bytes of an answer's body are read.
+    find: the status lookup: a function of the delivery and of `get`, which reads a URL of the service with the adapter's
+        credentials and returns an `Answer` (`await get("/contacts?made_by=7")`). It returns a `Finding`. In a sync function,
+        call `get` without `await`.
+    proxy: the URL of a proxy, http:// or https://. Proxies of the environment are ignored.
+    tls: an `ssl.SSLContext`: trusted authorities, or a client certificate.
+    transport: replaces real connections in tests.
+    timeout, key_format, replays_errors, at_least_once, attempts_max, age_max: as in `Adapter`. Connecting and TLS get up to a
+        third of the timeout each.
 
-    timeout, key_format, replays_errors, at_least_once, attempts_max, age_max: as `Adapter` says. Connecting and TLS get up to
-    a third of the timeout each. An entry's headers (its trace) are sent, and yield to all others. It takes no options.
-    Retry-After is honoured; `Idempotent-Replayed: true` marks a repeated answer, and `replays` counts them.
+    The adapter sends the entry's own headers too, if no other header has the same name. An entry takes no options. The
+    adapter obeys Retry-After. `Idempotent-Replayed: true` marks a repeated answer, and `replays` counts them.
     """
 
     def __init__(
@@ -144,7 +147,7 @@ class HttpAdapter(Adapter):
         return self._credentials.removed_from(self._outcome(answer, delivery))
 
     async def aclose(self) -> None:
-        """Close the connections. The adapter may be used again afterwards."""
+        """Close the connections. You may use the adapter again afterwards."""
         await self._transport.aclose()
 
     def _finding_by(self, find: Callable[[Delivery, Any], Any]) -> Callable[[Delivery], Awaitable[Any]]:

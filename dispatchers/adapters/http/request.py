@@ -78,8 +78,8 @@ class Service:
         listed = tuple(origins)
         if bool(listed) == (base_url is not None):
             raise ConfigurationError(
-                "HttpAdapter needs base_url='https://...', below which its payloads' urls are paths,"
-                " or origins=['https://...'], the list of those to which their absolute urls may lead; not both"
+                "HttpAdapter needs either base_url='https://...' or origins=['https://...'], and not both. With base_url, the"
+                " urls of payloads are paths below it. With origins, they are absolute urls to one of these origins"
             )
         allowed = map(_origin, listed) if base_url is None else [_base(base_url)]
         return cls(
@@ -148,7 +148,7 @@ class Service:
 def _target(base_url: str, text: str, origins: frozenset[Origin], named: str) -> Target:
     """Remembered, because to parse a URL takes longer than to send it."""
     if leads_upwards(text.partition("?")[0]):
-        raise Malformed(f"{named} must not contain '.' or '..' between its slashes, in whatever encoding")
+        raise Malformed(f"{named} must not contain '.' or '..' between its slashes, in any encoding")
     try:
         url = httpx.URL(base_url + text)
     except httpx.InvalidURL:
@@ -161,11 +161,11 @@ def _target(base_url: str, text: str, origins: frozenset[Origin], named: str) ->
 def check_header(where: str, name: object, value: object, taken: frozenset[str], error: type[Exception]) -> None:
     """Raise `error` for a header that cannot be sent, or that is not this one's to set. Values are never shown."""
     if not isinstance(name, str) or not HEADER_NAME.fullmatch(name):
-        raise error(f"{where}: a header's name must be of letters, digits and -, without spaces")
+        raise error(f"{where}: a header's name must consist of letters, digits and -, without spaces")
     if name.lower() in taken:
-        raise error(f"{where} must not set {name!r}, which is the adapter's to set")
+        raise error(f"{where} must not set {name!r}: only the adapter sets this header")
     if not isinstance(value, str) or not HEADER_VALUE.fullmatch(value):
-        raise error(f"{where}: the value of {name!r} must be printable ASCII, without a space at its ends")
+        raise error(f"{where}: the value of {name!r} must be printable ASCII, and must not begin or end with a space")
 
 
 # --- where it may go
@@ -252,8 +252,8 @@ def _base64(value: Any) -> bytes:
 
 
 BODIES: Final[Mapping[str, tuple[Callable[[Any], bytes], str, str]]] = {
-    "json": (_json, "application/json", "JSON that UTF-8 can carry"),
-    "text": (str.encode, "text/plain; charset=utf-8", "text that UTF-8 can carry"),
+    "json": (_json, "application/json", "JSON that UTF-8 can encode"),
+    "text": (str.encode, "text/plain; charset=utf-8", "text that UTF-8 can encode"),
     "base64": (_base64, "application/octet-stream", "text in the standard base64 alphabet, with padding"),
 }
 
@@ -267,7 +267,7 @@ def _body(fields: Mapping[str, Any]) -> tuple[bytes, str | None]:
     if "content_type" in fields and not (
         given and isinstance(content_type, str) and HEADER_VALUE.fullmatch(content_type)
     ):
-        raise Malformed("payload field 'content_type' must be printable ASCII, and comes with a body")
+        raise Malformed("payload field 'content_type' must be printable ASCII, and needs a body")
     if not given:
         return b"", None
     encode, usual_type, wanted = BODIES[given[0]]

@@ -6,9 +6,9 @@
     outbox.enqueue(session, "stripe.payment_intents.capture", {"intent": "pi_1", "amount_to_capture": 500}, ...)
     outbox.enqueue(session, "stripe.checkout.sessions.create", {...}, options={"account": "acct_1"}, ...)
 
-What follows the first dot is the SDK's own name of the operation: `StripeClient.v1.<name>_async`.
-The payload is its parameters. An id that belongs in the URL is among them, under the SDK's name for it (`intent`
-above, `customer` for `stripe.customers.update`); no operation has a parameter and a URL id of one name.
+After `stripe.`, the operation is the SDK's own name: `StripeClient.v1.<name>_async`. The payload holds its parameters. If the
+URL contains an id, the payload holds it too, under the SDK's name for it (`intent` above, `customer` for
+`stripe.customers.update`). No operation has a parameter and a URL id with the same name.
 """
 
 import inspect
@@ -51,21 +51,21 @@ OPTIONS: Final = frozenset({"account", "api_version"})
 
 
 class StripeAdapter(Adapter):
-    """Serves `stripe.*`: one request a send, with the child key as its idempotency key; the SDK's own retries are off.
+    """Serves `stripe.*`. Each send is one request with the child key as its idempotency key. The SDK's own retries are off.
 
     api_key: secret or restricted; never shown, logged or stored.
-    api_version: sent with every request; left out, the one that the installed SDK was built for. Name it, so that an
-        upgrade of the SDK does not change it between two attempts.
-    account: the connected account on whose behalf it calls (`Stripe-Account`). An entry's options {"account": ...,
-        "api_version": ...} go before both; {"account": None} is the platform itself.
-    base_url: where Stripe's hosts are imitated, for tests and demos; all of the SDK's hosts are replaced.
-    timeout: how long one send may take in all; connecting and TLS get up to a third of it each, so that an
-        unreachable Stripe is known as such.
-    window: how long Stripe surely remembers a key.
+    api_version: sent with every request; by default the version of the installed SDK. Set it, so that an upgrade of the SDK
+        does not change it between two attempts. An entry's options {"api_version": ...} override it.
+    account: the connected account (`Stripe-Account`). An entry's options {"account": ...} override it; {"account": None}
+        means the platform itself.
+    base_url: the URL of a server that imitates Stripe, for tests and demos. It replaces all hosts of the SDK.
+    timeout: how long one send may take. Connecting and TLS get up to a third of it each, so that an unreachable Stripe is
+        recognised.
+    window: how long Stripe certainly remembers a key.
 
-    `metadata.outbox_id` is set to the entry's id on what a `.create` makes, where Stripe takes metadata and the payload
-    does not set it: by that id a status lookup searches Stripe's lists (`lookup.LISTED` names them). An entry's headers are not
-    sent. `replays` counts the answers that Stripe only repeated.
+    For each `.create` the adapter sets `metadata.outbox_id` to the entry's id, if Stripe takes metadata there and the payload
+    does not set it. A status lookup searches Stripe's lists for this id (`lookup.LISTED` names the lists). The entry's
+    headers are not sent. `replays` counts the answers that Stripe only repeated.
     """
 
     replays_errors = "all"
@@ -139,20 +139,20 @@ class StripeAdapter(Adapter):
             return CannotTell(Failure.of(error, exchange).reason)
 
     def serves(self, operation: str) -> bool:
-        """Whether this version of the SDK has it; a newer deploy may have enqueued it for one that does."""
+        """Whether the installed SDK has this operation. A newer deploy may enqueue operations of a newer SDK."""
         return operation in self._operations or _Operation.found(self._client, operation) is not None
 
     def nearest(self, operation: str) -> str | None:
         return nearest_operation(self._client.v1, operation)
 
     def sends_alike(self, pinned: str, options: Mapping[str, Any]) -> bool:
-        """What the entry's own options name is none of the adapters' defaults."""
+        """True if the entry's own options name everything in which the two adapters differ."""
         given = {"version": "api_version" in options, "account": "account" in options, "mode": False}
         then, now = _settings(pinned), _settings(self.pinned)
         return all(given[name] or then.get(name) == now[name] for name in now)
 
     async def aclose(self) -> None:
-        """Close the connections. The adapter may be used again afterwards."""
+        """Close the connections. You may use the adapter again afterwards."""
         await self._transport.aclose()
 
     def _call(self, delivery: Delivery) -> Awaitable[Any]:

@@ -107,12 +107,12 @@ def _stripes_now(exchange: Exchange) -> datetime:
     try:
         return parsedate_to_datetime(exchange.headers["date"]).replace(tzinfo=UTC)  # RFC 9110, 5.6.7: always
     except (KeyError, ValueError):
-        raise Unlistable("Stripe's answer does not say what time it is there") from None
+        raise Unlistable("Stripe's answer has no valid Date header") from None
 
 
 def _mark_of(found: stripe.StripeObject) -> str | None:
     metadata = getattr(found, "metadata", None)
     if not isinstance(metadata, stripe.StripeObject):
-        raise Unlistable("Stripe lists something without metadata")
+        raise Unlistable("Stripe lists an object without metadata")
     mark: str | None = metadata.to_dict().get(MARK)
     return mark

@@ -104,7 +104,7 @@ def outcome_of(error: Exception, exchange: Exchange) -> Outcome:
     """What a failed send means. Total: an exception without a row of its own has that of its nearest ancestor."""
     failure = Failure.of(error, exchange)
     if not exchange.started and not isinstance(error, stripe.StripeError):
-        return Rejected(f"the SDK cannot make a request of this payload: {failure.kind}")
+        return Rejected(f"the SDK cannot make a request from this payload: {failure.kind}")
     # By code and type first: the status that comes with them has varied, and the SDK's class follows the status.
     if failure.code == "idempotency_key_in_use":
         return InProgress(failure.after)

@@ -19,8 +19,8 @@ REFUSED = {
     "no parent": (
         {"parent": None},
         outbox.ParentRequired,
-        "enqueue needs parent=, the key of what caused it (e.g. parent='invoice:42'), unless it is called inside an"
-        " outbox.idempotent block, whose key it then takes",
+        "enqueue needs parent=, the key of what caused the effect (e.g. parent='invoice:42'); leave it out only inside an"
+        " outbox.idempotent block, where the parent is the request",
     ),
     "an empty parent": ({"parent": ""}, outbox.InvalidValue, "parent '': has 0 bytes of UTF-8; 1 to 255 are allowed"),
     "a parent that is no text": ({"parent": 42}, outbox.InvalidValue, "parent 42: must be a str, not int"),
@@ -54,8 +54,8 @@ REFUSED = {
     "an unknown option": (
         {"options": {"acount": "acct_9"}},
         outbox.InvalidValue,
-        "option 'acount': is not known; known are ['account', 'api_version'], more are named with"
-        " configure(options=...)",
+        "option 'acount': is unknown; known options are ['account', 'api_version']; outbox.configure(options=...)"
+        " adds others",
     ),
     "options that are no mapping": (
         {"options": ["account"]},

@@ -134,7 +134,7 @@ def test_an_enqueue_in_an_after_commit_listener_is_refused(database, ob):
         sa.event.listen(session, "after_commit", lambda committed: enqueue(ob, committed, "invoice:43"))
         enqueue(ob, session, "invoice:42")
 
-        with pytest.raises(outbox.NoTransaction, match="enqueue in an after_commit listener comes too late"):
+        with pytest.raises(outbox.NoTransaction, match="enqueue in an after_commit listener is too late"):
             session.commit()
 
     assert parents(database) == ["invoice:42"]

@@ -311,7 +311,7 @@ def test_without_the_middleware_the_claim_says_what_to_add(shop: Shop) -> None:
         answer_of(Starlette(routes=[Route("/orders", handler, methods=["POST"])]))
 
     assert str(refused.value) == (
-        "the app has no IdempotencyMiddleware around this route, and its answers would leave before the commit:"
+        "the app has no IdempotencyMiddleware around this route, so its answers would be sent before the commit: call"
         " app.add_middleware(IdempotencyMiddleware)"
     )
 
@@ -323,7 +323,7 @@ def test_a_second_claim_of_one_request_is_an_error(shop: Shop) -> None:
         async with idempotency.claim(request), idempotency.claim(request):
             return JSONResponse({})
 
-    with pytest.raises(outbox.ClaimError, match=r"^the request has been claimed already: a request has one key$"):
+    with pytest.raises(outbox.ClaimError, match=r"^the request is already claimed: claim a request only once$"):
         answer_of(app_of(handler))
     assert shop.database.counts() == NOTHING
 
@@ -340,7 +340,8 @@ def test_a_claim_after_the_answer_has_begun_is_an_error(shop: Shop) -> None:
         return StreamingResponse(late())
 
     with pytest.raises(
-        outbox.ClaimError, match=r"^the answer has begun before the claim: claim before anything is sent$"
+        outbox.ClaimError,
+        match=r"^a part of the answer was sent before the claim: claim the request before the app sends anything$",
     ):
         answer_of(app_of(handler))
 
@@ -365,7 +366,9 @@ def test_a_request_that_was_not_claimed_gets_an_error() -> None:
     with pytest.raises(outbox.ClaimError) as refused:
         answer_of(app_of(handler))
 
-    assert str(refused.value) == "the request '/orders' has not been claimed: async with idempotency.claim(request)"
+    assert (
+        str(refused.value) == "the request '/orders' has not been claimed: use `async with idempotency.claim(request)`"
+    )
 
 
 def test_a_caller_without_a_name_is_an_error_and_not_a_scope_of_its_own(shop: Shop) -> None:

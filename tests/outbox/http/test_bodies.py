@@ -252,8 +252,8 @@ def test_in_django_what_read_the_body_before_makes_no_two_requests_one(
         with pytest.raises(outbox.ClaimError) as refused:
             post("amount=1")
         assert str(refused.value) == (
-            "the request's body was read before the claim, and it is gone, so a retry could not be distinguished from"
-            " another request: let what comes before the claim read request.body, which Django keeps, or give"
+            "the request's body was read before the claim, and nothing of it is left, so a retry could not be distinguished from"
+            " another request: read request.body before the claim instead, because Django keeps it, or set"
             " Idempotency(content=...)"
         )
 
@@ -330,8 +330,8 @@ def test_in_starlette_a_body_that_is_gone_is_refused(shop: Shop) -> None:
         statuses(app, [b"1"], "length")
     assert str(refused.value) == (
         "the request's body was read before the claim, and 0 of its 1 bytes are left, so a retry could not be"
-        " distinguished from another request: put IdempotencyMiddleware around the middleware that reads it, or let that one read"
-        " it by request.body(), or give Idempotency(content=...)"
+        " distinguished from another request: put IdempotencyMiddleware around the middleware that reads the body, or let that"
+        " middleware call request.body(), or set Idempotency(content=...)"
     )
     assert statuses(app, [b"1", b"2"], "chunks") == [400, 400]
     assert shop.database.counts() == NOTHING

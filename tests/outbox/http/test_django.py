@@ -237,7 +237,7 @@ def test_without_a_transaction_of_djangos_there_is_nothing_to_join(shop: Databas
         pass
 
     assert str(refused.value) == (
-        "Django has no transaction open on 'default', which the outbox could join: with transaction.atomic(using='default')"
+        "Django has no open transaction on 'default' that the outbox can join: use `with transaction.atomic(using='default')`"
     )
 
 
@@ -253,7 +253,7 @@ def test_another_database_cannot_be_joined(shop: Database) -> None:
         del connections["side"], connections.settings["side"]
 
     assert str(refused.value) == (
-        "the outbox joins Django on PostgreSQL with psycopg 3 only, and 'side' is another database"
+        "the outbox works with Django only on PostgreSQL with psycopg 3, but 'side' is another database"
     )
 
 
@@ -275,7 +275,10 @@ def test_an_async_view_is_refused(shop: Database, ob: outbox.Outbox) -> None:
     with pytest.raises(outbox.ConfigurationError) as refused:
         ask(view, ob)
 
-    assert str(refused.value) == "the view 'view' is async, and Django's transactions are not: make it a def"
+    assert (
+        str(refused.value)
+        == "the view 'view' is async, but Django's transactions are sync: write the view as a plain def"
+    )
 
 
 @pytest.mark.parametrize("scope", [None, "ada"])

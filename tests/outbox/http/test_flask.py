@@ -117,8 +117,8 @@ def test_a_view_may_roll_back_a_session_in_use_and_answer_with_an_error(
 
 
 NOT_ASYNC = (
-    "the claim of a Flask view works in a Session, not in an AsyncSession: give Idempotency a"
-    " sessionmaker(create_engine(...)); views that are coroutines have it, too"
+    "the claim of a Flask view works in a Session, not in an AsyncSession: pass"
+    " sessionmaker(create_engine(...)) to Idempotency, for async views too"
 )
 
 
@@ -197,8 +197,8 @@ def test_a_form_that_was_read_before_the_claim_is_an_error_with_advice(shop: Sho
 
     assert str(refused.value) == (
         "the request's body was read before the claim, and 0 of its 8 bytes are left, so a retry could not be"
-        " distinguished from another request: let what comes before the claim call request.get_data() first, which keeps it,"
-        " or give Idempotency(content=...)"
+        " distinguished from another request: call request.get_data() before anything else reads the body, because it"
+        " keeps the bytes, or set Idempotency(content=...)"
     )
     assert shop.database.counts() == NOTHING
 
@@ -297,8 +297,8 @@ def test_a_stream_without_end_is_broken_off_and_undone(shop: Shop, app: flask.Fl
         post(app)
 
     assert str(refused.value) == (
-        "the answer has more than 262144 bytes, the maximum that can be stored for a replay: answer with less, or with a link"
-        " to it, or set payload_bytes_max"
+        "the answer has more than 262144 bytes, the maximum that can be stored for a replay: send a smaller answer, or a"
+        " link, or set payload_bytes_max"
     )
     assert shop.database.counts() == NOTHING
 

@@ -148,7 +148,11 @@ def test_an_unknown_operation_waits_listed_for_a_newer_dispatcher(database: Data
     run_once(database, ob, adapters={"crm": Older()})
 
     (listed,) = document("list", database=database)["entries"]
-    assert (listed["state"], listed["attempts"], listed["reason"]) == ("pending", 0, "no adapter here serves it")
+    assert (listed["state"], listed["attempts"], listed["reason"]) == (
+        "pending",
+        0,
+        "no adapter of this dispatcher serves it",
+    )
     age(database, HOUR)
     run_once(database, ob, adapters={"crm": MemoryAdapter()})
     assert state(database, id) == "delivered"

@@ -166,7 +166,8 @@ def test_a_comma_is_refused_where_the_server_may_have_put_it_there(line: str, st
         parse_key([line], strict=strict, are_joined=True)
 
     assert str(refused.value) == (
-        f"Idempotency-Key {line!r} is not a key: it has a comma, by which this server joins two headers: send one"
+        f"Idempotency-Key {line!r} is not a key: it has a comma, and this server joins two headers by a comma; send one"
+        " header, with a key that has no comma"
     )
 
 

@@ -85,7 +85,7 @@ def test_a_uri_for_a_problem_that_there_is_not_is_an_error() -> None:
         Policy(problem_types={"key-mising": "https://docs.example.com/key"})
 
     assert str(refused.value) == (
-        "problem_types ['key-mising']: are no problems' names; those are ['key-expired', 'key-in-flight',"
+        "problem_types ['key-mising']: are not names of problems; the names are ['key-expired', 'key-in-flight',"
         " 'key-malformed', 'key-missing', 'request-mismatch', 'request-refused', 'request-too-large', 'request-undone']"
     )
 
@@ -94,7 +94,7 @@ def test_a_uri_for_a_problem_that_there_is_not_is_an_error() -> None:
     ("types", "text"),
     [
         ({"key-missing": 5}, "problem_types 5: of 'key-missing' must be its URI as a str, not int"),
-        (5, "problem_types 5: must be a str, or a mapping from problems' names"),
+        (5, "problem_types 5: must be a str, or a mapping from names of problems"),
     ],
 )
 def test_a_problems_type_that_is_no_text_is_an_error(types: Any, text: str) -> None:
@@ -107,7 +107,7 @@ def test_a_problems_type_that_is_no_text_is_an_error(types: Any, text: str) -> N
 def test_names_of_every_kind_are_refused_that_are_no_problems_names() -> None:
     names: Any = {5: "https://a.example/", "key-mising": "https://a.example/"}
 
-    with pytest.raises(outbox.InvalidValue, match=r"^problem_types \['key-mising', 5\]: are no problems' names"):
+    with pytest.raises(outbox.InvalidValue, match=r"^problem_types \['key-mising', 5\]: are not names of problems"):
         Policy(problem_types=names)
 
 
@@ -135,8 +135,8 @@ def test_an_answer_other_than_the_chosen_one_is_an_error() -> None:
         judge(CHOSEN, 201)
 
     assert str(refused.value) == (
-        "the handler chose an answer of status 402 and sends one of status 201: return what claim.respond() or"
-        " claim.reject() returned, as a response of the framework"
+        "the handler stored an answer with status 402, but returned one with status 201: return what claim.respond() or"
+        " claim.reject() returned, converted to a response of the framework"
     )
 
 

@@ -195,7 +195,7 @@ class TestConflict:
         assert problem_of(undone) == (503, "request-undone")
         assert undone.headers["retry-after"] == "1"
         assert undone.json()["detail"] == (
-            "the database ended this request's transaction in favour of another one: nothing of it is kept; send it again"
+            "the database ended this request's transaction in favour of another one: nothing was stored; send the request again"
         )
         assert left == NOTHING
         assert (again.status_code, again.headers.get("idempotent-replayed")) == (201, None)

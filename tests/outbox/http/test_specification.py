@@ -49,22 +49,22 @@ def undocumented() -> str:
 ACCEPTED = "A retry gets the `202` until"
 
 CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "strict": ({"strict": True}, 'the same key without quotes: visible ASCII but `"` `,` `;` `\\`', ""),
+    "strict": ({"strict": True}, 'the key without quotes: visible ASCII except `"` `,` `;` `\\`', ""),
     "in_flight": (
         {"in_flight": "wait"},
-        "is not finished yet is refused",
-        "waits for its answer for 5 seconds at most",
+        "is being processed, the API refuses the second",
+        "the second waits for the answer, for 5 seconds at most",
     ),
     "wait": (
         {"in_flight": "wait", "wait": timedelta(seconds=90)},
-        "is not finished yet is refused",
-        "waits for its answer for 90 seconds at most. After that it is refused with `409`",
+        "is being processed, the API refuses the second",
+        "for 90 seconds at most. After that the API refuses the second with `409`",
     ),
     "keep": ({"keep": 48 * HOUR}, "| for 24 hours |", "| for 2 days |"),
     "keep longer than audit": ({"keep": 2400 * HOUR}, "| for 30 days at least |", "| for 100 days at least |"),
     "audit": ({"outbox": configured(audit=2400 * HOUR)}, "| for 30 days at least |", "| for 100 days at least |"),
-    "kept_headers": ({"kept_headers": ["X-Order"]}, "`Location`", "it has: `X-Order`."),
-    "no kept headers": ({"kept_headers": []}, "`Location`", "it has: none."),
+    "kept_headers": ({"kept_headers": ["X-Order"]}, "`Location`", "it gets: `X-Order`."),
+    "no kept headers": ({"kept_headers": []}, "`Location`", "it gets: none."),
     "problem_types": (
         {"problem_types": "https://api.example.com/"},
         "`tag:sqlalchemy-outbox,2026:key-missing`",
@@ -75,7 +75,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
         "2026:key-missing`",
         "`https://a.example/`",
     ),
-    "status_url": ({"outbox": configured(status_url="/jobs/{id}")}, "", "of the form `/jobs/{id}`; `Retry-After` says"),
+    "status_url": ({"outbox": configured(status_url="/jobs/{id}")}, "", "in the form `/jobs/{id}`. `Retry-After` says"),
     "routes": (
         {"settings": {"routes": [Route("POST", "/orders")]}},
         "of an operation that takes it",
@@ -83,20 +83,20 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "scope": (
         {"settings": {"scope": customer}},
-        "as authenticated. Equal",
-        "as authenticated: the customer of the access token. Equal",
+        "the authenticated caller. If two",
+        "the authenticated caller: the customer of the access token. If two",
     ),
     "content": (
         {"settings": {"content": customer}},
         "- the body's bytes, as they came",
         "in:\n\n- the customer of the access token\n\nNothing",
     ),
-    "body_bytes_max": ({"settings": {"body_bytes_max": 2**16}}, "has 1 MiB at most", "has 64 KiB at most"),
-    "an odd body_bytes_max": ({"settings": {"body_bytes_max": 1001}}, "has 1 MiB at most", "has 1001 bytes at most"),
+    "body_bytes_max": ({"settings": {"body_bytes_max": 2**16}}, "have 1 MiB at most", "have 64 KiB at most"),
+    "an odd body_bytes_max": ({"settings": {"body_bytes_max": 1001}}, "have 1 MiB at most", "have 1001 bytes at most"),
     "refused": (
         {"settings": {"refused": timedelta(days=42)}},
-        "for as long as they are remembered",
-        "until 42 days after the last of them ended",
+        "as long as the API remembers these effects",
+        "until 42 days after the last of these effects has ended",
     ),
 }
 
@@ -117,8 +117,8 @@ def test_the_page_has_no_empty_section_and_each_of_them_once() -> None:
     headings = re.findall(r"^#+ (.*)$", page_of(specified()), re.M)
 
     assert headings == [
-        *("Idempotency", "The key", "Whose key it is", "What is the same request", "What a retry gets", "Two at once"),
-        *("For how long", "Refusals"),
+        *("Idempotency", "The key", "Whose key it is", "What is the same request", "What a retry gets"),
+        *("Two requests at the same time", "For how long", "Refusals"),
     ]
     assert ACCEPTED in page_of(specified(outbox=configured(status_url="/jobs/{id}")))
 
@@ -127,7 +127,7 @@ def test_the_page_does_not_offer_a_key_that_is_an_earlier_requests() -> None:
     refused = {kind.name for error, kind in KINDS.items() if error.status == outbox.RequestMismatch.status}
 
     assert refused == {"request-mismatch", "key-expired"}
-    assert "but for the refusals with `422`, whose key is an earlier request's" in page_of(specified())
+    assert "after `422` the key still belongs to the earlier request" in page_of(specified())
 
 
 def test_the_page_and_the_fragment_name_every_problem_as_it_is_answered() -> None:

@@ -184,6 +184,6 @@ def test_a_request_waits_on_a_connection_of_every_pool(
 @pytest.mark.parametrize("waiting_max", [0, -1, True, 1.5, None])
 def test_a_number_of_waiting_requests_that_cannot_be_is_refused(waiting_max: Any) -> None:
     with pytest.raises(
-        outbox.InvalidValue, match=r"^waiting_max .*: must be an int from 1 on; in_flight='conflict' waits"
+        outbox.InvalidValue, match=r"^waiting_max .*: must be an int of at least 1; to let no request wait"
     ):
         Policy(waiting_max=waiting_max)

@@ -321,8 +321,8 @@ def test_a_message_without_the_attribute_is_refused(queue: Queue) -> None:
         identify(message)
 
     assert str(caught.value) == (
-        "message attribute 'event_id' None: is missing or empty: the producer must send it, and receive_message ask for it"
-        " with MessageAttributeNames"
+        "message attribute 'event_id' None: is missing or empty: the producer must send it, and receive_message must name"
+        " it in MessageAttributeNames"
     )
 
 

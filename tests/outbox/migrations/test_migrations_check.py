@@ -47,7 +47,7 @@ def test_check_names_a_column_that_was_removed_since(blank):
 
     with pytest.raises(
         SchemaError,
-        match=rf"lacks column outbox_entry\.headers: revision {migrations.head()} made it, .*`outbox db sql`",
+        match=rf"lacks column outbox_entry\.headers: revision {migrations.head()} created it, .*`outbox db sql`",
     ):
         migrations.check(blank.url)
 
@@ -57,7 +57,9 @@ def test_check_names_the_function_that_was_removed_since(blank_postgresql):
     with blank_postgresql.begin() as connection:
         connection.exec_driver_sql('DROP FUNCTION "My Schema"."weird-prefix_cancel"')
 
-    with pytest.raises(SchemaError, match=rf"lacks function weird-prefix_cancel: revision {migrations.head()} made it"):
+    with pytest.raises(
+        SchemaError, match=rf"lacks function weird-prefix_cancel: revision {migrations.head()} created it"
+    ):
         migrations.check(blank_postgresql.url, **ODD)
 
 
@@ -66,7 +68,7 @@ def test_check_names_the_revisions_of_an_outdated_database(blank, monkeypatch):
     monkeypatch.setattr(inspection, "head", lambda: "9998")
 
     with pytest.raises(
-        SchemaError, match=rf"is at revision {migrations.head()}, this release needs 9998: run `outbox db upgrade`$"
+        SchemaError, match=rf"is at revision {migrations.head()}, but this release needs 9998: run `outbox db upgrade`$"
     ):
         migrations.check(blank.url)
 
@@ -116,9 +118,9 @@ def test_tables_that_the_app_made_are_to_be_brought_up_to_date_by_the_app(blank)
         migrations.upgrade(blank.url)
 
     assert str(checked.value).endswith(
-        "lacks column outbox_destination.permits_max: the app created these tables, because outbox_version is missing, so let"
-        " the app bring them up to date: with its own Alembic, `alembic revision --autogenerate` and `alembic upgrade head`;"
-        " not with `outbox db upgrade`"
+        "lacks column outbox_destination.permits_max: the app created these tables (the table outbox_version is missing), so"
+        " the app must upgrade them. With its own Alembic, run `alembic revision --autogenerate` and `alembic upgrade head`;"
+        " do not run `outbox db upgrade`"
     )
     there = f"outbox_tombstone exist already in the database {where(blank)}, and no migration of the outbox made them"
     assert there in str(upgraded.value)

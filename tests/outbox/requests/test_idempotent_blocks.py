@@ -238,7 +238,7 @@ def test_a_caller_who_survives_it_and_commits_keeps_nothing_either(client, datab
             give_no_answer,
             "the outbox.idempotent block of key 'retry-001' ended without claim.respond(), claim.accept() or claim.reject()",
         ),
-        (answer_twice, "respond after an answer: the block of key 'retry-001' has one already"),
+        (answer_twice, "respond after an answer: the block of key 'retry-001' already has one"),
         (
             open_another_claim,
             "this session already has an open outbox.idempotent or outbox.inbox block: close it before opening another",

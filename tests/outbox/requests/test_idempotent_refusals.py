@@ -119,11 +119,11 @@ ANSWERS = {
     ),
     "a header beyond Latin 1": (
         (200, None, {"X-Price": "20 €"}),
-        "header 'X-Price': contains a character not allowed in a header, or a blank at an end: percent-encode it",
+        "header 'X-Price': contains a character that a header must not have, or begins or ends with a blank: percent-encode it",
     ),
     "a header with a control character": (
         (200, None, {"X-Note": "a\x1b[31m"}),
-        "header 'X-Note': contains a character not allowed in a header, or a blank at an end: percent-encode it",
+        "header 'X-Note': contains a character that a header must not have, or begins or ends with a blank: percent-encode it",
     ),
     "a body of a status that has none": (
         (204, {"order": 42}),

@@ -25,7 +25,10 @@ from outbox.sql import dialect
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 STRICT = LEVELS[1:]
 WAIT = {"in_flight": "wait", "wait": timedelta(seconds=TEST_TIMEOUT)}
-TOO_NEW = "a request with key 'retry-001' was answered after this transaction's snapshot: roll it back and retry"
+TOO_NEW = (
+    "a request with key 'retry-001' was answered after this transaction's snapshot: roll the transaction back and run"
+    " it again"
+)
 
 
 @pytest.fixture(params=LEVELS)

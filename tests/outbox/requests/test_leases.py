@@ -159,8 +159,8 @@ def test_a_one_transaction_claim_on_a_leased_key_is_in_flight(shop, database, ob
 
     assert "is being processed now" in texts[0]
     assert texts[1] == (
-        "the request with key 'retry-001' was begun under a lease that ran out before its answer: it is for outbox.leased"
-        " to take over"
+        "the request with key 'retry-001' has no answer, and the lease under which it began has expired: only outbox.leased can"
+        " take it over"
     )
 
 

@@ -153,8 +153,8 @@ def test_an_accept_inside_a_fence_is_refused(shop, database):
         shop.request(write=lambda session, fence: fence.accept("checkout"))
 
     assert str(caught.value) == (
-        "accept inside a fence: a leased claim ends with its final answer, fence.respond(); a request to be answered later is"
-        " accepted in an outbox.idempotent block"
+        "accept inside a fence: a leased claim ends with its final answer, so call fence.respond(); to answer a request"
+        " later, call claim.accept() in an outbox.idempotent block"
     )
     assert shop.record().state == "leased"
 
@@ -214,7 +214,7 @@ def test_an_error_of_the_database_does_not_hide_the_handlers_own(shop, database,
         shop.request(fail)
 
     assert [record.getMessage() for record in caplog.records] == [
-        f"cannot release the lease of request {shop.record().id}: OSError; it expires by itself"
+        f"cannot release the lease of request {shop.record().id}: OSError; the lease expires by itself"
     ]
 
 

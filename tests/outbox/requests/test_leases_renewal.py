@@ -145,7 +145,7 @@ def broken():
     raise OperationalError("UPDATE", {"token": "secret"}, OSError("gone"))
 
 
-def test_a_database_that_is_away_is_asked_again(caplog):
+def test_a_database_that_is_unavailable_is_asked_again(caplog):
     """The parameters that a driver's error shows are not logged."""
     tried = threading.Event()
     tries = []

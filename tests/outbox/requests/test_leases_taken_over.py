@@ -13,8 +13,8 @@ from outbox.requests import lease_records
 
 LEASED = {"orders": 0, "records": 1, "entries": 0, "queue": 0}
 LOST = (
-    "the lease on key 'retry-001' expired and another attempt took the request over: nothing of this attempt is stored. What"
-    " both asked of outside services bore the same child keys; let the client ask again"
+    "the lease on key 'retry-001' expired and another attempt took the request over: nothing of this attempt is stored. Both"
+    " attempts used the same child keys at outside services. The client must send the request again"
 )
 
 

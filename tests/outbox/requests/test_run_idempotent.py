@@ -107,8 +107,8 @@ def test_a_plain_function_on_an_async_session_is_refused_and_keeps_nothing(datab
         return str(refused.value)
 
     assert asyncio.run(run_and_commit()) == (
-        "outbox.run_idempotent on an AsyncSession awaits what its function returns, and this one returned NoneType: make"
-        " it an 'async def', also if it awaits nothing"
+        "outbox.run_idempotent got an AsyncSession, but its function returned NoneType and not an awaitable: make the"
+        " function an 'async def', even if it awaits nothing"
     )
     assert database.counts() == NOTHING
 
@@ -133,8 +133,8 @@ def test_a_coroutine_on_a_session_is_refused_and_keeps_nothing(database, ob):
         session.commit()
 
     assert str(refused.value) == (
-        "outbox.run_idempotent on a Session calls a plain function, and this one returned an awaitable: give it an"
-        " AsyncSession, or a plain function"
+        "outbox.run_idempotent got a Session, but its function returned an awaitable: pass an AsyncSession, or a function"
+        " that is not async"
     )
     assert handler.calls == 0
     assert database.counts() == NOTHING

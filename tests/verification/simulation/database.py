@@ -139,7 +139,7 @@ class Database:
 
 
 def away() -> sa.exc.OperationalError:
-    return sa.exc.OperationalError("a statement", {}, Exception("the server is away"))
+    return sa.exc.OperationalError("a statement", {}, Exception("the server is unavailable"))
 
 
 class Transaction:

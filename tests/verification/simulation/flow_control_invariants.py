@@ -88,7 +88,7 @@ class FlowControlInvariants:
         if entry.outcome.known is not None:
             return
         took = self._truth.world.now - self._truth.instant(entry.leased_at)
-        if took < STALE_SECONDS and "it has been tried for" in (getattr(change, "reason", None) or ""):
+        if took < STALE_SECONDS and "the age limit of" in (getattr(change, "reason", None) or ""):
             oldest = self._truth.declared[entry.destination].age_max.total_seconds()
             is_old = self.age(entry) >= oldest - STALE_SECONDS
             self._truth.require(is_old, entry.id, "given up for its age, which a pause had stopped")

@@ -169,7 +169,7 @@ class Invariants(Truth):
         trace = self.trace(delivery.id)
         send = Send(claimed, process, self._now(), service, form)
         self.note(f"{delivery.id.hex[:6]} sent by {process.name} to {service.name}")
-        self.require(claimed.outcome.known is None, delivery.id, "sent though its fate is on record")
+        self.require(claimed.outcome.known is None, delivery.id, "sent although its outcome is recorded")
         self.require(claimed.outcome.lookup is None, delivery.id, "sent though it awaits a status lookup")
         self.require(delivery.key == keys[claimed.key_epoch], delivery.id, "sent under another key")
         self.require(delivery.id not in self.never, delivery.id, "sent though it is not to be read here")

@@ -153,7 +153,7 @@ class ReferenceStore(Tables):
         return self._claimed(self.entries[id], row)
 
     def _take_over(self, row: Row) -> None:
-        """Its sender crashed at an unknown time: that counts as an attempt whose fate is unknown, since its lease began."""
+        """Its sender crashed at an unknown time: that counts as an attempt whose outcome is unknown, since its lease began."""
         row.attempts += 1
         row.maybe_sent = True
         row.in_doubt_since = row.in_doubt_since or row.leased_at
