@@ -79,7 +79,7 @@ PEERS = (
         "pgqueuer_peer.py",
         "SELECT EXISTS (SELECT FROM pgqueuer)",
         20_000,
-        "asyncpg, uvloop, batches of 500 (10 for the latency). It deletes a finished job and keeps a line of its log.",
+        "asyncpg, uvloop, batches of 500 (10 for the latency). It deletes a finished job and keeps one line of log for it.",
     ),
     _peer(
         "Procrastinate",
@@ -109,7 +109,7 @@ PEERS = (
         "pgboss_peer.cjs",
         "SELECT EXISTS (SELECT FROM pgboss.job WHERE name = 'noop' AND state < 'completed')",
         40_000,
-        "batches of 500, which its handler gets whole: a batch succeeds or fails as one. It keeps the job.",
+        "batches of 500. The handler gets a whole batch, which succeeds or fails as one. It keeps the job.",
         wakes=False,
     ),
 )
@@ -127,9 +127,7 @@ def available() -> list[Contestant]:
 
 def notes() -> list[str]:
     """What must be known to compare the sides."""
-    ours = (
-        "outbox: psycopg, no event loop but Python's own. It keeps the entry, its payload, its attempts and its result."
-    )
+    ours = "outbox: psycopg, and Python's own event loop. It keeps the entry, its payload, its attempts and its result."
     return [ours, *(f"{each.name}: {each.differs}" for each in PEERS)]
 
 

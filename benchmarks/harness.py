@@ -174,9 +174,7 @@ class Usage:
 
 def conditions(size: float) -> str:
     """When, at which load of the machine, and at which part of the usual size something is measured."""
-    return (
-        f"{time.strftime('%Y-%m-%d', time.gmtime())}, at load {os.getloadavg()[0]:.1f}, at {size:g} of the usual size"
-    )
+    return f"{time.strftime('%Y-%m-%d', time.gmtime())}, at load {os.getloadavg()[0]:.1f}, at {size:g} times the usual size"
 
 
 def machine(server: Server) -> dict[str, str]:

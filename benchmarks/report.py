@@ -37,25 +37,25 @@ PARTS = {
     "drain": Part(
         "Drain",
         "Jobs that do nothing wait in the queue, and one process drains them. This measures the queue alone: a real send"
-        " costs more than all of it. The time is from the start of the first job until the queue is empty.",
+        " costs more than the queue. The time is from the start of the first job until the queue is empty.",
         ("per_second", "cpu_us", "wal_bytes"),
     ),
     "latency": Part(
         "Wake-up",
         "An app commits one entry every 30 to 120 ms, to a dispatcher that is idle. The time is from the return of the"
-        " commit to the start of the send. The last case is what the hints that wake a dispatcher cost the app.",
+        " commit to the start of the send. The last case measures how much the hints that wake a dispatcher cost the app.",
         ("p50_ms", "p99_ms"),
     ),
     "sends": Part(
         "Real sends",
         "A local server answers each request after 20 ms. The adapters of the library send to it, alone and in a"
-        " dispatcher that drains PostgreSQL, beside a bare client in the same kind of process.",
+        " dispatcher that drains PostgreSQL. A bare client in the same kind of process is the comparison.",
         ("per_second",),
     ),
     "enqueue": Part(
         "Enqueue",
-        "What entries add to a transaction that inserts one ORM row. The last case is the WAL of one entry in a"
-        " transaction of its own, right after a checkpoint, with 200,000 older ones in the table.",
+        "This measures what entries add to a transaction that inserts one ORM row. The last case is the WAL of one entry in"
+        " a transaction of its own, directly after a checkpoint, with 200,000 older entries in the table.",
         ("cpu_us",),
     ),
     "requests": Part(
@@ -65,9 +65,9 @@ PARTS = {
         ("cpu_us",),
     ),
     "scale": Part(
-        "Under strain",
-        "The drain again, beside what is known to stop queues on PostgreSQL, and what a dispatcher uses when it has"
-        " nothing to do.",
+        "Under load",
+        "This measures the drain again, under conditions that are known to slow down queues on PostgreSQL, and the resources"
+        " that an idle dispatcher uses.",
     ),
 }
 
@@ -97,7 +97,7 @@ def _figure(metric: str, value: float) -> str:
 
 
 def goal_rows(verdicts: Iterable[Verdict]) -> list[list[str]]:
-    rows = [["what", "of what", "measured", "goal", ""]]
+    rows = [["figure", "divided by", "measured", "goal", ""]]
     for verdict in verdicts:
         goal = verdict.goal
         what = ", ".join(filter(None, (goal.case, goal.side, METRICS[goal.metric][0])))
@@ -130,12 +130,12 @@ def print_part(report: Report) -> None:
 
 HEAD = """# Performance
 
-What the library costs, beside its peers at their best settings, and under strain. Every figure has a goal, and a goal that
-is missed is marked. `python3 dev.py bench` measures all of it again on your machine.
+This page shows what the library costs, compared with other libraries at their best settings, and under load. Many figures
+have a goal; a missed goal is marked. `python3 dev.py bench` measures all of it again on your machine.
 
-Compare the ratios: a rate depends on the machine. All sides of a table ran in the same minutes, in turn (A B A B). A figure
-is the median of its rounds; ± is half the distance between the smallest and the largest round. A ratio is the median of the
-rounds' ratios.
+Compare the ratios: a rate depends on the machine. All rows of a table were measured in the same minutes, in turn (A B A B). A
+figure is the median of its rounds; ± is half the distance between the smallest and the largest round. A ratio is the median
+of the rounds' ratios.
 """
 
 
