@@ -74,7 +74,7 @@ def delete_records(engine: Engine) -> None:
             return work(connection)
 
     async def all_of_it() -> None:
-        async for _ in Maintenance(run, tables, Retention.of(KEEP, [timedelta(days=1)]), pause_seconds=0).sweep():
+        async for _ in Maintenance(run, tables, Retention.of(KEEP, [timedelta(days=1)]), pause_ratio=0).sweep():
             pass
 
     asyncio.run(all_of_it())

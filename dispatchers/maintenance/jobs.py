@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,7 +26,7 @@ log = logging.getLogger("outbox.maintenance")
 
 ROWS_MAX = 500  # a batch holds its locks for some 20 ms
 BATCHES_MAX = 200  # of each step in one run: 100,000 rows, so that a backlog never hogs
-PAUSE_SECONDS = 0.02  # after each batch, for those who send: about as long as it took
+PAUSE_RATIO = 2.0  # after each batch, for those who send: so that retention uses a third of one core at most
 LAG_WARNED = timedelta(minutes=5)
 
 
@@ -38,8 +39,9 @@ class Maintenance:
     It goes through each table from the oldest row to the youngest that is old enough, and then begins again; rows that must
     stay are skipped.
 
-    run: its way to the database. rows_max: how many rows a batch reads. pause_seconds: between two batches, for those who
-    send. dry: count, but delete nothing.
+    run: its way to the database. rows_max: how many rows a batch reads. pause_ratio: how long it pauses between two batches, for
+    those who send, in multiples of what the first one took by `clock`: a busy machine needs longer pauses. dry: count, but delete
+    nothing.
     """
 
     def __init__(
@@ -49,15 +51,17 @@ class Maintenance:
         retention: Retention,
         *,
         rows_max: int = ROWS_MAX,
-        pause_seconds: float = PAUSE_SECONDS,
+        pause_ratio: float = PAUSE_RATIO,
         dry: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
         self._tables = tables
         self._retention = retention
         self._rows_max = rows_max
-        self._pause_seconds = pause_seconds
+        self._pause_ratio = pause_ratio
         self._dry = dry
+        self._clock = clock
         self._places: dict[str, Place | None] = dict.fromkeys(STEPS)
 
     async def sweep(self, *, batches_max: int | None = None) -> AsyncGenerator[tuple[str, Batch], None]:
@@ -68,12 +72,14 @@ class Maintenance:
         for name in STEPS:
             done = 0
             while batches_max is None or done < batches_max:
+                began = self._clock()
                 batch = await self._batch(name)
+                took = self._clock() - began
                 done += 1
                 yield name, batch
                 if batch.after is None:
                     break
-                await asyncio.sleep(self._pause_seconds)
+                await asyncio.sleep(self._pause_ratio * took)
 
     async def run_once(self, stopping: asyncio.Event | None = None, *, batches_max: int = BATCHES_MAX) -> Counter[str]:
         """One bounded sweep, until `stopping` is set. Returns how many rows each step deleted.

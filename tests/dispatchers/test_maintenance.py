@@ -92,10 +92,33 @@ def test_a_run_stops_after_the_batch_in_which_the_drain_begins(database: Databas
             stopping.set()
         return batch
 
-    working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_seconds=0)
+    working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_ratio=0)
 
     assert asyncio.run(working.run_once(stopping))["entries"] == 2
     assert kept(database)["entry"] == 4
+
+
+def test_a_pause_is_longer_where_a_batch_takes_longer(
+    database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled_long_ago(database, ob, 6)
+    inner, now, pauses = maintenance(database)._run, 0.0, list[float]()
+
+    async def run(work: Callable[[sa.Connection], Any]) -> Any:
+        nonlocal now
+        now += 1.0
+        return await inner(work)
+
+    async def pause(seconds: float) -> None:
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, clock=lambda: now)
+
+    assert asyncio.run(working.run_once())["entries"] == 6
+    assert pauses == [2.0] * 3
 
 
 def test_a_failed_batch_stops_neither_the_ones_before_nor_the_next_run(database: Database, ob: outbox.Outbox) -> None:
@@ -110,7 +133,7 @@ def test_a_failed_batch_stops_neither_the_ones_before_nor_the_next_run(database:
             raise sa.exc.OperationalError("DELETE", {}, Exception("the server is unavailable"))
         return await inner(work)
 
-    working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_seconds=0)
+    working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, pause_ratio=0)
     with pytest.raises(sa.exc.OperationalError):
         asyncio.run(working.run_once())
     assert kept(database)["entry"] == 4

@@ -92,7 +92,7 @@ def work(database: Database, books: Path, name: str) -> None:
 def keep_up(database: Database) -> None:
     store = DatabaseStore(database.engine, OB.configuration)
     retention = Retention.of(timedelta(days=35), [])
-    asyncio.run(Maintenance(store.run, TABLES, retention, pause_seconds=0).run_once(batches_max=1))
+    asyncio.run(Maintenance(store.run, TABLES, retention, pause_ratio=0).run_once(batches_max=1))
 
 
 def look_at_the_uncertain(database: Database, fax: Fax) -> None:

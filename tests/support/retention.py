@@ -44,7 +44,7 @@ def maintenance(
 
         return await asyncio.to_thread(blocking)
 
-    return Maintenance(run, TABLES, Retention.of(keep, windows or (WINDOW,)), **{"pause_seconds": 0, **settings})
+    return Maintenance(run, TABLES, Retention.of(keep, windows or (WINDOW,)), **{"pause_ratio": 0, **settings})
 
 
 def clean(database: Database | sa.Engine, keep: timedelta = KEEP, *windows: Window, **settings: Any) -> Counter[str]:
