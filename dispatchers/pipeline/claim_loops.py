@@ -21,7 +21,7 @@ from dispatchers.pipeline.failover_guard import FailoverGuard
 from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
 from dispatchers.pipeline.outcome_collector import OutcomeCollector
 from dispatchers.pipeline.routing import Routes
-from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Scheduler
+from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Scheduler, entries_max
 from dispatchers.pipeline.sender import Sender
 from dispatchers.pipeline.settlement import STORE_RETRY_SECONDS
 from dispatchers.pipeline.triage import Triage
@@ -306,7 +306,9 @@ class ClaimLoops:
                 self._scheduler.begin_round()
             self._sender.follow()
         hints_follow = self._wakeup.is_listening and not exchange.passed_over and flow_update is None
-        has_more = self._scheduler.found(quotas, exchange.claimed, hints_follow=hints_follow)
+        has_more = self._scheduler.found(
+            quotas, exchange.claimed, passed_over=exchange.passed_over, hints_follow=hints_follow
+        )
         self._outages.answered()
         if exchange.claimed:
             self._has_claimed = True
@@ -345,7 +347,7 @@ class ClaimLoops:
     def _request(self, quotas: Sequence[Quota], cutoff: datetime) -> ClaimRequest:
         return ClaimRequest(
             quotas=quotas,
-            entries_max=BATCH_ENTRIES_MAX,
+            entries_max=entries_max(quotas),
             token=UUID(int=self._rng.getrandbits(128)),
             lease=self._settings.lease,
             forms=self._routes.forms,

@@ -1,7 +1,7 @@
 """Whose turn it is: which destinations to claim for next, how many entries of each, and from which due time on. No I/O."""
 
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -15,12 +15,17 @@ from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
 BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
-DESTINATIONS_MAX = 50  # in one claim; more take turns
+DESTINATIONS_MAX = 100  # in one claim; more take turns
 UNSERVED_SECONDS = 10.0  # between two complete reads of a destination with entries that this process does not serve
 LATE_SECONDS = 5.0  # a transaction that takes longer to commit there is seen by the next complete read
 UNSERVED_MAX = 500  # operations: their names come from rows, so the number has a limit
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def entries_max(quotas: Sequence[Quota]) -> int:
+    """How many entries a claim with these quotas may bring."""
+    return sum(quota.reserved for quota in quotas)
 
 
 class Scheduler:
@@ -45,7 +50,7 @@ class Scheduler:
         ahead: ClaimAhead | None = None,
     ) -> None:
         self.home = frozenset(home)
-        self._names = deque(sorted(self.home))
+        self._names = OrderedDict.fromkeys(sorted(self.home))  # in the order of their turns
         self._permits = permits
         self._own_permits = permits_of
         self._shut_until = shut_until
@@ -81,14 +86,15 @@ class Scheduler:
         self._due_from.clear()
         known = self.home.union(found)
         kept = [name for name in self._names if name in known]
-        self._names = deque([*sorted(known.difference(kept)), *kept])  # new ones come first, the others keep their turn
+        new = sorted(known.difference(kept))
+        self._names = OrderedDict.fromkeys([*new, *kept])  # new ones come first, the others keep their turn
         self.ahead.forget_all_but(known)
         self.begin_round()
 
     def meet(self, found: Iterable[str]) -> None:
         """Only these destinations have new entries: they alone are asked next."""
         for name in set(found).difference(self._names):
-            self._names.appendleft(name)
+            self._put_first(name)
         self._hinted = sorted(found)
         self._unasked = len(self._hinted)
 
@@ -119,20 +125,19 @@ class Scheduler:
     def take(self, now: float) -> list[Quota]:
         """The next quotas, whose permits are taken until `give_back`; fewer than there are permits, or none.
 
-        Half of what a destination may have at most, so that one half is sent while the other is settled and claimed.
+        Half of what a destination may have at most, so that one half is sent while the other is settled and claimed. Together
+        they may be more than what is free in all: few destinations have so much, and many with little fill a claim, too.
         """
         quotas: list[Quota] = []
-        for _ in range(min(len(self._hinted) or len(self._names), DESTINATIONS_MAX)):
-            free_in_all = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
-            if free_in_all <= 0:
-                break
+        most_in_all = free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
+        for _ in range(min(len(self._hinted) or len(self._names), DESTINATIONS_MAX) if free > 0 else 0):
             name = self._next_name()
             self._unasked -= 1
             called_back = self._pace.applies_to(name)
             most = self.permits_of(name)
             if self.claims_ahead and not called_back:
                 most += self.ahead.entries(name, now)
-            permits = min(most - self._taken[name], (most + 1) // 2, free_in_all)
+            permits = min(most - self._taken[name], (most + 1) // 2, most_in_all)
             if called_back:
                 permits = min(permits, self._pace.free(name))
             is_paused = self._shut_until.get(service_of(name)) == math.inf  # a pause of `stripe` pauses its accounts
@@ -140,46 +145,82 @@ class Scheduler:
             if permits > 0 and not is_paused and shut_until <= now:
                 recent = self._recent(name, now)
                 due_from = self._due_from.get(name, EPOCH)
-                quotas.append(Quota(name, permits, due_from, called_back=called_back, recent=recent))
+                reserved = min(permits, free)
+                quotas.append(Quota(name, permits, due_from, reserved=reserved, called_back=called_back, recent=recent))
                 if called_back:
                     self._pace.reserve(name, permits)
                 self._taken[name] += permits
-                self._taken_in_all += permits
+                self._taken_in_all += reserved
+                free -= reserved
         return quotas
 
     def _next_name(self) -> str:
         if self._hinted:
             return self._hinted.pop()
-        self._names.rotate(-1)
-        return self._names[-1]
+        name = next(iter(self._names))
+        self._names.move_to_end(name)
+        return name
 
-    def found(self, quotas: Sequence[Quota], claimed: Sequence[ClaimedEntry], *, hints_follow: bool = False) -> bool:
+    def _put_first(self, name: str) -> None:
+        self._names[name] = None
+        self._names.move_to_end(name, last=False)
+
+    def found(
+        self,
+        quotas: Sequence[Quota],
+        claimed: Sequence[ClaimedEntry],
+        *,
+        passed_over: int = 0,
+        hints_follow: bool = False,
+    ) -> bool:
         """What the quotas brought: permits that stay empty are given back. Returns whether the next round begins.
 
         It begins after each claim that brought something, as more may be due. hints_follow: whether hints report what becomes due
         later; then it begins only where half of a limit was reached, as quotas are rounded on their way to the database.
+        passed_over: what was claimed beside `claimed`. A full claim may not have come to the last destinations: they keep their
+        turn.
         """
         self.give_all_back(quotas)
         counts = Counter([entry.destination for entry in claimed])
         for name, count in counts.items():
             self.reserve(name, count)
-        for quota in quotas:
-            if quota.recent is None and quota.destination in self._read_at and not counts[quota.destination]:
-                asked_at = self._asked_at.get(quota.destination, -math.inf)  # before anything unserved was met there
-                self._read_at[quota.destination] = asked_at
+        without = [quota for quota in quotas if not counts[quota.destination]]
+        is_full = len(claimed) + passed_over >= entries_max(quotas)
+        if is_full:
+            self._ask_first(without)
+        else:
+            self._note_reads(without)
         if not claimed:
             return False
         self._remember_due_from(claimed)
         are_few = 2 * len(claimed) < BATCH_ENTRIES_MAX
-        if hints_follow and are_few and all(2 * counts[quota.destination] < quota.permits for quota in quotas):
+        if (
+            hints_follow
+            and are_few
+            and not is_full
+            and all(2 * counts[quota.destination] < quota.permits for quota in quotas)
+        ):
             return False
         self.begin_round()
         return True
 
+    def _ask_first(self, quotas: Sequence[Quota]) -> None:
+        for quota in reversed(quotas):
+            if quota.destination in self._names:
+                self._put_first(quota.destination)
+                self._unasked += 1
+
+    def _note_reads(self, quotas: Sequence[Quota]) -> None:
+        """Nothing that is served here was found in these reads."""
+        for quota in quotas:
+            if quota.recent is None and quota.destination in self._read_at:
+                asked_at = self._asked_at.get(quota.destination, -math.inf)  # before anything unserved was met there
+                self._read_at[quota.destination] = asked_at
+
     def give_all_back(self, quotas: Sequence[Quota]) -> None:
         """The permits of these quotas, of which nothing is known: the claim failed."""
         for quota in quotas:
-            self._free(quota.destination, quota.permits)
+            self._free(quota.destination, quota.permits, quota.reserved)
             if quota.called_back:
                 self._pace.give_back(quota.destination, quota.permits)
 
@@ -190,11 +231,11 @@ class Scheduler:
 
     def give_back(self, name: str) -> None:
         """The permit of an entry that needs it no longer."""
-        self._free(name, 1)
+        self._free(name, 1, 1)
 
-    def _free(self, name: str, permits: int) -> None:
+    def _free(self, name: str, permits: int, reserved: int) -> None:
         self._taken[name] -= permits
-        self._taken_in_all -= permits
+        self._taken_in_all -= reserved
         if not self._taken[name]:
             del self._taken[name]
 

@@ -43,6 +43,8 @@ def claim(
     claimed: list[ClaimedEntry] = []
     for permits, wanted in _alike(request.quotas, rounds).items():
         left = replace(request, quotas=wanted, entries_max=request.entries_max - len(claimed))
+        if left.entries_max <= 0:
+            break
         if permits:
             claimed += _lease(connection, tables, left, _oldest(request), permits=permits)
         else:
@@ -65,14 +67,13 @@ def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[int, list[Quota]
 
 def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor) -> list[ClaimedEntry]:
     """Claim for fair destinations: the scopes' shares, then the oldest of any scope."""
-    quotas: list[Quota] = []
-    for quota in request.quotas:
-        permits = min(quota.permits, request.entries_max - sum(quota.permits for quota in quotas))
-        if permits > 0:
-            quotas.append(quota._replace(permits=permits, due_from=rounds.due_from(quota)))
+    quotas = [quota._replace(due_from=rounds.due_from(quota)) for quota in request.quotas]
     claimed: list[ClaimedEntry] = []
     left: list[Quota] = []
     for quota, backlog in read_fronts(connection, tables, quotas, request.cutoff):
+        quota = quota._replace(permits=min(quota.permits, request.entries_max - len(claimed)))
+        if not quota.permits:
+            break
         if backlog.entries > quota.permits:
             scopes = read_scopes(connection, tables, quota, request.cutoff, rounds.after(quota.destination))
             backlog = backlog._replace(behind=scopes[0], before=scopes[1])
@@ -82,7 +83,9 @@ def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, ro
         shared = _lease(connection, tables, replace(request, quotas=[quota]), due, **given) if of else []
         claimed += shared
         left.append(quota._replace(permits=quota.permits - len(shared)))
-    return claimed + claim(connection, tables, replace(request, quotas=[quota for quota in left if quota.permits]))
+    oldest = [quota for quota in left if quota.permits]
+    most = request.entries_max - len(claimed)
+    return claimed + claim(connection, tables, replace(request, quotas=oldest, entries_max=most))
 
 
 def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: str, **given: Any) -> list[ClaimedEntry]:

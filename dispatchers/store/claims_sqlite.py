@@ -43,9 +43,12 @@ def claim(
     claimed: list[ClaimedEntry] = []
     throttled = _throttled(connection, tables, request, now)
     for quota in request.quotas:
+        left = request.entries_max - len(claimed)
+        if left <= 0:
+            break
         if quota.destination in throttled and not quota.admitted:
             continue
-        quota = quota._replace(permits=min(quota.permits, request.entries_max - len(claimed)))
+        quota = quota._replace(permits=min(quota.permits, left))
         if quota.destination in rounds:
             quota = quota._replace(due_from=rounds.due_from(quota))
             shared = _share_out(connection, tables, quota, request, now, rounds)

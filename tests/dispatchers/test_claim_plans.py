@@ -113,6 +113,20 @@ def test_a_dispatcher_drains_500_entries_in_a_handful_of_statements(postgresql: 
     assert len(commits) <= 20
 
 
+def test_two_entries_of_each_of_200_destinations_take_a_few_claims(postgresql: Database, ob: outbox.Outbox) -> None:
+    with postgresql.begin() as session:
+        for number in range(400):
+            ob.enqueue(session, "crm.x", {}, parent=f"order:{number}", destination=f"host-{number % 200}")
+    working = dispatcher(postgresql, ob, adapters={"crm": MemoryAdapter()})
+
+    with statements_of(postgresql.engine) as sent:
+        settled = asyncio.run(working.run_once())
+
+    assert settled == 400
+    claims = [statement for statement in sent if "lease_until = now() +" in statement]
+    assert len(claims) <= 8  # two that bring something, and after each of those a round that may find more
+
+
 def test_many_destinations_are_claimed_in_one_statement(postgresql: Database, ob: outbox.Outbox) -> None:
     names = [f"host-{number}" for number in range(40)]
     fill(postgresql, 2, *names)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatchers.pipeline.scheduler import Scheduler
+from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, DESTINATIONS_MAX, Scheduler, entries_max
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
@@ -40,7 +40,60 @@ def test_the_permits_of_all_destinations_together_are_limited() -> None:
 
     quotas = scheduler.take(0)
 
-    assert sum(quota.permits for quota in quotas) == 7
+    assert entries_max(quotas) == 7
+    assert scheduler.take(0) == []
+    scheduler.found(quotas, [])
+    assert entries_max(scheduler.take(0)) == 7
+
+
+def test_many_destinations_are_asked_at_once_as_each_may_have_little() -> None:
+    scheduler = Scheduler([f"d{number:03}" for number in range(500)], permits=100, permits_in_all=1000)
+
+    of_one_loop, of_another = scheduler.take(0), scheduler.take(0)
+
+    assert [len(of_one_loop), len(of_another)] == [DESTINATIONS_MAX, DESTINATIONS_MAX]
+    assert [entries_max(of_one_loop), entries_max(of_another)] == [BATCH_ENTRIES_MAX, BATCH_ENTRIES_MAX]
+    assert scheduler.take(0) == []
+
+
+def test_a_destination_that_a_full_claim_did_not_reach_is_asked_first() -> None:
+    scheduler = Scheduler(["a", "b", "c", "d"], permits=10, permits_in_all=5)
+
+    quotas = scheduler.take(0)
+    scheduler.found(quotas, [claimed("a")] * 5)
+    for _ in range(5):
+        scheduler.give_back("a")
+
+    assert [quota.destination for quota in quotas] == ["a", "b", "c", "d"]
+    assert [quota.destination for quota in scheduler.take(0)] == ["b", "c", "d", "a"]
+
+
+def test_what_was_passed_over_can_fill_a_claim_too() -> None:
+    scheduler = Scheduler(["a", "b", "c"], permits=10, permits_in_all=5)
+
+    scheduler.found(scheduler.take(0), [claimed("a")] * 2, passed_over=3)
+
+    assert [quota.destination for quota in scheduler.take(0)] == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("deep", [1, 3, 30, 150])
+def test_however_many_have_a_backlog_each_destination_gets_its_turn(deep: int) -> None:
+    names = [f"d{number:03}" for number in range(150)]
+    backlog = dict.fromkeys(names[-deep:], 10**6)
+    scheduler = Scheduler(names, permits=100, permits_in_all=1000)
+    served: set[str] = set()
+
+    for _ in range(20):
+        quotas, entries = scheduler.take(0), list[ClaimedEntry]()
+        for name, permits in [(quota.destination, quota.permits) for quota in quotas]:
+            left = entries_max(quotas) - len(entries)
+            entries += [claimed(name)] * min(permits, left, backlog.get(name, 0))
+        scheduler.found(quotas, entries)
+        for entry in entries:
+            served.add(entry.destination)
+            scheduler.give_back(entry.destination)
+
+    assert served == set(backlog)
 
 
 def test_every_destination_is_asked_before_a_round_is_over() -> None:
@@ -104,7 +157,9 @@ def test_a_destination_that_is_shut_takes_no_permit_from_the_others() -> None:
 
     assert [(quota.destination, quota.permits) for quota in scheduler.take(4.9)] == [("stripe", 5)]
     assert scheduler.all_asked
-    assert [(quota.destination, quota.permits) for quota in scheduler.take(5.0)] == [("dead", 5)]
+    quotas = scheduler.take(5.0)
+    assert [(quota.destination, quota.permits) for quota in quotas] == [("dead", 5), ("stripe", 5)]
+    assert entries_max(quotas) == 5
 
 
 def test_a_destination_with_a_concurrency_of_its_own_has_so_many_permits() -> None:
@@ -138,6 +193,7 @@ def test_no_history_gives_out_more_permits_than_there_are(
         elif move == 1 and asked:
             quotas = asked.pop(number % len(asked))
             entries = [claimed(quota.destination) for quota in quotas for _ in range(min(quota.permits, number))]
+            entries = entries[: entries_max(quotas)]
             scheduler.found(quotas, entries)
             under_way += entries
         elif move == 2 and under_way:
@@ -145,4 +201,4 @@ def test_no_history_gives_out_more_permits_than_there_are(
         taken = [quota.destination for quotas in asked for quota in quotas for _ in range(quota.permits)]
         taken += [entry.destination for entry in under_way]
         assert all(taken.count(name) <= permits for name in "abc")
-        assert len(taken) <= in_all
+        assert sum(entries_max(quotas) for quotas in asked) + len(under_way) <= in_all
