@@ -1,1 +1,1 @@
-"""What an operator reads and decides, as functions: the command line and the tests call them."""
+"""What an operator reads and decides, as functions. The command line calls them."""

@@ -1,7 +1,7 @@
-"""Operator decisions about an entry or a destination, each recorded with a name and a reason.
+"""Operator decisions about an entry or a destination. Each is recorded with a name and a reason.
 
-A decision changes one row under its condition, in the caller's transaction, and sends nothing: a running dispatcher carries
-it out, callbacks included. The commands `outbox retry|cancel|resolve|release|pause|resume` call these functions.
+A decision changes one row in the caller's transaction, if the row's state allows it. It sends nothing: a running dispatcher
+carries it out and calls the callbacks. The commands `outbox retry|cancel|resolve|release|pause|resume` call these functions.
 """
 
 from collections.abc import Mapping
@@ -34,12 +34,13 @@ _STATES: Mapping[Verdict, Any] = {"happened": "delivered", "did_not_happen": "fa
 
 
 def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
-    """Make a waiting entry due now. It counts no attempt and lifts no limit.
+    """Make a waiting entry due now. Its attempts still count, and its limits stay.
 
-    Returns whether it will be sent; if its outcome is recorded, only its callback is called.
+    Returns True if a dispatcher will send it, and False if its outcome is stored and a dispatcher will only call its
+    callback.
 
-    Raises `EntryNotFound`, `InvalidValue` for an actor or reason outside its limits, and `DecisionRefused` unless the entry is
-    `pending` or `retry` and not suspended, or while it waits out an earlier sender after a "send again".
+    Raises `EntryNotFound`. Raises `InvalidValue` for an actor or a reason outside its limits. Raises `DecisionRefused` if the
+    entry is neither `pending` nor `retry`, if it is suspended, or if it waits for earlier senders after a "send again".
     """
     check_decision(actor, reason)
     row = _row(connection, tables, entry_id)
@@ -59,12 +60,13 @@ def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str,
 
 
 def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
-    """Have an entry cancelled that was certainly never sent; its callback runs with state `cancelled`.
+    """Cancel an entry that was certainly never sent. Its callback runs with the state `cancelled`.
 
-    Returns whether it is settled with this transaction already: at once where no callback for it is on record and either it is
-    of another env than the database, so that no dispatcher here sends it, or none has served it although it has been due for a
-    minute. Else a dispatcher settles it, with its callbacks; one that does not serve it, after a minute.
-    Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if it is being sent, may have been sent, or has ended.
+    Returns True if this transaction settles the entry. That is so if no recorded callback belongs to it, and if no dispatcher
+    serves it: it belongs to another env than the database, or it has been due for a minute. Returns False if a dispatcher
+    will settle it. A dispatcher that does not serve it does so after a minute.
+    Raises `EntryNotFound` and `InvalidValue`. Raises `DecisionRefused` if the entry is being sent, may have been sent, or has
+    ended.
     """
     check_decision(actor, reason)
     row = _row(connection, tables, entry_id)
@@ -105,12 +107,13 @@ def resolve(
     reason: str,
     result: Any = None,
 ) -> None:
-    """Record the outcome of an uncertain entry, after a check of the service, or have it sent again.
+    """Record the outcome of an uncertain entry, or let it be sent again. Ask the service first.
 
-    happened: it is settled as delivered, with `result` (JSON, 64 KiB). did_not_happen: as failed. send_again: it waits out any
-    sender that may still be running (lease and clock-skew margin), then goes out: under the same key while the service surely
-    remembers it and has stored nothing under it, else under the key's next epoch, so that IT MAY HAPPEN TWICE. Until a
-    dispatcher carries it out, a later decision replaces an earlier one; both are in the history.
+    With `happened` a dispatcher settles it as delivered, with `result` (JSON, 64 KiB); with `did_not_happen` as failed. With
+    `send_again` it first waits until no earlier sender can be running (lease and clock-skew margin). Then it is sent: under
+    the same key while the service certainly remembers the key and has stored nothing under it, else under the key of the next
+    epoch, so IT MAY HAPPEN TWICE. Until a dispatcher carries a decision out, a later decision replaces it. The history keeps
+    both.
     Raises `EntryNotFound`, `InvalidValue` for an empty reason, `NotSerializable`, and `DecisionRefused` unless the entry is
     uncertain.
     """
@@ -128,9 +131,9 @@ def resolve(
 
 
 def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> None:
-    """Release a suspended entry: it is due now. An uncertain one still waits for a decision or a status lookup.
+    """Release a suspended entry: it is due now. An uncertain entry still waits for a decision or a status lookup.
 
-    Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if it is not suspended.
+    Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if the entry is not suspended.
     """
     check_decision(actor, reason)
     row = _row(connection, tables, entry_id)
@@ -202,7 +205,7 @@ def _write_destination(connection: Connection, tables: Tables, name: str, actor:
 
 
 def check_decision(actor: str, reason: str | None) -> None:
-    """Raise `InvalidValue` for an actor or a reason that cannot stay on record."""
+    """Raise `InvalidValue` for an actor or a reason that cannot be recorded."""
     if not actor.strip():
         raise InvalidValue("actor", actor, "must name the operator; it is recorded")
     _check_text("actor", actor, ACTOR_CHARS_MAX)

@@ -17,11 +17,16 @@ from outbox.sql.schema import Tables
 class DestinationState:
     """One destination: its backlog and its flow control.
 
-    due: entries that could be claimed now if the destination were not throttled. oldest_due_seconds: how long the oldest of them
-    has waited; None if there is none. paused: by an operator. cooldown_until: the end of a Retry-After cooldown. breaker: `open`
-    lets nothing through until `breaker_until`, then `half_open` lets one entry through as a probe. breaker_failures: consecutive
-    failures. rate_per_second: the shared rate limit. permits_max: the shared limit of concurrent sends; permits_taken: how many
-    of them are in use. decided_by, decided_at: who last paused or resumed it, and when.
+    due: how many entries could be claimed now if the destination were not throttled.
+    oldest_due_seconds: how long the oldest of them has waited; None if there is none.
+    paused: whether an operator has paused it.
+    cooldown_until: the end of a Retry-After cooldown.
+    breaker: `open` lets no entry through until `breaker_until`. Then `half_open` lets one entry through, as a probe.
+    breaker_failures: the number of failures in a row.
+    rate_per_second: the rate of all dispatchers together.
+    permits_max: the limit of concurrent sends of all dispatchers together.
+    permits_taken: how many of these permits are in use.
+    decided_by, decided_at: who paused or resumed it last, and when.
     """
 
     name: str

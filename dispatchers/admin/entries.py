@@ -1,8 +1,7 @@
-"""The read side for operators: which entries there are, and all that is known of one. The state of the whole outbox is in
-`overview`.
+"""What operators can read about entries: lists of entries, and everything that is known about one. `overview` has the state of
+the whole outbox.
 
-Every function takes a Connection and reads with it, in its current transaction. Nothing here reads a payload but
-`read_payload`.
+Every function takes a Connection and reads in its current transaction. Only `read_payload` reads a payload.
 """
 
 import json
@@ -121,10 +120,10 @@ class Filter:
 def list_entries(
     connection: Connection, tables: Tables, wanted: Filter, *, entries_max: int, after: Place | None = None
 ) -> Page:
-    """A page of what waits, the longest due first, or of what ended, the newest first.
+    """A page of waiting entries, the longest due first, or of ended entries, the newest first.
 
-    On PostgreSQL a page of what waits reads a page of each destination's index, however much is in the queue. Filters by
-    state and by operation read on until the page is full, to the queue's end if it never is.
+    On PostgreSQL a page of waiting entries reads a page of each destination's index, however long the queue is. With a filter
+    by state or operation it reads on until the page is full, in the worst case the whole queue.
     """
     now: datetime = connection.execute(select(clock())).scalar_one()
     since = now - wanted.since if isinstance(wanted.since, timedelta) else wanted.since
@@ -292,10 +291,11 @@ class EntryEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryDetails(EntrySummary):
-    """All that is known of one entry, but for its payload.
+    """Everything that is known about one entry, except its payload.
 
-    deliveries: how often it was claimed. key_epoch: which key it is sent under now, which is `child_key` for 0 only.
-    result: what the service answered, as the adapter chose to keep it.
+    deliveries: how often it was claimed.
+    key_epoch: the epoch of the key under which it is sent now. `child_key` is the key of epoch 0.
+    result: the part of the service's answer that the adapter kept.
     """
 
     at: datetime
@@ -350,7 +350,7 @@ def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails
 
 
 def read_payload(connection: Connection, tables: Tables, id: UUID) -> Any:
-    """What the service is, or was, to be sent. Raises EntryNotFound."""
+    """The payload of an entry. Raises EntryNotFound."""
     payload = connection.execute(select(tables.entry.c.payload).where(tables.entry.c.id == id)).scalar_one_or_none()
     if payload is None:
         raise no_entry(id)

@@ -71,7 +71,7 @@ def _progress(tables: Tables) -> Any:
 # --- each entry is in one place
 
 
-@_rule("kept", "an entry that was committed is never lost")
+@_rule("not lost", "an entry that was committed is never lost")
 def _kept(tables: Tables) -> Iterator[Query]:
     id = tables.entry.c.id
     is_kept = or_(_has(tables.queue.c.id, id), _has(tables.settlement.c.id, id))
@@ -85,7 +85,7 @@ def _ended_once(tables: Tables) -> Iterator[Query]:
     yield select(queue.c.id, text).join(settlement, settlement.c.id == queue.c.id)
 
 
-@_rule("whole", "every row of the queue, the settlements and the history belongs to an entry")
+@_rule("no orphans", "every row of the queue, the settlements and the history belongs to an entry")
 def _whole(tables: Tables) -> Iterator[Query]:
     queue, settlement, event = tables.queue.c.id, tables.settlement.c.id, tables.event.c.entry_id
     rows = select(queue.label("id")).union_all(select(settlement.label("id"))).subquery()
@@ -130,7 +130,7 @@ def _as_enqueued(tables: Tables) -> Iterator[Query]:
     yield waiting(text).where(not_(func.coalesce(or_(mine, unfair), False)))
 
 
-@_rule("own place", "an entry with an ordering key has a unique position in its ordering group")
+@_rule("own position", "an entry with an ordering key has a unique position in its ordering group")
 def _own_place(tables: Tables) -> Iterator[Query]:
     queue = tables.queue
     text = _text("has an ordering key but no position, or a position but no key")
@@ -138,7 +138,7 @@ def _own_place(tables: Tables) -> Iterator[Query]:
     yield _alike("has the same position in its ordering group as entry ", queue, "ordering_key", "position")
 
 
-@_rule("its turn", "an entry that is neither suspended nor blocked becomes due")
+@_rule("becomes due", "an entry that is neither suspended nor blocked becomes due")
 def _its_turn(tables: Tables) -> Iterator[Query]:
     queue, before = tables.queue, tables.queue.alias("before")
     waits = queue.c.state.in_(("pending", "retry")), queue.c.due_at == NEVER
@@ -193,7 +193,7 @@ def _doubt(tables: Tables) -> Iterator[Query]:
 # --- the end agrees with the history
 
 
-@_rule("true end", "the final state agrees with the history")
+@_rule("end in history", "the final state agrees with the history")
 def _true_end(tables: Tables) -> Iterator[Query]:
     settlement = tables.settlement
     text = _text("is ", settlement.c.state, ", but its history does not show that")

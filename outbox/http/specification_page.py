@@ -20,8 +20,8 @@ def _intro(it: Specification) -> str:
     return f"""# Idempotency
 
 Send the header `{it.key.header}` with {which}
-If a request gets no answer, or an answer that may be wrong, send it again with the same key. The API does not execute it \
-twice: the retry gets the answer of the first request."""
+If a request gets no answer, or a 5xx answer, send it again with the same key. If the API executed the first request, it does \
+not execute it again: the retry gets the answer of the first request."""
 
 
 def _key(it: Specification) -> str:

@@ -77,9 +77,9 @@ def _block(connection: sa.Connection, id: UUID) -> None:
 @pytest.mark.parametrize(
     ("rule", "harm", "text"),
     [
-        ("kept", _take(TABLES.queue), "neither waits nor has ended"),
+        ("not lost", _take(TABLES.queue), "neither waits nor has ended"),
         ("ended once", _end(TABLES), "waits as pending, and has ended as delivered"),
-        ("whole", _take(TABLES.entry), "waits or has ended, but is not an entry"),
+        ("no orphans", _take(TABLES.entry), "waits or has ended, but is not an entry"),
         ("own key", _give_another_its_key, "has the key of entry "),
         ("counted", _sent(attempts=2, deliveries=1), "was sent 2 times in 1 deliveries"),
         ("same key", _set(TABLES.queue, key_epoch=1), "has key epoch 1, but no decisions to send it again explain that"),
@@ -149,5 +149,5 @@ def test_many_violations_are_cut_and_that_is_reported(database: Database, ob: ou
 
     report: dict[str, Any] = json.loads(command("verify", "--json", database=database).stdout)
 
-    (kept,) = [verdict for verdict in report["verdicts"] if verdict["rule"] == "kept"]
+    (kept,) = [verdict for verdict in report["verdicts"] if verdict["rule"] == "not lost"]
     assert (len(kept["violations"]), kept["has_more"]) == (100, True)

@@ -276,15 +276,15 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
     (waiting, [
         (setting(QUEUE, destination="mail"), "as enqueued", "was enqueued for crm, but waits for mail"),
         (setting(TABLES.entry, destination="mail"), "as enqueued", "was enqueued for mail, but waits for crm"),
-        (setting(QUEUE, due_at=NEVER), "its turn", "never becomes due, although nothing suspends or blocks it"),
+        (setting(QUEUE, due_at=NEVER), "becomes due", "never becomes due, although nothing suspends or blocks it"),
         (setting(QUEUE, outcome=as_decided("delivered")), "decided", "waits to become delivered, but its history"),
         (setting(QUEUE, outcome="not JSON"), "decided", "its recorded outcome cannot be read"),
     ]),
     (delivered, [
-        (setting(ENDED, state="failed"), "true end", "is failed, but its history does not show that"),
-        (setting(ENDED, state="failed", reason="declined"), "true end", "is failed, but its history does not show that"),
-        (setting(ENDED, reason="found at the service"), "true end", "is delivered, but its history does not show that"),
-        (setting(ENDED, attempts=0), "true end", "is delivered, but was never sent"),
+        (setting(ENDED, state="failed"), "end in history", "is failed, but its history does not show that"),
+        (setting(ENDED, state="failed", reason="declined"), "end in history", "is failed, but its history does not show that"),
+        (setting(ENDED, reason="found at the service"), "end in history", "is delivered, but its history does not show that"),
+        (setting(ENDED, attempts=0), "end in history", "is delivered, but was never sent"),
         (setting(ENDED, state="cancelled"), "cancelled", "is cancelled, but was sent 1 times"),
         (setting(ENDED, state="cancelled", attempts=0), "cancelled", "is cancelled, but has a service's answer"),
     ]),
@@ -292,11 +292,11 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
         (setting(ENDED, deliveries=1, attempts=1), "counted", "its history has delivery 2, but only 1 are counted"),
     ]),
     (failed, [
-        (setting(ENDED, state="delivered"), "true end", "is delivered, but its history does not show that"),
-        (setting(ENDED, state="cancelled"), "true end", "is cancelled, but its history does not show that"),
-        (for_all(TABLES.event.update().values(entry_id=uuid4())), "whole", "has a history, but is not an entry"),
-        (setting(ENDED, reason="refunded"), "true end", "is failed, but its history does not show that"),
-        (taking(TABLES.event), "true end", "is failed, but its history does not show that"),
+        (setting(ENDED, state="delivered"), "end in history", "is delivered, but its history does not show that"),
+        (setting(ENDED, state="cancelled"), "end in history", "is cancelled, but its history does not show that"),
+        (for_all(TABLES.event.update().values(entry_id=uuid4())), "no orphans", "has a history, but is not an entry"),
+        (setting(ENDED, reason="refunded"), "end in history", "is failed, but its history does not show that"),
+        (taking(TABLES.event), "end in history", "is failed, but its history does not show that"),
     ]),
     (failed_conclusively, []),
     (in_doubt, [
@@ -313,26 +313,26 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
     ]),
     (decided("send_again"), []),
     (carried_out("happened"), [
-        (setting(ENDED, state="failed"), "true end", "is failed, but its history does not show that"),
+        (setting(ENDED, state="failed"), "end in history", "is failed, but its history does not show that"),
     ]),
     (carried_out("did_not_happen"), [
-        (setting(ENDED, state="delivered"), "true end", "is delivered, but its history does not show that"),
+        (setting(ENDED, state="delivered"), "end in history", "is delivered, but its history does not show that"),
     ]),
     (carried_out("send_again"), []),
     (decided_twice, [
-        (setting(ENDED, state="delivered"), "true end", "is delivered, but its history does not show that"),
+        (setting(ENDED, state="delivered"), "end in history", "is delivered, but its history does not show that"),
     ]),
     (sent_again_and_delivered, []),
     (proved_late_though_decided, []),
     (cancelled_by_the_app, [
-        (setting(ENDED, state="delivered"), "true end", "is delivered, but was never sent"),
-        (setting(ENDED, state="failed"), "true end", "is failed, but its history does not show that"),
+        (setting(ENDED, state="delivered"), "end in history", "is delivered, but was never sent"),
+        (setting(ENDED, state="failed"), "end in history", "is failed, but its history does not show that"),
     ]),
     (cancelled_by_an_operator, [
-        (setting(ENDED, state="delivered"), "true end", "is delivered, but its history does not show that"),
+        (setting(ENDED, state="delivered"), "end in history", "is delivered, but its history does not show that"),
     ]),
     (found, [
-        (setting(ENDED, state="failed"), "true end", "is failed, but its history does not show that"),
+        (setting(ENDED, state="failed"), "end in history", "is failed, but its history does not show that"),
     ]),
     (not_found, []),
     (not_found_and_cancelled, [
@@ -355,9 +355,9 @@ HISTORIES: list[tuple[History, list[tuple[Harm, str, str]]]] = [
     (heading_its_group, [
         (setting(QUEUE, ordering_key="bob"), "as enqueued", "was enqueued in ordering group ada, but waits in"),
         (setting(QUEUE, ordering_key=None, position=None), "as enqueued", "was enqueued in ordering group ada, but"),
-        (setting(QUEUE, position=None), "own place", "has an ordering key but no position"),
-        (for_all(QUEUE.update().values(position=7)), "own place", "has the same position in its ordering group as entry "),
-        (for_all(QUEUE.update().values(due_at=NEVER)), "its turn", "is blocked, but no entry precedes it in its ordering group"),
+        (setting(QUEUE, position=None), "own position", "has an ordering key but no position"),
+        (for_all(QUEUE.update().values(position=7)), "own position", "has the same position in its ordering group as entry "),
+        (for_all(QUEUE.update().values(due_at=NEVER)), "becomes due", "is blocked, but no entry precedes it"),
     ]),
     (of_a_group_that_was_released, []),
     (of_a_request, [
