@@ -30,6 +30,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from concurrent.futures import ThreadPoolExecutor
@@ -79,6 +80,7 @@ BESIDE_PEERS, WITHOUT_PEERS = {"drain", "latency"}, {"sends", "enqueue", "reques
 
 PYTEST_WORKERS = min(max(os.cpu_count() or 2, 2) + 1, 6)  # many tests wait for a process, a server or a clock
 BESIDE = ("-n", str(PYTEST_WORKERS), "--dist", "worksteal")  # tests of one file mostly stay together, with its fixtures
+IN_MEMORY_BYTES = 8 << 30  # several times what a run has ever needed
 ALONE_MAX = 3
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 CHECKS = (
@@ -119,11 +121,10 @@ def main(arguments: Sequence[str]) -> int:
         return lock(rest)
     if command == "docs":
         return run("mkdocs", "build", "--strict").returncode
-    failed = 0 if command == "env" else run_checks()
     if command == "test":
-        failed += 0 if rest else run_on_oldest()
-        return run_pytest(rest, failed)
-    return min(failed, 1)
+        with temporary_files_in_memory():
+            return run_pytest(rest, run_checks() if rest else run_checks_beside_oldest())
+    return 0 if command == "env" else min(run_checks(), 1)
 
 
 def usage_error(text: str = "") -> int:
@@ -288,10 +289,46 @@ def run(program: str, *arguments: str, output: int | None = None, **variables: s
     return subprocess.run(command, env=environment, stdout=output, stderr=output and subprocess.STDOUT, text=True)
 
 
+def run_checks_beside_oldest() -> int:
+    """Returns: how many failed."""
+    with ThreadPoolExecutor(1) as beside:
+        # Compiled once: otherwise each worker of pytest compiles all test modules, at the same time as the others.
+        oldest = beside.submit(lambda: checked("collection", "pytest", "--collect-only", "-qq") + run_on_oldest())
+        return run_checks() + oldest.result()
+
+
 def run_checks() -> int:
     """Run every check, whatever became of the one before. Returns: how many failed."""
     with ThreadPoolExecutor(PYTEST_WORKERS) as pool:
         return sum(pool.map(lambda check: checked(check[0], *check[0].split(), *check[1:]), CHECKS))
+
+
+@contextmanager
+def temporary_files_in_memory() -> Iterator[None]:
+    """Have the tests' databases in memory, where Linux has room for them, unless TMPDIR names another place.
+
+    The servers make and delete thousands of files; on ext4 these take more CPU time than all else that the servers do.
+    """
+    folder = Path("/dev/shm")
+    if "TMPDIR" in os.environ or not has_room(folder):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="outbox-tests-", dir=folder, ignore_cleanup_errors=True) as made:
+        os.chmod(made, 0o711)  # where a server runs as another user, it must reach its own folder inside
+        os.environ["TMPDIR"] = made
+        yield
+
+
+def has_room(folder: Path) -> bool:
+    """Whether a run's files fit in this folder of the memory, and programs may be run from it, as tests do."""
+    try:
+        if os.statvfs(folder).f_flag & os.ST_NOEXEC or not os.access(folder, os.W_OK):
+            return False
+        available = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return False
+    return available is not None and min(free, int(available[1]) * 1024) >= IN_MEMORY_BYTES
 
 
 def checked(name: str, *command: str, **variables: str) -> int:
@@ -299,7 +336,7 @@ def checked(name: str, *command: str, **variables: str) -> int:
     started = time.monotonic()
     done = run(*command, output=subprocess.PIPE, **variables)
     verdict = "FAILED" if done.returncode else "ok"
-    line = f"{name:<14} {verdict:<6} {time.monotonic() - started:6.1f} s\n"
+    line = f"{name:<15} {verdict:<6} {time.monotonic() - started:6.1f} s\n"
     # At once, the line's end with it: others run beside it.
     print(line + (f"{done.stdout}\n" if done.returncode else ""), end="", flush=True)
     return min(done.returncode, 1)
@@ -310,9 +347,10 @@ def run_on_oldest() -> int:
     ready = OLDEST / "ready"
     if not ready.exists() or ready.read_text() != digest(OLDEST_LOCK):
         shutil.rmtree(OLDEST, ignore_errors=True)
-        with step("installing the oldest SQLAlchemy"):
-            options = ("--no-deps", "--require-hashes", "--requirement", str(OLDEST_LOCK))
-            pip(WHOLE, "install", *options, "--target", str(OLDEST))
+        options = ("--no-deps", "--require-hashes", "--requirement", str(OLDEST_LOCK), "--target", str(OLDEST))
+        install = ("python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", *options)
+        if checked("oldest, install", *install, PIP_USER="0"):
+            return 1
         ready.write_text(digest(OLDEST_LOCK))
     files = sorted(str(file) for pattern in OLDEST_TESTS for file in ROOT.glob(f"tests/**/test_{pattern}.py"))
     # A test's cases differ in the database, the driver or a value; its use of SQLAlchemy is in each of them.
