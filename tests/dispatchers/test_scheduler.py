@@ -141,6 +141,32 @@ def test_a_half_full_batch_of_many_destinations_is_followed_by_another() -> None
     assert scheduler.found(quotas, entries, hints_follow=True)
 
 
+@given(
+    st.lists(st.sampled_from([0, 1, 30, 1000]), min_size=1, max_size=70),
+    st.sampled_from([1, 4, 50, 1000]),
+    st.sampled_from([1, 7, 1000]),
+)
+def test_no_destination_waits_for_longer_than_the_others_take_turns(due: list[int], permits: int, in_all: int) -> None:
+    """Each claim is served in the order of its quotas until it is full; what is due never ends."""
+    names = [f"d{number:02}" for number in range(len(due))]
+    scheduler = Scheduler(names, permits=permits, permits_in_all=in_all)
+    served: set[str] = set()
+
+    for _ in range(2 * len(names)):
+        quotas = scheduler.take(0)
+        entries = [
+            claimed(quota.destination)
+            for quota in quotas
+            for _ in range(min(due[names.index(quota.destination)], quota.permits))
+        ][: sum(quota.reserved for quota in quotas)]
+        scheduler.found(quotas, entries)
+        served.update(entry.destination for entry in entries)
+        for entry in entries:
+            scheduler.give_back(entry.destination)
+
+    assert served == {name for name, count in zip(names, due, strict=True) if count}
+
+
 def test_a_destination_of_others_is_left_alone_for_a_while() -> None:
     scheduler = Scheduler(["stripe"], permits=2, permits_in_all=10)
     scheduler.learn(["mail"])
