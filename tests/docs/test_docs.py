@@ -59,7 +59,7 @@ class Reader:
         self.environment["PATH"] = os.pathsep.join([str(commands), str(python.parent), os.environ["PATH"]])
         self._inherited: tuple[int, ...] = ()
         if python == HERE:
-            self._inherited = (forked_commands(commands, ["outbox", "alembic"], self.environment),)
+            self._inherited = (forked_commands(commands, ["outbox", "alembic", "python"], self.environment),)
         self.output: str | None = None
 
     def follow(self, markdown: str) -> None:
