@@ -106,7 +106,7 @@ def cancel_some(database: Database, ob: outbox.Outbox, ids: list[UUID]) -> set[U
         return {id for id in ids if ob.cancel(session, id)}
 
 
-@pytest.mark.parametrize(("kind", "count", "kills"), [("postgresql", 800, 8), ("sqlite", 200, 3)])
+@pytest.mark.parametrize(("kind", "count", "kills"), [("postgresql", 400, 6), ("sqlite", 160, 3)])
 def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
     request: pytest.FixtureRequest, ob: outbox.Outbox, tmp_path: Path, kind: str, count: int, kills: int
 ) -> None:

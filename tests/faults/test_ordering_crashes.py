@@ -35,7 +35,7 @@ def make():
     )
 """
 
-GROUPS, WRITERS, EACH = 20, 5, 5  # 20 groups of 25 entries
+GROUPS, WRITERS, EACH = 15, 5, 4  # 15 groups of 20 entries
 
 
 def enqueue_all(database: Database, ob: outbox.Outbox) -> None:
