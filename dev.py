@@ -33,10 +33,11 @@ import sys
 import tempfile
 import time
 import venv
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, NoReturn, Sequence  # noqa: UP035
+from typing import Any, NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parent
 PYPROJECT = ROOT / "pyproject.toml"
@@ -175,7 +176,7 @@ def digest(path: Path) -> str:
 
 
 def install_packages(environment: Environment) -> None:
-    if sys.version_info < (3, 11):  # noqa: UP036
+    if sys.version_info < (3, 11):  # noqa: UP036  # an older one runs this too, to be told so
         stop(f"this needs Python 3.11 or newer, and {sys.executable} is {sys.version.split()[0]}: run another python3")
     if importlib.util.find_spec("ensurepip") is None:
         minor = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -158,8 +158,6 @@ class Keyring:
             return NotImplemented
         return (self._secrets, self.current, self.is_public) == (other._secrets, other.current, other.is_public)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"Keyring(kids={sorted(self._secrets)}, current={self.current!r})"
 
@@ -318,7 +316,7 @@ _fields_of = attrgetter("key", "scope", "source")
 def _known_parent(env: str, scope: str, source: str, key: str) -> tuple[bytes, UUID]:
     """The first parts of a PAE, and the parent's digest. Raises `InvalidValue` for the key: a bare one is checked here."""
     parts = _place(env, scope, source) + _part(check_field("parent", key))
-    return parts, _uuid8(_PARENT_ID, parts)
+    return parts, _as_uuid(_digest(_PARENT_ID, parts)[:16], 8)
 
 
 @lru_cache(maxsize=1024)
@@ -342,10 +340,6 @@ def encode_uuid(tag: Tag, version: Literal[4, 5, 8] = 8) -> ChildKey:
 def encode_hex(tag: Tag) -> ChildKey:
     """64 characters, 256 bits."""
     return ChildKey(tag.hex())
-
-
-def _uuid8(begun: "Hash", rest: bytes) -> UUID:
-    return _as_uuid(_digest(begun, rest)[:16], 8)
 
 
 _UNKNOWN = SafeUUID.unknown

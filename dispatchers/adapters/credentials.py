@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote, unquote_plus
 
+from dispatchers.delivery import Finding, Outcome
 from dispatchers.sanitize import RESULT_BYTES_MAX
 
-Sanitized = TypeVar("Sanitized")
+Sanitized = TypeVar("Sanitized", bound=Outcome | Finding)
 
 HIDDEN: Final = "(hidden: it quotes the adapter's credentials)"
 CHARS_MIN: Final = 8  # a shorter value may occur in answers by accident
@@ -38,7 +39,7 @@ class Credentials:
             value = getattr(outcome, name, None)
             if value is not None and (kept := self.hidden(value)) is not value:
                 changed[name] = kept
-        return replace(outcome, **changed) if changed else outcome  # type: ignore[type-var]  # outcomes are dataclasses
+        return replace(outcome, **changed) if changed else outcome
 
     def hidden(self, value: Any) -> Any:
         """A JSON value with each text that quotes a credential replaced; `value` itself if none does, or if it cannot be stored.
@@ -115,7 +116,6 @@ def _in_path(url: str) -> Iterator[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every name, text and number in a JSON value."""
     match value:
         case dict():
             for name, each in value.items():

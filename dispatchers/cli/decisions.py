@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 import click
@@ -13,9 +13,12 @@ from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.entries import find
 from dispatchers.cli.output import answer, clean
 
+if TYPE_CHECKING:
+    from dispatchers.admin.decisions import Verdict
+
 Command: TypeAlias = Callable[..., Any]
 
-VERDICTS = {
+VERDICTS: "dict[Verdict, str]" = {
     "happened": "it happened",
     "did_not_happen": "it did not happen and will not",
     "send_again": "it will be sent again, and may then happen twice",
@@ -104,19 +107,19 @@ def resolve(
         _confirm(id, verdict, target)
     with deciding(target) as (connection, tables):
         entry_id = find(connection, tables, id)
-        decisions.resolve(connection, tables, entry_id, verdict, actor=actor, reason=reason, result=answered)  # type: ignore[arg-type]
+        decisions.resolve(connection, tables, entry_id, verdict, actor=actor, reason=reason, result=answered)
     follows = SENDS if verdict == "send_again" else SETTLES
     _report(entry_id, "resolve", actor, f"entry {entry_id}: {VERDICTS[verdict]}; {follows}", verdict=verdict)
 
 
-def _one_of(verdicts: dict[str, bool]) -> str:
-    given = [verdict for verdict, is_given in verdicts.items() if is_given]
+def _one_of(verdicts: dict[str, bool]) -> "Verdict":
+    given: list[Verdict] = [verdict for verdict in VERDICTS if verdicts[verdict]]
     if len(given) != 1:
         raise click.UsageError("give exactly one of --happened, --did-not-happen and --send-again")
     return given[0]
 
 
-def _parsed_result(result: str | None, verdict: str) -> Any:
+def _parsed_result(result: str | None, verdict: "Verdict") -> Any:
     if result is None:
         return None
     if verdict != "happened":
@@ -127,7 +130,7 @@ def _parsed_result(result: str | None, verdict: str) -> Any:
         raise click.BadParameter(f"is not valid JSON: {error}", param_hint="'--result'") from None
 
 
-def _confirm(id: str, verdict: str, target: options.Target) -> None:
+def _confirm(id: str, verdict: "Verdict", target: options.Target) -> None:
     """Ask outside the deciding transaction: an operator may take long to answer."""
     from dispatchers.admin import entries as admin_entries
 

@@ -67,10 +67,10 @@ def database_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_target
 
 
-# --- values. (ParamType is generic in newer releases of click, and cannot be subscripted in older ones.)
+# --- values
 
 
-class Since(click.ParamType):  # type: ignore[type-arg]
+class Since(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click only
     """A span back from now (`90s`, `15m`, `2h`, `7d`, `4w`) as a timedelta; or an instant in ISO 8601, by default UTC."""
 
     name = "instant|span"
@@ -94,7 +94,7 @@ class Since(click.ParamType):  # type: ignore[type-arg]
             )
 
 
-class Cursor(click.ParamType):  # type: ignore[type-arg]
+class Cursor(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click only
     """A position in a list, as the previous page printed it: `<instant>,<id>`."""
 
     name = "cursor"

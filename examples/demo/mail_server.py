@@ -49,7 +49,7 @@ class Doorkeeper:
             return TooBusy()
         return SMTP(self, hostname="mail.example.com")
 
-    async def handle_MAIL(  # noqa: N802
+    async def handle_MAIL(  # noqa: N802  # aiosmtpd's name
         self, server: SMTP, session: Any, envelope: Envelope, address: str, options: list[str]
     ) -> str:
         if self._random.random() < self._manners.hang_up:
@@ -58,7 +58,7 @@ class Doorkeeper:
         envelope.mail_from = address
         return "250 2.1.0 OK"
 
-    async def handle_RCPT(  # noqa: N802
+    async def handle_RCPT(  # noqa: N802  # aiosmtpd's name
         self, server: SMTP, session: Any, envelope: Envelope, address: str, options: list[str]
     ) -> str:
         if self._random.random() < self._manners.greylist:
@@ -67,7 +67,7 @@ class Doorkeeper:
         envelope.rcpt_tos.append(address)
         return "250 2.1.5 OK"
 
-    async def handle_DATA(self, server: SMTP, session: Any, envelope: Envelope) -> str:  # noqa: N802
+    async def handle_DATA(self, server: SMTP, session: Any, envelope: Envelope) -> str:  # noqa: N802  # aiosmtpd's name
         """Accept the mail first and answer later: a dispatcher that is killed while it waits has sent its mail."""
         headers = email.message_from_bytes(bytes(envelope.original_content or b""))
         lose = self._random.random() < self._manners.lose

@@ -26,7 +26,7 @@ from examples.fastapi_shop.orders import create_tables
 class Mailbox:
     """Prints what it is handed in."""
 
-    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:  # noqa: N802
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:  # noqa: N802  # aiosmtpd's name
         mail = message_from_bytes(envelope.content)
         body = mail.get_payload(decode=True)
         assert isinstance(body, bytes)

@@ -119,7 +119,6 @@ class Idempotency:
         return cast(Callable[..., HttpResponse], view_of_its_own)
 
     def _asked(self, request: HttpRequest) -> tuple[str, str, Any]:
-        """Who asks, under which key, for what."""
         caller = self._scope(request)
         headers: Any = request.headers
         key = self._policy.key_of([headers[HEADER]] if HEADER in headers else [], are_joined=True)
@@ -159,8 +158,9 @@ class Idempotency:
             transaction.set_rollback(True, self._using)
         made: Any = as_response(answer)
         made.cookies = response.cookies
-        # an open file's, for one: the server closes what it is given
-        made._resource_closers = response._resource_closers
+        # What the view's response has open, a file for one, the server closes with ours. The name is Django's own: under another
+        # it would be closed when it is collected.
+        made._resource_closers = getattr(response, "_resource_closers", [])
         return made
 
 
@@ -261,13 +261,9 @@ class _Borrowed:
         return getattr(self._connection, name)
 
     def commit(self) -> None:
-        pass
+        """Django does."""
 
-    def rollback(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    rollback = close = commit
 
 
 @cache

@@ -176,10 +176,10 @@ def _forget_unread_stream() -> None:
 
     Werkzeug has made the stream for it and read nothing; it must be made again, of no more bytes than are allowed.
     """
-    kept = vars(request._get_current_object())  # type: ignore[attr-defined]
+    kept = vars(request)
     is_unparsed = "form" in kept and "_cached_data" not in kept and request.mimetype not in FORMS
     if is_unparsed and request.content_length is None and _position(request.stream) == 0:
-        request._get_current_object().__dict__.pop("stream", None)  # type: ignore[attr-defined]
+        kept.pop("stream", None)
 
 
 def _position(stream: Any) -> int:
@@ -194,14 +194,13 @@ def _is_left_over() -> bool:
     """Whether the app has taken some of the body from the request's stream, and the request has not kept it.
 
     Werkzeug keeps what it has read of a request in the request's own dict. A body with a length is compared by its length
-    instead.
+    instead. "_cached_data" is a name of Werkzeug's own: under another, a body in chunks that was kept would be refused, too.
     """
-    kept = vars(request._get_current_object())  # type: ignore[attr-defined]
+    kept = vars(request)
     return request.content_length is None and "stream" in kept and "_cached_data" not in kept
 
 
 def _require_sync(session: object) -> None:
-    """Raise if `session`, or its class, is an asynchronous one."""
     if hasattr(session, "run_sync"):
         raise ConfigurationError(
             "the claim of a Flask view works in a Session, not in an AsyncSession: pass sessionmaker(create_engine(...)) to"

@@ -10,12 +10,11 @@ from alembic.autogenerate import comparators
 from alembic.autogenerate.api import AutogenContext
 from alembic.operations.ops import DropTableOp, ExecuteSQLOp, MigrateOperation, ModifyTableOps, UpgradeOps
 from sqlalchemy import Connection, MetaData, Sequence, func, inspect, select, text
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateSchema, CreateSequence, DropSchema, DropSequence, ExecutableDDLElement
 
 from outbox.sql.body_partitions import body_tables
 from outbox.sql.functions import closing, database_functions
-from outbox.sql.identifiers import quoted
+from outbox.sql.identifiers import POSTGRESQL, quoted
 from outbox.sql.schema import define_tables, storage_parameters
 
 NAMES = "sqlalchemy-outbox"
@@ -108,8 +107,5 @@ def _without_bodies(operations: list[MigrateOperation], schema: str | None, pref
     return [operation for operation in operations if not drops_bodies(operation)]
 
 
-_POSTGRESQL = postgresql.dialect()  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
-
-
 def _sql(statement: ExecutableDDLElement) -> str:
-    return str(statement.compile(dialect=_POSTGRESQL))
+    return str(statement.compile(dialect=POSTGRESQL))

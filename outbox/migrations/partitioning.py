@@ -149,7 +149,6 @@ $add$"""
 
 
 def _partition_of(day: str, schema: str, prefix: str) -> str:
-    """The quoted name of a day's partition, as an expression of PostgreSQL."""
     return f"quote_ident({literal(schema)}) || '.' || quote_ident({literal(f'{prefix}body_')} || to_char({day}, 'YYYYMMDD'))"
 
 
@@ -167,7 +166,6 @@ def _grants(connection: Connection, table: str, right: str, *, like: str) -> Ite
 
 
 def _home(connection: Connection, tables: Tables) -> tuple[str, str]:
-    """The schema in which the tables are, by name, and their prefix."""
     schema = connection.scalar(
         text(
             "SELECT nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace WHERE c.oid = to_regclass(:name)"

@@ -209,7 +209,6 @@ END $outbox$"""
 
 
 def _in_full(name: str) -> str:
-    """The expression of a table's quoted name with its schema."""
     return (
         "(SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_class AS c"
         f" JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = {literal(name)}::regclass)"

@@ -10,7 +10,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 from outbox.errors import SchemaError
 from outbox.migrations.inspection import refuse_tables_of_others, revision_of, version_table
 from outbox.migrations.locks import MIGRATION_LOCK, MIGRATION_WAIT_SECONDS, TABLE_LOCK_WAIT_SECONDS, exclusively
-from outbox.migrations.scripts import configured, head, open_scripts, run
+from outbox.migrations.scripts import configured, downgrading, head, open_scripts, run, upgrading
 from outbox.migrations.targets import Target, connected, refuse_unknown_dialect
 from outbox.sql.dialect import sqlstate
 from outbox.sql.places import place_of
@@ -38,7 +38,7 @@ def upgrade(target: Target, *, schema: str | None = None, prefix: str = "outbox_
                 f"the outbox's tables in the database {place_of(connection.engine)} are at revision {revision}, made by a newer"
                 f" release than this one, which knows {head()}: upgrade with the newer sqlalchemy-outbox"
             )
-        context = configured(schema, prefix, connection=connection, fn=lambda at, _: scripts._upgrade_revs("head", at))
+        context = configured(schema, prefix, connection=connection, fn=lambda at, _: upgrading(scripts, at))
         run(context, schema, prefix)
 
 
@@ -54,9 +54,7 @@ def downgrade(target: Target, revision: str = "base", *, schema: str | None = No
     with connected(target) as connection, exclusively(connection, is_callers=is_callers):
         if not inspect(connection).has_table(f"{prefix}version", schema=schema):
             return
-        context = configured(
-            schema, prefix, connection=connection, fn=lambda at, _: scripts._downgrade_revs(revision, at)
-        )
+        context = configured(schema, prefix, connection=connection, fn=lambda at, _: downgrading(scripts, at, revision))
         run(context, schema, prefix)
         if revision_of(connection, schema, prefix) is None:
             version_table(schema, prefix).drop(connection)
@@ -88,7 +86,7 @@ def sql(
         transactional_ddl=False,  # BEGIN and COMMIT are below, around the locks too
         output_buffer=printed,
         starting_rev=since,
-        fn=lambda at, _: scripts._upgrade_revs("head", at),
+        fn=lambda at, _: upgrading(scripts, at),
     )
     if since == head():
         return f"-- nothing to do: {since} is the newest revision that this release knows\n"

@@ -9,7 +9,7 @@ from outbox.errors import SchemaError
 from outbox.sql.identifiers import check_table_names
 
 if TYPE_CHECKING:  # imported at run time, it would ask for a package that only an extra brings
-    from alembic.runtime.migration import MigrationContext
+    from alembic.runtime.migration import MigrationContext, RevisionStep
     from alembic.script import ScriptDirectory
 
 
@@ -49,6 +49,22 @@ def open_scripts() -> "ScriptDirectory":
     except ModuleNotFoundError as error:
         raise without_alembic() from error
     return ScriptDirectory(str(home()))
+
+
+def upgrading(scripts: "ScriptDirectory", at: Any) -> "list[RevisionStep]":
+    """The steps to the newest revision. at: the revisions that the database is at, as Alembic gives them."""
+    from alembic.runtime.migration import MigrationStep
+
+    following = reversed([*scripts.iterate_revisions("head", at, implicit_base=True)])
+    return [MigrationStep.upgrade_from_script(scripts.revision_map, script) for script in following]
+
+
+def downgrading(scripts: "ScriptDirectory", at: Any, revision: str) -> "list[RevisionStep]":
+    """The steps back to `revision`. at: as for `upgrading`."""
+    from alembic.runtime.migration import MigrationStep
+
+    undone = scripts.iterate_revisions(at, revision, select_for_downgrade=True)
+    return [MigrationStep.downgrade_from_script(scripts.revision_map, script) for script in undone]
 
 
 def without_alembic() -> SchemaError:

@@ -1,9 +1,11 @@
 """What the outbox's tables may be called. Pure."""
 
-from sqlalchemy import MetaData, Table
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import Dialect, MetaData, Table, make_url
 
 from outbox.errors import InvalidValue
+
+POSTGRESQL: Dialect = make_url("postgresql://").get_dialect()()
+"""For SQL as text, without a database."""
 
 NAME_BYTES_MAX = 63  # PostgreSQL, "Lexical Structure": it cuts a longer name off, and two of ours could become one
 PREFIX_BYTES_MAX = 32
@@ -42,5 +44,4 @@ def quoted(name: str, schema: str | None = None) -> str:
 
 def quoted_table(table: Table) -> str:
     """The quoted name of an existing table."""
-    written: str = postgresql.dialect().identifier_preparer.format_table(table)  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
-    return written
+    return POSTGRESQL.identifier_preparer.format_table(table)

@@ -18,7 +18,7 @@ _REST = 32 - _KEPT
 
 def is_under(entry: Table, parent: UUID | ColumnElement[Any]) -> ColumnElement[bool]:
     """Whether an entry belongs to this parent. parent: its id, or the column that holds it."""
-    least, greatest = ids_under(parent) if isinstance(parent, UUID) else (_least(parent), _greatest(parent))
+    least, greatest = ids_under(parent) if isinstance(parent, UUID) else (_Least(parent), _Greatest(parent))
     return and_(entry.c.id.between(least, greatest), entry.c.parent_id == parent)
 
 
@@ -32,12 +32,12 @@ def _filled(parent: str, digit: str) -> str:
 
 
 @renders(postgresql=_filled("{0}", "0"), sqlite=f"substr({{0}}, 1, {_KEPT}) || '{'0' * _REST}'")
-class _least(FunctionElement[UUID]):  # noqa: N801
+class _Least(FunctionElement[UUID]):
     type = Uuid()
     inherit_cache = True
 
 
 @renders(postgresql=_filled("{0}", "f"), sqlite=f"substr({{0}}, 1, {_KEPT}) || '{'f' * _REST}'")
-class _greatest(FunctionElement[UUID]):  # noqa: N801
+class _Greatest(FunctionElement[UUID]):
     type = Uuid()
     inherit_cache = True

@@ -21,7 +21,7 @@ from email.utils import format_datetime
 from typing import Any, Final, NamedTuple
 
 FIELDS: Final = frozenset(
-    "to cc bcc from reply_to subject text html date headers attachments".split()  # noqa: SIM905
+    ["to", "cc", "bcc", "from", "reply_to", "subject", "text", "html", "date", "headers", "attachments"]
 )
 ATTACHMENT_FIELDS: Final = frozenset({"filename", "content_type", "base64"})
 RECIPIENTS_MAX: Final = 100  # RFC 5321, 4.5.3.1.8: what every server must take
@@ -281,7 +281,6 @@ def _custom_headers(payload: Mapping[str, Any], key_header: str | None) -> dict[
 
 
 def _body(payload: Mapping[str, Any], key: str) -> bytes:
-    """The MIME headers, the blank line, and the body."""
     text, html = _text(payload, "text"), _text(payload, "html")
     if text is None and html is None:
         raise Unsendable("text and html are missing: a mail needs one of them")
