@@ -176,7 +176,7 @@ def digest(path: Path) -> str:
 
 
 def install_packages(environment: Environment) -> None:
-    if sys.version_info < (3, 11):  # noqa: UP036  # an older one runs this too, to be told so
+    if sys.version_info < (3, 11):  # noqa: UP036  # an older one runs this too, and is refused by it
         stop(f"this needs Python 3.11 or newer, and {sys.executable} is {sys.version.split()[0]}: run another python3")
     if importlib.util.find_spec("ensurepip") is None:
         minor = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -18,12 +18,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from dispatchers.names import prefixes
+from dispatchers.threads import is_async
 from dispatchers.transitions import ClaimedEntry, End, Settle
 from outbox.configuration import Configuration
 from outbox.errors import AlreadyAnswered, CallbackError, ConfigurationError, NotAnswered
 from outbox.keys import ParentKey, Tag, encode_native
 from outbox.requests.responses import Response
-from outbox.session import ClaimedParent, state_of
+from outbox.session import ClaimedParent, OpenClaim, state_of
 from outbox.status import EntryStatus, entries_of_request
 
 
@@ -63,6 +64,7 @@ class Settlement:
     attempts: int
 
 
+@dataclass(slots=True, eq=False)
 class Completed:
     """An accepted request whose entries have all ended: the argument of `on_completed`, which gives the final response.
 
@@ -72,15 +74,12 @@ class Completed:
     response: the final response, once there is one.
     """
 
-    def __init__(
-        self, id: UUID, completion: str, parent: ParentKey, entries: list[EntryStatus], response_bytes_max: int
-    ) -> None:
-        self.id = id
-        self.completion = completion
-        self.parent = parent
-        self.entries = entries
-        self.response: Response | None = None
-        self._response_bytes_max = response_bytes_max
+    id: UUID
+    completion: str
+    parent: ParentKey
+    entries: list[EntryStatus] = field(repr=False)
+    _response_bytes_max: int = field(repr=False)
+    response: Response | None = field(default=None, init=False, repr=False)
 
     def respond(self, status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         """Give the request its final response. Every later retry gets it. Arguments and errors: see `claim.respond`."""
@@ -225,10 +224,6 @@ def _name(kind: Kind, name: str) -> str:
     return f"{kind} {name}"
 
 
-def is_async(callback: Function) -> bool:
-    return inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(type(callback).__call__)
-
-
 class CallbackFailed(Exception):
     """The callback raised, as its `__cause__` says; nothing of its transaction is kept."""
 
@@ -250,7 +245,7 @@ class CallbackOverdue(Exception):
         self.report = f"{function} took longer than {seconds:g} s, its deadline; its transaction is rolled back{place}"
 
 
-class Cause:
+class Cause(OpenClaim):
     """What the callback's session knows as its open claim: entries that it enqueues derive from the settled entry's parent."""
 
     def __init__(self, configuration: Configuration, kid: str, parent: ParentKey, record_id: UUID | None) -> None:
@@ -265,23 +260,11 @@ class Cause:
         kid = self._kid if self._kid in configuration.keyring.kids else configuration.keyring.current
         return ClaimedParent(self._parent, kid, self._record_id)
 
-    def after_begin(self, connection: Connection) -> None:
-        pass
-
-    def before_flush(self, session: Session) -> None:
-        pass
-
     def before_commit(self, committed: SessionTransaction | None) -> None:
         if committed is None:
             raise CallbackError(
                 "a callback must not commit: what it writes commits together with the settlement of the entry"
             )
-
-    def savepoint_ended(self, savepoint: SessionTransaction) -> None:
-        pass
-
-    def transaction_ended(self) -> None:
-        pass
 
 
 def prepare(

@@ -53,15 +53,10 @@ class Work(Protocol):
 
     @property
     def described(self) -> str: ...
-
     async def check(self) -> None: ...
-
     async def pump(self, stopping: asyncio.Event) -> None: ...
-
     async def reconcile(self) -> None: ...
-
     async def abandon(self) -> None: ...
-
     async def close(self) -> None: ...
 
 
@@ -73,7 +68,7 @@ def run(dispatcher: Work) -> None:
     """
     atexit.register(_ignore_signals)
     with tuned_interpreter():
-        is_drained = asyncio.run(_serve(dispatcher, afterwards=_exit_at_once))
+        is_drained = asyncio.run(_serve(dispatcher, afterwards=lambda number, frame: os._exit(STOPPED_AT_ONCE)))
     if not is_drained:
         log.warning("stopped without draining: entries in flight stay in doubt until their leases expire")
         logging.shutdown()
@@ -101,10 +96,6 @@ async def _serve(dispatcher: Work, afterwards: Handler | None = None) -> bool:
     if not signals.cut_short:
         log.info("stopped")
     return not signals.cut_short
-
-
-def _exit_at_once(number: int, frame: FrameType | None) -> None:
-    os._exit(STOPPED_AT_ONCE)
 
 
 def _ignore_signals() -> None:
@@ -241,7 +232,6 @@ class Signals:
 
 
 def _schedule(dispatcher: Work, stopping: asyncio.Event) -> AsyncIOScheduler:
-    """Schedule gauges, reconciling lookups, retention and the bodies' partitions."""
     schedule = AsyncIOScheduler(timezone="UTC")
 
     def add(work: Callable[..., Awaitable[Any]], *arguments: Any, seconds: int, jitter: int | None = None) -> None:

@@ -351,7 +351,6 @@ def _wait(
 
 
 def _end(entry: ClaimedEntry, attempts: int, reason: str) -> Transition:
-    """A limit is reached: failed if it certainly did not happen, else uncertain."""
     return _uncertain(entry, attempts, reason) if entry.maybe_sent else Settle("failed", attempts, reason=reason)
 
 

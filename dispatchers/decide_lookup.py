@@ -10,15 +10,7 @@ from typing import assert_never
 from dispatchers.delivery import Absent, CannotTell, Finding, Found, Memory
 from dispatchers.stored_outcome import LookupState
 from dispatchers.time_limits import CENTURY, backoff, last_safe_send
-from dispatchers.transitions import (
-    AwaitLookup,
-    ClaimedEntry,
-    MarkUncertain,
-    Release,
-    SendAgain,
-    Settle,
-    Transition,
-)
+from dispatchers.transitions import AwaitLookup, ClaimedEntry, MarkUncertain, Release, SendAgain, Settle, Transition
 
 LOOKUP_FIRST = timedelta(minutes=1)
 LOOKUP_MAX = timedelta(hours=1)
@@ -45,7 +37,6 @@ def admit_lookup(entry: ClaimedEntry, state: LookupState, memory: Memory, now: d
 
 
 def _elsewhere(entry: ClaimedEntry, memory: Memory) -> str | None:
-    """Why only another process may look it up, if so."""
     if not memory.can_look_up:
         return "this process has no status lookup for it"
     if entry.in_doubt_since is not None and entry.sent_as not in (None, memory.form):

@@ -1,6 +1,7 @@
 """Blocking calls off the event loop."""
 
 import asyncio
+import inspect
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,6 +20,23 @@ async def on_own_thread(name: str, work: Callable[..., Any], *arguments: Any) ->
     answer: Future[Any] = Future()
     Thread(target=_answer, args=(answer, work, arguments), name=name, daemon=True).start()
     return await asyncio.wrap_future(answer)
+
+
+def is_async(function: Any) -> bool:
+    """Whether it is an `async def`, or an object whose call is one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def as_async(function: Callable[..., Any], thread: str) -> Callable[..., Any]:
+    """`function` itself if it is async, else its call on a thread of that name, so that it may block."""
+    if is_async(function):
+        return function
+
+    async def threaded(*arguments: Any) -> Any:
+        answer = await on_own_thread(thread, function, *arguments)
+        return await answer if inspect.isawaitable(answer) else answer  # a plain wrapper around an async function
+
+    return threaded
 
 
 class Threads:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from inspect import isawaitable, iscoroutine
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -22,18 +22,22 @@ from outbox.session import AnySession, flush_all, state_of, sync_session, unscop
 from outbox.sql.dialect import is_busy, is_timeout, wait_for_lock
 from outbox.times import NOTHING, check_span
 
+Entered = TypeVar("Entered")
 
-def check_in_flight(mode: object, wait: object) -> None:
-    """Raise `InvalidValue` unless these say what a request does whose key is held, before one is."""
+
+def checked_wait(mode: object, wait: timedelta) -> timedelta:
+    """How long a request waits whose key is held: not at all for "conflict". Raises `InvalidValue`."""
     if mode not in ("conflict", "wait"):
         raise InvalidValue("in_flight", mode, "must be 'conflict' or 'wait'")
     check_span("wait", wait, least=NOTHING)
+    return wait if mode == "wait" else NOTHING
 
 
-class IdempotentBlock:
-    """What `outbox.idempotent` returns: `with` it on a Session, `async with` it on an AsyncSession.
+class ClaimBlock(Generic[Entered]):
+    """A block on a Session or an AsyncSession; `_entered` makes of the claim what it hands out.
 
-    savepoint_of: begins the savepoint of what is done in it. lock_wait: waits for the request in flight.
+    wait: how long for another request in flight. savepoint_of: begins the savepoint of what is done in it. lock_wait: waits for
+        the request in flight.
     owns_transaction: whether who has opened it ends the session's transaction with it, in every case. Then no commit can follow
         what the block has lost: an error, and a rollback of the handler's, pass as they are.
     """
@@ -42,23 +46,19 @@ class IdempotentBlock:
     savepoint_of: Callable[[Session], Savepoint] = staticmethod(nested_savepoint)
     lock_wait: LockWait = staticmethod(wait_for_lock)
 
-    def __init__(
-        self,
-        session: AnySession,
-        key: RecordKey | BodyRequest,
-        in_flight: Literal["conflict", "wait"],
-        wait: timedelta,
-    ) -> None:
+    def __init__(self, session: AnySession, key: RecordKey | BodyRequest, wait: timedelta) -> None:
         self._session = unscoped(session)
         self._key = key
-        self._in_flight: Literal["conflict", "wait"] = in_flight
         self._wait = wait
         self._claim: Claim | None = None
 
-    def __enter__(self) -> Claim:
+    def _entered(self, claim: Claim) -> Entered:
+        raise NotImplementedError
+
+    def __enter__(self) -> Entered:
         if hasattr(self._session, "run_sync"):
             raise ClaimError(f"'with' needs a Session, not {type(self._session).__name__}: use 'async with'")
-        return self._open(sync_session(self._session))
+        return self._entered(self._open(sync_session(self._session)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -67,9 +67,8 @@ class IdempotentBlock:
         if isinstance(error, ClaimLost) and (interruption := _interruption(error)) is not None:
             raise interruption
 
-    async def __aenter__(self) -> Claim:
-        claim: Claim = await self._run_async(self._open)
-        return claim
+    async def __aenter__(self) -> Entered:
+        return self._entered(await self._run_async(self._open))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -126,8 +125,8 @@ class IdempotentBlock:
 
     def _take(self, session: Session, observation: ClaimObservation | None) -> Claim:
         connection = self._begin(session)
-        key = choose_key(connection, self._key, self._in_flight, self._wait, observation, self.lock_wait)
-        response = claim_key(connection, key, self._in_flight, self._wait, observation, self.lock_wait)
+        key = choose_key(connection, self._key, self._wait, observation, self.lock_wait)
+        response = claim_key(connection, key, self._wait, observation, self.lock_wait)
         return Claim(session, connection, key, response, self.savepoint_of, owns_transaction=self.owns_transaction)
 
     def _begin(self, session: Session) -> Connection:
@@ -169,6 +168,13 @@ class IdempotentBlock:
         if run_sync is None:
             raise ClaimError(f"'async with' needs an AsyncSession, not {type(self._session).__name__}: use 'with'")
         return await run_sync(work)
+
+
+class IdempotentBlock(ClaimBlock[Claim]):
+    """What `outbox.idempotent` returns: `with` it on a Session, `async with` it on an AsyncSession."""
+
+    def _entered(self, claim: Claim) -> Claim:
+        return claim
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:

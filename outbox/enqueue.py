@@ -7,20 +7,10 @@ from typing import Any, Literal
 from outbox.configuration import Configuration
 from outbox.entry_rows import Entry, NewEntry
 from outbox.errors import InvalidValue, ParentRequired
-from outbox.keys import (
-    ChildKey,
-    ParentKey,
-    check_field,
-    derive_tag,
-    encode_native,
-    entry_id,
-    key_fields,
-)
+from outbox.keys import ChildKey, ParentKey, check_field, derive_tag, encode_native, entry_id, key_fields
 from outbox.payload import encode_json
 from outbox.session import AnySession, ClaimedParent, state_of, sync_session
-from outbox.times import EPOCH, NEVER
-
-DUE_MAX = timedelta(days=36_525)  # a century: no calendar overflows
+from outbox.times import EPOCH, NEVER, SPAN_MAX
 
 
 def enqueue(
@@ -115,14 +105,14 @@ def _due(due: datetime | timedelta) -> tuple[datetime | None, timedelta | None]:
         case timedelta():
             if due < timedelta(0):
                 raise InvalidValue("due", due, "a timedelta counts from now and must not be negative")
-            if due > DUE_MAX:
-                raise InvalidValue("due", due, f"is more than {DUE_MAX.days} days from now")
+            if due > SPAN_MAX:
+                raise InvalidValue("due", due, f"is more than {SPAN_MAX.days} days from now")
             return None, due
         case datetime():
             if due.utcoffset() is None:
                 raise InvalidValue("due", due, "has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
-            if due >= NEVER - DUE_MAX:
-                raise InvalidValue("due", due, f"must lie before {NEVER - DUE_MAX:%Y}")
+            if due >= NEVER - SPAN_MAX:
+                raise InvalidValue("due", due, f"must lie before {NEVER - SPAN_MAX:%Y}")
             # Year 1 and its neighbours are other languages' "at once"; no driver reads them back in every time zone.
             return (EPOCH if due < EPOCH else due.astimezone(UTC)), None
     raise InvalidValue("due", due, f"must be an aware datetime or a timedelta, not {type(due).__name__}")

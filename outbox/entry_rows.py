@@ -12,8 +12,8 @@ from sqlalchemy import BigInteger, Connection, Text, TextClause, cast, func, ins
 
 from outbox.configuration import Configuration
 from outbox.keys import Tag, encode_native
-from outbox.sql.bulk_values import Batch, Shape, batch_query
-from outbox.sql.dialect import clock, insert_unless_present
+from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
+from outbox.sql.dialect import database_now, insert_unless_present
 from outbox.sql.fast_execute import execute
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.positions import next_position, take_positions
@@ -121,25 +121,11 @@ def stored_tags(connection: Connection, tables: Tables, ids: Collection[UUID]) -
 
 
 # Name and type of each of a new entry's values.
-_COLUMNS = {
-    "id": "uuid",
-    "env": "text",
-    "scope": "text",
-    "source": "text",
-    "parent": "text",
-    "operation": "text",
-    "discriminator": "text",
-    "kid": "text",
-    "tag": "bytea",
-    "parent_id": "uuid",
-    "record_id": "uuid",
-    "destination": "text",
-    "payload": "bytea",
-    "options": "text",
-    "ordering_key": "text",
-    "due_at": "timestamptz",
-    "delay": "interval",
-}
+_COLUMNS = typed_columns(
+    "id uuid, env text, scope text, source text, parent text, operation text, discriminator text, kid text, tag bytea,"
+    " parent_id uuid, record_id uuid, destination text, payload bytea, options text, ordering_key text, due_at timestamptz,"
+    " delay interval"
+)
 
 _IN_GROUP = _COLUMNS | {"position": "bigint"}
 
@@ -179,7 +165,6 @@ def _insert_in_groups(connection: Connection, configuration: Configuration, entr
 
 
 def _fair(configuration: Configuration, entries: Sequence[NewEntry]) -> dict[str, list[str]]:
-    """The parameter that lists the fair destinations, if any of these entries goes to one."""
     fair = configuration.fair
     if not fair or fair.isdisjoint(entry.destination for entry in entries):
         return {}
@@ -243,7 +228,6 @@ def _insertions(tables: Tables, shape: Shape, is_fair: bool) -> tuple[str, str]:
 
 
 def _written(tables: Tables, source: str, is_fair: bool) -> str:
-    """The insert of entries from the rows of `source`, as a part of a statement."""
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     return f"""
         written AS (
@@ -286,7 +270,7 @@ def _insert_one_by_one(connection: Connection, configuration: Configuration, ent
 
 def _insert_one(connection: Connection, configuration: Configuration, entry: NewEntry, *, is_blocked: bool) -> bool:
     tables = configuration.tables
-    now: datetime = connection.execute(select(clock())).scalar_one()
+    now = database_now(connection)
     due_at = max(entry.due_at or now, now) + (entry.delay or timedelta(0))
     stored = dict(zip(_COLUMNS, _values(entry), strict=True)) | {
         "headers": "{}",

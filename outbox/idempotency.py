@@ -14,23 +14,17 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox.configuration import Configuration
 from outbox.entry_rows import PiggybackedInsert
-from outbox.errors import (
-    AlreadyAnswered,
-    ClaimError,
-    ClaimLost,
-    ClaimOpen,
-    NotAnswered,
-)
+from outbox.errors import AlreadyAnswered, ClaimError, ClaimLost, ClaimOpen, NotAnswered
 from outbox.keys import ParentKey, check_operation
 from outbox.requests.accepted import accepted_response, require_open_entries
 from outbox.requests.records import RecordKey, insert_record, record_insert, require_written
 from outbox.requests.replay_guard import ReplayGuard
 from outbox.requests.responses import Response
 from outbox.requests.savepoints import Savepoint, nested_savepoint, request_savepoint
-from outbox.session import ClaimedParent, state_of
+from outbox.session import ClaimedParent, OpenClaim, state_of
 
 
-class Claim:
+class Claim(OpenClaim):
     """A request's claim on its key. It is open for the length of the `outbox.idempotent` block.
 
     id: the id of the request's record, for `outbox.request_status`.

@@ -6,20 +6,18 @@ between the two the message comes again, and the record shows that it was handle
 
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
-from typing import Literal
 
 from sqlalchemy.orm import Session
 
-from outbox.claim_block import IdempotentBlock
+from outbox.claim_block import ClaimBlock
 from outbox.configuration import Configuration
 from outbox.errors import ClaimLost, ClaimOpen, InvalidValue, KeyExpired, KeyInFlight
 from outbox.idempotency import Claim
-from outbox.keys import ParentKey, check_field, parent_id
+from outbox.keys import ParentKey, check_field
 from outbox.observer import ClaimObservation
+from outbox.requests.body_key import choose_key
 from outbox.requests.records import RecordKey, claim_key
 from outbox.requests.responses import Response
-from outbox.session import AnySession
 from outbox.times import check_span
 
 SOURCE = "inbox:"
@@ -47,31 +45,6 @@ class InboxMessage:
     duplicate: bool
 
 
-class InboxBlock:
-    """What `outbox.inbox` returns: `with` it on a Session, `async with` it on an AsyncSession."""
-
-    def __init__(
-        self, session: AnySession, key: RecordKey, in_flight: Literal["conflict", "wait"], wait: timedelta
-    ) -> None:
-        self._block = _MessageBlock(session, key, in_flight, wait)
-
-    def __enter__(self) -> InboxMessage:
-        return _message(self._block.__enter__())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._block.__exit__(kind, error, trace)
-
-    async def __aenter__(self) -> InboxMessage:
-        return _message(await self._block.__aenter__())
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._block.__aexit__(kind, error, trace)
-
-
 def message_key(
     configuration: Configuration, *, consumer: str, message_id: str, scope: str, keep: timedelta
 ) -> RecordKey:
@@ -82,17 +55,7 @@ def message_key(
         raise InvalidValue("scope", scope, "must name the producer of these message ids")
     check_span("keep", keep)
     parent = ParentKey(message_id, scope=scope, source=SOURCE + consumer)
-    return RecordKey(
-        configuration=configuration,
-        id=parent_id(configuration.env, parent),
-        parent=parent,
-        fingerprint=NO_FINGERPRINT,
-        keep=keep,
-    )
-
-
-def _message(claim: Claim) -> InboxMessage:
-    return InboxMessage(parent=claim.parent, duplicate=claim.replayed)
+    return RecordKey.of(configuration, parent, NO_FINGERPRINT, keep)
 
 
 class _MessageClaim(Claim):
@@ -129,28 +92,28 @@ class _MessageClaim(Claim):
         )
 
 
-class _MessageBlock(IdempotentBlock):
-    def __init__(
-        self, session: AnySession, key: RecordKey, in_flight: Literal["conflict", "wait"], wait: timedelta
-    ) -> None:
-        super().__init__(session, key, in_flight, wait)
-        self._message_key = key
+class InboxBlock(ClaimBlock[InboxMessage]):
+    """What `outbox.inbox` returns: `with` it on a Session, `async with` it on an AsyncSession."""
+
+    def _entered(self, claim: Claim) -> InboxMessage:
+        return InboxMessage(parent=claim.parent, duplicate=claim.replayed)
 
     def _open(self, session: Session) -> Claim:
         try:
             return super()._open(session)
         except KeyInFlight as error:
             raise KeyInFlight(
-                f"message {self._message_key.parent.key!r} is being handled by another transaction now:"
+                f"message {self._key.name!r} is being handled by another transaction now:"
                 " leave it unacknowledged, so that it is redelivered",
                 error.retry_after,
             ) from error
 
     def _take(self, session: Session, observation: ClaimObservation | None) -> Claim:
         connection = self._begin(session)
+        key = choose_key(connection, self._key, self._wait)
         try:
-            response = claim_key(connection, self._message_key, self._in_flight, self._wait, observation)
+            response = claim_key(connection, key, self._wait, observation)
         except KeyExpired:
             # What it caused is remembered still, so it was handled. Unlike a client's key, a message's id is not used again.
             response = HANDLED
-        return _MessageClaim(session, connection, self._message_key, response, self.savepoint_of)
+        return _MessageClaim(session, connection, key, response, self.savepoint_of)

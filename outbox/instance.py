@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.claim_block import IdempotentBlock, check_in_flight, run, run_async
+from outbox.claim_block import IdempotentBlock, checked_wait, run, run_async
 from outbox.configuration import Configuration, Settings, configuration_from_environment
 from outbox.enqueue import child_key, enqueue
 from outbox.entry_rows import Entry
@@ -16,7 +16,7 @@ from outbox.errors import InvalidValue, KeyMalformed, KeyMissing
 from outbox.fingerprint import fingerprint
 from outbox.idempotency import Claim
 from outbox.inbox import INBOX_KEEP, InboxBlock, message_key
-from outbox.keys import Keyring, ParentKey, parent_id
+from outbox.keys import Keyring, ParentKey
 from outbox.leases import LeasedBlock
 from outbox.requests.body_key import BodyKey, BodyRequest
 from outbox.requests.records import RecordKey
@@ -55,7 +55,7 @@ class Outbox:
     def check(self, engine: Engine) -> None: ...
     @overload
     def check(self, engine: AsyncEngineLike) -> Awaitable[None]: ...
-    def check(self, engine: Any) -> Awaitable[None] | None:
+    def check(self, engine: Any) -> Any:
         """Check the database and the settings when the app starts. With an AsyncEngine, await it.
 
         The check runs in one transaction that only reads.
@@ -159,8 +159,8 @@ class Outbox:
 
         Raises `KeyMissing`, `KeyMalformed`, `KeyInFlight` (with `retry_after`), `RequestMismatch`, `KeyExpired`.
         """
-        check_in_flight(in_flight, wait)
-        return IdempotentBlock(session, self._request(key, scope, source, request, keep), in_flight, wait)
+        budget = checked_wait(in_flight, wait)
+        return IdempotentBlock(session, self._request(key, scope, source, request, keep), budget)
 
     def leased(
         self,
@@ -195,11 +195,10 @@ class Outbox:
 
         Raises what `idempotent` raises, and `LeaseLost` if an attempt stores something after another attempt took over.
         """
-        check_in_flight(in_flight, wait)
+        budget = checked_wait(in_flight, wait)
         check_span("lease", lease, least=SECOND)
         if renew_for is not None:
             check_span("renew_for", renew_for, otherwise=", or None for no renewals in the background")
-        budget = wait if in_flight == "wait" else timedelta(0)
         return LeasedBlock(engine, self._request(key, scope, source, request, keep), lease, renew_for, budget)
 
     @overload
@@ -230,9 +229,7 @@ class Outbox:
         wait: timedelta = timedelta(seconds=5),
         keep: timedelta = DAY,
     ) -> Awaitable[Response]: ...
-    def run_idempotent(
-        self, session: Any, key: str | BodyKey, fn: Callable[[Claim], Any], **settings: Any
-    ) -> Response | Awaitable[Response]:
+    def run_idempotent(self, session: Any, key: str | BodyKey, fn: Callable[[Claim], Any], **settings: Any) -> Any:
         """Call `fn(claim)` for a new request, and return the stored response for a replay, without calling `fn`.
 
         `fn` answers with `claim.respond(...)` or `claim.reject(...)`. With an AsyncSession `fn` is a coroutine function, and
@@ -272,36 +269,31 @@ class Outbox:
         Raises `KeyInFlight` (with `retry_after`), `InvalidValue`, `ClaimOpen`, and `AlreadyAnswered` for work on a duplicate.
         Raises `ClaimLost` if the handler ends the transaction: then acknowledge none of the messages that were handled in it.
         """
-        check_in_flight(in_flight, wait)
+        budget = checked_wait(in_flight, wait)
         key = message_key(self.configuration, consumer=consumer, message_id=message_id, scope=scope, keep=keep)
-        return InboxBlock(session, key, in_flight, wait)
+        return InboxBlock(session, key, budget)
 
     @overload
     def status(self, session: Session | scoped_session[Any], parent: str | ParentKey) -> list[EntryStatus]: ...
     @overload
     def status(self, session: AsyncSessionLike, parent: str | ParentKey) -> Awaitable[list[EntryStatus]]: ...
-    def status(self, session: Any, parent: str | ParentKey) -> list[EntryStatus] | Awaitable[list[EntryStatus]]:
+    def status(self, session: Any, parent: str | ParentKey) -> Any:
         """Return every entry under `parent`, oldest transaction first. Flushes the session. With an AsyncSession, await it."""
         configuration = self.configuration
-        found: list[EntryStatus] | Awaitable[list[EntryStatus]]
-        found = in_session(session, lambda inner: read_status(configuration, inner, parent))
-        return found
+        return in_session(session, lambda inner: read_status(configuration, inner, parent))
 
     @overload
     def cancel(self, session: Session | scoped_session[Any], entry_id: UUID) -> bool: ...
     @overload
     def cancel(self, session: AsyncSessionLike, entry_id: UUID) -> Awaitable[bool]: ...
-    def cancel(self, session: Any, entry_id: UUID) -> bool | Awaitable[bool]:
+    def cancel(self, session: Any, entry_id: UUID) -> Any:
         """Cancel an entry in the caller's transaction, if it was certainly never sent. With an AsyncSession, await it.
 
         Returns False, and changes nothing, if the entry is being sent, may have been sent, has ended or is unknown. No
         callback runs, because the app itself decides in its own transaction. Raises `InvalidValue` if `id` is not a UUID.
         """
         configuration = self.configuration
-        cancelled: bool | Awaitable[bool] = in_session(
-            session, lambda inner: cancel_entry(configuration, inner, entry_id)
-        )
-        return cancelled
+        return in_session(session, lambda inner: cancel_entry(configuration, inner, entry_id))
 
     @overload
     def request_status(
@@ -311,9 +303,7 @@ class Outbox:
     def request_status(
         self, session: AsyncSessionLike, id: UUID, *, scope: str, sources: Collection[str] = ("http",)
     ) -> Awaitable[RequestStatus | None]: ...
-    def request_status(
-        self, session: Any, id: UUID, *, scope: str, sources: Collection[str] = ("http",)
-    ) -> RequestStatus | Awaitable[RequestStatus | None] | None:
+    def request_status(self, session: Any, id: UUID, *, scope: str, sources: Collection[str] = ("http",)) -> Any:
         """Return the request whose claim had this `id`, with all its entries. Payloads are not included. Flushes the session.
 
         Returns None if the request is unknown, or belongs to another scope or source. With an AsyncSession, await it.
@@ -324,9 +314,7 @@ class Outbox:
         Raises `InvalidValue` if the id is not a UUID, or if the scope or the sources are malformed.
         """
         configuration = self.configuration
-        found: RequestStatus | Awaitable[RequestStatus | None] | None
-        found = in_session(session, lambda inner: read_request(configuration, inner, id, scope, sources))
-        return found
+        return in_session(session, lambda inner: read_request(configuration, inner, id, scope, sources))
 
     def _request(self, key: Any, scope: str, source: str, request: Any, keep: timedelta) -> RecordKey | BodyRequest:
         if isinstance(key, BodyKey):
@@ -337,17 +325,10 @@ class Outbox:
         if key is None or key == "":
             raise KeyMissing("the request has no idempotency key: send one, e.g. a UUID, and repeat it with each retry")
         check_span("keep", keep)
-        configuration = self.configuration
         try:
             parent = ParentKey(key, scope=scope, source=source)
         except InvalidValue as error:
             if error.field == "parent":
                 raise KeyMalformed(f"the idempotency key is malformed: {error}") from error
             raise
-        return RecordKey(
-            configuration=configuration,
-            id=parent_id(configuration.env, parent),
-            parent=parent,
-            fingerprint=fingerprint(request),
-            keep=keep,
-        )
+        return RecordKey.of(self.configuration, parent, fingerprint(request), keep)

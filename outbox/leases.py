@@ -204,7 +204,7 @@ class FencedBlock(IdempotentBlock):
     """What `claim.fence(session)` returns."""
 
     def __init__(self, session: AnySession, attempt: LeasedAttempt, lease: Lease) -> None:
-        super().__init__(session, lease.key, "conflict", timedelta(0))
+        super().__init__(session, lease.key, timedelta(0))
         self._attempt = attempt
         self._lease = lease
 

@@ -6,6 +6,7 @@ below it. The rollback of the savepoint in which it was written undoes the INSER
 depth: how many savepoints are open, 0 in the transaction itself.
 """
 
+from dataclasses import dataclass
 from uuid import UUID
 
 from outbox.configuration import Configuration
@@ -23,15 +24,13 @@ class PendingEntry:
         self.depth = depth
 
 
+@dataclass(slots=True)
 class _WrittenEntry:
     """An entry that was written deeper than it was enqueued. depth: where it was written."""
 
-    __slots__ = ("configuration", "depth", "pending")
-
-    def __init__(self, configuration: Configuration, pending: PendingEntry, depth: int) -> None:
-        self.configuration = configuration
-        self.pending = pending
-        self.depth = depth
+    configuration: Configuration
+    pending: PendingEntry
+    depth: int
 
 
 Batch = tuple[Configuration, list[PendingEntry]]

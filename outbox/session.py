@@ -7,6 +7,7 @@ events alone.
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 from uuid import UUID
 
@@ -35,8 +36,8 @@ class ClaimedParent(NamedTuple):
     record_id: UUID | None
 
 
-class OpenClaim(Protocol):
-    """What the session's events ask of a claim.
+class OpenClaim:
+    """What the session's events ask of a claim. What does not concern it passes.
 
     before_commit: of a savepoint, or with None of the transaction. savepoint_ended: committed, rolled back or closed; what it
     raises keeps the session from ending the transaction around the savepoint.
@@ -50,6 +51,7 @@ class OpenClaim(Protocol):
     def transaction_ended(self) -> None: ...
 
 
+@dataclass(slots=True)
 class SessionState:
     """What one session holds for its outbox.
 
@@ -66,22 +68,16 @@ class SessionState:
         nothing.
     """
 
-    __slots__ = (
-        *("at_end", "claim", "commits", "committed", "piggybacked", "rollback_only"),
-        *("hints", "is_flushing", "is_released", "pending"),
-    )
-
-    def __init__(self) -> None:
-        self.pending = PendingEntries()
-        self.hints = UnsentHints()
-        self.commits = 0
-        self.is_flushing = False
-        self.is_released = False
-        self.committed = False
-        self.claim: OpenClaim | None = None
-        self.rollback_only: ClaimError | None = None
-        self.piggybacked: PiggybackedInsert | None = None
-        self.at_end: list[Callable[[bool], None]] = []
+    pending: PendingEntries = field(default_factory=PendingEntries)
+    hints: UnsentHints = field(default_factory=UnsentHints)
+    commits: int = 0
+    is_flushing: bool = False
+    is_released: bool = False
+    committed: bool = False
+    claim: OpenClaim | None = None
+    rollback_only: ClaimError | None = None
+    piggybacked: PiggybackedInsert | None = None
+    at_end: list[Callable[[bool], None]] = field(default_factory=list)
 
     def keep(self, session: Session, configuration: Configuration, entry: NewEntry) -> Entry:
         """Keep `entry` until it is written, unless one of its id is kept already. Returns the handle of the one that is kept."""
@@ -95,15 +91,12 @@ class SessionState:
         if kept.entry is not entry and not entry.keep_first:
             raise _duplicate(entry)
         if self.commits and not self.is_flushing:
-            self._write_late(session)
+            try:
+                self.write(session)
+            except MissingGreenlet:
+                # The commit of an AsyncSession has failed and is no longer in progress: a later one writes.
+                self.commits = 0
         return kept.handle
-
-    def _write_late(self, session: Session) -> None:
-        try:
-            self.write(session)
-        except MissingGreenlet:
-            # The commit of an AsyncSession has failed and is no longer in progress: a later one writes.
-            self.commits = 0
 
     def write(self, session: Session, connection: Connection | None = None) -> None:
         """Insert what is pending, one statement per configuration. Raises `DuplicateEntry` when all is inserted.

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 from uuid import UUID
 
-from sqlalchemy import Row, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session, scoped_session
 
 from outbox.default_outbox import default
@@ -95,36 +95,24 @@ def _holds(payload: Any, wanted: Any) -> bool:
 def all_enqueued(session: Session | scoped_session[Any], *, using: Outbox | None = None) -> list[Enqueued]: ...
 @overload
 def all_enqueued(session: AsyncSessionLike, *, using: Outbox | None = None) -> Awaitable[list[Enqueued]]: ...
-def all_enqueued(session: Any, *, using: Outbox | None = None) -> list[Enqueued] | Awaitable[list[Enqueued]]:
+def all_enqueued(session: Any, *, using: Outbox | None = None) -> Any:
     """Return every entry that the session sees, ordered by transaction, oldest first.
 
     using: the outbox; by default the one of `outbox.configure`.
     """
     tables = (using or default).configuration.tables
-    found: list[Enqueued] | Awaitable[list[Enqueued]] = in_session(session, lambda inner: _read(inner, tables))
-    return found
+    return in_session(session, lambda inner: _read(inner, tables))
 
 
 @overload
 def assert_enqueued(
-    session: Session | scoped_session[Any],
-    operation: str,
-    payload: Any = None,
-    **conditions: Unpack[Counted],
+    session: Session | scoped_session[Any], operation: str, payload: Any = None, **conditions: Unpack[Counted]
 ) -> list[Enqueued]: ...
 @overload
 def assert_enqueued(
-    session: AsyncSessionLike,
-    operation: str,
-    payload: Any = None,
-    **conditions: Unpack[Counted],
+    session: AsyncSessionLike, operation: str, payload: Any = None, **conditions: Unpack[Counted]
 ) -> Awaitable[list[Enqueued]]: ...
-def assert_enqueued(
-    session: Any,
-    operation: str,
-    payload: Any = None,
-    **conditions: Unpack[Counted],
-) -> Any:
+def assert_enqueued(session: Any, operation: str, payload: Any = None, **conditions: Unpack[Counted]) -> Any:
     """Assert that exactly `count` entries match, and return them. The AssertionError lists the entries that exist.
 
     payload: the part of the payload that must match. The entry's objects may have further members, at any depth. An argument
@@ -143,16 +131,10 @@ def refute_enqueued(
 ) -> list[Enqueued]: ...
 @overload
 def refute_enqueued(
-    session: AsyncSessionLike,
-    operation: str | None = None,
-    payload: Any = None,
-    **conditions: Unpack[Conditions],
+    session: AsyncSessionLike, operation: str | None = None, payload: Any = None, **conditions: Unpack[Conditions]
 ) -> Awaitable[list[Enqueued]]: ...
 def refute_enqueued(
-    session: Any,
-    operation: str | None = None,
-    payload: Any = None,
-    **conditions: Unpack[Conditions],
+    session: Any, operation: str | None = None, payload: Any = None, **conditions: Unpack[Conditions]
 ) -> Any:
     """Assert that no entry matches. Without an operation, assert that there is no entry at all."""
     __tracebackhide__ = True
@@ -221,18 +203,17 @@ def _read(session: Session, tables: Tables) -> list[Enqueued]:
     flush_all(session)
     entry = tables.entry
     rows = session.connection().execute(select(entry).order_by(entry.c.created_at, entry.c.id))
-    return [_enqueued(row) for row in rows]
-
-
-def _enqueued(row: Row[Any]) -> Enqueued:
-    return Enqueued(
-        id=row.id,
-        operation=row.operation,
-        payload=json.loads(row.payload),
-        parent=ParentKey(row.parent, scope=row.scope, source=row.source),
-        discriminator=row.discriminator,
-        destination=row.destination,
-        options=json.loads(row.options),
-        ordering_key=row.ordering_key,
-        due_at=row.due_at,
-    )
+    return [
+        Enqueued(
+            id=row.id,
+            operation=row.operation,
+            payload=json.loads(row.payload),
+            parent=ParentKey(row.parent, scope=row.scope, source=row.source),
+            discriminator=row.discriminator,
+            destination=row.destination,
+            options=json.loads(row.options),
+            ordering_key=row.ordering_key,
+            due_at=row.due_at,
+        )
+        for row in rows
+    ]

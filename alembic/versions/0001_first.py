@@ -350,19 +350,8 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
     dialect = op.get_context().dialect
     if dialect.name == "postgresql":
         _drop_functions(op, schema, prefix)
-    for table in (
-        "tombstone",
-        "record",
-        "kid",
-        "meta",
-        "event",
-        "callback",
-        "blocked_group",
-        "destination",
-        "settlement",
-        "queue",
-        "entry",
-    ):
+    apart = ("tombstone", "record", "kid", "meta", "event", "callback", "blocked_group", "destination")
+    for table in (*apart, "settlement", "queue", "entry"):
         op.drop_table(prefix + table, schema=schema)
     if dialect.supports_sequences:
         op.execute(DropSequence(sa.Sequence(f"{prefix}position", schema=schema)))

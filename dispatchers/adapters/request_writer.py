@@ -24,6 +24,9 @@ class Origin(NamedTuple):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority.removesuffix(f':{PORTS[self.scheme]}')}"
+
     @property
     def authority(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

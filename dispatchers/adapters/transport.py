@@ -174,7 +174,6 @@ class Transport:
         return Answer(response.status_code, headers, bytes(body[: self._answer_bytes_max]), whole)
 
     async def _read(self, response: httpx.Response, body: bytearray) -> bool:
-        """Read into `body`; whether that is all of it."""
         try:
             async for chunk in cast(
                 AsyncIterable[bytes], response.stream

@@ -20,7 +20,7 @@ from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.keys import check_field
 from outbox.payload import encode_json
 from outbox.sql.deployment import recorded_environment
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import clock, database_now
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
@@ -82,7 +82,7 @@ def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str
             "sending is suspended and the database may have lost the record of a send: run `outbox resume --after-restore` first",
         )
     text = reason or "cancelled by an operator"
-    now: datetime = connection.execute(select(clock())).scalar_one()
+    now = database_now(connection)
     fields = select(tables.entry.c.env, tables.entry.c.operation).where(tables.entry.c.id == entry_id)
     entry = connection.execute(fields).one()
     is_foreign = recorded_environment(connection, tables) not in (None, entry.env)

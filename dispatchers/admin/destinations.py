@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, func, select
 
 from dispatchers.flow_control.state import on_record, service_of, still_taken
 from dispatchers.store.queries import destination_names, is_claimable, read_lags
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import database_now
 from outbox.sql.schema import Tables
 
 
@@ -45,18 +45,13 @@ class DestinationState:
     decided_at: datetime | None
 
 
-UNTHROTTLED: Mapping[str, Any] = {
-    "paused": False,
-    "paused_reason": None,
-    "cooldown_until": None,
-    "breaker": "closed",
-    "breaker_until": None,
-    "breaker_failures": 0,
-    "rate_per_second": None,
-    "permits_max": None,
-    "decided_by": None,
-    "decided_at": None,
-}
+SHARED = (
+    *("paused_reason", "cooldown_until", "breaker", "breaker_until", "breaker_failures", "rate_per_second"),
+    *("permits_max", "decided_by", "decided_at"),
+)
+"""What a state has of the destination's row, as it is."""
+
+UNTHROTTLED: Mapping[str, Any] = dict.fromkeys(SHARED) | {"breaker": "closed", "breaker_failures": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +64,7 @@ class DestinationStates:
 
 def read_destinations(connection: Connection, tables: Tables) -> DestinationStates:
     """Every destination that has unsettled entries, or that was throttled once. Counts what is due."""
-    now: datetime = connection.execute(select(clock())).scalar_one()
+    now = database_now(connection)
     queue, names = tables.queue, destination_names(tables)
     due = select(func.count()).where(
         queue.c.destination == names.c.name, queue.c.due_at <= now, is_claimable(tables, now)
@@ -78,13 +73,11 @@ def read_destinations(connection: Connection, tables: Tables) -> DestinationStat
     counts = {row.name: row.due for row in connection.execute(counted)}
     rows = {row.name: row for row in connection.execute(select(tables.destination))}
     lags = read_lags(connection, tables, now)
-    return DestinationStates(
-        at=now,
-        destinations=[
-            _state(name, counts, lags, rows.get(name), now, paused=_is_paused(rows, name))
-            for name in sorted({*counts, *rows})
-        ],
-    )
+    states = [
+        _state(name, counts.get(name, 0), lags.get(name), rows.get(name), now, paused=_is_paused(rows, name))
+        for name in sorted({*counts, *rows})
+    ]
+    return DestinationStates(at=now, destinations=states)
 
 
 def _is_paused(rows: Mapping[str, Row[Any]], name: str) -> bool:
@@ -93,27 +86,17 @@ def _is_paused(rows: Mapping[str, Row[Any]], name: str) -> bool:
 
 
 def _state(
-    name: str,
-    counts: Mapping[str, int],
-    lags: Mapping[str, timedelta],
-    row: Row[Any] | None,
-    now: datetime,
-    *,
-    paused: bool,
+    name: str, due: int, lag: timedelta | None, row: Row[Any] | None, now: datetime, *, paused: bool
 ) -> DestinationState:
-    shared: dict[str, Any] = (
-        dict(UNTHROTTLED) if row is None else {column: getattr(row, column) for column in UNTHROTTLED}
-    )
+    shared = dict(UNTHROTTLED) if row is None else {column: getattr(row, column) for column in SHARED}
     if shared["cooldown_until"] is not None and shared["cooldown_until"] <= now:
         shared["cooldown_until"] = None
-    shared["paused"] = paused
-    lag = lags.get(name)
+    taken = () if row is None else still_taken(on_record(row.permits_taken), now)
     return DestinationState(
         name=name,
-        due=counts.get(name, 0),
+        due=due,
         oldest_due_seconds=None if lag is None else lag.total_seconds(),
-        permits_taken=0
-        if row is None
-        else sum(each.permits for each in still_taken(on_record(row.permits_taken), now)),
+        paused=paused,
+        permits_taken=sum(each.permits for each in taken),
         **shared,
     )

@@ -18,7 +18,7 @@ from dispatchers.stored_outcome import read_outcome
 from dispatchers.time_limits import CENTURY
 from outbox.errors import EntryNotFound
 from outbox.keys import ParentKey, Tag, encode_native, parent_id
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import clock, database_now
 from outbox.sql.ordering import is_blocked
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
@@ -125,7 +125,7 @@ def list_entries(
     On PostgreSQL a page of waiting entries reads a page of each destination's index, however long the queue is. With a filter
     by state or operation it reads on until the page is full, in the worst case the whole queue.
     """
-    now: datetime = connection.execute(select(clock())).scalar_one()
+    now = database_now(connection)
     since = now - wanted.since if isinstance(wanted.since, timedelta) else wanted.since
     if set(wanted.states) <= set(ENDED_STATES):
         found = _ended(tables, wanted, since, after, entries_max + 1)
@@ -221,7 +221,6 @@ def _entry_rows(tables: Tables, columns: Sequence[Any]) -> Any:
 
 
 def _withheld(connection: Connection, tables: Tables) -> frozenset[Any]:
-    """Those of the confidential columns that this role may not read."""
     columns = (tables.entry.c.tag, tables.entry.c.payload, tables.queue.c.outcome, tables.settlement.c.result)
     return unreadable(connection, columns)
 
@@ -345,7 +344,8 @@ def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails
         raise no_entry(id)
     happened = select(event.c.at, event.c.kind, event.c.delivery, event.c.actor, event.c.reason)
     events = connection.execute(happened.where(event.c.entry_id == id).order_by(event.c.id))
-    parsed = {name: _parsed(getattr(row, name)) for name in ("options", "headers", "result")}
+    texts = {name: getattr(row, name) for name in ("options", "headers", "result")}
+    parsed: dict[str, Any] = {name: None if text is None else json.loads(text) for name, text in texts.items()}
     return EntryDetails(**_summary(row) | parsed, events=[EntryEvent(**event._mapping) for event in events])
 
 
@@ -355,10 +355,6 @@ def read_payload(connection: Connection, tables: Tables, id: UUID) -> Any:
     if payload is None:
         raise no_entry(id)
     return json.loads(bytes(payload))
-
-
-def _parsed(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
 
 
 def no_entry(id: UUID | str) -> EntryNotFound:

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Table, case, func, or_, select
 
 from dispatchers.store.queries import unreadable
 from dispatchers.stored_outcome import UNSERVED, read_outcome
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import database_now
 from outbox.sql.ordering import is_blocked
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
@@ -118,7 +118,7 @@ class Overview:
 
 def read_overview(connection: Connection, tables: Tables) -> Overview:
     """Count what has not ended, for each destination. Reads the queue from end to end."""
-    now: datetime = connection.execute(select(clock())).scalar_one()
+    now = database_now(connection)
     destinations = _destinations(connection, tables, now)
     blocked = select(tables.blocked_group).order_by(tables.blocked_group.c.since).limit(BLOCKED_GROUPS_MAX)
     meta = connection.execute(select(tables.meta)).one_or_none()

@@ -24,7 +24,7 @@ from dispatchers.store.database_identity import (
 from dispatchers.store.guards import guard
 from outbox.errors import InvalidValue
 from outbox.sql.deployment import recorded_environment, refuse_other_environment
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import clock, database_now
 from outbox.sql.schema import Tables
 from outbox.times import NEVER, Instant
 
@@ -103,7 +103,7 @@ def _require_owner(connection: Connection, tables: Tables, decision: OperatorDec
 
 
 def _since(connection: Connection, tables: Tables, decision: OperatorDecision) -> datetime:
-    now: datetime = connection.execute(select(clock())).scalar_one()
+    now = database_now(connection)
     identity, _ = read_identity(connection, tables)
     if decision.since is None and identity is None and not decision.nothing_lost:
         raise InvalidValue(
@@ -120,7 +120,6 @@ def _since(connection: Connection, tables: Tables, decision: OperatorDecision) -
 
 
 def _batches(engine: Engine, tables: Tables) -> Iterator[Sequence[UUID]]:
-    """What is in the queue, in the order of its primary key."""
     after, id = NO_ID, tables.queue.c.id
     while True:
         with engine.begin() as connection:

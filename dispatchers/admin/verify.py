@@ -89,7 +89,6 @@ def _found(connection: Connection, queries: Iterable[Query]) -> Iterator[Finding
 
 
 def _pages(connection: Connection, page: Select[*tuple[Any, ...]], id: Any) -> Iterator[Row[Any]]:
-    """All rows of `page`, a page at a time, in the order of `id`."""
     page = page.order_by(id).limit(ROWS_AT_ONCE)
     rows = connection.execute(page).all()
     while rows:
@@ -158,7 +157,6 @@ class _Keys:
 
 
 def _entries(connection: Connection, tables: Tables) -> Iterator[Row[Any]]:
-    """Every entry's key fields."""
     entry = tables.entry.c
     columns = (entry.id, entry.env, entry.scope, entry.source, entry.parent, entry.operation, entry.discriminator)
     return _pages(connection, select(*columns, entry.kid, entry.tag, entry.parent_id), entry.id)

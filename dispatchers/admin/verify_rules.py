@@ -33,7 +33,6 @@ def _rule(name: str, invariant: str) -> Callable[[Queries], Queries]:
 
 
 def _text(*parts: Any) -> Any:
-    """A text made of constants and columns, in the database."""
     pieces = [literal(part) if isinstance(part, str) else as_type(part, String) for part in parts]
     text: Any = pieces[0]
     for piece in pieces[1:]:
@@ -60,7 +59,6 @@ def _proved_absent(tables: Tables, id: Any) -> Any:
 
 
 def _progress(tables: Tables) -> Any:
-    """How far each entry has come, waiting or ended."""
     waiting, ended = (
         select(table.c.id, table.c.deliveries, table.c.attempts, table.c.key_epoch)
         for table in (tables.queue, tables.settlement)

@@ -54,7 +54,6 @@ def config(ctx: click.Context, database: str | None, schema: str | None, prefix:
 
 
 def _malformed(settings: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """The malformed settings, without their values."""
     database, secret = settings["database"], settings["secret"]
     if database["value"] == NO_URL:
         yield f"{database['from']} is not a valid SQLAlchemy URL"
@@ -76,7 +75,6 @@ def _set(variable: str) -> str:
 
 
 def _masked(database: str | None) -> str | None:
-    """The URL with its password, and the passwords in its query, masked."""
     if database is None:
         return None
     from sqlalchemy import make_url

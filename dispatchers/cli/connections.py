@@ -87,9 +87,16 @@ def _wrong(what: str) -> click.BadParameter:
 
 
 def existing(database: str) -> "URL":
-    """The URL of a database that must exist already."""
+    """The URL of a database that must exist already: SQLite would create a missing file, with a misspelt name an empty outbox."""
     url = parsed(database)
-    _require_file(url)
+    if url.get_backend_name() != "sqlite" or (url.database or "").startswith("file:"):
+        return url
+    if not url.database or url.database == ":memory:":
+        raise _wrong("is an in-memory database, which is always empty here")
+    if not Path(url.database).exists():
+        raise click.ClickException(
+            f"file {url.database!r} does not exist: check --database, or create the tables with `outbox db upgrade`"
+        )
     return url
 
 
@@ -98,18 +105,6 @@ def _engine(database: str) -> "Engine":
     from sqlalchemy.pool import NullPool
 
     return create_engine(existing(database), poolclass=NullPool, hide_parameters=True)
-
-
-def _require_file(url: "URL") -> None:
-    """SQLite creates a missing file: with a misspelt name it would be an empty outbox."""
-    if url.get_backend_name() != "sqlite" or (url.database or "").startswith("file:"):
-        return
-    if not url.database or url.database == ":memory:":
-        raise _wrong("is an in-memory database, which is always empty here")
-    if not Path(url.database).exists():
-        raise click.ClickException(
-            f"file {url.database!r} does not exist: check --database, or create the tables with `outbox db upgrade`"
-        )
 
 
 def _tables(target: Target) -> "Tables":

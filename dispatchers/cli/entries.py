@@ -39,12 +39,7 @@ ID_DIGITS_MIN = 8
 )
 @options.database_options
 def status(
-    parent: str | None,
-    env: str | None,
-    scope: str | None,
-    source: str | None,
-    exit_code: bool,
-    target: options.Target,
+    parent: str | None, env: str | None, scope: str | None, source: str | None, exit_code: bool, target: options.Target
 ) -> None:
     """Show queue health, or the status of one parent key.
 

@@ -54,11 +54,8 @@ def failure_of(error: Exception) -> Failure | None:
         case OutboxError():
             return Failure(REFUSED, "refused", str(error))
         case DBAPIError():
-            return Failure(REFUSED, "database", f"database error: {_first_line(error.orig)}")
+            # Not the whole: SQLAlchemy's text shows the statement's parameters, and a driver's further lines show values.
+            first_line = (str(error.orig).strip() or type(error.orig).__name__).splitlines()[0]
+            return Failure(REFUSED, "database", f"database error: {first_line}")
         case _:
             return None
-
-
-def _first_line(error: BaseException | None) -> str:
-    """Not the whole: SQLAlchemy's text shows the statement's parameters, and a driver's further lines show values."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

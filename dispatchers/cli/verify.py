@@ -35,13 +35,10 @@ def verify(ctx: click.Context, target: options.Target) -> None:
     keyring = ring_of(secret) if secret else None
     with reading(target) as (connection, tables):
         found = admin_verify.verify(connection, tables, keyring)
-    answer({"is_clean": found.is_clean, **_fields(found)}, lambda: _drawn(found))
+    counts = {"entries": found.entries, "without_secret": found.without_secret}
+    answer({"is_clean": found.is_clean, **counts, "verdicts": found.verdicts}, lambda: _drawn(found))
     if not found.is_clean:
         ctx.exit(VIOLATED)
-
-
-def _fields(found: "Verification") -> dict[str, object]:
-    return {"entries": found.entries, "without_secret": found.without_secret, "verdicts": found.verdicts}
 
 
 def _drawn(found: "Verification") -> "Iterator[RenderableType]":

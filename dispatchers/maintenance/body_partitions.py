@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
-from outbox.sql.body_partitions import ONE_DAY, Day, Layout, body_partition, body_table, prefix_of, read_layout
+from outbox.sql.body_partitions import ONE_DAY, Day, body_partition, body_table, prefix_of, read_layout
 from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables
 
@@ -38,8 +38,7 @@ def add_days(tables: Tables, connection: Connection) -> int:
     """Make the partitions of today and the days to come that are missing. Returns how many were."""
     connection.execute(text(f"SELECT set_config('lock_timeout', '{LOCK_WAIT_SECONDS}s', true)"))
     function = quoted(f"{prefix_of(tables)}add_body_days", tables.record.schema)
-    added: int = connection.execute(text(f"SELECT {function}()")).scalar_one()
-    return added
+    return int(connection.execute(text(f"SELECT {function}()")).scalar_one())
 
 
 def drop_days(tables: Tables, connection: Connection, *, dry: bool = False) -> Drops:
@@ -57,22 +56,18 @@ def drop_days(tables: Tables, connection: Connection, *, dry: bool = False) -> D
         layout = read_layout(other, tables)
         if layout is None:
             return Drops()
-        due = [day for day in _old_enough(layout) if not _is_needed(other, tables, day)]
+        # Not today and not yesterday: a transaction that began before midnight may not have committed yet.
+        old = [day for day in layout.days if day.day < layout.today - ONE_DAY]
+        due = [day for day in old if not _is_needed(other, tables, day)]
         may_drop = layout.is_owner and not dry
         dropped = [day.day for day in due if may_drop and _drop(other, tables, day)]
     return Drops(tuple(dropped), tuple(day.day for day in due if day.day not in dropped))
 
 
-def _old_enough(layout: Layout) -> list[Day]:
-    """Not today and not yesterday: a transaction that began before midnight may not have committed yet."""
-    return [day for day in layout.days if day.day < layout.today - ONE_DAY]
-
-
 def _is_needed(connection: Connection, tables: Tables, day: Day) -> bool:
     """Whether the time of a record has not passed, or only just, whose body is of this day. One probe of an index."""
     query = f"SELECT EXISTS (SELECT FROM {_record(tables)} WHERE body_day = :day AND keep_until >= clock_timestamp() - :grace)"
-    needed: bool = connection.execute(text(query), {"day": day.day, "grace": GRACE}).scalar_one()
-    return needed
+    return bool(connection.execute(text(query), {"day": day.day, "grace": GRACE}).scalar_one())
 
 
 def _drop(connection: Connection, tables: Tables, day: Day) -> bool:
@@ -117,8 +112,7 @@ def _carry_over(connection: Connection, tables: Tables, day: Day) -> bool:
 
 def _is_named(connection: Connection, tables: Tables, day: Day) -> bool:
     query = text(f"SELECT EXISTS (SELECT FROM {_record(tables)} WHERE body_day = :day)")
-    named: bool = connection.execute(query, {"day": day.day}).scalar_one()
-    return named
+    return bool(connection.execute(query, {"day": day.day}).scalar_one())
 
 
 def _record(tables: Tables) -> str:

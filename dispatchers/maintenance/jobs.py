@@ -6,10 +6,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from dispatchers.maintenance.body_partitions import add_days, drop_days
@@ -19,7 +19,7 @@ from dispatchers.store.gauges import Gauge
 from dispatchers.store.protocol import Run, Store
 from dispatchers.store.queries import read_lags
 from outbox.sql.body_partitions import Layout, read_layout
-from outbox.sql.dialect import clock, sqlstate
+from outbox.sql.dialect import database_now, sqlstate
 from outbox.sql.schema import Tables
 
 log = logging.getLogger("outbox.maintenance")
@@ -167,15 +167,10 @@ async def report_lag(run: Run, tables: Tables) -> dict[str, timedelta]:
 
     Destinations where nothing waits are left out. One probe of the index for each destination.
     """
-    lags = await run(partial(_lags, tables))
+    lags = await run(lambda connection: read_lags(connection, tables, database_now(connection)))
     for destination, lag in sorted(lags.items()):
         if lag >= LAG_WARNED:
             log.warning(
                 "destination %r: its oldest due entry has waited %s and no dispatcher has claimed it", destination, lag
             )
     return lags
-
-
-def _lags(tables: Tables, connection: Connection) -> dict[str, timedelta]:
-    now: datetime = connection.execute(select(clock())).scalar_one()
-    return read_lags(connection, tables, now)

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from dispatchers.delivery import FOREVER, Window
+from dispatchers.time_limits import CENTURY
 from outbox.errors import ConfigurationError
 
 KEEP = timedelta(days=35)
@@ -27,8 +28,6 @@ BEHIND = timedelta(days=7)
 REMEMBERED = timedelta(days=365)
 """How long a key is refused whose children went to a service that never forgets. There is no end to its window, and there must
 be one to the tombstones: clients' keys are random, and one that comes back after a year is taken for a new one."""
-
-CENTURY = timedelta(days=36_525)  # no calendar overflows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +63,6 @@ class Children(NamedTuple):
 
     unsettled: int = 0
     last_settled_at: datetime | None = None
-
-    @property
-    def have_ended(self) -> bool:
-        return not self.unsettled
 
     def forget_at(self, retention: Retention) -> datetime | None:
         """Until when a key whose record goes is refused; None if nothing was done under it that anyone could remember."""

@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from dispatchers.maintenance.retention import Children, Retention
-from outbox.sql.dialect import clock, read_by_index
+from outbox.sql.dialect import clock, database_now, read_by_index
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
 
@@ -66,7 +66,7 @@ def tombstone_records(connection: Connection, tables: Tables, scan: Scan) -> Bat
     A request under an expired lease that was not taken over is deleted too: no attempt may take it over now. What its handler
     did at a service is unknown, so it always leaves a tombstone. A record that is open otherwise is never deleted.
     """
-    now = _now(connection)
+    now = database_now(connection)
     places = _next(connection, _of_records(tables), now, scan)
     tombstoned = _that_may_go(connection, tables, [place.id for place in places], now, scan)
     if tombstoned and not scan.dry:
@@ -81,7 +81,7 @@ def delete_entries(connection: Connection, tables: Tables, scan: Scan) -> Batch:
     An entry that blocks its group is kept until the group is released. A dry run takes records that may go for gone.
     """
     entry, settlement = tables.entry, tables.settlement
-    now, aged = _now(connection), _of_entries(tables)
+    now, aged = database_now(connection), _of_entries(tables)
     before = now - scan.retention.keep
     places = _next(connection, aged, before, scan)
     is_queued = _row_of(tables.queue, settlement.c.id).is_not(None)
@@ -97,7 +97,7 @@ def delete_entries(connection: Connection, tables: Tables, scan: Scan) -> Batch:
 
 def forget_tombstones(connection: Connection, tables: Tables, scan: Scan) -> Batch:
     """Delete tombstones past their `forget_at`: no service remembers what was done under their keys."""
-    now, aged = _now(connection), _of_tombstones(tables)
+    now, aged = database_now(connection), _of_tombstones(tables)
     places = _next(connection, aged, now, scan)
     expired = _taken(connection, aged, now, [place.id for place in places], scan)
     if expired and not scan.dry:
@@ -115,7 +115,7 @@ STEPS: Mapping[str, Step] = {
 
 def overdue(connection: Connection, tables: Tables, retention: Retention) -> dict[str, int]:
     """How many rows each step has to read: the total of a progress bar. Reads all of them."""
-    now = _now(connection)
+    now = database_now(connection)
     before = {"records": now, "entries": now - retention.keep, "tombstones": now}
     aged = {"records": _of_records(tables), "entries": _of_entries(tables), "tombstones": _of_tombstones(tables)}
     return {
@@ -195,7 +195,7 @@ def _that_may_go(
     children = _children(connection, tables, taken)
     for id, until in _abandoned(connection, tables, taken).items():
         children[id] += Children(last_settled_at=until)  # what was called under the lease was called by its end
-    return {id: children[id] for id in taken if children[id].have_ended}
+    return {id: children[id] for id in taken if not children[id].unsettled}
 
 
 def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, scan: Scan) -> set[UUID]:
@@ -231,7 +231,6 @@ def _children(connection: Connection, tables: Tables, ids: Collection[UUID]) -> 
 
 
 def _abandoned(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, datetime]:
-    """Those of the records `ids` that are under a lease, and when it ran out."""
     record = tables.record
     leased = select(record.c.id, record.c.lease_until).where(_among(connection, record.c.id, ids))
     return {row.id: row.lease_until for row in connection.execute(leased.where(record.c.lease_until.is_not(None)))}
@@ -265,8 +264,3 @@ def _among(connection: Connection, column: Column[Any], ids: Collection[UUID]) -
     if connection.dialect.name == "postgresql":
         return column == any_(literal(list(ids), ARRAY(column.type)))
     return column.in_(ids)
-
-
-def _now(connection: Connection) -> datetime:
-    now: datetime = connection.execute(select(clock())).scalar_one()
-    return now

@@ -97,13 +97,7 @@ class ClaimLoops:
             settings, store, callbacks, self._scheduler, self._flow, pace, outages, clock=clock, rng=rng
         )
         self._triage = Triage(
-            routes,
-            self._scheduler,
-            env=env,
-            clock=clock,
-            rng=rng,
-            flow=self._flow,
-            done=self._collector.done,
+            routes, self._scheduler, env=env, clock=clock, rng=rng, flow=self._flow, done=self._collector.done
         )
         self._sender = Sender(
             store=store,

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from dispatchers.callbacks import CallbackFailed, Callbacks
 from dispatchers.names import did_you_mean
+from dispatchers.pipeline.wakeup import until_set
 from dispatchers.store.callback_plan import described
 from dispatchers.store.protocol import Store
 from dispatchers.store.queries import ACCEPTED_MAX, Accepted
@@ -53,16 +54,8 @@ class CompletionWorker:
 
     async def pump(self, stopping: asyncio.Event) -> None:
         """Look at a page now and then until `stopping` is set; what has begun then is given up, and nothing of it is kept."""
-        if not self._callbacks.complete_requests:
-            return
-        polling = asyncio.ensure_future(self._poll_repeatedly())
-        stopped = asyncio.ensure_future(stopping.wait())
-        try:
-            await asyncio.wait([polling, stopped], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (polling, stopped):
-                task.cancel()
-            await asyncio.gather(polling, stopped, return_exceptions=True)
+        if self._callbacks.complete_requests:
+            await until_set(stopping, self._poll_repeatedly())
 
     async def _poll_repeatedly(self) -> None:
         while True:

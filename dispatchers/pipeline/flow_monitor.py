@@ -183,7 +183,6 @@ class FlowMonitor:
         self._report(name, _throttle(state, flow_states.at))
 
     def _report(self, name: str, throttle: tuple[str, str] | None) -> None:
-        """Log that a destination is paused, once for each reason, and that it is resumed."""
         reason, text = throttle or (None, "")
         if reason == self._reported.get(name):
             return

@@ -1,6 +1,5 @@
 """Which adapter serves which operation, and what each declares: checked once, before anything is sent."""
 
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
@@ -9,12 +8,14 @@ from typing import Any
 from dispatchers.decide import is_repeatable
 from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, KeyFormat, Memory
 from dispatchers.names import did_you_mean, prefixes
-from dispatchers.threads import on_own_thread
+from dispatchers.threads import as_async
 from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError
 from outbox.keys import check_operation
 
 log = logging.getLogger("outbox.dispatcher")
+
+SEND_THREAD = "outbox-send"
 
 
 class Route:
@@ -41,8 +42,8 @@ class Route:
         )
         self.is_repeatable = is_repeatable(self.memory)
         self.timeout_seconds = adapter.timeout.total_seconds()
-        self.send = as_async(adapter.send)
-        self.find = as_async(find or _cannot_look_up)
+        self.send = as_async(adapter.send, SEND_THREAD)
+        self.find = as_async(find or (lambda delivery: CannotTell("its adapter has no find")), SEND_THREAD)
         self.encode_key = adapter.key_format.encode
 
     def sends_alike(self, entry: ClaimedEntry) -> bool:
@@ -189,22 +190,6 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
         raise refuse("`pinned` and the key format together are longer than 255 characters")
 
 
-def _cannot_look_up(delivery: Delivery) -> CannotTell:
-    return CannotTell("its adapter has no find")
-
-
 def finder_of(adapter: Adapter) -> Callable[[Delivery], Any] | None:
     """Its `find`, if it has one: an adapter need not inherit from `Adapter`."""
     return getattr(adapter, "find", None)
-
-
-def as_async(send: Callable[[Delivery], Any]) -> Callable[[Delivery], Any]:
-    """`send` itself if it is async, else its call on a thread, so that it may block."""
-    if inspect.iscoroutinefunction(send) or inspect.iscoroutinefunction(type(send).__call__):
-        return send
-
-    async def threaded(delivery: Delivery) -> Any:
-        outcome = await on_own_thread("outbox-send", send, delivery)
-        return await outcome if inspect.isawaitable(outcome) else outcome  # a plain wrapper around an async function
-
-    return threaded

@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,6 +28,7 @@ WATCH_SECONDS = 0.05  # how late a send may be cancelled
 ABANDON_SECONDS = 1.0  # how long an adapter may take to notice that it was cancelled
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
     """A task that makes one send after the other. deadline: of the present one, on the event loop's clock.
 
@@ -34,14 +36,11 @@ class Worker:
     wake: what it waits on while it has nothing to send.
     """
 
-    __slots__ = ("deadline", "outcome", "overdue", "task", "wake")
-
-    def __init__(self) -> None:
-        self.deadline = IDLE
-        self.overdue = False
-        self.outcome: Outcome | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.wake: asyncio.Future[None] | None = None
+    deadline: float = IDLE
+    overdue: bool = False
+    outcome: Outcome | None = None
+    task: asyncio.Task[None] | None = None
+    wake: asyncio.Future[None] | None = None
 
 
 class Sender:

@@ -67,7 +67,6 @@ class Triage:
                 self._decide_unsent(entry, step)
 
     def _plan_again(self, entry: ClaimedEntry, route: Route, env: str) -> Plan:
-        """The plan for an entry that was claimed before."""
         memory = self._flow.memory(entry, route.memory)
         alike = entry.in_doubt_since is None or route.sends_alike(entry)
         return plan(entry, memory, entry.leased_at, self._rng.random(), env=env, alike=alike)

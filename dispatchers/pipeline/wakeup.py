@@ -7,7 +7,7 @@ that this dispatcher sent to itself, over an ordinary connection, has come back;
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -40,12 +40,7 @@ class Wakeup:
     """
 
     def __init__(
-        self,
-        listener: Listener | None,
-        *,
-        serves: Callable[[str], bool],
-        poll: float,
-        clock: Callable[[], float],
+        self, listener: Listener | None, *, serves: Callable[[str], bool], poll: float, clock: Callable[[], float]
     ) -> None:
         self._serves = serves
         self._listener = listener
@@ -130,14 +125,9 @@ class Wakeup:
                 loop.call_soon_threadsafe(self._follow, due)
 
         with self._listener.heard_here(heard_here):
-            listening = asyncio.ensure_future(self._listen_again_and_again(self._listener))
-            stopped = asyncio.ensure_future(stopping.wait())
             try:
-                await asyncio.wait([listening, stopped], return_when=asyncio.FIRST_COMPLETED)
+                await until_set(stopping, self._listen_again_and_again(self._listener))
             finally:
-                for task in (listening, stopped):
-                    task.cancel()
-                await asyncio.gather(listening, stopped, return_exceptions=True)
                 self.is_listening = False
 
     async def _listen_again_and_again(self, listener: Listener) -> None:
@@ -196,6 +186,17 @@ class Wakeup:
                 self._poll,
             )
         self._is_silent = True
+
+
+async def until_set(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Await `work`, and cancel it when `stopping` is set."""
+    tasks = [asyncio.ensure_future(each) for each in (work, stopping.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def first_set(*events: asyncio.Event, seconds: float) -> None:

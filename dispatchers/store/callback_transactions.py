@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from dispatchers.callbacks import CallbackOverdue, is_async, require_intact
+from dispatchers.callbacks import CallbackOverdue, require_intact
 from dispatchers.store.callback_plan import Call, Calling, call_at_once, named_failures
 from dispatchers.store.guards import Guards
-from dispatchers.threads import on_own_thread
+from dispatchers.threads import is_async, on_own_thread
 from outbox.session import flush_all, hint_after_commit
 from outbox.sql.dialect import leave_autocommit, require_transaction
 
@@ -153,7 +153,6 @@ class CallbackTransactions:
         return await self._finish(run, asyncio.ensure_future(working))
 
     async def _finish(self, run: Run, working: "asyncio.Future[bool]") -> bool:
-        """Wait for its end, or for the deadline of what it calls."""
         try:
             while not working.done():
                 await asyncio.wait([working], timeout=run.seconds_left())
@@ -179,7 +178,6 @@ class CallbackTransactions:
         raise overdue
 
     async def _end(self, run: Run) -> None:
-        """End the transaction of a callback that still runs."""
         try:
             raw = run.detach()
             backend = run.backend
@@ -191,9 +189,10 @@ class CallbackTransactions:
             log.warning("cannot end the transaction of a callback that timed out: %s", type(error).__name__)
 
     def _run_on_thread(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
-        with self._engine.connect() as connection, _begun(connection):
-            run.backend = self._prepare(connection)
-            with Session(connection, join_transaction_mode="rollback_only") as session:
+        with self._engine.connect() as connection:
+            leave_autocommit(connection)
+            with connection.begin(), Session(connection, join_transaction_mode="rollback_only") as session:
+                run.backend = self._prepare(connection)
                 calling = begin(connection, session)
                 while isinstance(call := _next(calling), Call):
                     with run.calling(connection, call):
@@ -233,20 +232,11 @@ class CallbackTransactions:
         return Backend._make(connection.execute(self._begin).one()[:2])
 
 
-@contextlib.contextmanager
-def _begun(connection: Connection) -> Iterator[None]:
-    leave_autocommit(connection)
-    with connection.begin():
-        yield
-
-
 def _next(calling: Calling) -> Call | bool:
-    """What is called next, or what all of it returns."""
     try:
         return next(calling)
     except StopIteration as end:
-        done: bool = end.value
-        return done
+        return bool(end.value)
 
 
 _TERMINATE = text(

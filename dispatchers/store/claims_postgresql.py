@@ -19,7 +19,7 @@ from dispatchers.store.guards import GUARDS, Guards
 from dispatchers.store.queue_update import queue_update
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
-from outbox.sql.bulk_values import Batch, Shape, batch_query
+from outbox.sql.bulk_values import Batch, Shape, batch_query, typed_columns
 from outbox.sql.fast_execute import execute
 from outbox.sql.functions import suspended_sql
 from outbox.sql.identifiers import quoted_table
@@ -30,10 +30,7 @@ LIMITS_MAX = 3  # of one claim, each a statement
 
 
 def claim(
-    connection: Connection,
-    tables: Tables,
-    request: ClaimRequest,
-    rounds: FairCursor = NO_CURSOR,
+    connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor = NO_CURSOR
 ) -> list[ClaimedEntry]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
@@ -153,34 +150,15 @@ def settle(
 
 # --- the values of one statement, column by column
 
-_ENDED = {
-    "id": "uuid",
-    "token": "uuid",
-    "key_epoch": "smallint",
-    "state": "text",
-    "attempts": "integer",
-    "result": "text",
-    "reason": "text",
-    "note": "text",
-}
+_ENDED = typed_columns(
+    "id uuid, token uuid, key_epoch smallint, state text, attempts integer, result text, reason text, note text"
+)
 
-_MOVED = {
-    "id": "uuid",
-    "token": "uuid",
-    "state": "text",
-    "delay": "interval",
-    "attempts": "integer",
-    "uncounted": "integer",
-    "maybe_sent": "boolean",
-    "in_doubt_since": "timestamptz",
-    "key_epoch": "smallint",
-    "reason": "text",
-    "outcome": "text",
-    "proof": "boolean",
-    "by_lookup": "boolean",
-    "resets_age": "boolean",
-    "callback": "text",
-}
+_MOVED = typed_columns(
+    "id uuid, token uuid, state text, delay interval, attempts integer, uncounted integer, maybe_sent boolean,"
+    " in_doubt_since timestamptz, key_epoch smallint, reason text, outcome text, proof boolean, by_lookup boolean,"
+    " resets_age boolean, callback text"
+)
 
 
 def _ended_row(entry: ClaimedEntry, change: Settle) -> tuple[Any, ...]:
@@ -193,7 +171,6 @@ _NAMES = ("entry", "queue", "settlement", "destination", "event", "record", "met
 
 
 def _batch_parts(tables: Tables, types: Mapping[str, str], shape: Shape, guards: Guards) -> dict[str, str]:
-    """The parts of a statement that settles a batch of this shape."""
     ids = "ANY (CAST(:id AS uuid[]))" if "id" in shape.differing else "CAST(:id AS uuid)"
     return _quoted(tables) | {"rows": batch_query(types, shape), "ids": ids, "guards": guards.sql}
 

@@ -21,21 +21,15 @@ from dispatchers.store.flow_control import is_throttled
 from dispatchers.store.queue_update import QueueUpdate, queue_update
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle, Transition
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import clock, database_now
 from outbox.sql.schema import SCHEMA_VERSION, Tables
 from outbox.times import NEVER
 
 
 def claim(
-    connection: Connection,
-    tables: Tables,
-    request: ClaimRequest,
-    rounds: FairCursor = NO_CURSOR,
+    connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor = NO_CURSOR
 ) -> list[ClaimedEntry]:
-    """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
-
-    Those in `rounds` are shared out over their scopes; the rest goes to the oldest.
-    """
+    """As on PostgreSQL; each destination by itself."""
     stored = select(tables.meta.c.number).scalar_subquery()
     now, is_suspended, number = connection.execute(select(clock(), _is_suspended(tables), stored)).one()
     if is_suspended or (number or 0) < request.seen:
@@ -72,7 +66,6 @@ def _share_out(
 def _take(
     connection: Connection, tables: Tables, quota: Quota, request: ClaimRequest, now: Any, scope: str | None = None
 ) -> list[ClaimedEntry]:
-    """The oldest due entries of a destination, or of one scope there."""
     queue, entry, record = tables.queue, tables.entry, tables.record
     accepted = (record.c.id == entry.c.record_id) & (record.c.state == "accepted")
     settlement = tables.settlement
@@ -151,10 +144,7 @@ def settle(
     guards: object = None,
     callbacks: str | None = None,
 ) -> set[UUID]:
-    """Record the outcome of claimed entries, each only if its lease is still ours; returns the ids for which it was.
-
-    One exception: proof of success is accepted after the lease, while the key is the same.
-    """
+    """As on PostgreSQL. guards: not needed."""
     if callbacks is not None and callbacks != callback_registry.summary(callback_registry.read(connection, tables)):
         return set()
     return {entry.id for entry, change in settlements if _settle_one(connection, tables, entry, change)}
@@ -168,7 +158,7 @@ def _settle_one(connection: Connection, tables: Tables, entry: ClaimedEntry, cha
         return _end(connection, tables, entry, change, or_(ours, late) if change.state == "delivered" else ours)
     values = queue_update(entry, change)
     ours = or_(ours, late) if values.proof else ours
-    row = _row(queue, values, connection.execute(select(clock())).scalar_one())
+    row = _row(queue, values, database_now(connection))
     updated = connection.execute(update(queue).where(queue.c.id == entry.id, ours).values(row))
     if updated.rowcount and values.reason is not None:
         _note(connection, tables, entry, values.reason, by_lookup=values.by_lookup)

@@ -77,14 +77,14 @@ class DatabaseStore:
             prepare_sqlite(self._engine)
         self._configuration = configuration
         require_schema(self._engine.get_execution_options(), configuration.schema)
-        self._tables = configuration.tables
+        self.tables: Tables = configuration.tables
         self._transactions = Transactions(self._engine, self._async_engine, lease)
         self._run = self._transactions.run
         self._callback_guards = Guards()  # its transaction has limits of its own
         sql = claims_postgresql if self._engine.dialect.name == "postgresql" else claims_sqlite
         rounds = FairCursor(configuration.fair)
         exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
-        self._exchanges = Exchanges(exchange, self._tables, sql, rounds, self._transactions.guards)
+        self._exchanges = Exchanges(exchange, self.tables, sql, rounds, self._transactions.guards)
         self._callbacks = CallbackTransactions(
             self._engine, self._async_engine, callback_timeout, schema=configuration.schema, run=self._run
         )
@@ -108,7 +108,7 @@ class DatabaseStore:
         """In a transaction of its own: two that add one row wait for each other, and must have nothing else at hand."""
         missing = flow_update.decided.union(flow_update.news) - self._made_rows
         if missing:
-            await self._run(lambda connection: make_rows(connection, self._tables, missing))
+            await self._run(lambda connection: make_rows(connection, self.tables, missing))
             self._made_rows |= missing
 
     @property
@@ -139,18 +139,15 @@ class DatabaseStore:
         return await self._callbacks.run(calling)
 
     async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
-        def work(connection: Connection) -> frozenset[str]:
-            return callback_registry.register(connection, self._tables, registered)
-
-        on_record = await self._run(work)
+        on_record = await self._run(lambda connection: callback_registry.register(connection, self.tables, registered))
         self._callbacks_read = callback_registry.summary(on_record)
         return on_record
 
     async def take_over(self, callbacks: Collection[str]) -> int:
-        return await self._run(lambda connection: callback_registry.take_over(connection, self._tables, callbacks))
+        return await self._run(lambda connection: callback_registry.take_over(connection, self.tables, callbacks))
 
     async def accepted(self, after: Accepted | None) -> list[Accepted]:
-        return await self._run(lambda connection: next_accepted(connection, self._tables, after))
+        return await self._run(lambda connection: next_accepted(connection, self.tables, after))
 
     async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
         def calling(connection: Connection, session: Session) -> Calling:
@@ -159,20 +156,20 @@ class DatabaseStore:
         return await self._callbacks.run(calling)
 
     async def destinations(self) -> list[str]:
-        names = destination_names(self._tables)
+        names = destination_names(self.tables)
         found = select(names.c.name).where(names.c.name.is_not(None))
         return await self._run(lambda connection: list(connection.execute(found).scalars()))
 
     async def request_lookups(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
         return await self._run(
-            lambda connection: request_lookups(connection, self._tables, wanted, fencing_delay, after)
+            lambda connection: request_lookups(connection, self.tables, wanted, fencing_delay, after)
         )
 
     async def check_identity(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
         def work(connection: Connection) -> IdentityCheck:
             trusted = self._promotions_lose_nothing
             return store_identity.check_identity(
-                connection, self._tables, env, known, reads_server=self._reads_server, promotions_lose_nothing=trusted
+                connection, self.tables, env, known, reads_server=self._reads_server, promotions_lose_nothing=trusted
             )
 
         try:
@@ -185,10 +182,10 @@ class DatabaseStore:
             return await self._run(work)
 
     async def flow_states(self) -> FlowStates:
-        return await self._run(lambda connection: read_flow_states(connection, self._tables))
+        return await self._run(lambda connection: read_flow_states(connection, self.tables))
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
-        entry = self._tables.entry
+        entry = self.tables.entry
 
         def work(connection: Connection) -> KeyFields:
             row = connection.execute(select(entry).where(entry.c.id == entry_id)).one()
@@ -198,21 +195,17 @@ class DatabaseStore:
         return await self._run(work)
 
     async def gauges(self) -> dict[str, Gauge]:
-        return await self._run(lambda connection: read_gauges(connection, self._tables))
+        return await self._run(lambda connection: read_gauges(connection, self.tables))
 
     async def unknown_kid(self, known: Sequence[str]) -> str | None:
-        return await self._run(lambda connection: unknown_kid(connection, self._tables, known))
+        return await self._run(lambda connection: unknown_kid(connection, self.tables, known))
 
     async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
         require = record_secrets if recording else require_secrets
-        await self._run(lambda connection: require(connection, self._tables, keyring))
+        await self._run(lambda connection: require(connection, self.tables, keyring))
 
     async def require_environment(self, env: str) -> None:
-        await self._run(lambda connection: require_environment(connection, self._tables, env))
-
-    @property
-    def tables(self) -> Tables:
-        return self._tables
+        await self._run(lambda connection: require_environment(connection, self.tables, env))
 
     async def check(self) -> None:
         schema, prefix = self._configuration.schema, self._configuration.prefix

@@ -19,7 +19,7 @@ from dispatchers.database_identity import (
 )
 from dispatchers.store.guards import guard
 from outbox.sql.deployment import refuse_other_environment, require_environment
-from outbox.sql.dialect import clock, insert_unless_present, sqlstate
+from outbox.sql.dialect import database_now, insert_unless_present, sqlstate
 from outbox.sql.functions import suspended_sql
 from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables
@@ -104,7 +104,7 @@ def read_server(connection: Connection, tables: Tables, env: str, *, reads_serve
     if connection.dialect.name == "sqlite":
         (_, _, path), *_ = connection.exec_driver_sql("PRAGMA database_list").all()
         place = f"file {os.stat(path).st_ino}" if path else None
-        at = connection.execute(select(clock())).scalar_one()
+        at = database_now(connection)
         return DatabaseIdentity(
             environment=env, system_identifier=None, timeline=None, place=place, lsn=None, checked_at=at
         )

@@ -115,15 +115,13 @@ class Exchanges:
         """In the transaction of `connection`. Raises `NextIsLocked` or `CallbacksChanged`: then it must not be committed."""
         settled: set[UUID] = self._sql.settle(connection, self._tables, settlements, guards, callbacks_read)
         if len(settled) < len(settlements):
-            self._require_unchanged(connection, callbacks_read)
+            now = callback_registry.summary(callback_registry.read(connection, self._tables))
+            if callbacks_read not in (None, now):
+                raise CallbacksChanged
         ordered = [ending for ending in settlements if ending[0].position is not None and ending[0].id in settled]
         if ordered:
             leave(connection, self._tables, ordered, cutoff=cutoff)
         return settled
-
-    def _require_unchanged(self, connection: Connection, callbacks_read: str | None) -> None:
-        if callbacks_read not in (None, callback_registry.summary(callback_registry.read(connection, self._tables))):
-            raise CallbacksChanged
 
     def _claim(
         self, connection: Connection, request: ClaimRequest, passed: list[Ending], ended: dict[UUID, str]
@@ -146,11 +144,7 @@ class Exchanges:
     # --- part by part
 
     async def _part_by_part(
-        self,
-        settlements: Sequence[Ending],
-        request: ClaimRequest | None,
-        callbacks_read: str | None,
-        error: Exception,
+        self, settlements: Sequence[Ending], request: ClaimRequest | None, callbacks_read: str | None, error: Exception
     ) -> Exchange:
         parts = await self._settle_in_halves(settlements, callbacks_read) if settlements else Exchange()
         if request is None:

@@ -27,7 +27,7 @@ from dispatchers.flow_control.state import (
 )
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.transitions import ClaimedEntry
-from outbox.sql.dialect import clock, insert_unless_present
+from outbox.sql.dialect import clock, database_now, insert_unless_present
 from outbox.sql.schema import Tables
 
 SHARED = (
@@ -46,7 +46,7 @@ def is_throttled(tables: Tables, now: Any) -> ColumnElement[bool]:
 def read_flow_states(connection: Connection, tables: Tables) -> FlowStates:
     """The rows of all destinations that have one."""
     destination = tables.destination
-    now = connection.execute(select(clock())).scalar_one()
+    now = database_now(connection)
     noteworthy = or_(
         is_throttled(tables, now), destination.c.breaker_failures > 0, destination.c.decided_at.is_not(None)
     )
@@ -74,7 +74,10 @@ def claim_throttled(
     def limits(name: str) -> Limits:
         return limits_of(flow_update.limits, name)
 
-    states = {name: _heard(flow_update, name, row, found.at) for name, row in found.of.items()}
+    states = {
+        name: heard(row, flow_update.news[name], limits(name), found.at) if name in flow_update.news else row
+        for name, row in found.of.items()
+    }
     quotas = list(_admitted(request.quotas, flow_update, states, found.at))
     taken = claim(replace(request, quotas=quotas)) if quotas else []
     counts = Counter(entry.destination for entry in taken)
@@ -84,11 +87,6 @@ def claim_throttled(
     }
     _write(connection, tables, {name: row for name, row in after.items() if row != found.of[name]})
     return taken, FlowStates(found.at, after)
-
-
-def _heard(flow_update: FlowUpdate, name: str, row: FlowState, now: datetime) -> FlowState:
-    news = flow_update.news.get(name)
-    return row if news is None else heard(row, news, limits_of(flow_update.limits, name), now)
 
 
 def _admitted(
@@ -113,7 +111,7 @@ def _lock(connection: Connection, tables: Tables, names: Iterable[str]) -> FlowS
         .with_for_update(skip_locked=True)
     )
     rows = connection.execute(statement).all()
-    now = rows[0].now if rows else connection.execute(select(clock())).scalar_one()
+    now = rows[0].now if rows else database_now(connection)
     return FlowStates(now, {row.name: _flow(row) for row in rows})
 
 

@@ -15,15 +15,7 @@ from sqlalchemy import Connection, Row, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from dispatchers.store.queue_update import queue_update
-from dispatchers.transitions import (
-    ClaimedEntry,
-    Ending,
-    MarkUncertain,
-    Release,
-    RetryCallback,
-    Settle,
-    Transition,
-)
+from dispatchers.transitions import ClaimedEntry, Ending, MarkUncertain, Release, RetryCallback, Settle, Transition
 from outbox.sql.dialect import clock
 from outbox.sql.ordering import Place, advance_unlocked, unblocked
 from outbox.sql.schema import Tables
@@ -157,7 +149,7 @@ def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, 
             continue
         if _blocks(change):
             _block(connection, tables, entry, change)
-        elif _leaves(entry, change):
+        elif isinstance(change, Settle) or queue_update(entry, change).state == "uncertain":
             if isinstance(change, Settle) and change.state == "delivered":
                 delivered.append(entry)
             left[Place(entry.ordering_key, entry.position)] = entry.id
@@ -173,10 +165,6 @@ def _blocks(change: Transition) -> bool:
     if isinstance(end, Settle):
         return end.state == "failed" and end.failure_blocks_group
     return isinstance(end, MarkUncertain) and end.failure_blocks_group
-
-
-def _leaves(entry: ClaimedEntry, change: Transition) -> bool:
-    return isinstance(change, Settle) or queue_update(entry, change).state == "uncertain"
 
 
 def _block(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Transition) -> None:

@@ -26,44 +26,39 @@ _CAUSES = {
     "57P03": "the server is starting up or shutting down",
     "25P03": "the server ended a transaction that was idle for too long",
 }
+_REFUSED = "the connection is refused"
+_UNRESOLVED = "the host's name cannot be resolved"
+_LATE = "the server did not answer in time"
+_UNKNOWN = "the user or the database does not exist"
+_NO_SOCKET = "the server's socket does not exist"
+_CLOSED = "the connection was closed"
 _PHRASES = {
     "password authentication failed": _CAUSES["28P01"],
     "performing authentication": "the driver cannot understand the server's part of the authentication",
     "no pg_hba.conf entry": _CAUSES["28000"],
-    "starting up": _CAUSES["57P03"],
-    "shutting down": _CAUSES["57P03"],
+    **dict.fromkeys(("starting up", "shutting down"), _CAUSES["57P03"]),
     "not currently accepting connections": "the database accepts no connections",
-    "too many clients": _CAUSES["53300"],
-    "remaining connection slots": _CAUSES["53300"],
-    "refused": "the connection is refused",
-    "translate host name": "the host's name cannot be resolved",
-    "resolve host": "the host's name cannot be resolved",
-    "name or service not known": "the host's name cannot be resolved",
-    "name resolution": "the host's name cannot be resolved",
-    "nodename nor servname": "the host's name cannot be resolved",
-    "unreachable": "the host is unreachable",
-    "no route": "the host is unreachable",
-    "timeout expired": "the server did not answer in time",
-    "timed out": "the server did not answer in time",
+    **dict.fromkeys(("too many clients", "remaining connection slots"), _CAUSES["53300"]),
+    "refused": _REFUSED,
+    **dict.fromkeys(("translate host name", "resolve host", "name or service not known"), _UNRESOLVED),
+    **dict.fromkeys(("name resolution", "nodename nor servname"), _UNRESOLVED),
+    **dict.fromkeys(("unreachable", "no route"), "the host is unreachable"),
+    **dict.fromkeys(("timeout expired", "timed out"), _LATE),
     "certificate": "TLS failed",
-    "does not exist": "the user or the database does not exist",  # libpq shows no SQLSTATE of it
-    "no such file": "the server's socket does not exist",
-    "closed": "the connection was closed",
-    "reset": "the connection was closed",
-    "terminat": "the connection was closed",
-    "eof": "the connection was closed",
+    "does not exist": _UNKNOWN,  # libpq shows no SQLSTATE of it
+    "no such file": _NO_SOCKET,
+    **dict.fromkeys(("closed", "reset", "terminat", "eof"), _CLOSED),
 }
 """Phrases in the connection errors of libpq, asyncpg and the operating system, with our text for each."""
 
 _CLASSES: dict[type[BaseException], str] = {
-    ConnectionRefusedError: "the connection is refused",
-    socket.gaierror: "the host's name cannot be resolved",
-    FileNotFoundError: "the server's socket does not exist",
-    ConnectionError: "the connection was closed",
-    builtins.TimeoutError: "the server did not answer in time",
+    ConnectionRefusedError: _REFUSED,
+    socket.gaierror: _UNRESOLVED,
+    FileNotFoundError: _NO_SOCKET,
+    ConnectionError: _CLOSED,
+    builtins.TimeoutError: _LATE,
 }
 
-_UNKNOWN = "the user or the database does not exist"
 _HOPELESS = (_CAUSES["28P01"], _CAUSES["28000"], _CAUSES["3D000"], _UNKNOWN)
 
 

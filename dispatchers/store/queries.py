@@ -9,7 +9,7 @@ from sqlalchemy import CTE, Column, ColumnElement, Connection, ScalarSelect, fun
 
 from dispatchers.stored_outcome import KEY_CONFLICT, LookupState, MalformedOutcome, read_outcome, write_outcome
 from outbox.requests.accepted import is_waiting
-from outbox.sql.dialect import clock, read_by_index
+from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables, is_open
 from outbox.times import NEVER
@@ -127,11 +127,7 @@ def request_lookups(
     )  # a join might read all of them
     never_looked_up = (
         select(queue.c.id, queue.c.outcome, queue.c.deliveries, queue.c.sent_as, operation.label("operation"))
-        .where(
-            queue.c.due_at == NEVER,
-            queue.c.state == "uncertain",
-            queue.c.suspended_reason.is_(None),
-        )
+        .where(queue.c.due_at == NEVER, queue.c.state == "uncertain", queue.c.suspended_reason.is_(None))
         .order_by(queue.c.id)
         .limit(ROWS_MAX)
         .with_for_update(of=queue, skip_locked=True)
@@ -141,7 +137,7 @@ def request_lookups(
     if end is not None:
         never_looked_up = never_looked_up.where(queue.c.id <= end)
     rows = connection.execute(never_looked_up).all()
-    now = connection.execute(select(clock())).scalar_one()
+    now = database_now(connection)
     for row in rows:
         try:
             outcome = read_outcome(row.outcome)

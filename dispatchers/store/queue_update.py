@@ -83,7 +83,6 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
 
 
 def _after_attempt(entry: ClaimedEntry, change: Retry | MarkUncertain | AwaitLookup | SendAgain) -> QueueUpdate:
-    """With the counts, the doubt and the delay of the change."""
     return _as_it_was(entry)._replace(
         delay=change.delay,
         attempts=change.attempts,
@@ -94,7 +93,6 @@ def _after_attempt(entry: ClaimedEntry, change: Retry | MarkUncertain | AwaitLoo
 
 
 def _callback_retry(entry: ClaimedEntry, change: RetryCallback) -> QueueUpdate:
-    """The outcome is stored, and the callback is tried again."""
     end, known = change.end, _known(change.end)
     return _as_it_was(entry)._replace(
         state="uncertain" if known.state == "uncertain" else "retry",

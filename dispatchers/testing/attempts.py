@@ -11,8 +11,9 @@ from threading import Thread
 from typing import Any, Protocol, SupportsBytes, TypeVar
 
 from dispatchers.delivery import Adapter, Delivery, Unknown
-from dispatchers.pipeline.routing import as_async, finder_of
+from dispatchers.pipeline.routing import SEND_THREAD, finder_of
 from dispatchers.pipeline.sender import ABANDON_SECONDS
+from dispatchers.threads import as_async
 
 T = TypeVar("T")
 
@@ -85,13 +86,13 @@ def in_a_loop(main: Callable[[], Coroutine[Any, Any, T]], within: timedelta) -> 
 
 async def sent(adapter: Adapter, delivery: Delivery) -> Any:
     """What the adapter answers to `delivery`, which is due at its timeout."""
-    return await as_async(adapter.send)(_due_in_time(adapter, delivery))
+    return await as_async(adapter.send, SEND_THREAD)(_due_in_time(adapter, delivery))
 
 
 async def look_up(adapter: Adapter, delivery: Delivery) -> Any:
     """What the adapter finds of `delivery`."""
     find: Any = finder_of(adapter)
-    return await as_async(find)(_due_in_time(adapter, delivery))
+    return await as_async(find, SEND_THREAD)(_due_in_time(adapter, delivery))
 
 
 def _due_in_time(adapter: Adapter, delivery: Delivery) -> Delivery:

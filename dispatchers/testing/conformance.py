@@ -134,7 +134,9 @@ class AdapterSuite(Suite):
         assert not found, "; ".join(found)
 
     def test_every_exception_of_the_client_is_an_outcome(self) -> None:
-        flaws = {cls.__qualname__: flaw for cls in self._exceptions() if (flaw := self._flaw_after(cls))}
+        classes = {cls for base in self.client_exceptions for cls in descendants(base)}
+        by_name = sorted(classes, key=lambda cls: cls.__name__)
+        flaws = {cls.__qualname__: flaw for cls in by_name if (flaw := self._flaw_after(cls))}
 
         assert not flaws, f"exceptions of the client without a proper outcome: {flaws}"
 
@@ -215,21 +217,17 @@ class AdapterSuite(Suite):
 
     @property
     def _delivering(self) -> Scenario:
-        """The scenario in which all is well."""
         return next(
             scenario for scenario in self.scenarios if scenario.expects is Delivered and scenario.payload is None
         )
 
     @contextmanager
     def _service(self) -> Iterator[Any]:
-        """A remote service to which the suite's payload can be delivered."""
         with self.remote() as remote:
             remote.behave(self._delivering.behaviour)
             yield remote
 
     def _run(self, adapter: Adapter, *deliveries: Delivery, close_it: bool = True) -> list[Any]:
-        """The outcomes of these, sent at once, in an event loop of their own."""
-
         async def main() -> list[Any]:
             try:
                 return await asyncio.gather(*(sent(adapter, each) for each in deliveries))
@@ -251,11 +249,6 @@ class AdapterSuite(Suite):
         return outcomes, arrived
 
     # --- exceptions and secrets
-
-    def _exceptions(self) -> list[type[Exception]]:
-        return sorted(
-            {cls for base in self.client_exceptions for cls in descendants(base)}, key=lambda cls: cls.__name__
-        )
 
     def _flaw_after(self, cls: type[Exception]) -> str | None:
         """What is wrong when the client raises a `cls` whose text shows all that must not be shown."""

@@ -16,7 +16,7 @@ from dispatchers.dispatcher import Dispatcher
 from dispatchers.store.database import DatabaseStore
 from dispatchers.stored_outcome import read_outcome
 from outbox.errors import ConfigurationError
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import database_now
 from outbox.sql.schema import Tables
 from outbox.times import MICROSECOND, NEVER
 
@@ -54,7 +54,7 @@ async def _bring_forward(dispatcher: Dispatcher) -> int:
     def bring(connection: Connection) -> int:
         moments = [max(filter(None, moments)) for moments in _waiting(connection, tables)]
         if moments:
-            now: datetime = connection.execute(select(clock())).scalar_one()
+            now = database_now(connection)
             _set_back(connection, tables, max(min(moments) - now, timedelta(0)))
         return len(moments)
 

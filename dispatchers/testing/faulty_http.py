@@ -61,14 +61,8 @@ def answer(
     """
     content = body if json is None else json_module.dumps(json).encode()
     kind = {} if json is None else {"Content-Type": "application/json"}
-
-    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
-        lengths = {} if status == 204 else {"Content-Length": str(len(content))}
-        writer.write(_head(status, kind | lengths | dict(headers or {})) + content)
-        await writer.drain()
-        return True
-
-    return behave
+    lengths = {} if status == 204 else {"Content-Length": str(len(content))}
+    return _writing(_head(status, kind | lengths | dict(headers or {})) + content, stays_open=True)
 
 
 def redirect(status: int) -> Behaviour:
@@ -94,13 +88,7 @@ def echo(status: int) -> Behaviour:
 
 def cut_short(status: int = 200) -> Behaviour:
     """Half a body; then the server closes the connection normally."""
-
-    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
-        writer.write(_head(status, {"Content-Length": "1000"}) + b'{"id": "')
-        await writer.drain()
-        return False
-
-    return behave
+    return _writing(_head(status, {"Content-Length": "1000"}) + b'{"id": "', stays_open=False)
 
 
 def reset_in_body(status: int = 200) -> Behaviour:
@@ -111,7 +99,7 @@ def reset_in_body(status: int = 200) -> Behaviour:
         writer.write(_head(status, {"Content-Length": "1000000"}) + b"x" * 1000)
         await writer.drain()
         await asyncio.sleep(DRIP_SECONDS)
-        _reset(writer)
+        reset_connection(writer)
         return False
 
     return behave
@@ -119,13 +107,7 @@ def reset_in_body(status: int = 200) -> Behaviour:
 
 def answer_twice(status: int = 200) -> Behaviour:
     """An answer, followed at once by a second one that belongs to no request and remains on the connection."""
-
-    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
-        writer.write(2 * (_head(status, {"Content-Length": "2"}) + b"{}"))
-        await writer.drain()
-        return True
-
-    return behave
+    return _writing(2 * (_head(status, {"Content-Length": "2"}) + b"{}"), stays_open=True)
 
 
 def giant(status: int = 200) -> Behaviour:
@@ -180,15 +162,13 @@ async def close(request: Request, writer: asyncio.StreamWriter) -> bool:
 
 async def reset(request: Request, writer: asyncio.StreamWriter) -> bool:
     """The server reads the request and resets the connection."""
-    _reset(writer)
+    reset_connection(writer)
     return False
 
 
 async def garble(request: Request, writer: asyncio.StreamWriter) -> bool:
     """An answer that is not HTTP."""
-    writer.write(b"\x16\x03\x01\x00\x00 this is no HTTP\r\n\r\n")
-    await writer.drain()
-    return False
+    return await _writing(b"\x16\x03\x01\x00\x00 this is no HTTP\r\n\r\n", stays_open=False)(request, writer)
 
 
 async def refuse(request: Request, writer: asyncio.StreamWriter) -> bool:
@@ -309,6 +289,15 @@ async def read_request(
                 return None
 
 
+def _writing(data: bytes, *, stays_open: bool) -> Behaviour:
+    async def behave(request: Request, writer: asyncio.StreamWriter) -> bool:
+        writer.write(data)
+        await writer.drain()
+        return stays_open
+
+    return behave
+
+
 def _head(status: int, headers: Mapping[str, str]) -> bytes:
     lines = [f"HTTP/1.1 {status} Said", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     return "\r\n".join(lines).encode("latin-1")
@@ -321,7 +310,7 @@ async def _drip(writer: asyncio.StreamWriter) -> bool:
         await asyncio.sleep(DRIP_SECONDS)
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
+def reset_connection(writer: asyncio.StreamWriter) -> None:
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)
     writer.transport.abort()
 

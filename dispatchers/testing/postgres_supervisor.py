@@ -97,7 +97,6 @@ def _in_child(identity: _Identity) -> Callable[[], None]:
 
 
 def _identity_for(folder: Path) -> _Identity:
-    """The first identity that can run these binaries, found by trying."""
     failures = []
     for identity in _identities():
         command = [str(folder / "initdb"), "--version"]

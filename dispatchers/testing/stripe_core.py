@@ -80,8 +80,6 @@ class _Remembered:
 
 @dataclass(slots=True)
 class _Books:
-    """One account's objects and keys."""
-
     objects: StripeObjects
     keys: dict[str, _Remembered] = field(default_factory=dict)
 
@@ -292,25 +290,19 @@ def _conflict(
 ) -> tuple[int, Json] | None:
     """Why this key is refused; None if it is answered as before."""
     if (remembered.method, remembered.path) != (request.method, request.path):
-        return 400, error("idempotency_error", used_elsewhere(remembered))
+        message = (
+            "Keys for idempotent requests can only be used for the same endpoint they were first used for"
+            f" ({remembered.method} {remembered.path}). Try using a key other than the one given if you meant to execute"
+            " a different request."
+        )
+        return 400, error("idempotency_error", message)
     if remembered.parameters != parameters:
-        return 400, error("idempotency_error", used_otherwise(key))
+        message = (
+            "Keys for idempotent requests can only be used with the same parameters they were first used with."
+            f" Try using a key other than '{key}' if you meant to execute a different request."
+        )
+        return 400, error("idempotency_error", message)
     if remembered.result is None:
         message = f"There is currently another in-progress request using this Idempotent Key: {key}"
         return 409, error("invalid_request_error", message, code="idempotency_key_in_use")
     return None
-
-
-def used_elsewhere(remembered: _Remembered) -> str:
-    return (
-        "Keys for idempotent requests can only be used for the same endpoint they were first used for"
-        f" ({remembered.method} {remembered.path}). Try using a key other than the one given if you meant to execute"
-        " a different request."
-    )
-
-
-def used_otherwise(key: str) -> str:
-    return (
-        "Keys for idempotent requests can only be used with the same parameters they were first used with."
-        f" Try using a key other than '{key}' if you meant to execute a different request."
-    )

@@ -182,9 +182,7 @@ class StripeObjects:
             details = {"code": code, "decline_code": decline_code, "charge": intent["latest_charge"]}
             return Result(402, error("card_error", "Your card was declined.", **details, payment_intent=dict(intent)))
         return Result(
-            200,
-            dict(intent),
-            (happened(intent, id=intent["latest_charge"], object="charge", parent=intent_id),),
+            200, dict(intent), (happened(intent, id=intent["latest_charge"], object="charge", parent=intent_id),)
         )
 
     def _refund(self, intent: Json, parameters: Parameters, now: datetime) -> Result:
@@ -354,12 +352,8 @@ def created_within(each: Json, wanted: Any) -> bool:
         if bound not in ("gt", "gte", "lt", "lte") or not str(value).isdigit():
             raise Refused(400, f"Invalid created[{bound}]: {json.dumps(value)}", param="created")
         instant = int(value)
-        if not {
-            "gt": created > instant,
-            "gte": created >= instant,
-            "lt": created < instant,
-            "lte": created <= instant,
-        }[bound]:
+        held = {"gt": created > instant, "gte": created >= instant, "lt": created < instant, "lte": created <= instant}
+        if not held[bound]:
             return False
     return True
 

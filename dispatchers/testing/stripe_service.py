@@ -16,11 +16,10 @@ import argparse
 import asyncio
 import contextlib
 import signal
-import socket
-import struct
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -28,18 +27,18 @@ from typing import Any
 
 import h11
 
-from dispatchers.testing.faulty_http import read_request
+from dispatchers.testing.faulty_http import read_request, reset_connection
 from dispatchers.testing.stripe_core import API_KEY, Answer, Execution, FakeStripe, Request
 from dispatchers.testing.stripe_faults import Fault, Faults
 from dispatchers.testing.stripe_ledger import StripeLedger
 
 
+@dataclass(frozen=True, slots=True)
 class RunningStripe:
     """A fake Stripe that listens at `url`."""
 
-    def __init__(self, url: str, fake: FakeStripe) -> None:
-        self.url = url
-        self.fake = fake
+    url: str
+    fake: FakeStripe
 
     @property
     def ledger(self) -> StripeLedger:
@@ -120,8 +119,10 @@ class Conversation:
     async def run(self) -> None:
         while (request := await self._request()) is not None:
             answer = await self._answer(request)
+            if answer.lost == "reset":
+                return reset_connection(self._writer)
             if answer.lost:
-                return self._drop(reset=answer.lost == "reset")
+                return self._writer.transport.abort()
             await self._send(answer)
             if self._http.our_state is h11.MUST_CLOSE:
                 return None
@@ -137,7 +138,6 @@ class Conversation:
         return received
 
     async def _request(self) -> Request | None:
-        """The next request in full, or None when the client has closed."""
         read = await read_request(self._http, self._reader, self._writer)
         if read is None:
             return None
@@ -153,13 +153,6 @@ class Conversation:
         ):
             self._writer.write(self._http.send(event) or b"")
         await self._writer.drain()
-
-    def _drop(self, *, reset: bool) -> None:
-        if reset:
-            # Lingering for no time at all makes closing send RST, as the kernel of a killed server would.
-            no_time = struct.pack("ii", 1, 0)
-            self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_time)
-        self._writer.transport.abort()
 
 
 # --- as a process

@@ -63,7 +63,6 @@ def made_of(cls: type[Exception], text: str) -> Exception:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """Every text in a JSON value, the names of its fields and its numbers included."""
     if isinstance(value, Mapping):
         for name, each in value.items():
             yield from (str(name), *_texts_in(each))

@@ -11,15 +11,8 @@ REPLAYED = "Idempotent-Replayed"
 """The header that marks a replay, under Stripe's name for it: docs.stripe.com/api/idempotent_requests."""
 
 KEPT_HEADERS = (
-    "Content-Type",
-    "Content-Encoding",
-    "Content-Language",
-    "Content-Location",
-    "Content-Disposition",
-    "ETag",
-    "Last-Modified",
-    "Link",
-    "Location",
+    *("Content-Type", "Content-Encoding", "Content-Language", "Content-Location", "Content-Disposition"),
+    *("ETag", "Last-Modified", "Link", "Location"),
 )
 """What is kept of an answer's headers: what says something of the answer, and nothing of the connection or the caller."""
 

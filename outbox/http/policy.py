@@ -7,16 +7,9 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from outbox.claim_block import IdempotentBlock, check_in_flight
+from outbox.claim_block import IdempotentBlock, checked_wait
 from outbox.default_outbox import default
-from outbox.errors import (
-    ClaimError,
-    ConfigurationError,
-    InvalidValue,
-    NotSerializable,
-    RequestRefused,
-    RequestTooLarge,
-)
+from outbox.errors import ClaimError, ConfigurationError, InvalidValue, NotSerializable, RequestRefused, RequestTooLarge
 from outbox.http.answers import KEPT_HEADERS, NEVER_REPLAYED, Answer
 from outbox.http.header import parse_key
 from outbox.http.problems import NAMES, TYPES, problem_of
@@ -55,7 +48,7 @@ class Policy:
     problem_types: str | Mapping[str, str] = TYPES
 
     def __post_init__(self) -> None:
-        check_in_flight(self.in_flight, self.wait)
+        checked_wait(self.in_flight, self.wait)
         check_span("keep", self.keep)
         if not isinstance(self.waiting_max, int) or isinstance(self.waiting_max, bool) or self.waiting_max < 1:
             raise InvalidValue(

@@ -34,14 +34,10 @@ class Kind(NamedTuple):
 
 KINDS: Mapping[type[RequestRefused], Kind] = {
     KeyMissing: Kind(
-        "key-missing",
-        "The request has no idempotency key",
-        "Send the header, and repeat it with each retry.",
+        "key-missing", "The request has no idempotency key", "Send the header, and repeat it with each retry."
     ),
     KeyMalformed: Kind(
-        "key-malformed",
-        "The idempotency key is malformed",
-        "Send one key, in one header, in the specified form.",
+        "key-malformed", "The idempotency key is malformed", "Send one key, in one header, in the specified form."
     ),
     KeyInFlight: Kind(
         "key-in-flight",
@@ -49,11 +45,7 @@ KINDS: Mapping[type[RequestRefused], Kind] = {
         "Send the same request again, with the same key, after the seconds that Retry-After names.",
         has_retry_after=True,
     ),
-    RequestTooLarge: Kind(
-        "request-too-large",
-        "The request's body is too large",
-        "Send a smaller body.",
-    ),
+    RequestTooLarge: Kind("request-too-large", "The request's body is too large", "Send a smaller body."),
     RequestMismatch: Kind(
         "request-mismatch",
         "The idempotency key was used with another request",
@@ -88,12 +80,7 @@ def problem_of(refusal: RequestRefused, types: str | Mapping[str, str] = TYPES) 
     URI of each name; a name without one has the URI that it has by default.
     """
     kind = next(KINDS[base] for base in type(refusal).__mro__ if base in KINDS)
-    problem = {
-        "type": type_uri(kind, types),
-        "title": kind.title,
-        "status": refusal.status,
-        "detail": str(refusal),
-    }
+    problem = {"type": type_uri(kind, types), "title": kind.title, "status": refusal.status, "detail": str(refusal)}
     headers = [("Content-Type", MEDIA_TYPE)]
     if isinstance(refusal, KeyInFlight | RequestUndone):
         headers.append(("Retry-After", str(max(1, math.ceil(refusal.retry_after.total_seconds())))))

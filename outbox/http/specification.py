@@ -168,8 +168,6 @@ def _described(name: str, function: Callable[..., Any]) -> str:
     paragraph = (getdoc(function) or "").partition("\n\n")[0]
     if not paragraph:
         raise InvalidValue(
-            name,
-            getattr(function, "__name__", function),
-            "has no docstring, which the page quotes: write one",
+            name, getattr(function, "__name__", function), "has no docstring, which the page quotes: write one"
         )
     return " ".join(paragraph.split()).rstrip(".")

@@ -23,7 +23,8 @@ RETRY_AFTER = {
 
 def openapi_of(it: Specification) -> dict[str, Any]:
     """The fragment, as JSON has it: the header, the answers to refused requests, and the routes that were named."""
-    responses = {_name(status): _response(it, list(refusals)) for status, refusals in _by_status(it)}
+    by_status = groupby(it.refusals, key=lambda refusal: refusal.status)
+    responses = {_name(status): _response(it, list(refusals)) for status, refusals in by_status}
     document: dict[str, Any] = {
         "openapi": OPENAPI,
         # Required, and of no meaning in a fragment: what it is merged into has its own.
@@ -104,10 +105,6 @@ def _problem() -> dict[str, Any]:
             "detail": {"type": "string"},
         },
     }
-
-
-def _by_status(it: Specification) -> "groupby[int, Refusal]":
-    return groupby(it.refusals, key=lambda refusal: refusal.status)
 
 
 def _response(it: Specification, refusals: list[Refusal]) -> dict[str, Any]:

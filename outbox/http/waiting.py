@@ -23,12 +23,16 @@ def limited_wait(waiting_max: int) -> Callable[[Connection, UUID, timedelta], bo
 
     def wait(connection: Connection, id: UUID, budget: timedelta) -> bool:
         pool = connection.engine.pool
-        if not _enter(pool, min(waiting_max, _size(pool) - 1)):
-            return False
+        with _lock:
+            count = _waiting.get(pool, 0)
+            if count >= min(waiting_max, _size(pool) - 1):
+                return False
+            _waiting[pool] = count + 1
         try:
             return wait_for_lock(connection, id, budget)
         finally:
-            _leave(pool)
+            with _lock:
+                _waiting[pool] -= 1
 
     return wait
 
@@ -39,17 +43,3 @@ def _size(pool: Any) -> float:
     if callable(size):
         size = size()
     return float(size or "inf")  # a pool of size 0 has no limit
-
-
-def _enter(pool: Pool, most: float) -> bool:
-    with _lock:
-        count = _waiting.get(pool, 0)
-        if count >= most:
-            return False
-        _waiting[pool] = count + 1
-        return True
-
-
-def _leave(pool: Pool) -> None:
-    with _lock:
-        _waiting[pool] -= 1

@@ -135,7 +135,6 @@ def _found(connection: Connection, name: str, table: Table) -> TableSize:
 
 
 def _of_bodies(connection: Connection, tables: Tables) -> list[TableSize]:
-    """Of all partitions together, where there are any."""
     rows, size_bytes = connection.execute(_SIZE_OF_PARTITIONS, {"table": body_table(tables)}).one()
     return [] if size_bytes is None else [TableSize(table="body", rows=rows, size_bytes=size_bytes)]
 

@@ -1,6 +1,6 @@
 """A request that was accepted (202): what it waits for, and the response that it has in the end."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +10,7 @@ from outbox.configuration import Configuration
 from outbox.errors import ClaimError, ConfigurationError
 from outbox.requests.records import RecordKey
 from outbox.requests.responses import Response
-from outbox.sql.dialect import clock
+from outbox.sql.dialect import database_now
 from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
 
@@ -87,7 +87,7 @@ def lock_complete(connection: Connection, tables: Tables, record_id: UUID) -> Ro
 def answer_accepted(connection: Connection, tables: Tables, row: Row[Any], response: Response) -> None:
     """Store the final response in the record `row`, which is locked. Its windows count from now on."""
     record = tables.record
-    now: datetime = connection.execute(select(clock())).scalar_one()
+    now = database_now(connection)
     waited = now - row.created_at
     windows = {"answered_at": now, "replay_until": row.replay_until + waited, "keep_until": row.keep_until + waited}
     connection.execute(update(record).where(record.c.id == row.id).values(response.columns | windows))

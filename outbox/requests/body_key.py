@@ -11,15 +11,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Literal
 
 from sqlalchemy import Connection, select
 
 from outbox.configuration import Configuration
-from outbox.keys import ParentKey, pae, parent_id
+from outbox.keys import ParentKey, pae
 from outbox.observer import ClaimObservation
 from outbox.requests.records import LockWait, RecordKey, find_despite_snapshot, key_in_flight
-from outbox.sql.dialect import clock, require_prepared, require_transaction, try_lock, wait_for_lock
+from outbox.sql.dialect import clock, database_now, require_prepared, require_transaction, try_lock, wait_for_lock
 from outbox.times import EPOCH, SECOND, check_span
 
 PUBLIC_SECRET = bytes(32)
@@ -90,19 +89,12 @@ class BodyRequest:
 
     def _record_key(self, key: str) -> RecordKey:
         parent = ParentKey(key, scope=self.scope, source=self.source)
-        return RecordKey(
-            configuration=self.configuration,
-            id=parent_id(self.configuration.env, parent),
-            parent=parent,
-            fingerprint=self.fingerprint,
-            keep=self.window,
-        )
+        return RecordKey.of(self.configuration, parent, self.fingerprint, self.window)
 
 
 def choose_key(
     connection: Connection,
     request: RecordKey | BodyRequest,
-    in_flight: Literal["conflict", "wait"],
     wait: timedelta,
     observation: ClaimObservation | None = None,
     lock_wait: LockWait = wait_for_lock,
@@ -118,10 +110,10 @@ def choose_key(
         return request
     require_transaction(connection, request.configuration.schema)
     require_prepared(connection)
-    waiting = _Waiting(connection, wait if in_flight == "wait" else timedelta(0), observation, lock_wait)
+    waiting = _Waiting(connection, wait, observation, lock_wait)
     current: RecordKey | None = None
     while True:
-        before, now = request.keys(connection.execute(select(clock())).scalar_one())
+        before, now = request.keys(database_now(connection))
         if now == current:
             return now
         current = now

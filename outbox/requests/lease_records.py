@@ -41,11 +41,11 @@ def take(connection: Connection, request: RecordKey | BodyRequest, length: timed
     """
     require_transaction(connection, request.configuration.schema)
     require_prepared(connection)
-    key = choose_key(connection, request, "conflict", timedelta(0))
+    key = choose_key(connection, request, timedelta(0))
     standing = _standing_lease(connection, key)
     if standing is not None:
         return Taken("taken_over", key, _take_over(connection, key, standing, length), None)
-    answer = claim_key(connection, key, "conflict", timedelta(0))
+    answer = claim_key(connection, key, timedelta(0))
     if answer is not None:
         return Taken("hit", key, None, answer)
     return Taken("miss", key, _insert(connection, key, length), None)
@@ -77,10 +77,7 @@ def _insert(connection: Connection, key: RecordKey, length: timedelta) -> Lease:
 
 
 def _kept(key: RecordKey) -> dict[str, Any]:
-    return {
-        "replay_until": clock_plus(key.keep),
-        "keep_until": clock_plus(max(key.keep, key.configuration.audit)),
-    }
+    return {"replay_until": clock_plus(key.keep), "keep_until": clock_plus(max(key.keep, key.configuration.audit))}
 
 
 class _Standing(NamedTuple):

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import (
@@ -31,13 +31,12 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql import ColumnElement
 
 from outbox.configuration import Configuration
 from outbox.entry_rows import PiggybackedInsert
 from outbox.errors import ClaimError, KeyExpired, KeyInFlight, RequestMismatch
 from outbox.fingerprint import FINGERPRINT_VERSION
-from outbox.keys import ParentKey
+from outbox.keys import ParentKey, parent_id
 from outbox.observer import ClaimObservation
 from outbox.requests.responses import Response
 from outbox.sql.connections import LockBudget
@@ -79,6 +78,11 @@ class RecordKey:
     fingerprint: bytes
     keep: timedelta
 
+    @classmethod
+    def of(cls, configuration: Configuration, parent: ParentKey, fingerprint: bytes, keep: timedelta) -> "RecordKey":
+        id = parent_id(configuration.env, parent)
+        return cls(configuration=configuration, id=id, parent=parent, fingerprint=fingerprint, keep=keep)
+
     @property
     def kid(self) -> str:
         return self.configuration.keyring.current
@@ -98,7 +102,6 @@ class RecordKey:
 def claim_key(
     connection: Connection,
     key: RecordKey,
-    in_flight: Literal["conflict", "wait"],
     wait: timedelta,
     observation: ClaimObservation | None = None,
     lock_wait: LockWait = wait_for_lock,
@@ -120,7 +123,7 @@ def claim_key(
     answer = _answer(key, found)
     if answer is not None:
         return answer
-    if not found.locked and in_flight == "wait":
+    if not found.locked and wait > timedelta(0):
         with nullcontext() if observation is None else observation.waiting():
             if lock_wait(connection, key.id, wait):
                 found = _read(connection, key)._replace(keeps_snapshot=found.keeps_snapshot)
@@ -335,7 +338,8 @@ def _reading(tables: Tables) -> Executable:
         record.c.headers,
         record.c.fingerprint,
         record.c.fingerprint_version,
-        not_(_is_current(tables)),
+        # whether it has expired: an open request's key stays its own
+        not_(or_(record.c.state == literal_column("'accepted'"), record.c.replay_until > clock())),
         tombstone.c.forget_at > clock(),
         record.c.lease_until,
         clock(),
@@ -344,11 +348,6 @@ def _reading(tables: Tables) -> Executable:
     ).select_from(
         wanted.outerjoin(record, record.c.id == wanted.c.id).outerjoin(tombstone, tombstone.c.id == wanted.c.id)
     )
-
-
-def _is_current(tables: Tables) -> ColumnElement[bool]:
-    """Whether the record still speaks for its key: an open request's key stays its own."""
-    return or_(tables.record.c.state == literal_column("'accepted'"), tables.record.c.replay_until > clock())
 
 
 def _free_expired(connection: Connection, key: RecordKey) -> None:

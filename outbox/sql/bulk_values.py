@@ -20,6 +20,11 @@ class Shape(NamedTuple):
     given: tuple[str, ...]
 
 
+def typed_columns(declared: str) -> dict[str, str]:
+    """Each column's type, of columns declared as in SQL: `id uuid, env text`."""
+    return dict(column.split() for column in declared.split(","))
+
+
 class Batch:
     """The rows of one statement. types: PostgreSQL's type of each column, in the order of each row's values."""
 
@@ -63,7 +68,6 @@ def _value(name: str, type: str, shape: Shape) -> str:
 
 
 def _array(connection: Connection, type: str, values: Sequence[Any]) -> Any:
-    """`values` as the driver takes them for an array of `type`."""
     if not speaks_binary(connection):
         return list(values)
     _teach(connection)

@@ -38,7 +38,6 @@ def _storable(name: str, *instants: str) -> CheckConstraint:
 
 
 def _partial(name: str, *columns: str, where: str) -> Index:
-    """An index of the rows under a condition only."""
     return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
 
 

@@ -44,7 +44,6 @@ def require_utf8(connection: Connection) -> None:
 
 
 def _encodings(connection: Connection) -> tuple[str | None, str | None]:
-    """The server's and the client's, as PostgreSQL names them."""
     driver: Any = connection.connection.driver_connection
     match connection.dialect.driver:
         case "psycopg" | "psycopg_async":

@@ -1,6 +1,6 @@
 """Where databases differ: their clock, their locks, how they begin. Nothing else in this package asks which one it talks to."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -41,7 +41,7 @@ DEADLOCK = "40P01"  # one of the deadlocked transactions is ended
 ABORTED = "25P02"  # a statement has failed, and only a rollback is possible
 SAVEPOINT_GONE = ("3B001", "25P01", ABORTED)  # no such savepoint; no transaction at all
 TIMEOUTS = (LOCK_NOT_AVAILABLE, "57014", DEADLOCK)  # query_canceled, by statement_timeout
-CONFLICTS = (SERIALIZATION_FAILURE, DEADLOCK)
+CONFLICTS = (SERIALIZATION_FAILURE, DEADLOCK)  # it ended the transaction in favour of another; a retry may succeed
 LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
 TRANSACTION_STATUS_INERROR = 3  # libpq, PQtransactionStatus
 PASSING = ("08", "40001", "40P01", "53", "55P03", "57P")
@@ -66,14 +66,19 @@ class clock(FunctionElement[Any]):  # noqa: N801  # named as the SQL function th
     postgresql="clock_timestamp() + make_interval(secs => {0})",
     sqlite=f"{SQLITE_CLOCK} + CAST({{0}} * 1000000 AS INTEGER)",
 )
-class _later(FunctionElement[Any]):  # noqa: N801
+class _Later(FunctionElement[Any]):
     type = Instant()
     inherit_cache = True
 
 
 def clock_plus(delay: timedelta | BindParameter[float]) -> ColumnElement[Any]:
     """The database's clock, `delay` from now; a parameter gives it in seconds."""
-    return _later(literal(delay.total_seconds()) if isinstance(delay, timedelta) else delay)
+    return _Later(literal(delay.total_seconds()) if isinstance(delay, timedelta) else delay)
+
+
+def database_now(connection: Connection) -> datetime:
+    now: datetime = connection.execute(select(clock())).scalar_one()
+    return now
 
 
 def read_by_index(connection: Connection) -> None:
@@ -98,11 +103,11 @@ def stored_body(record: Table) -> ColumnElement[bytes]:
 
     Of an ordinary record the function is never called.
     """
-    return _stored_body(record)
+    return _StoredBody(record)
 
 
 @renders(postgresql="CASE WHEN {1} IS NULL THEN {0} ELSE {2} END", sqlite="{0}")
-class _stored_body(FunctionElement[bytes]):  # noqa: N801
+class _StoredBody(FunctionElement[bytes]):
     type = LargeBinary()
     inherit_cache = True
 
@@ -209,11 +214,6 @@ def is_busy(error: DBAPIError) -> bool:
     return isinstance(error, OperationalError) and "database is locked" in str(error.orig)
 
 
-def is_conflict(error: DBAPIError) -> bool:
-    """Whether PostgreSQL ended the transaction in favour of another one. Nothing of it is committed; a retry may succeed."""
-    return sqlstate(error.orig) in CONFLICTS
-
-
 def lost_savepoint(error: DBAPIError) -> bool:
     """Whether a savepoint could not be released: a statement had failed in it, or its transaction was ended without SQLAlchemy,
     with a ROLLBACK as text, say. SQLAlchemy takes it for ended then, and does not go back to it."""
@@ -248,7 +248,7 @@ def is_passing(error: Exception) -> bool:
 
 
 @renders(postgresql="pg_try_advisory_xact_lock({0})", sqlite="1")
-class try_locking(FunctionElement[Any]):  # noqa: N801
+class _TryLocking(FunctionElement[Any]):
     """Takes the transaction-level lock of a number if it is free; returns whether it did. Never waits. SQLite's only writer holds
     all."""
 
@@ -257,7 +257,7 @@ class try_locking(FunctionElement[Any]):  # noqa: N801
 
 
 @renders(postgresql="current_setting('transaction_isolation') IN ('repeatable read', 'serializable')", sqlite="0")
-class keeps_snapshot(FunctionElement[Any]):  # noqa: N801
+class _KeepsSnapshot(FunctionElement[Any]):
     """Whether the transaction reads as of its first statement (REPEATABLE READ, SERIALIZABLE): what a lock's last holder has
     committed may stay unseen. Not on SQLite: BEGIN IMMEDIATE, and no one has written since its snapshot."""
 
@@ -298,7 +298,7 @@ def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
     return True
 
 
-_TRY_LOCK = select(try_locking(bindparam("lock", type_=BigInteger)), keeps_snapshot())
+_TRY_LOCK = select(_TryLocking(bindparam("lock", type_=BigInteger)), _KeepsSnapshot())
 _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
 _SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")
 

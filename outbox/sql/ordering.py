@@ -131,7 +131,6 @@ def _advancing(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
 
 
 def _all_following(tables: Tables, *, lock: bool = False) -> tuple[Any, Any]:
-    """The next entry after each of many places, and the places."""
     left = func.unnest(bindparam("ordering_keys", type_=ARRAY(Text)), bindparam("places", type_=ARRAY(BigInteger)))
     places = left.table_valued("ordering_key", "place").render_derived()
     following = _following(tables, places.c.ordering_key, places.c.place)

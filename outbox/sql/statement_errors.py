@@ -49,7 +49,6 @@ _BEFORE_TABLES = r"\b(?:FROM|JOIN|INTO|UPDATE|USING|ONLY|TABLE|COPY|EXISTS|ON)"
 
 
 def _identifier(name: str) -> str:
-    """The name, quoted or not; also that of a partition of the table."""
     quoted = name.replace('"', '""')
     return rf'(?:"{re.escape(quoted)}(?:_\d{{8}})?"|(?<![\w"]){re.escape(name)}(?:_\d{{8}})?(?![\w"]))'
 
@@ -87,8 +86,10 @@ def hide_values(error: BaseException, *, is_sqlite: bool = False) -> str:
     """Remove from a driver's error, and from those it was made of, what may quote values. Returns the text that is left."""
     shown = _text(error) if is_sqlite else _safe_text(error)
     for each in _with_causes(error):
-        if isinstance(each, UnicodeError):
-            each.object = type(each.object)()  # type: ignore[attr-defined]  # of all its descendants
+        if isinstance(each, UnicodeDecodeError):
+            each.object = b""
+        elif isinstance(each, UnicodeEncodeError | UnicodeTranslateError):
+            each.object = ""
         elif not is_sqlite:
             each.args = (shown,)
         for name in ("message", "detail", "hint", "context", "internal_query"):  # asyncpg's names for them
@@ -101,18 +102,14 @@ def _with_causes(error: BaseException) -> Iterator[Any]:
     """It, and what may quote values of the errors that the driver made it of. Not its context: that may be the app's own."""
     yield error
     is_of_a_value = isinstance(error, _CONVERSIONS)
-    for cause in _causes(error):
+    cause = error.__cause__
+    for _ in range(8):
+        if not isinstance(cause, Exception):  # a cancellation, if it is any
+            return
         is_of_a_value = is_of_a_value or isinstance(cause, _CONVERSIONS)
         if is_of_a_value or hasattr(cause, "sqlstate"):
             yield cause
-
-
-def _causes(error: BaseException) -> Iterator[Exception]:
-    for _ in range(8):
-        if not isinstance(error.__cause__, Exception):  # a cancellation, if it is any
-            return
-        error = error.__cause__
-        yield error
+        cause = cause.__cause__
 
 
 def _safe_text(error: BaseException) -> str:

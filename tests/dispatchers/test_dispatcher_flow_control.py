@@ -481,7 +481,7 @@ PACKAGE = Path(dispatchers.__file__).parent
 ALLOWED = {
     "store/callback_transactions.py": {"calling", "give_up", "seconds_left"},  # how long an app's function really takes
     "dispatcher.py": {"steady_clock", "_STEADY", "_set_up"},  # the defaults of what is handed in
-    "maintenance/body_partitions.py": {"_old_enough"},  # `today` is the database's
+    "maintenance/body_partitions.py": {"drop_days"},  # `today` is the database's
     "adapters/retry_after.py": {"retry_after"},  # an HTTP date counts from our own clock where the answer has none
 }
 

@@ -10,7 +10,6 @@ server's reply is proof. SMTP remembers no keys: a mail whose reply was lost is 
 """
 
 import asyncio
-import inspect
 import ipaddress
 import re
 import ssl
@@ -35,7 +34,7 @@ from dispatchers.adapters.email.message import (
 from dispatchers.adapters.email.outcomes import Exchange, answered, is_in_step, outcome_of
 from dispatchers.adapters.trust import trusting
 from dispatchers.delivery import Adapter, CannotTell, Delivery, Outcome, Rejected, Unknown, Window
-from dispatchers.threads import on_own_thread
+from dispatchers.threads import as_async
 from outbox.errors import ConfigurationError
 
 Parsed = TypeVar("Parsed")
@@ -144,16 +143,14 @@ class SmtpAdapter(Adapter):
         await self._connections.close()
 
     def _finding_by(self, find: Callable[[Delivery, str], Any]) -> Callable[[Delivery], Awaitable[Any]]:
-        is_async = inspect.iscoroutinefunction(find) or inspect.iscoroutinefunction(type(find).__call__)
+        ask = as_async(find, "outbox-find")
 
         async def found(delivery: Delivery) -> Any:
             try:
                 message_id = self._compose(delivery).id
             except Unsendable as error:
                 return CannotTell(str(error))
-            if is_async:
-                return await find(delivery, message_id)
-            return await on_own_thread("outbox-find", find, delivery, message_id)
+            return await ask(delivery, message_id)
 
         return found
 

@@ -67,7 +67,6 @@ class ImapSearch:
         return Absent() if self._files_at_once else CannotTell(f"the mail is not in {self._mailbox!r}, or not yet")
 
     def _search(self, message_id: str) -> list[bytes]:
-        """The numbers of the mails with this Message-ID."""
         connection = imaplib.IMAP4_SSL(self._host, self._port, ssl_context=self._tls, timeout=self._timeout_seconds)
         try:
             connection.login(self._username, self._password)

@@ -48,7 +48,7 @@ from dispatchers.adapters.http.request import Malformed, Service
 from dispatchers.adapters.request_writer import Outgoing
 from dispatchers.adapters.transport import Answer, Transport
 from dispatchers.delivery import NATIVE, Adapter, CannotTell, Delivery, KeyFormat, Outcome, Rejected, Window
-from dispatchers.threads import on_own_thread
+from dispatchers.threads import as_async, is_async
 from outbox.errors import ConfigurationError
 
 log = logging.getLogger("outbox.dispatcher")
@@ -152,7 +152,7 @@ class HttpAdapter(Adapter):
 
     def _finding_by(self, find: Callable[[Delivery, Any], Any]) -> Callable[[Delivery], Awaitable[Any]]:
         """The user's function. If it could not read, it is inconclusive."""
-        is_async = inspect.iscoroutinefunction(find) or inspect.iscoroutinefunction(type(find).__call__)
+        ask = as_async(find, "outbox-find")
 
         async def finding(delivery: Delivery) -> Any:
             loop = asyncio.get_running_loop()
@@ -161,11 +161,9 @@ class HttpAdapter(Adapter):
                 return asyncio.run_coroutine_threadsafe(self._get(url), loop).result()
 
             try:
-                if is_async:
-                    found = await find(delivery, self._get)
-                else:
-                    found = await on_own_thread("outbox-find", find, delivery, get_blocking)
-                return self._credentials.removed_from(found)
+                return self._credentials.removed_from(
+                    await ask(delivery, self._get if is_async(find) else get_blocking)
+                )
             except Malformed as error:
                 return CannotTell(str(error))
             except FOREIGN as error:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import unquote
 
 import httpx
 
-from dispatchers.adapters.request_writer import Outgoing, Target
+from dispatchers.adapters.request_writer import Origin, Outgoing, Target
 from dispatchers.adapters.transport import HEADER_VALUE
 from outbox.errors import ConfigurationError
 
@@ -31,23 +31,6 @@ CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"
 
 class Malformed(Exception):
     """No request can be made of this payload. The text names the field, and never shows what is in it."""
-
-
-class Origin(NamedTuple):
-    """port: None for the scheme's own."""
-
-    scheme: str
-    host: str
-    port: int | None
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}{'' if self.port is None else f':{self.port}'}"
-
-    @classmethod
-    def of(cls, url: httpx.URL) -> "Origin":
-        usual = {"http": 80, "https": 443}.get(url.scheme)
-        return cls(url.scheme, url.host, None if url.port == usual else url.port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +133,14 @@ def _target(base_url: str, text: str, origins: frozenset[Origin], named: str) ->
     if leads_upwards(text.partition("?")[0]):
         raise Malformed(f"{named} must not contain '.' or '..' between its slashes, in any encoding")
     try:
-        url = httpx.URL(base_url + text)
+        target = Target.of(httpx.URL(base_url + text))
     except httpx.InvalidURL:
         raise Malformed(f"{named} is not a URL") from None
-    if url.userinfo or Origin.of(url) not in origins:
+    except httpx.UnsupportedProtocol:
+        target = None
+    if target is None or target.url.userinfo or target.origin not in origins:
         raise Malformed(f"{named} must lead to {' or '.join(sorted(map(str, origins)))}")
-    return Target.of(url)
+    return target
 
 
 def check_header(where: str, name: object, value: object, taken: frozenset[str], error: type[Exception]) -> None:
@@ -194,14 +179,14 @@ def _origin(text: str) -> Origin:
         raise ConfigurationError(
             "origins: each is a scheme and a host, such as 'https://crm.example.com', without a path"
         )
-    return Origin.of(url)
+    return Target.of(url).origin
 
 
 def _base(text: str) -> Origin:
     url = _checked_url("base_url", text)
     if "?" in text or leads_upwards(text.partition("://")[2]):
         raise ConfigurationError("base_url must have no query, and no '.' or '..' between its slashes")
-    return Origin.of(url)
+    return Target.of(url).origin
 
 
 def _checked_url(name: str, text: str) -> httpx.URL:

@@ -33,21 +33,13 @@ from dispatchers.adapters.stripe.names import check_api_key, nearest_operation, 
 from dispatchers.adapters.stripe.outcomes import Exchange, Failure, outcome_of, remembered
 from dispatchers.adapters.transport import HEADER_VALUE, Transport
 from dispatchers.adapters.trust import trusting
-from dispatchers.delivery import (
-    Adapter,
-    CannotTell,
-    Deferred,
-    Delivered,
-    Delivery,
-    Finding,
-    Outcome,
-    Rejected,
-)
+from dispatchers.delivery import Adapter, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Rejected
 from outbox.errors import ConfigurationError
 
 WINDOW: Final = timedelta(hours=24)  # docs.stripe.com/api/idempotent_requests: "at least 24 hours old"
 TARGETS_REMEMBERED: Final = 256
 OPTIONS: Final = frozenset({"account", "api_version"})
+TELEMETRY: Final = "x-stripe-client-telemetry"  # how long the last request took: not sent
 
 
 class StripeAdapter(Adapter):
@@ -228,7 +220,6 @@ class _Operation:
 
 
 def _settings(pinned: str) -> dict[str, str]:
-    """What `StripeAdapter.pinned` says, by name."""
     return dict(word.split("=", 1) for word in pinned.split() if "=" in word)
 
 
@@ -310,12 +301,13 @@ class _Client(stripe.HTTPClient):
         if (method == "get") != exchange.reads:
             raise _Refused(Rejected("this operation only reads: an outbox is for effects"))
         content = (post_data or "").encode() if isinstance(post_data, str | None) else post_data
-        request = Outgoing(method.upper(), _target(url), _without_telemetry(headers), content)
+        sent = [each for each in headers.items() if each[0].lower() != TELEMETRY]
+        request = Outgoing(method.upper(), _target(url), sent, content)
         exchange.started = True
         try:
             answer = await self._transport.send(request)
         except httpx.HTTPError as error:
-            raise stripe.APIConnectionError(type(error).__name__) from error  # type: ignore[no-untyped-call]
+            raise stripe.APIConnectionError(type(error).__name__) from error  # type: ignore[no-untyped-call]  # untyped in stripe
         exchange.status, exchange.headers = answer.status, answer.headers
         return answer.body, answer.status, answer.headers
 
@@ -334,8 +326,3 @@ class _Client(stripe.HTTPClient):
 @lru_cache(maxsize=TARGETS_REMEMBERED)
 def _target(url: str) -> Target:
     return Target.of(httpx.URL(url))
-
-
-def _without_telemetry(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Does not send how long the last request took."""
-    return [each for each in headers.items() if each[0].lower() != "x-stripe-client-telemetry"]

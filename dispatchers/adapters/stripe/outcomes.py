@@ -75,7 +75,8 @@ class Failure:
             replayed=headers.get("idempotent-replayed") == "true",
             should_retry=headers.get("stripe-should-retry"),
             after=retry_after(headers),
-            unsent=_surely_unsent(error),
+            # Only the cause counts: the context may be an error of another send, during whose handling this one began.
+            unsent=isinstance(error.__cause__, NEVER_SENT),
             account=exchange.account,
         )
 
@@ -202,22 +203,11 @@ ROWS: Final[dict[type[BaseException], Row]] = {
 _V2_ROWS: Final[dict[Row, tuple[str, ...]]] = {
     throttled: ("QuotaExceededError", "TemporarySessionExpiredError"),
     refused: (
-        "AlreadyCanceledError",
-        "BlockedByStripeError",
-        "CannotProceedError",
-        "CapabilityNotEnabledError",
-        "ControlledByAlternateResourceError",
-        "FeatureNotEnabledError",
-        "FinancialAccountNotOpenError",
-        "FxQuoteNeedsRefreshError",
-        "InsufficientFundsError",
-        "InvalidPaymentMethodError",
-        "InvalidPayoutMethodError",
-        "InvalidVaultedCredentialError",
-        "NotCancelableError",
-        "RecipientNotNotifiableError",
-        "VerificationAttemptFailedError",
-        "VerificationExpiredError",
+        *("AlreadyCanceledError", "BlockedByStripeError", "CannotProceedError", "CapabilityNotEnabledError"),
+        *("ControlledByAlternateResourceError", "FeatureNotEnabledError", "FinancialAccountNotOpenError"),
+        *("FxQuoteNeedsRefreshError", "InsufficientFundsError", "InvalidPaymentMethodError"),
+        *("InvalidPayoutMethodError", "InvalidVaultedCredentialError", "NotCancelableError"),
+        *("RecipientNotNotifiableError", "VerificationAttemptFailedError", "VerificationExpiredError"),
         "VerificationNotInitiatedError",
     ),
 }
@@ -242,8 +232,3 @@ def _ids_in(details: Mapping[str, Any]) -> dict[str, str]:
 def _word(value: object) -> str | None:
     """`value` if it is a name (of a code, a parameter, an id), as nothing else may be quoted."""
     return value if isinstance(value, str) and re.fullmatch(r"[\w.\[\]-]{1,120}", value, re.ASCII) else None
-
-
-def _surely_unsent(error: Exception) -> bool:
-    """Only the cause counts: the context may be an error of another send, during whose handling this one began."""
-    return isinstance(error.__cause__, NEVER_SENT)

@@ -20,7 +20,6 @@ from dispatchers import Delivered, Operations
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.store.database import DatabaseStore
 from outbox.session import flush_all
-from outbox.sql import dialect
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 STRICT = LEVELS[1:]
@@ -43,16 +42,6 @@ def shop(request, postgresql, ob, level):
 
 def take_snapshot(session):
     session.execute(sa.text("SELECT 1"))
-
-
-class FromPostgres(Exception):
-    def __init__(self, code):
-        self.sqlstate = code
-
-
-@pytest.mark.parametrize(("code", "conflict"), [("40001", True), ("40P01", True), ("40003", False), (None, False)])
-def test_a_transaction_ended_in_favour_of_another_is_known_by_its_code(code, conflict):
-    assert dialect.is_conflict(sa.exc.DBAPIError("", {}, FromPostgres(code))) == conflict
 
 
 # --- idempotent
