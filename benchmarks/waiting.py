@@ -39,8 +39,7 @@ def add_settled(connection: psycopg.Connection[Any], count: int, age: str) -> No
 def _add(
     connection: psycopg.Connection[Any], then: LiteralString, count: int, name: str, destinations: int, age: str
 ) -> None:
-    salt = uuid4().hex[
-        :8
-    ]  # rows as long as those of `enqueue`: otherwise VACUUM finds room for one of them on each page
+    # As long as the parents of `enqueue`: otherwise VACUUM finds room for one of its rows on each page.
+    salt = uuid4().hex[:8]
     values = {"salt": salt, "payload": PAYLOAD, "name": name, "destinations": destinations, "count": count, "age": age}
     connection.execute(ENTRIES + then, values)
