@@ -16,6 +16,7 @@ import outbox
 from outbox.claim_block import IdempotentBlock
 from outbox.times import MICROSECOND
 from support.compiled_statements import SHARED
+from support.kept_connections import KeptConnections
 
 TESTS = Path(__file__).parents[1]
 IMPORT_PATH = os.pathsep.join(map(str, [TESTS, TESTS / "verification", TESTS.parent]))
@@ -61,10 +62,10 @@ class Database:
 
     roles: the logins of the app and of the dispatchers. With them `url` and all engines are the app's but `dispatchers_engine`;
     rows are looked at and changed as the owner.
-    observer: the owner's engine, still connected: a new connection costs the server 10 ms until it knows the tables.
+    before: of the same database, as an earlier test used it: its connections are used again.
     """
 
-    def __init__(self, url: sa.URL, roles: Mapping[str, str] | None = None, observer: sa.Engine | None = None) -> None:
+    def __init__(self, url: sa.URL, roles: Mapping[str, str] | None = None, before: "Database | None" = None) -> None:
         self.owners_url = url
         self.roles = roles
         self.url = url if roles is None else url.set(username=roles["app"])
@@ -73,9 +74,14 @@ class Database:
         # To search for the type hstore takes a new engine as long as to connect.
         self._dialect: Mapping[str, Any] = {"use_native_hstore": False} if self.name == "postgresql" else {}
         self._engines: list[sa.Engine] = []
-        self.engine = self.new_engine()
+        self.kept = KeptConnections() if before is None else before.kept
+        self.engine = self._usual_engine(self.url)
         # Unprepared on SQLite, so that it reads what is committed beside a writer instead of waiting for it.
-        self.observer = observer or self._create_engine(self.owners_url, pool_pre_ping=True, execution_options=SHARED)
+        self.observer = (
+            self._create_engine(self.owners_url, pool_pre_ping=True, execution_options=SHARED)
+            if before is None
+            else before.observer
+        )
         self._dispatchers: sa.Engine | None = None
 
     def new_engine(self, **settings: Any) -> sa.Engine:
@@ -92,11 +98,18 @@ class Database:
         if self.roles is None:
             return self.engine
         if self._dispatchers is None:
-            self._dispatchers = self._create_engine(self.url.set(username=self.roles["dispatcher"]))
+            self._dispatchers = self._usual_engine(self.url.set(username=self.roles["dispatcher"]))
         return self._dispatchers
 
     def dispatchers_async_engine(self, **settings: Any) -> AsyncEngine:
         return self.async_engine(None if self.roles is None else self.roles["dispatcher"], **settings)
+
+    def _usual_engine(self, url: sa.URL) -> sa.Engine:
+        if self.name == "sqlite":
+            return self.new_engine()
+        engine = self.kept.engine(url, **self._dialect, execution_options=SHARED)
+        self._engines.append(engine)
+        return engine
 
     def _create_engine(self, url: sa.URL | None = None, **settings: Any) -> sa.Engine:
         engine = sa.create_engine(url or self.url, **self._dialect, **settings or {"execution_options": SHARED})
@@ -127,10 +140,13 @@ class Database:
     def dispose(self) -> None:
         for engine in {*self._engines, self.observer}:
             engine.dispose()
+        self.kept.close()
 
     @contextmanager
     def last_connection(self) -> Iterator[sa.Connection]:
-        """The owner's, when all others are closed."""
+        """The owner's, when all others are closed but the kept."""
+        for engine in filter(None, (self.engine, self._dispatchers)):
+            self.kept.keep_one_of(engine)
         for engine in self._engines:
             if engine is not self.observer:
                 engine.dispose()

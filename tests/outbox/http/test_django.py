@@ -143,7 +143,6 @@ def test_the_outbox_takes_no_connection_of_its_own(shop: Database, ob: outbox.Ou
         return HttpResponse()
 
     shop.dispose()
-    shop.observer.dispose()
     ask(buying(ob, count), ob)
 
     assert seen == [1]
