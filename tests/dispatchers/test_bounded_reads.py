@@ -10,9 +10,10 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.database import PAYLOAD, REQUEST, TABLES, Database
-from support.entries import HOUR, claim_request, quota
+from support.entries import HOUR, claim_request, quota, wait_for
 from support.large_outbox import DUE, ReadCounter, believe, fill, on_each
 
 import outbox
@@ -247,6 +248,23 @@ def test_no_path_reads_more_than_it_asks_for_whatever_the_statistics_say(postgre
     on_each(postgresql, "ALTER TABLE {} RESET (autovacuum_enabled)")
 
     assert not found, "\n".join(found)
+
+
+def test_what_others_read_before_is_not_counted_when_they_report_it_late(postgresql: Database) -> None:
+    engine, other = (postgresql.new_engine(pool_size=1, max_overflow=0) for _ in range(2))
+    for _ in range(2):  # a backend reports at most once a second
+        with other.begin() as connection:
+            connection.exec_driver_sql("SELECT count(*) FROM outbox_queue")
+    with other.connect() as connection:
+        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    counter = ReadCounter(postgresql, engine)
+
+    other.dispose()
+    alive = sa.text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid").bindparams(pid=pid)
+    with postgresql.owner() as connection:
+        wait_for(lambda: connection.execute(alive).scalar_one() == 0, "its end")
+
+    assert counter.since_last().scanned == []
 
 
 def excesses(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from support.database import Database
+from support.entries import wait_for
 
 LARGE = ("entry", "queue", "settlement", "event", "record", "tombstone")
 DUE = ("a", "b", "c", "d")
@@ -103,12 +104,29 @@ _COUNTS = sa.text(
 )
 
 
+_END_OTHERS = sa.text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> ALL (:ours)"
+)
+
+
 class ReadCounter:
-    """What is read of the large tables over `engine`, which has one connection."""
+    """What is read of the large tables over `engine`, which has one connection.
+
+    PostgreSQL counts for the database, and a backend reports what it has read up to ten seconds later, or when it ends: so all
+    other backends must have ended first, those of the test before this one, too.
+    """
 
     def __init__(self, database: Database, engine: sa.Engine) -> None:
         self._engines = (database.engine, engine)  # of the first one too: what it read before must not be counted late
+        wait_for(lambda: not self._end_others(), "the end of the other backends")
         self._last = self._counts()
+
+    def _end_others(self) -> int:
+        """Returns how many there were."""
+        with self._engines[0].connect() as asking, self._engines[1].connect() as counted:
+            ours = [connection.scalar(sa.text("SELECT pg_backend_pid()")) for connection in (asking, counted)]
+            return len(asking.execute(_END_OTHERS, {"ours": ours}).all())
 
     def since_last(self) -> Reads:
         last, self._last = self._last, self._counts()
