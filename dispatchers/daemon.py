@@ -16,8 +16,16 @@ from typing import Any, Protocol
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-from dispatchers.maintenance.jobs import Maintenance, keep_bodies, report_gauges, report_lag, retain
+from dispatchers.maintenance.jobs import (
+    Maintenance,
+    forget_dead_dispatchers,
+    keep_bodies,
+    report_gauges,
+    report_lag,
+    retain,
+)
 from dispatchers.maintenance.retention import Retention
+from dispatchers.pipeline.heartbeat import Heartbeats
 from dispatchers.store.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
 from dispatchers.store.protocol import Store
 
@@ -50,6 +58,7 @@ class Work(Protocol):
     retention: Retention
     outages: OutageLog
     grace: timedelta
+    heartbeats: Heartbeats
 
     @property
     def described(self) -> str: ...
@@ -90,7 +99,7 @@ async def _serve(dispatcher: Work, afterwards: Handler | None = None) -> bool:
     signals.listen(afterwards)
     schedule = _schedule(dispatcher, signals.stopping)
     try:
-        await signals.guard(_work(dispatcher, schedule, signals.stopping))
+        await signals.guard(_work(dispatcher, schedule, signals))
     finally:
         signals.close()
     if not signals.cut_short:
@@ -104,18 +113,21 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def _work(dispatcher: Work, schedule: AsyncIOScheduler, stopping: asyncio.Event) -> None:
-    await _check_patiently(dispatcher, stopping)
-    if stopping.is_set():
+async def _work(dispatcher: Work, schedule: AsyncIOScheduler, signals: "Signals") -> None:
+    await _check_patiently(dispatcher, signals.stopping)
+    if signals.stopping.is_set():
         return
     schedule.start()
     log.info("started: %s", dispatcher.described)
     try:
-        await dispatcher.pump(stopping)
+        async with dispatcher.heartbeats.running():
+            await dispatcher.pump(signals.stopping)
     finally:
         schedule.shutdown(wait=False)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
+                if not signals.cut_short:
+                    await dispatcher.heartbeats.leave()
                 await dispatcher.close()
 
 
@@ -251,6 +263,7 @@ def _schedule(dispatcher: Work, stopping: asyncio.Event) -> AsyncIOScheduler:
     add(report_lag, store.run, tables, seconds=GAUGES_SECONDS)
     maintenance = Maintenance(store.run, tables, dispatcher.retention)
     add(retain, maintenance, stopping, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
+    add(forget_dead_dispatchers, store.run, tables, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
     add(keep_bodies, store.run, store.run_apart, tables, seconds=BODIES_SECONDS, jitter=RETENTION_JITTER_SECONDS)
     return schedule
 

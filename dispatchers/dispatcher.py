@@ -23,6 +23,7 @@ from dispatchers.operations import Operations
 from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.completion import CompletionWorker
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
+from dispatchers.pipeline.heartbeat import Heartbeats, declared
 from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.unmatched_names import unmatched
 from dispatchers.settings import Settings
@@ -166,6 +167,9 @@ class Dispatcher:
             keyring=lambda: self.keyring,
             clock=clock,
             rng=rng,
+        )
+        self.heartbeats = Heartbeats(
+            self.store, declared(settings, self._routes, self._callbacks.to_record), self._loops.in_flight
         )
         self._completion = CompletionWorker(self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed)
         self._sought: UUID | None = None

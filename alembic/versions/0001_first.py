@@ -183,6 +183,19 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
 
     op.create_table(
+        f"{prefix}dispatcher",
+        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("pid", sa.Integer(), nullable=False),
+        sa.Column("version", sa.String(64), nullable=False),
+        sa.Column("since", at, nullable=False),
+        sa.Column("seen_at", at, nullable=False),
+        sa.Column("in_flight", sa.Integer(), nullable=False),
+        sa.Column("declared", sa.Text(), nullable=False),
+        schema=schema,
+    )
+
+    op.create_table(
         f"{prefix}event",
         # Integer on SQLite: only INTEGER PRIMARY KEY counts up by itself
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
@@ -350,7 +363,7 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
     dialect = op.get_context().dialect
     if dialect.name == "postgresql":
         _drop_functions(op, schema, prefix)
-    apart = ("tombstone", "record", "kid", "meta", "event", "callback", "blocked_group", "destination")
+    apart = ("tombstone", "record", "kid", "meta", "event", "dispatcher", "callback", "blocked_group", "destination")
     for table in (*apart, "settlement", "queue", "entry"):
         op.drop_table(prefix + table, schema=schema)
     if dialect.supports_sequences:

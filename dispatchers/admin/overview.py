@@ -12,7 +12,9 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, Table, case, func, or_, select
 
-from dispatchers.store.queries import unreadable
+from dispatchers.admin.dispatchers import Difference, differences, is_served, live
+from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
+from dispatchers.store.queries import RELEASED_WITHIN, unreadable
 from dispatchers.stored_outcome import UNSERVED, read_outcome
 from outbox.sql.dialect import database_now
 from outbox.sql.ordering import is_blocked
@@ -24,6 +26,8 @@ OVERDUE_LEASES_MAX = 100
 UNSERVED_MAX = 1000
 """How many of the entries that were released as unserved are read, and how many due ones of each of their destinations."""
 UNSERVED_OPERATIONS_MAX = 10
+UNREGISTERED_DESTINATIONS_MAX = 20
+"""Of how many destinations, those that have waited longest, the operations are compared with what the dispatchers serve."""
 
 LONG_OVER = timedelta(minutes=1)
 """After its end a lease is taken over within a second or two, if a dispatcher serves the entry and can lock its row."""
@@ -88,6 +92,16 @@ class Unserved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unregistered:
+    """An operation of due entries that no live dispatcher has registered. entries, has_more: as of `Unserved`."""
+
+    operation: str
+    destination: str
+    entries: int
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LastResume:
     """Who resumed sending after a failover or a restore, and why."""
 
@@ -101,7 +115,9 @@ class Overview:
     """The outbox at one moment of the database's clock.
 
     overdue: the leases that are long over, the oldest first. unserved: the operations that no one has served for a while; None
-    for a role that may not read why entries wait. suspended_reason: why sending is suspended, if it is.
+    for a role that may not read why entries wait. dispatchers: the live ones, and those that died within the last hour.
+    unregistered: the operations that no live dispatcher has registered; empty if none is live. suspended_reason: why sending is
+    suspended, if it is.
     """
 
     at: datetime
@@ -112,6 +128,9 @@ class Overview:
     blocked_groups: list[BlockedGroup]
     overdue: list[OverdueLease]
     unserved: list[Unserved] | None
+    dispatchers: list[DispatcherSeen]
+    differences: list[Difference]
+    unregistered: list[Unregistered]
     suspended_reason: str | None
     resumed: LastResume | None
 
@@ -120,6 +139,7 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
     """Count what has not ended, for each destination. Reads the queue from end to end."""
     now = database_now(connection)
     destinations = _destinations(connection, tables, now)
+    dispatchers = read_dispatchers(connection, tables, now)
     blocked = select(tables.blocked_group).order_by(tables.blocked_group.c.since).limit(BLOCKED_GROUPS_MAX)
     meta = connection.execute(select(tables.meta)).one_or_none()
     return Overview(
@@ -131,6 +151,9 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
         blocked_groups=[BlockedGroup(**row._mapping) for row in connection.execute(blocked)],
         overdue=_overdue(connection, tables, now),
         unserved=_unserved(connection, tables, now),
+        dispatchers=dispatchers,
+        differences=differences(dispatchers),
+        unregistered=_unregistered(connection, tables, now, dispatchers, destinations),
         suspended_reason=meta.suspended_reason if meta is not None else None,
         resumed=None
         if meta is None or meta.resumed_at is None
@@ -169,6 +192,41 @@ def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Uns
         for kind, reason in reasons.items()
     ]
     return sorted(operations, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
+
+
+def _unregistered(
+    connection: Connection,
+    tables: Tables,
+    now: datetime,
+    dispatchers: Sequence[DispatcherSeen],
+    destinations: Sequence[DestinationOverview],
+) -> list[Unregistered]:
+    """Only what has waited for a while counts: an older release's process, which has no heartbeat, may serve it."""
+    if not live(dispatchers):
+        return []
+    waiting = [each for each in destinations if (each.oldest_due_seconds or 0) > LONG_OVER.total_seconds()]
+    waiting.sort(key=lambda each: -(each.oldest_due_seconds or 0))
+    found = []
+    for destination in waiting[:UNREGISTERED_DESTINATIONS_MAX]:
+        first = _first_waiting(connection, tables, destination.name, now)
+        counts = Counter(operation for operation, *_ in _kinds(connection, tables, first).values())
+        found += [
+            Unregistered(
+                operation=operation, destination=destination.name, entries=count, has_more=len(first) == UNSERVED_MAX
+            )
+            for operation, count in counts.items()
+            if not is_served(operation, dispatchers)
+        ]
+    return sorted(found, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
+
+
+def _first_waiting(connection: Connection, tables: Tables, destination: str, now: datetime) -> Sequence[UUID]:
+    """Those due for a while, also if a dispatcher has released them since."""
+    queue = tables.queue
+    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)
+    due = queue.c.due_at <= now + RELEASED_WITHIN, since < now - LONG_OVER
+    waiting = select(queue.c.id).where(queue.c.destination == destination, *due, _is_free(queue))
+    return connection.execute(waiting.order_by(queue.c.due_at).limit(UNSERVED_MAX)).scalars().all()
 
 
 def _marked(connection: Connection, tables: Tables, now: datetime) -> dict[UUID, Any]:

@@ -90,11 +90,14 @@ def maintenance(
     from dispatchers.maintenance.jobs import Maintenance
     from dispatchers.maintenance.retention import KEEP, Retention
     from dispatchers.maintenance.retention_sql import STEPS, overdue
+    from dispatchers.store.heartbeats import forget_dead
 
     retention = Retention.of(KEEP if keep is None else keep, windows)
     with deciding(target) as (connection, tables):
         engine = connection.engine
         whole = overdue(connection, tables, retention)
+        if not dry_run:
+            forget_dead(connection, tables)
     with engine.connect() as connection:
         with _progress(whole) as advance:
             deleted = asyncio.run(_sweep(Maintenance(_runner(connection), tables, retention, dry=dry_run), advance))

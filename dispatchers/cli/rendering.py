@@ -1,5 +1,6 @@
 """Draws what was read as text and tables: the overview, lists, one entry."""
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from dispatchers.admin.destinations import DestinationState, DestinationStates
+    from dispatchers.admin.dispatchers import Difference
     from dispatchers.admin.entries import EntryDetails, EntrySummary, Page
     from dispatchers.admin.overview import DestinationOverview, Overview
 
 WAITING = ("pending", "sending", "retry", "uncertain")
 SEND_AGAIN = "send_again"
 OVERDUE_SHOWN = 5
+UNCLAIMED_SECONDS = 60
 
 
 def overview(found: "Overview") -> "Iterator[RenderableType]":
@@ -25,6 +28,11 @@ def overview(found: "Overview") -> "Iterator[RenderableType]":
     if found.resumed:
         ago = span(found.at - found.resumed.at)
         yield prose(f"resumed {ago} ago by {found.resumed.by}: {found.resumed.reason}")
+    yield from _queue(found)
+    yield from _dispatchers(found)
+
+
+def _queue(found: "Overview") -> "Iterator[RenderableType]":
     if not found.destinations:
         yield prose("the queue is empty")
         return
@@ -57,10 +65,47 @@ def overview(found: "Overview") -> "Iterator[RenderableType]":
     for unserved in found.unserved or ():
         entries = f"{unserved.entries} or more" if unserved.has_more else str(unserved.entries)
         yield prose(f"{entries} of {unserved.operation} not served by any dispatcher: {unserved.reason}", "yellow")
+    named = {(unserved.operation, unserved.destination) for unserved in found.unserved or ()}
+    for waiting in found.unregistered:
+        if (waiting.operation, waiting.destination) not in named:
+            entries = f"{waiting.entries} or more" if waiting.has_more else str(waiting.entries)
+            yield prose(f"{entries} of {waiting.operation} wait: no live dispatcher has registered it", "yellow")
     for group in found.blocked_groups:
         since = span(found.at - group.since)
         text = f"ordering group {group.ordering_key} blocked {since} ago by {group.entry_id}: {group.reason}"
         yield prose(text, "yellow")
+
+
+def _dispatchers(found: "Overview") -> "Iterator[RenderableType]":
+    if found.dispatchers:
+        columns = ("DISPATCHER", "VERSION", "STARTED", "SEEN", "IN FLIGHT", "SETTINGS", "SERVES")
+        drawn = table(*columns, elastic=["DISPATCHER", "SERVES"], right=["IN FLIGHT"])
+        for each in found.dispatchers:
+            seen = f"{span(found.at - each.seen_at)} ago"
+            drawn.add_row(
+                cell(each.name),
+                cell(each.version),
+                cell(f"{span(found.at - each.since)} ago"),
+                cell(seen) if each.is_live else cell(f"{seen}, dead", "red"),
+                cell(each.in_flight),
+                cell(each.settings_digest),
+                cell(", ".join(each.operations)),
+            )
+        yield drawn
+    for difference in found.differences:
+        yield prose(f"live dispatchers differ in {difference_text(difference)}", "yellow")
+    longest = max((each.oldest_due_seconds or 0 for each in found.destinations), default=0)
+    if longest > UNCLAIMED_SECONDS and not any(each.is_live for each in found.dispatchers):
+        yield prose(
+            f"entries have been due for {span(timedelta(seconds=longest))} and no running dispatcher reports itself"
+            " (`run_once()` and older releases do not)",
+            "yellow",
+        )
+
+
+def difference_text(difference: "Difference") -> str:
+    values = " or ".join(f"{json.dumps(value)} ({', '.join(names)})" for value, names in difference.values)
+    return f"{difference.setting}: {values}"
 
 
 def destinations(found: "DestinationStates") -> "Iterator[RenderableType]":

@@ -16,6 +16,7 @@ from dispatchers.maintenance.body_partitions import add_days, drop_days
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Batch, Place, Scan
 from dispatchers.store.gauges import Gauge
+from dispatchers.store.heartbeats import forget_dead
 from dispatchers.store.protocol import Run, Store
 from dispatchers.store.queries import read_lags
 from outbox.sql.body_partitions import Layout, read_layout
@@ -110,6 +111,15 @@ async def retain(maintenance: Maintenance, stopping: asyncio.Event) -> None:
     deleted = await maintenance.run_once(stopping)
     if deleted.total():
         log.info("deleted %s", ", ".join(f"{deleted[name]} {name}" for name in STEPS))
+
+
+async def forget_dead_dispatchers(run: Run, tables: Tables) -> int:
+    """Delete the heartbeats of dispatchers that died long ago."""
+    return await run(partial(_forget_dead, tables))
+
+
+def _forget_dead(tables: Tables, connection: Connection) -> int:
+    return forget_dead(connection, tables)
 
 
 # --- the layout at scale

@@ -63,7 +63,7 @@ class ClaimLoops:
     """Claims entries, has them sent, and settles them with a later exchange.
 
     guard: stops the claims after a failover. env, keyring: asked when they are needed, as the app may configure them late.
-    clock: ours, in seconds. refusal: why this process must end, if it must.
+    clock: ours, in seconds. refusal: why this process must end, if it must. in_flight: how many entries are being sent.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class ClaimLoops:
             poll=settings.poll.total_seconds(),
             clock=clock,
         )
-        self._exchanging = 0
+        self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
+        self._exchanging, self._cutoff = 0, NEVER
         self._swept_at, self._has_claimed = -math.inf, False  # and whether since then
         self._has_refreshed = False  # before it has, it does not know whose age a pause has stopped
-        self._cutoff = NEVER
         self.refusal: ConfigurationError | None = None
 
     def begin(self) -> None:

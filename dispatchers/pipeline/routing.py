@@ -1,7 +1,7 @@
 """Which adapter serves which operation, and what each declares: checked once, before anything is sent."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -78,6 +78,10 @@ class Routes:
         self.destinations = sorted({name.partition(".")[0] for name in self._routes})
         doubtful = {name.partition(".")[0] for name, route in self._routes.items() if not route.is_repeatable}
         self.repeatable = frozenset(self.destinations) - doubtful
+
+    @property
+    def all(self) -> Collection[Route]:
+        return self._routes.values()
 
     def find(self, operation: str) -> Route | None:
         """The route of `operation`, or None if no one here serves it."""

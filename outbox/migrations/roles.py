@@ -36,6 +36,7 @@ MAINTENANCE = {
     "blocked_group": "SELECT",  # an entry that blocks its group is kept
     "record": "SELECT, UPDATE (id), DELETE",
     "tombstone": "SELECT, INSERT, UPDATE, DELETE",
+    "dispatcher": "SELECT, DELETE",
 }
 
 # What it enqueues in callbacks is written as the app writes it, and its schedule does what maintenance does.
@@ -47,6 +48,7 @@ DISPATCHER = {
     "destination": "SELECT, INSERT, UPDATE, DELETE",
     "blocked_group": "SELECT, INSERT, UPDATE, DELETE",
     "callback": "SELECT, INSERT, UPDATE, DELETE",
+    "dispatcher": "SELECT, INSERT, UPDATE, DELETE",
     "meta": "SELECT, INSERT, UPDATE",
     "kid": "SELECT, INSERT, DELETE",
     "record": "SELECT, INSERT, UPDATE, DELETE",

@@ -188,6 +188,19 @@ def callback() -> list[Any]:
     ]
 
 
+def dispatcher() -> list[Any]:
+    return [
+        Column("id", Uuid, primary_key=True, autoincrement=False),  # of one process's run
+        Column("host", String(255), nullable=False),
+        Column("pid", Integer, nullable=False),
+        Column("version", String(64), nullable=False),
+        Column("since", Instant, nullable=False),
+        Column("seen_at", Instant, nullable=False),
+        Column("in_flight", Integer, nullable=False),
+        Column("declared", Text, nullable=False),  # its settings and operations: `dispatchers.pipeline.heartbeat`
+    ]
+
+
 def event(prefix: str) -> list[Any]:
     return [
         Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),

@@ -51,6 +51,7 @@ class Tables:
     destination: Table
     blocked_group: Table
     callback: Table
+    dispatcher: Table
     event: Table
     meta: Table
     kid: Table
@@ -70,6 +71,7 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         destination=Table(f"{prefix}destination", metadata, *columns.destination(prefix), schema=schema),
         blocked_group=Table(f"{prefix}blocked_group", metadata, *columns.blocked_group(), schema=schema),
         callback=Table(f"{prefix}callback", metadata, *columns.callback(), schema=schema),
+        dispatcher=Table(f"{prefix}dispatcher", metadata, *columns.dispatcher(), schema=schema),
         event=Table(f"{prefix}event", metadata, *columns.event(prefix), schema=schema),
         meta=Table(f"{prefix}meta", metadata, *columns.meta(prefix), schema=schema),
         kid=Table(f"{prefix}kid", metadata, *columns.kid(), schema=schema),

@@ -160,6 +160,7 @@ def test_status_for_people_is_a_table_with_what_needs_them_below(database: Datab
         "1 uncertain: `outbox list --state uncertain` shows them",
         "1 suspended: `outbox list --suspended` shows them",
         f"ordering group invoice:7 blocked 1h ago by {id}: it failed",
+        "entries have been due for 2h and no running dispatcher reports itself (`run_once()` and older releases do not)",
     ]
 
 

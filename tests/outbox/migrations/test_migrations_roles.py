@@ -347,6 +347,23 @@ def test_the_dispatchers_own_check_passes(as_role: As, ob: outbox.Outbox) -> Non
     asyncio.run(working.check())
 
 
+def test_a_dispatcher_keeps_its_heartbeat_and_the_dashboard_reads_it(
+    as_role: As, ob: outbox.Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    working = dispatcher(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
+
+    asyncio.run(working.heartbeats.beat())
+    asyncio.run(working.heartbeats.beat())
+    with as_role("dashboard").engine.connect() as connection:
+        (shown,) = read_overview(connection, TABLES).dispatchers
+    asyncio.run(working.heartbeats.leave())
+
+    assert (caplog.messages, shown.operations, shown.is_live) == ([], ["crm"], True)
+    assert as_role("dashboard").rows(TABLES.dispatcher) == []
+    assert not refused(as_role("maintenance"), "DELETE FROM outbox_dispatcher WHERE seen_at < now()")
+    assert refused(as_role("app"), "SELECT FROM outbox_dispatcher")
+
+
 def test_maintenance_deletes_what_is_old_and_adds_nothing(as_role: As, ob: outbox.Outbox) -> None:
     put(as_role("app"), ob)
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
