@@ -106,7 +106,7 @@ def cancel_some(database: Database, ob: outbox.Outbox, ids: list[UUID]) -> set[U
         return {id for id in ids if ob.cancel(session, id)}
 
 
-@pytest.mark.parametrize(("kind", "count", "kills"), [("postgresql", 400, 6), ("sqlite", 160, 3)])
+@pytest.mark.parametrize(("kind", "count", "kills"), [("postgresql", 400, 6), ("sqlite", 200, 3)])
 def test_after_kills_the_services_books_equal_the_outbox_entry_by_entry(
     request: pytest.FixtureRequest, ob: outbox.Outbox, tmp_path: Path, kind: str, count: int, kills: int
 ) -> None:
@@ -164,7 +164,7 @@ def audit(database: Database, ledger: StripeLedger, cancelled: set[UUID]) -> Non
             assert sizes[key] == 1000 + int(entry.parent.partition(":")[2])
     assert not charges, "charges that no entry asked for"
     assert {id for id, state in state_of.items() if state == "cancelled"} == cancelled
-    assert found["delivered"] > 0.8 * sum(found.values())
+    assert found["delivered"] > 0.75 * sum(found.values())  # a tenth is declined, and up to a tenth cancelled
     assert found["failed"] > 0.05 * sum(found.values())
     assert found["uncertain"] < 0.06 * sum(found.values())
     assert broken_rules(database) == {}
