@@ -40,7 +40,6 @@ log = logging.getLogger("outbox.dispatcher")
 CLAIM_LOOPS = 2  # exchanges with the database at once
 SWEEP_SECONDS = 1.0  # entries that became due before the cursors are found by then
 IDLE_SWEEP_SECONDS = 5.0  # while nothing is claimed: then there are no cursors, and hints bring what is new
-HELPERS_REST = 10  # how much longer than the first loop the others rest before they poll
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
 LINGER_SECONDS = 0.01  # settling waits so long for company
 AHEAD_LINGER_SECONDS = 0.03  # while entries that were claimed ahead are sent: no permit waits for the next claim
@@ -118,6 +117,7 @@ class ClaimLoops:
         self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
         self._exchanging, self._cutoff = 0, NEVER
         self._swept_at, self._has_claimed = -math.inf, False  # and whether since then
+        self._round_at = -math.inf  # when a loop last began to ask every destination
         self._has_refreshed = False  # before it has, it does not know whose age a pause has stopped
         self.refusal: ConfigurationError | None = None
 
@@ -213,6 +213,8 @@ class ClaimLoops:
     async def _claim_loop(self, stopping: asyncio.Event, *, is_first: bool) -> None:
         """The first loop follows hints and polls; the others help when there is something to do."""
         while not stopping.is_set():
+            if is_first:
+                self._follow_hints()
             progress = await self._exchange_patiently(stopping)
             if is_first:
                 self._wakeup.asked(progress.claimed)
@@ -244,30 +246,28 @@ class ClaimLoops:
 
     async def _rest(self, stopping: asyncio.Event, *, is_first: bool) -> None:
         """Wait until there is something to settle, a hint, or it is time to poll; then a moment longer, for company."""
-        least = 0.75 if self._wakeup.is_listening else 0.5  # polls without hints are rather too soon than too late
-        waiting = self._wakeup.rest_seconds * (least + self._rng.random() / 2)
-        if self._wakeup.is_listening and not is_first:
-            waiting *= HELPERS_REST
-        waiting = min(waiting, self._flow.opens_in(self._clock()), self._collector.outcomes.again_in)
+        now = self._clock()
+        until = now + min(self._flow.opens_in(now, since=self._round_at), self._collector.outcomes.again_in)
+        until = min(until, self._wakeup.polls_at(self._rng.random(), is_first=is_first))
         if not self._collector.outcomes:
             self._collector.news.clear()
             hinted = [self._wakeup.hinted] if is_first else []
-            await first_set(self._collector.news, stopping, *hinted, seconds=waiting)
+            await first_set(self._collector.news, stopping, *hinted, seconds=max(0.0, until - now))
+        is_news = self._collector.news.is_set() or bool(self._collector.outcomes) or self._clock() >= until
+        if is_news or not (is_first and self._wakeup.hinted.is_set()):
             self._scheduler.begin_round()
+            self._round_at = self._clock()
             if is_first:
-                self._follow_hints()
+                self._wakeup.polled()
         if self._collector.outcomes and self._sender and len(self._collector.outcomes) < BATCH_ENTRIES_MAX:
             await first_set(stopping, seconds=AHEAD_LINGER_SECONDS if self._sender.has_waiting else LINGER_SECONDS)
 
     def _follow_hints(self) -> None:
-        """Ask only the destinations that hints have named, if nothing else is new; if a hint names none, sweep first."""
-        heard = self._wakeup.take()
-        if heard is None:
+        """Ask the destinations that hints have named before all others; if a hint names none, sweep first."""
+        if not self._wakeup.hinted.is_set() or (heard := self._wakeup.take()) is None:
             return
         if heard.destinations is not None:
             self._scheduler.meet(heard.destinations)
-            if self._collector.news.is_set():
-                self._scheduler.begin_round()
         elif (wait := self._swept_at + HINTED_SWEEP_SECONDS - self._clock()) > 0:
             self._wakeup.hint_again_in(wait)
         else:

@@ -195,13 +195,17 @@ class FlowMonitor:
 
     # --- what the dispatcher asks
 
-    def opens_in(self, now: float) -> float:
-        """Seconds until the next destination may be asked again; infinity if none is shut."""
-        return min((until - now for until in self.shut_until.values() if until > now), default=math.inf)
+    def opens_in(self, now: float, *, since: float) -> float:
+        """Seconds until the next of those that were shut at `since` may be asked; infinity if none was."""
+        return min((max(0.0, until - now) for until in self.shut_until.values() if until > since), default=math.inf)
 
     def is_shut(self, name: str) -> bool:
         """Whether nothing may be sent to this destination for longer than a dispatcher waits for another one's decision."""
-        return self.shut_until.get(name, 0.0) > self._clock() + 2 * BUSY_SECONDS
+        return self.is_paused(name) or self.shut_until.get(name, 0.0) > self._clock() + 2 * BUSY_SECONDS
+
+    def is_paused(self, name: str) -> bool:
+        """Whether an operator has paused its service: a pause of `stripe` pauses its accounts."""
+        return self.shut_until.get(service_of(name)) == math.inf
 
     def is_in_question(self, name: str) -> bool:
         """Whether the database has not yet decided what follows from a failure: whether it shuts the destination."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
@@ -66,12 +66,15 @@ class Scheduler:
         self._asked_at: dict[str, float] = {}  # when such a read began
         self._unasked = 0
         self._hinted: list[str] = []  # the next to be asked, before those whose turn it is
+        self._met: set[str] = (
+            set()
+        )  # by hints, since the last sweep: it may have begun before their entries were committed
         self.claims_ahead = False  # `run_once` sends all that is due: nothing may be released for later
 
     @property
     def all_asked(self) -> bool:
         """Whether every destination was asked since something was last found, or a round began."""
-        return self._unasked <= 0
+        return self._unasked <= 0 and not self._hinted
 
     @property
     def is_hinted(self) -> bool:
@@ -79,12 +82,13 @@ class Scheduler:
         return bool(self._hinted)
 
     def begin_round(self) -> None:
-        self._unasked, self._hinted = len(self._names), []
+        self._unasked = len(self._names)
 
     def learn(self, found: Iterable[str]) -> None:
         """Add destinations with entries. The next round also claims entries due before the cursors."""
         self._due_from.clear()
-        known = self.home.union(found)
+        known = self.home.union(found, self._met)
+        self._met.clear()
         kept = [name for name in self._names if name in known]
         new = sorted(known.difference(kept))
         self._names = OrderedDict.fromkeys([*new, *kept])  # new ones come first, the others keep their turn
@@ -92,11 +96,11 @@ class Scheduler:
         self.begin_round()
 
     def meet(self, found: Iterable[str]) -> None:
-        """Only these destinations have new entries: they alone are asked next."""
-        for name in set(found).difference(self._names):
-            self._put_first(name)
-        self._hinted = sorted(found)
-        self._unasked = len(self._hinted)
+        """These destinations have new entries: they are asked next, and alone unless a round is under way."""
+        names = set(found)
+        self._met |= names
+        self._names.update(dict.fromkeys(sorted(names.difference(self._names))))
+        self._hinted = sorted(names.union(self._hinted))
 
     def permits_of(self, name: str) -> int:
         """How many entries of this destination may be sent at once."""
@@ -130,9 +134,7 @@ class Scheduler:
         """
         quotas: list[Quota] = []
         most_in_all = free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
-        for _ in range(min(len(self._hinted) or len(self._names), DESTINATIONS_MAX) if free > 0 else 0):
-            name = self._next_name()
-            self._unasked -= 1
+        for name in self._next_names() if free > 0 else ():
             called_back = self._pace.applies_to(name)
             most = self.permits_of(name)
             if self.claims_ahead and not called_back:
@@ -154,12 +156,19 @@ class Scheduler:
                 free -= reserved
         return quotas
 
-    def _next_name(self) -> str:
-        if self._hinted:
-            return self._hinted.pop()
-        name = next(iter(self._names))
-        self._names.move_to_end(name)
-        return name
+    def _next_names(self) -> Iterator[str]:
+        """Those that hints have named; then those whose turn it is, unless no round is under way."""
+        is_round = self._unasked > 0 or not self._hinted
+        asked: set[str] = set()
+        while self._hinted and len(asked) < DESTINATIONS_MAX:
+            asked.add(self._hinted[-1])
+            yield self._hinted.pop()
+        for _ in range(min(len(self._names), DESTINATIONS_MAX - len(asked)) if is_round else 0):
+            name = next(iter(self._names))
+            self._names.move_to_end(name)
+            self._unasked -= 1
+            if name not in asked:
+                yield name
 
     def _put_first(self, name: str) -> None:
         self._names[name] = None

@@ -17,6 +17,7 @@ from outbox.sql.hint_messages import Due, Hint, merged, process_token
 log = logging.getLogger("outbox.dispatcher")
 
 POLLS_RESTED = 4  # an idle dispatcher that hears hints asks so much more seldom: by default once a second
+HELPERS_REST = 10  # how much longer than the first loop the others then rest before they ask
 PROBE_SECONDS = 30.0  # between two tests of a connection that listens
 ECHO_SECONDS = 5.0  # until a test has failed
 RETRY_SECONDS = (1.0, 60.0)  # until the next try to listen, doubling up to the second
@@ -51,7 +52,7 @@ class Wakeup:
         self._token = ""
         self._tests = 0
         self._is_silent = self._is_followed = False
-        self._quiet_until = -math.inf
+        self._quiet_until, self._poll_at = -math.inf, math.inf
         self.hinted = asyncio.Event()
         self.is_listening = False
 
@@ -66,6 +67,22 @@ class Wakeup:
     def rest_seconds(self) -> float:
         """How long an idle dispatcher rests before it asks by itself."""
         return self._poll * POLLS_RESTED if self.is_listening else self._poll
+
+    def polls_at(self, jitter: float, *, is_first: bool) -> float:
+        """When a loop that rests asks for everything by itself. What the first loop asks for hints does not put that off.
+
+        jitter: from 0 to 1.
+        """
+        least = 0.75 if self.is_listening else 0.5  # polls without hints are rather too soon than too late
+        resting = self.rest_seconds * (least + jitter / 2)
+        if not is_first:
+            return self._clock() + (resting * HELPERS_REST if self.is_listening else resting)
+        self._poll_at = min(self._poll_at, self._clock() + resting)
+        return self._poll_at
+
+    def polled(self) -> None:
+        """The first loop has begun to ask for everything."""
+        self._poll_at = math.inf
 
     def take(self) -> Heard | None:
         self.hinted.clear()

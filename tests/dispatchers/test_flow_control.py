@@ -1,6 +1,7 @@
 """The rules of cooldown, breaker, rate and pause, without a database."""
 
 import math
+import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -22,6 +23,7 @@ from dispatchers.flow_control.state import (
     heard,
     opens_at,
 )
+from dispatchers.pipeline.flow_monitor import FlowMonitor
 from outbox.times import NEVER
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -331,3 +333,13 @@ def test_a_dispatcher_refuses_limits_of_nothing(limits: Any, text: str) -> None:
         Dispatcher("sqlite://", adapters={"crm": MemoryAdapter()}, limits=limits)
 
     assert str(refused.value) == text
+
+
+def test_a_limit_that_ends_while_others_are_asked_is_not_slept_through() -> None:
+    monitor = FlowMonitor({}, clock=lambda: 0.0, rng=random.Random(0))
+    monitor.shut_until.update(crm=5.0, mail=8.0)
+
+    assert monitor.opens_in(4.0, since=4.0) == 1.0
+    assert monitor.opens_in(6.0, since=4.0) == 0.0
+    assert monitor.opens_in(6.0, since=5.0) == 2.0
+    assert monitor.opens_in(9.0, since=9.0) == math.inf

@@ -1,7 +1,9 @@
 """After a hint only what it names is asked, before anything else, and its send begins at once."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -9,15 +11,18 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.database import Database
-from support.entries import HOUR, dispatcher, settlement_row, until_true
+from support.entries import HOUR, dispatcher, put_one, settlement_row, until_true
 from support.hints import elsewhere
 
 import outbox
 from dispatchers import Delivery, Dispatcher
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.pipeline import claim_loops, wakeup
 from dispatchers.pipeline.claim_loops import IDLE_SWEEP_SECONDS
+from dispatchers.pipeline.scheduler import DESTINATIONS_MAX
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.protocol import Exchange
 
 ROUNDS_MAX = 15  # some may begin while the dispatcher has not begun to rest
 LONGER_SECONDS = 0.05  # each time, for a busy machine
@@ -86,7 +91,10 @@ def test_a_hinted_entry_is_claimed_alone_and_sent_before_another_question(
     apps = elsewhere(postgresql)
 
     async def begins_with(number: int) -> list[str]:
-        loops = working._loops
+        loops, asked = working._loops, -1
+        while asked < len(seen):  # until it rests
+            asked = len(seen)
+            await asyncio.sleep(0.2)
         loops._swept_at, loops._has_claimed = loops._clock() - age, False
         seen.clear()
         id = await asyncio.to_thread(put, apps, ob, number)
@@ -99,5 +107,53 @@ def test_a_hinted_entry_is_claimed_alone_and_sent_before_another_question(
             assert len(begun) < ROUNDS_MAX, begun
             await asyncio.sleep(len(begun) * LONGER_SECONDS)
             begun.append(await begins_with(len(begun)))
+
+    asyncio.run(hinted(working, steps))
+
+
+def test_hints_that_bring_nothing_do_not_put_the_poll_off(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are faster with what they name, and what becomes due elsewhere has no hint."""
+    monkeypatch.setattr(wakeup, "HELPERS_REST", 10_000)  # only the first loop polls,
+    monkeypatch.setattr(claim_loops, "IDLE_SWEEP_SECONDS", 3600.0)  # and no sweep asks for everything
+    adapters = {"crm": MemoryAdapter(), "mail": MemoryAdapter()}
+    working = dispatcher(postgresql, ob, adapters=adapters, poll=timedelta(milliseconds=250))
+
+    async def steps() -> None:
+        await asyncio.sleep(0.5)  # until it rests
+        id = put_one(postgresql, ob, "mail.welcome", due=timedelta(seconds=1))
+        deadline = time.monotonic() + 20
+        while settlement_row(postgresql, id) is None:
+            assert time.monotonic() < deadline, "it was not asked for"
+            working._loops._wakeup._follow(frozenset({("crm", "crm.upsert")}))
+            await asyncio.sleep(0.03)
+
+    asyncio.run(hinted(working, steps))
+
+
+def test_a_hint_is_followed_before_the_end_of_a_long_round(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"d{number}" for number in range(10 * DESTINATIONS_MAX)]
+    working = dispatcher(postgresql, ob, adapters={name: MemoryAdapter() for name in names}, poll=HOUR)
+    claims: list[set[str]] = []
+
+    async def ask(self: DatabaseStore, settlements: Sequence[Any], request: ClaimRequest) -> Exchange:
+        await asyncio.sleep(0)
+        claims.append({quota.destination for quota in request.quotas})
+        if len(claims) == 1:
+            working._loops._wakeup._follow(frozenset({("d0:new", "d0.upsert")}))
+        return Exchange()
+
+    monkeypatch.setattr(DatabaseStore, "exchange", ask)
+
+    async def steps() -> None:
+        await until_true(lambda: len(set().union(*claims)) == len(names))
+        await asyncio.sleep(0.5)  # until it rests, after the hint of anything that listening begins with
+        claims.clear()
+        working._loops._collector.news.set()
+        await until_true(lambda: len(set().union(*claims)) == len(names) + 1)
+        assert any("d0:new" in asked for asked in claims[:5])
 
     asyncio.run(hinted(working, steps))

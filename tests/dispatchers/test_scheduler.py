@@ -120,6 +120,38 @@ def test_only_what_a_hint_has_named_is_asked_next() -> None:
     assert {quota.destination for quota in scheduler.take(0)} == {"crm", "mail", "new", "stripe"}
 
 
+def test_a_hint_does_not_end_the_round_that_is_under_way() -> None:
+    scheduler = Scheduler([f"d{number}" for number in range(120)], permits=1, permits_in_all=1000)
+    scheduler.begin_round()
+
+    def ask() -> list[str]:
+        quotas = scheduler.take(0)
+        scheduler.found(quotas, [])
+        return [quota.destination for quota in quotas]
+
+    asked = ask()
+    scheduler.meet({"new", "d0"})
+    following = ask()
+
+    assert set(following[:2]) == {"new", "d0"}
+    asked += following
+    while not scheduler.all_asked:
+        asked += ask()
+    assert len(set(asked)) == 121
+
+
+def test_a_hinted_destination_outlives_a_sweep_that_began_before() -> None:
+    scheduler = Scheduler(["crm"], permits=1, permits_in_all=1)
+    crm = scheduler.take(0)
+    scheduler.meet({"new"})
+    assert scheduler.take(0) == []  # no permit is free
+
+    scheduler.learn([])  # read before the hinted entry was committed
+    scheduler.give_all_back(crm)
+
+    assert "new" in {quota.destination for quota in scheduler.take(0)}
+
+
 @pytest.mark.parametrize(
     ("brought", "hints_follow", "asks_again"), [(0, False, False), (1, False, True), (4, True, False), (5, True, True)]
 )
