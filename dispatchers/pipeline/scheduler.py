@@ -66,9 +66,7 @@ class Scheduler:
         self._asked_at: dict[str, float] = {}  # when such a read began
         self._unasked = 0
         self._hinted: list[str] = []  # the next to be asked, before those whose turn it is
-        self._met: set[str] = (
-            set()
-        )  # by hints, since the last sweep: it may have begun before their entries were committed
+        self._met: set[str] = set()  # by hints, since the last sweep: it may have begun before their commit
         self.claims_ahead = False  # `run_once` sends all that is due: nothing may be released for later
 
     @property

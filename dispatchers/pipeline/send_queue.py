@@ -23,10 +23,14 @@ class SendQueue:
         self._sending: Counter[str] = Counter()
         self._waiting: dict[str, deque[Work]] = {}
 
+    def is_free(self, name: str) -> bool:
+        """Whether another entry of this destination may be sent now."""
+        return name not in self._waiting and self._sending[name] < self._permits_of(name)
+
     def begin(self, work: Work) -> bool:
         """Whether it may be sent now. Else it waits here."""
         name = work[0].destination
-        if name not in self._waiting and self._sending[name] < self._permits_of(name):
+        if self.is_free(name):
             self._sending[name] += 1
             return True
         self._waiting.setdefault(name, deque()).append(work)

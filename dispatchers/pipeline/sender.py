@@ -95,7 +95,9 @@ class Sender:
             self._loop, self._idle, self._watch, self._called = loop, [], None, False
         for claim in claims:
             self._under_way += 1
-            if self._queue.begin(claim):
+            if not (claim[1].is_repeatable or self._queue.is_free(claim[0].destination)):
+                self._release([claim], "no permit was free, and after a crash it would be in doubt")
+            elif self._queue.begin(claim):
                 self._ready.append(claim)
         self._set_to_work(loop)
         if self._watch is None or self._watch.done():

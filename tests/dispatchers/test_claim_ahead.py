@@ -7,12 +7,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.database import Database
-from support.entries import dispatcher, pumping, put
+from support.database import TABLES, Database
+from support.entries import dispatcher, pumping, put, until_true
 
 import outbox
 from dispatchers import Deferred, Delivered, Delivery, Limits, Operations, Outcome
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import decisions
+from dispatchers.pipeline import send_queue
 from dispatchers.pipeline.claim_ahead import ClaimAhead
 from dispatchers.pipeline.scheduler import Scheduler
 from dispatchers.pipeline.send_queue import WAIT_SECONDS, SendQueue, Work
@@ -204,6 +206,40 @@ def test_claims_do_not_grow_where_others_name_the_destination(postgresql: Databa
     asyncio.run(main())
 
 
+def test_what_no_one_sends_again_by_itself_does_not_wait_claimed(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_queue, "WAIT_SECONDS", 3600.0)
+    put(postgresql, ob, count=300)
+    mails = set(put(postgresql, ob, "mail.send", count=100, destination="crm"))
+    operations, hanging = Operations(), asyncio.Event()
+
+    @operations.operation("mail", at_least_once=False)
+    async def send(delivery: Delivery) -> Outcome:
+        hanging.set()
+        await asyncio.Event().wait()
+        return Delivered()
+
+    def claimed() -> int:
+        return sum(row.id in mails and row.state == "sending" for row in postgresql.queue)
+
+    async def main() -> None:
+        adapters = {"crm": MemoryAdapter()}
+        settings: dict[str, Any] = {"concurrency": 1, "grace": timedelta(0)}
+        working = dispatcher(postgresql, ob, adapters=adapters, include=[operations], **settings)
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        try:
+            await hanging.wait()
+            await until_true(lambda: claimed() == 1)
+        finally:
+            stopping.set()
+            await pump
+            await working.close()
+
+    asyncio.run(main())
+
+
 def test_a_release_does_not_count_as_the_end_of_a_send(postgresql: Database, ob: outbox.Outbox) -> None:
     put(postgresql, ob, count=100)
     put(postgresql, ob, "crm.unserved", count=100)
@@ -239,6 +275,44 @@ def test_what_was_claimed_ahead_is_not_sent_once_the_service_asks_to_wait(
     assert len(left) == 301
     assert [row.attempts for row in left] == [0] * 301
     assert {row.lease_token for row in left} == {None}
+
+
+def test_a_pause_of_the_service_keeps_back_what_was_claimed_ahead(
+    postgresql: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_queue, "WAIT_SECONDS", 3600.0)
+    put(postgresql, ob, count=600, destination="crm:acct_1")
+    operations, sent = Operations(), 0
+    hanging, going_on = asyncio.Event(), asyncio.Event()
+
+    @operations.operation("crm", at_least_once=True)
+    async def send(delivery: Delivery) -> Outcome:
+        nonlocal sent
+        sent += 1
+        if sent == 300:
+            hanging.set()
+            await going_on.wait()
+        return Delivered()
+
+    async def main() -> None:
+        working = dispatcher(postgresql, ob, include=[operations], concurrency=1)
+        stopping = asyncio.Event()
+        pump = asyncio.create_task(working.pump(stopping))
+        await hanging.wait()
+        await until_true(lambda: working._loops._sender.has_waiting)
+        with postgresql.observer.begin() as connection:
+            decisions.pause(connection, TABLES, "crm", actor="ops")
+        await until_true(lambda: "crm" in working._loops._flow.shut_until)
+        going_on.set()
+        await until_true(lambda: not working._loops._sender)
+        stopping.set()
+        await pump
+        await working.close()
+
+    asyncio.run(main())
+
+    assert sent == 300
+    assert [row.attempts for row in postgresql.queue] == [0] * 300
 
 
 def test_a_stop_releases_what_was_claimed_ahead(
