@@ -21,6 +21,7 @@ PROGRAMS = {
     "it has a thread": "from threading import *; print(active_count()); Timer(0.01, print, ['later']).start()",
     "it reads": "import sys; print(sys.stdin.read() == '', sys.stdout.isatty())",
     "it looks at itself": "import sys, os; print(sys.modules['__main__'].os is os, os.environ['SHOP'], os.getcwd())",
+    "it tells the time": "import time; print(time.localtime(0).tm_hour, time.tzname)",
     "it has mapped classes": (
         "from typing import get_type_hints\n"
         "class Order: pass\n"
@@ -32,7 +33,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_a_forked_process_does_what_a_new_one_does(program: str, tmp_path: Path) -> None:
-    arguments, environment, left = ("-c", program, "an argument"), {"SHOP": "1"}, tmp_path / "left"
+    arguments, environment, left = ("-c", program, "an argument"), {"SHOP": "1", "TZ": "JST-9"}, tmp_path / "left"
     left.write_text("")
     surroundings: dict[str, Any] = {"cwd": tmp_path, "env": environment}
     new = subprocess.run([sys.executable, *arguments], **surroundings, input="", capture_output=True, text=True)
@@ -44,6 +45,11 @@ def test_a_forked_process_does_what_a_new_one_does(program: str, tmp_path: Path)
     assert (forked.returncode, forked.stdout) == (new.returncode, new.stdout)
     assert forked.stderr.splitlines()[-1:] == new.stderr.splitlines()[-1:]
     assert left.read_text() == written
+
+
+def test_a_forked_process_refuses_what_only_the_interpreters_start_reads() -> None:
+    with pytest.raises(ValueError, match="PYTHONHASHSEED"):
+        run_python("-c", "", env={"PYTHONHASHSEED": "5", "PYTHONUNBUFFERED": "1"})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from contextlib import suppress
 from pkgutil import resolve_name
 from types import ModuleType
@@ -76,6 +77,7 @@ def become(files: list[int], arguments: list[str], directory: str, variables: di
     os.closerange(3, 1024)
     os.environ.clear()
     os.environ.update(variables)
+    time.tzset()
     os.chdir(directory)
     buffering = 1 if variables.get("PYTHONUNBUFFERED") else -1
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)

@@ -35,7 +35,16 @@ LOADED = (
 )
 """What the children find imported. A program that needs more imports it itself."""
 
+TAKEN_OVER = ("PYTHONPATH", "PYTHONUNBUFFERED")
+"""The variables of Python itself that a forked process follows. The interpreter reads the others when it starts."""
+
 FORKED_COMMAND = Path(__file__).parent / "apps" / "forked_command.py"
+
+
+@cache
+def server_variables() -> Mapping[str, str]:
+    """Those with which the server of this process was started."""
+    return dict(os.environ)
 
 
 @cache
@@ -48,7 +57,7 @@ def fork_server_socket() -> socket.socket:
     with theirs:
         server = subprocess.Popen(
             [sys.executable, fork_server.__file__, str(theirs.fileno()), *LOADED],
-            env=os.environ | {"PYTHONPATH": path},
+            env={**server_variables(), "PYTHONPATH": path},
             pass_fds=[theirs.fileno()],
         )
 
@@ -110,6 +119,10 @@ class PythonProcess:
         stdout: IO[Any] | int | None = None,
         stderr: IO[Any] | int | None = None,
     ) -> None:
+        variables = dict(os.environ if env is None else env)
+        unread = [name for name in variables if name.startswith("PYTHON") and name not in TAKEN_OVER]
+        if late := [name for name in unread if variables[name] != server_variables().get(name)]:
+            raise ValueError(f"a forked process does not follow {', '.join(late)}: take `new_process`")
         self.returncode: int | None = None
         self.args = [str(argument) for argument in arguments]
         self.stdin: IO[str] | None = None
@@ -120,7 +133,6 @@ class PythonProcess:
             files.append(files[1] if stderr == STDOUT else self._open("stderr", stderr, stack))
             self._channel, theirs = socket.socketpair()
             socket.send_fds(fork_server_socket(), [b"\n"], [stack.enter_context(theirs).fileno(), *files])
-        variables = dict(os.environ if env is None else env)
         request = {"arguments": self.args, "directory": str(cwd or Path.cwd()), "variables": variables}
         self._channel.sendall(json.dumps(request).encode() + b"\n")
         self.pid = self._receive()
