@@ -21,7 +21,7 @@ PROGRAMS = {
     "it has a thread": "from threading import *; print(active_count()); Timer(0.01, print, ['later']).start()",
     "it reads": "import sys; print(sys.stdin.read() == '', sys.stdout.isatty())",
     "it looks at itself": "import sys, os; print(sys.modules['__main__'].os is os, os.environ['SHOP'], os.getcwd())",
-    "it tells the time": "import time; print(time.localtime(0).tm_hour, time.tzname)",
+    "it prints the time": "import time; print(time.localtime(0).tm_hour, time.tzname)",
     "it has mapped classes": (
         "from typing import get_type_hints\n"
         "class Order: pass\n"

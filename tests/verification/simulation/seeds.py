@@ -26,7 +26,6 @@ FOUND_BY = {
     "the permits that others have taken are not counted": 34,
     "permits are free before their lease ends": 34,
     "what is known is not put on record when a callback fails": 37,
-    "a head that is being taken out is waited for like any other": 38,
     "a pause is heeded only by who has heard of it": 38,
     "the window makes no allowance for the send and the clocks": 43,
     "absence under the present key counts for all keys": 44,
@@ -47,6 +46,7 @@ FOUND_BY = {
     "a conclusive rejection speaks for earlier keys": 220,
     "what is paused grows older": 344,
     "a status lookup needs no fencing delay": 498,
+    "a head that is being taken out is waited for like any other": 1133,
 }
 """Where the search for a mutant begins. It continues from 0 if a change has made another run of that seed.
 
