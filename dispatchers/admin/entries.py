@@ -122,8 +122,9 @@ def list_entries(
 ) -> Page:
     """A page of waiting entries, the longest due first, or of ended entries, the newest first.
 
-    On PostgreSQL a page of waiting entries reads a page of each destination's index, however long the queue is. With a filter
-    by state or operation it reads on until the page is full, in the worst case the whole queue.
+    On PostgreSQL a page of waiting entries reads a page of each destination's index, however long the queue is; those without a
+    due time it reads all, where it comes to them. With a filter by state or operation it reads on until the page is full, in the
+    worst case the whole queue.
     """
     now = database_now(connection)
     since = now - wanted.since if isinstance(wanted.since, timedelta) else wanted.since

@@ -175,6 +175,22 @@ class Paths:
         with self.engine.begin() as connection:
             admin.list_entries(connection, TABLES, admin.Filter(states=admin.ENDED_STATES), entries_max=50)
 
+    def list_waiting(self) -> None:
+        self.list_pages(admin.Filter())
+        self.list_pages(admin.Filter(since=HOUR))
+
+    def list_waiting_of_a_destination(self) -> None:
+        self.list_pages(admin.Filter(destination="a"))
+        self.list_pages(admin.Filter(destination="a", since=HOUR))
+
+    def list_pages(self, wanted: admin.Filter) -> None:
+        after: admin.Place | None = None
+        for _ in range(3):
+            with self.engine.begin() as connection:
+                page = admin.list_entries(connection, TABLES, wanted, entries_max=50, after=after)
+            assert len(page.entries) == 50
+            after = page.next
+
     def list_parent(self) -> None:
         with self.engine.begin() as connection:
             parent = admin.ParentWanted(self.name, "test", "", "app")
@@ -216,6 +232,8 @@ DISPATCHER: list[tuple[Callable[[Paths], None], int]] = [
 ]
 OPERATOR: list[tuple[Callable[[Paths], None], int]] = [
     (Paths.list_ended, 500),
+    (Paths.list_waiting, 25_000),  # six pages, each with some 3,000 that have no due time
+    (Paths.list_waiting_of_a_destination, 1000),  # six pages
     (Paths.list_parent, 40),
     (Paths.show, 20),
 ]
