@@ -247,7 +247,7 @@ def test_a_request_whose_last_flush_the_database_ends_must_be_sent_again(
         other.execute(sa.update(Order).where(Order.customer == "bob").values(amount=3))
         if level == "REPEATABLE READ":
             other.commit()
-        with pytest.raises(outbox.RequestUndone, match="send it again"):
+        with pytest.raises(outbox.RequestUndone, match="send the request again"):
             request.finish(CREATED)
 
     assert postgresql.counts() == NOTHING | {"orders": 1}
