@@ -16,14 +16,7 @@ from typing import Any, Protocol
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-from dispatchers.maintenance.jobs import (
-    Maintenance,
-    forget_dead_dispatchers,
-    keep_bodies,
-    report_gauges,
-    report_lag,
-    retain,
-)
+from dispatchers.maintenance.jobs import Maintenance, forget_dead_dispatchers, keep_bodies, retain
 from dispatchers.maintenance.retention import Retention
 from dispatchers.pipeline.heartbeat import Heartbeats
 from dispatchers.store.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
@@ -31,7 +24,7 @@ from dispatchers.store.protocol import Store
 
 log = logging.getLogger("outbox.daemon")
 
-GAUGES_SECONDS = 60
+BACKLOG_SECONDS = 60
 RECONCILE_SECONDS = 60
 RETENTION_SECONDS = 120
 BODIES_SECONDS = 600
@@ -65,6 +58,7 @@ class Work(Protocol):
     async def check(self) -> None: ...
     async def pump(self, stopping: asyncio.Event) -> None: ...
     async def reconcile(self) -> None: ...
+    async def report_backlog(self) -> None: ...
     async def abandon(self) -> None: ...
     async def close(self) -> None: ...
 
@@ -257,10 +251,9 @@ def _schedule(dispatcher: Work, stopping: asyncio.Event) -> AsyncIOScheduler:
             max_instances=1,
         )
 
-    add(report_gauges, dispatcher.store, seconds=GAUGES_SECONDS)
+    add(dispatcher.report_backlog, seconds=BACKLOG_SECONDS)
     add(dispatcher.reconcile, seconds=RECONCILE_SECONDS)
     store, tables = dispatcher.store, dispatcher.store.tables
-    add(report_lag, store.run, tables, seconds=GAUGES_SECONDS)
     maintenance = Maintenance(store.run, tables, dispatcher.retention)
     add(retain, maintenance, stopping, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
     add(forget_dead_dispatchers, store.run, tables, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,8 +19,10 @@ from uuid import UUID
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Adapter
 from dispatchers.flow_control.state import Limits
+from dispatchers.maintenance.jobs import report_gauges, report_lag
 from dispatchers.maintenance.retention import KEEP, Retention
 from dispatchers.operations import Operations
+from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.claim_loops import ClaimLoops
 from dispatchers.pipeline.completion import CompletionWorker
 from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
@@ -28,8 +31,10 @@ from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.unmatched_names import unmatched
 from dispatchers.settings import Settings
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.gauges import count_blocked_groups
 from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import Store
+from dispatchers.telemetry.events import Backlog, Observer
 from outbox.default_outbox import default
 from outbox.errors import ConfigurationError
 from outbox.extras import missing
@@ -68,6 +73,7 @@ class Dispatcher:
     identity_file: a file outside the database that stores the last known database identity: see docs/restore.md.
     promotions_lose_nothing: declares that replication is synchronous. After the promotion of a standby the dispatchers then
         continue without an operator, and record it: see docs/restore.md.
+    observe: called each second with what the dispatcher has done: see docs/monitoring.md.
     store, clock, rng: for tests and simulations.
 
     Raises `ConfigurationError` for adapters that break the guarantees.
@@ -93,6 +99,7 @@ class Dispatcher:
         keep: timedelta = KEEP,
         identity_file: str | os.PathLike[str] | None = None,
         promotions_lose_nothing: bool = False,
+        observe: Observer | None = None,
         store: Store | None = None,
         clock: Callable[[], float] = steady_clock,
         rng: random.Random | None = None,
@@ -111,7 +118,7 @@ class Dispatcher:
             identity_file=identity_file,
             promotions_lose_nothing=promotions_lose_nothing,
         )
-        self._set_up(settings, target, adapters or {}, include, keyring, outbox or default, store, clock, rng)
+        self._set_up(settings, target, adapters or {}, include, keyring, outbox or default, store, clock, rng, observe)
 
     def _set_up(
         self,
@@ -124,11 +131,9 @@ class Dispatcher:
         store: Store | None,
         clock: Callable[[], float],
         rng: random.Random | None,
+        observe: Observer | None,
     ) -> None:
-        if not isinstance(include, Sequence) or not all(isinstance(each, Operations) for each in include):
-            raise ConfigurationError(
-                f"include must be a list of dispatchers.Operations, such as [effects], not {include!r}"
-            )
+        _check_include(include)
         rng = rng or random.SystemRandom()
         self._settings = settings
         self._outbox = outbox
@@ -150,6 +155,7 @@ class Dispatcher:
         )
         self._require_async_for(self._callbacks.first_async())
         self.outages = OutageLog(clock)
+        self._activity = ActivityLog(observe)
         self._guard = FailoverGuard(
             self.store,
             env=self._env,
@@ -163,6 +169,7 @@ class Dispatcher:
             self._callbacks,
             self._guard,
             self.outages,
+            self._activity,
             env=self._env,
             keyring=lambda: self.keyring,
             clock=clock,
@@ -200,11 +207,12 @@ class Dispatcher:
         database, until an operator resumes, and what the database raises.
         """
         self._loops.begin()
-        await self._loops.sweep()
-        self._guard.require_trust()
-        await self.reconcile()
-        await self._completion.run_once()
-        return await self._loops.run_once()
+        async with self._activity.reporting():
+            await self._loops.sweep()
+            self._guard.require_trust()
+            await self.reconcile()
+            await self._completion.run_once()
+            return await self._loops.run_once()
 
     async def pump(self, stopping: asyncio.Event) -> None:
         """Claim, send and settle until `stopping` is set. Then finish the sends in flight and settle them.
@@ -213,8 +221,9 @@ class Dispatcher:
         same end, if the database belongs to another env or is given to one.
         """
         self._loops.begin()
-        await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
-        await self._loops.drain(self.grace)
+        async with self._activity.reporting():
+            await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
+            await self._loops.drain(self.grace)
         if self._loops.refusal is not None:
             raise self._loops.refusal
 
@@ -224,6 +233,16 @@ class Dispatcher:
             self._sought = await self.store.request_lookups(
                 self._routes.may_look_up, self._settings.fencing_delay, self._sought
             )
+
+    async def report_backlog(self) -> None:
+        """Log what waits for each destination, and report it to the observer; the schedule repeats this."""
+        gauges = await report_gauges(self.store)
+        lags = await report_lag(self.store.run, self.store.tables)
+        if self._activity.is_observed:
+            blocked_groups = await self.store.run(partial(count_blocked_groups, self.store.tables))
+            counts = {(name, state): n for name, gauge in gauges.items() for state, n in gauge.states.items()}
+            oldest = {name: lag.total_seconds() for name, lag in lags.items()}
+            self._activity.report(Backlog(entries=counts, oldest_due_seconds=oldest, blocked_groups=blocked_groups))
 
     def _require_async_for(self, callback: str | None) -> None:
         if callback is not None and not self.store.takes_async_callbacks:
@@ -267,3 +286,10 @@ class Dispatcher:
         have expired.
         """
         await self._loops.abandon()
+
+
+def _check_include(include: object) -> None:
+    if not isinstance(include, Sequence) or not all(isinstance(each, Operations) for each in include):
+        raise ConfigurationError(
+            f"include must be a list of dispatchers.Operations, such as [effects], not {include!r}"
+        )

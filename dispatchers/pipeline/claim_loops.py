@@ -10,15 +10,18 @@ import math
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
 from dispatchers.flow_control.quota import Quota
+from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.claim_ahead import claim_ahead_for
 from dispatchers.pipeline.failover_guard import FailoverGuard
 from dispatchers.pipeline.flow_monitor import BUSY_SECONDS, FlowMonitor
+from dispatchers.pipeline.levels import read_levels
 from dispatchers.pipeline.outcome_collector import OutcomeCollector
 from dispatchers.pipeline.routing import Routes
 from dispatchers.pipeline.scheduler import BATCH_ENTRIES_MAX, Scheduler, entries_max
@@ -73,6 +76,7 @@ class ClaimLoops:
         callbacks: Callbacks,
         guard: FailoverGuard,
         outages: OutageLog,
+        activity: ActivityLog,
         *,
         env: Callable[[], str],
         keyring: Callable[[], Keyring],
@@ -81,6 +85,7 @@ class ClaimLoops:
     ) -> None:
         self._settings, self._store, self._routes, self._callbacks = settings, store, routes, callbacks
         self._guard, self._outages, self._keyring, self._clock, self._rng = guard, outages, keyring, clock, rng
+        self._activity = activity
         self._flow = FlowMonitor(settings.limits, clock=clock, rng=rng)
         pace = CallbackPace(settings.callbacks_at_once, settings.usable, callbacks.destinations)
         self._scheduler = Scheduler(
@@ -93,7 +98,7 @@ class ClaimLoops:
             ahead=claim_ahead_for(settings, routes, entries_max=BATCH_ENTRIES_MAX),
         )
         self._collector = OutcomeCollector(
-            settings, store, callbacks, self._scheduler, self._flow, pace, outages, clock=clock, rng=rng
+            settings, store, callbacks, self._scheduler, self._flow, pace, outages, activity, clock=clock, rng=rng
         )
         self._triage = Triage(
             routes, self._scheduler, env=env, clock=clock, rng=rng, flow=self._flow, done=self._collector.done
@@ -107,7 +112,10 @@ class ClaimLoops:
             flow=self._flow,
             permits_of=self._scheduler.permits_of,
             done=self._collector.done,
+            activity=activity,
         )
+        levels = partial(read_levels, self._sender, self._scheduler, self._flow, self._collector, guard)
+        activity.read_levels_from(levels)
         self._wakeup = Wakeup(
             store.listener,
             serves=lambda operation: routes.find(operation) is not None,
@@ -333,9 +341,9 @@ class ClaimLoops:
         return self._take_note(postponed, exchange)
 
     def _take_note(self, settlements: Sequence[Ending], exchange: Exchange) -> int:
-        """Keep the postponed ones and report the lost ones; returns how many took effect."""
+        """Keep the postponed ones, and note the others; returns how many took effect."""
         self._collector.outcomes.postpone(settlements, exchange.postponed)
-        written = _without_lost(settlements, exchange)
+        written = self._activity.note_exchange(settlements, exchange)
         return sum(not isinstance(change, Release) for _, change in written)
 
     def _request(self, quotas: Sequence[Quota], cutoff: datetime) -> ClaimRequest:
@@ -382,13 +390,3 @@ class ClaimLoops:
     async def _learn_callbacks(self) -> None:
         """The record of callbacks has changed: what must be settled may have a callback that only another process has."""
         self._callbacks.learn(await self._store.callbacks())
-
-
-def _without_lost(settlements: Sequence[Ending], exchange: Exchange) -> Sequence[Ending]:
-    """The settlements that took effect; those whose lease was lost are logged."""
-    if len(exchange.settled) == len(settlements):
-        return settlements
-    for entry, change in settlements:
-        if entry.id not in exchange.settled and entry.id not in exchange.postponed:
-            log.warning("entry %s: its lease was lost before it was settled (%s)", entry.id, type(change).__name__)
-    return [(entry, change) for entry, change in settlements if entry.id in exchange.settled]

@@ -195,6 +195,11 @@ class FlowMonitor:
 
     # --- what the dispatcher asks
 
+    @property
+    def throttled(self) -> Mapping[str, str]:
+        """Why nothing is claimed for a destination: `paused`, `breaker` or `cooldown`."""
+        return dict(self._reported)
+
     def opens_in(self, now: float, *, since: float) -> float:
         """Seconds until the next of those that were shut at `since` may be asked; infinity if none was."""
         return min((max(0.0, until - now) for until in self.shut_until.values() if until > since), default=math.inf)

@@ -9,11 +9,12 @@ from uuid import UUID
 from dispatchers.callbacks import Callbacks
 from dispatchers.decide import hand_over
 from dispatchers.delivery import Outcome
+from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.callback_pace import CallbackPace
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.outcome_buffer import OutcomeBuffer
 from dispatchers.pipeline.scheduler import Scheduler
-from dispatchers.pipeline.settlement import SettlementWorker
+from dispatchers.pipeline.settlement import Result, SettlementWorker, Waiting
 from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.settings import Settings
 from dispatchers.store.outage_log import OutageLog
@@ -45,6 +46,7 @@ class OutcomeCollector:
         flow: FlowMonitor,
         pace: CallbackPace,
         outages: OutageLog,
+        activity: ActivityLog,
         *,
         clock: Callable[[], float],
         rng: random.Random,
@@ -53,6 +55,7 @@ class OutcomeCollector:
         self._scheduler = scheduler
         self._flow = flow
         self._pace = pace
+        self._activity = activity
         self._missing = UnservedLog(clock)
         self.outcomes = OutcomeBuffer(clock=clock, timeout=settings.lease / 4)
         self.alone = SettlementWorker(
@@ -118,10 +121,15 @@ class OutcomeCollector:
         self.outcomes.add(entry, change)
         self.news.set()
 
-    def _ended_alone(self, entry: ClaimedEntry, settled: bool, instead: Transition | None) -> None:
-        if instead is not None:
-            self._settle_in_batch(entry, instead)
-        self.settled_alone += settled
+    def _ended_alone(self, waiting: Waiting, result: Result) -> None:
+        entry = waiting.entry
+        if result.settled:
+            self._activity.note_settled(entry, waiting.end)
+        elif result.is_lost:
+            self._activity.note_lost(entry, waiting.end)
+        elif result.instead is not None:
+            self._settle_in_batch(entry, result.instead)
+        self.settled_alone += result.settled
         self._free_permit(entry)
         self._scheduler.begin_round()  # its callback may have enqueued something, and others of its kind may be claimed
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
@@ -68,6 +68,11 @@ class Scheduler:
         self._hinted: list[str] = []  # the next to be asked, before those whose turn it is
         self._met: set[str] = set()  # by hints, since the last sweep: it may have begun before their commit
         self.claims_ahead = False  # `run_once` sends all that is due: nothing may be released for later
+
+    @property
+    def destinations(self) -> Collection[str]:
+        """Those that are asked in turn."""
+        return tuple(self._names)
 
     @property
     def all_asked(self) -> bool:

@@ -43,6 +43,16 @@ class SendQueue:
             del self._sending[name]
 
     @property
+    def sending(self) -> dict[str, int]:
+        """How many sends to each destination have begun and not ended."""
+        return dict(self._sending)
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """How many entries wait here for each destination."""
+        return {name: len(waiting) for name, waiting in self._waiting.items()}
+
+    @property
     def destinations(self) -> Collection[str]:
         """Those for which something waits now."""
         return self._waiting.keys()

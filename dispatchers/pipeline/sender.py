@@ -5,13 +5,14 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from dispatchers.decide import decide, decide_lookup, too_late
 from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Unknown
+from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
 from dispatchers.pipeline.send_queue import SendQueue, Work
@@ -62,6 +63,7 @@ class Sender:
         flow: FlowMonitor,
         permits_of: Callable[[str], int],
         done: Callable[[ClaimedEntry, Outcome | None, Transition | None], None],
+        activity: ActivityLog,
     ) -> None:
         self._store = store
         self._keyring = keyring
@@ -70,6 +72,7 @@ class Sender:
         self._rng = rng
         self._flow = flow
         self._done = done
+        self._activity = activity
         self._ready: deque[Work] = deque()
         self._queue = SendQueue(permits_of, clock)
         self._working: dict[Worker, None] = {}  # no set: a seed's run repeats only if theirs is an order
@@ -87,6 +90,16 @@ class Sender:
     def has_waiting(self) -> bool:
         """Whether there are entries that were claimed ahead."""
         return bool(self._queue.destinations)
+
+    @property
+    def in_flight(self) -> Mapping[str, int]:
+        """How many sends and lookups of each destination are under way."""
+        return self._queue.sending
+
+    @property
+    def claimed_ahead(self) -> Mapping[str, int]:
+        """How many entries of each destination wait for a permit."""
+        return self._queue.waiting
 
     def start(self, claims: Iterable[Work]) -> None:
         """Send these entries, or look them up."""
@@ -258,17 +271,25 @@ class Sender:
         started: float,
     ) -> Transition:
         """Send it or look it up, unless the lease could end before the answer: then another process may have it already."""
-        if self._clock() - started > self._usable_seconds - route.timeout_seconds:
+        began = self._clock()
+        if began - started > self._usable_seconds - route.timeout_seconds:
             return Release("its lease was nearly over when it could be sent")
         if isinstance(step, Lookup):
             finding = await self._finding(worker, entry, route, delivery, started)
+            if self._activity.is_observed and delivery is not None:
+                self._note(entry, finding, began, started)
             memory, now = self._flow.memory(entry, route.memory), self._database_now(entry, started)
             return decide_lookup(entry, step.state, finding, memory, now, self._rng.random())
         outcome = await self._outcome(worker, entry, route, delivery)
+        if self._activity.is_observed and delivery is not None:
+            self._note(entry, outcome, began, started)
         if isinstance(outcome, Delivered):  # neither the time nor the jitter counts
             return decide(entry, outcome, route.memory, entry.leased_at, 0.0)
         memory = self._flow.memory(entry, route.memory)
         return decide(entry, outcome, memory, self._database_now(entry, started), self._rng.random())
+
+    def _note(self, entry: ClaimedEntry, answer: Outcome | Finding, began: float, started: float) -> None:
+        self._activity.note_attempt(entry, answer, seconds=self._clock() - began, waited=began - started)
 
     async def _outcome(self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None) -> Outcome:
         if delivery is None:

@@ -40,10 +40,11 @@ class Waiting(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Whether an entry settled, and else the transition that a batch stores instead."""
+    """Whether an entry settled, and else the transition that a batch stores instead, or whether its lease was lost."""
 
     settled: bool
     instead: Transition | None = None
+    is_lost: bool = False
 
 
 class SettlementWorker:
@@ -51,9 +52,8 @@ class SettlementWorker:
 
     at_once: how many callbacks run at the same time. usable: how long after its claim an entry may wait for its turn; then its
     outcome is stored, and the entry is released for any dispatcher. clock: ours, in seconds.
-    callbacks: knows which callbacks only another process has. ended: called after each entry, with whether it settled, and else
-    with the transition that a batch stores instead, if any. away: called with the error when the database is unavailable; the
-    settlement is retried.
+    callbacks: knows which callbacks only another process has. ended: called after each entry, with its result. away: called with
+    the error when the database is unavailable; the settlement is retried.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SettlementWorker:
         clock: Callable[[], float],
         rng: random.Random,
         callbacks: Callbacks,
-        ended: Callable[[ClaimedEntry, bool, Transition | None], None],
+        ended: Callable[[Waiting, Result], None],
         away: Callable[[Exception], None],
     ) -> None:
         self._store = store
@@ -138,7 +138,7 @@ class SettlementWorker:
         begun, self._waiting = self._waiting, deque()
         self._release(not_begun, "the process stopped before its callback ran")
         for waiting in begun:
-            self._ended(waiting.entry, False, None)
+            self._ended(waiting, Result(False))
 
     def _stop_delays(self) -> list[Waiting]:
         delayed, self._delayed = self._delayed, {}
@@ -190,7 +190,7 @@ class SettlementWorker:
 
     def _release(self, released: Iterable[Waiting], why: str) -> None:
         for waiting in released:
-            self._ended(waiting.entry, False, release(waiting.end, why))
+            self._ended(waiting, Result(False, release(waiting.end, why)))
 
     # --- the workers
 
@@ -212,7 +212,7 @@ class SettlementWorker:
                 finally:
                     self._at_work -= 1
                 if result is not None:
-                    self._ended(waiting.entry, result.settled, result.instead)
+                    self._ended(waiting, result)
         finally:
             if me is not None:
                 workers.pop(me, None)
@@ -242,9 +242,7 @@ class SettlementWorker:
             self._try_later(waiting, loop)
             return None
         self._pace.measure(self._clock() - began)
-        if not settled:
-            log.warning("entry %s: its lease was lost before it was settled", entry.id)
-        return Result(settled)
+        return Result(settled, is_lost=not settled)
 
     async def _learn_patiently(self) -> None:
         """Read the record of callbacks again. If the database is unavailable, the next try finds the record changed again."""

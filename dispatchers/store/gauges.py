@@ -39,6 +39,12 @@ def read_gauges(connection: Connection, tables: Tables) -> dict[str, Gauge]:
     return {name: Gauge(states, sum(states.values()) < most) for name, states in counts.items()}
 
 
+def count_blocked_groups(tables: Tables, connection: Connection) -> int:
+    """Ordering groups that an operator must release; of very many, `ROWS_OF_ONE_MAX`."""
+    some = select(tables.blocked_group.c.ordering_key).limit(ROWS_OF_ONE_MAX).subquery()
+    return connection.execute(select(func.count()).select_from(some)).scalar_one()
+
+
 def _counted(connection: Connection, tables: Tables, found: Sequence[str], most: int) -> list[tuple[str, str, int]]:
     queue = tables.queue
 

@@ -114,7 +114,7 @@ def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql:
             clock=asyncio.get_running_loop().time,
             rng=random.Random(0),
             callbacks=Callbacks([]),
-            ended=lambda entry, settled, instead: changes.append((entry, instead)) if instead else None,
+            ended=lambda waiting, result: changes.append((waiting.entry, result.instead)) if result.instead else None,
             away=lambda error: None,
         )
         settling.note_claim(claimed[0].lease_token, asyncio.get_running_loop().time())

@@ -1,0 +1,164 @@
+"""Collects what the dispatcher does for its observer, and reports it each second: no send waits for the observer."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from dispatchers.delivery import (
+    Absent,
+    CannotTell,
+    Deferred,
+    Delivered,
+    Finding,
+    Found,
+    InProgress,
+    KeyConflict,
+    Outcome,
+    Rejected,
+    Unknown,
+)
+from dispatchers.store.protocol import Exchange
+from dispatchers.telemetry.events import Activity, Attempt, Event, GuardedObserver, Levels, Observer
+from dispatchers.transitions import (
+    AwaitLookup,
+    ClaimedEntry,
+    Ending,
+    MarkUncertain,
+    Release,
+    Retry,
+    RetryCallback,
+    SendAgain,
+    Settle,
+    Transition,
+)
+
+log = logging.getLogger("outbox.dispatcher")
+
+REPORT_SECONDS = 1.0
+
+_RESULTS = {
+    Delivered: "delivered",
+    Rejected: "rejected",
+    KeyConflict: "key_conflict",
+    Deferred: "deferred",
+    InProgress: "in_progress",
+    Unknown: "unknown",
+    Found: "found",
+    Absent: "absent",
+    CannotTell: "cannot_tell",
+}
+_TRANSITIONS = {
+    Retry: "retry",
+    MarkUncertain: "uncertain",
+    AwaitLookup: "await_lookup",
+    SendAgain: "send_again",
+    RetryCallback: "callback_retry",
+    Release: "released",
+}
+
+
+class ActivityLog:
+    """Counts attempts, claims and settlements between two reports.
+
+    is_observed: whether there is an observer; without one nothing is collected, and callers spare the call for each entry.
+    """
+
+    def __init__(self, observe: Observer | None) -> None:
+        self._observer = None if observe is None else GuardedObserver(observe)
+        self.is_observed = observe is not None
+        self._levels: Callable[[], Levels] | None = None
+        self._attempts: list[Attempt] = []
+        self._claims: Counter[str] = Counter()
+        self._settlements: Counter[tuple[str, str]] = Counter()
+        self._lost: Counter[str] = Counter()
+
+    def observe(self, observe: Observer) -> None:
+        """Report to this observer from now on."""
+        self._observer, self.is_observed = GuardedObserver(observe), True
+
+    def read_levels_from(self, levels: Callable[[], Levels]) -> None:
+        self._levels = levels
+
+    # --- what the pipeline notes
+
+    def note_attempt(self, entry: ClaimedEntry, answer: Outcome | Finding, *, seconds: float, waited: float) -> None:
+        """waited: seconds from before the claim until the adapter was called."""
+        is_lookup = isinstance(answer, Found | Absent | CannotTell)
+        is_replayed = isinstance(answer, Delivered) and answer.replayed
+        result = "replayed" if is_replayed else _name_of(answer, _RESULTS)
+        delay = None
+        if entry.deliveries == 1 and not (is_lookup or entry.maybe_sent):
+            delay = (entry.leased_at - max(entry.due_at, entry.created_at)).total_seconds() + waited
+        self._attempts.append(Attempt(entry.destination, entry.operation, is_lookup, result, seconds, delay))
+
+    def note_exchange(self, settlements: Sequence[Ending], exchange: Exchange) -> Sequence[Ending]:
+        """Note the claims and settlements of an exchange, and log lost leases. Returns the settlements that took effect."""
+        written, lost = settlements, list[Ending]()
+        if len(exchange.settled) != len(settlements):
+            written = [ending for ending in settlements if ending[0].id in exchange.settled]
+            ours = exchange.settled | exchange.postponed
+            lost = [ending for ending in settlements if ending[0].id not in ours]
+        for entry, change in lost:
+            self.note_lost(entry, change)
+        if self.is_observed:
+            self._claims.update([entry.destination for entry in exchange.claimed])
+            self._settlements.update([(entry.destination, _transition(change)) for entry, change in written])
+        return written
+
+    def note_settled(self, entry: ClaimedEntry, change: Transition) -> None:
+        """An entry settled with its callback, in a transaction of its own."""
+        if self.is_observed:
+            self._settlements[entry.destination, _transition(change)] += 1
+
+    def note_lost(self, entry: ClaimedEntry, change: Transition) -> None:
+        log.warning("entry %s: its lease was lost before it was settled (%s)", entry.id, type(change).__name__)
+        if self.is_observed:
+            self._lost[entry.destination] += 1
+
+    # --- the reports
+
+    @asynccontextmanager
+    async def reporting(self) -> AsyncIterator[None]:
+        """Report each second until the end of the block, and at its end."""
+        if not self.is_observed:
+            yield
+            return
+        reports = asyncio.ensure_future(self._report_regularly())
+        try:
+            yield
+        finally:
+            reports.cancel()
+            self._report_all()
+
+    async def _report_regularly(self) -> None:
+        while True:
+            self._report_all()
+            await asyncio.sleep(REPORT_SECONDS)
+
+    def _report_all(self) -> None:
+        if self._attempts or self._claims or self._settlements or self._lost:
+            activity = Activity(
+                attempts=self._attempts,
+                claims=self._claims,
+                settlements=self._settlements,
+                lost_leases=self._lost,
+            )
+            self._attempts, self._claims, self._settlements, self._lost = [], Counter(), Counter(), Counter()
+            self.report(activity)
+        if self._levels is not None:
+            self.report(self._levels())
+
+    def report(self, event: Event) -> None:
+        if self._observer is not None:
+            self._observer.report(event)
+
+
+def _transition(change: Transition) -> str:
+    return change.state if isinstance(change, Settle) else _TRANSITIONS[type(change)]
+
+
+def _name_of(answer: Outcome | Finding, names: dict[type, str]) -> str:
+    """By its class, or the one that an adapter's own class extends."""
+    return next(name for kind, name in names.items() if isinstance(answer, kind))

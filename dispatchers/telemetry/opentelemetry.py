@@ -1,0 +1,86 @@
+"""OpenTelemetry: counters and histograms of what a dispatcher does, and gauges of its last reports."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dispatchers.telemetry.events import Activity, Event, Observer
+from dispatchers.telemetry.measures import (
+    GAUGES,
+    MEASURES,
+    NAMES_MAX,
+    SEND_DURATION,
+    SENDS,
+    Names,
+    counts,
+    durations,
+    values_of,
+)
+from outbox.extras import missing
+from outbox.metrics.measures import Gauge
+
+try:
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
+except ModuleNotFoundError as error:
+    raise missing("dispatchers.telemetry.opentelemetry", "opentelemetry", error) from error
+
+SYSTEM = {"messaging.system": "outbox"}
+SENDING = {"messaging.operation.name": "send", "messaging.operation.type": "send"}
+SUCCESSES = ("delivered", "replayed")
+ATTRIBUTES = {"destination": "messaging.destination.name"} | {
+    label: f"outbox.{label}" for label in ("operation", "result", "transition", "state", "reason")
+}
+"""The attribute of each label."""
+
+
+def observer(meter: Meter | None = None, *, names_max: int = NAMES_MAX) -> Observer:
+    """Export to `meter`: what `Dispatcher(observe=...)` takes. By default the global provider's, named `outbox`.
+
+    names_max: how many destinations, and how many operations, have series of their own; all others are counted under `other`.
+    """
+    meter = meter or get_meter("outbox")
+    names, last = Names(names_max), dict[type, Event]()
+    instruments: dict[str, Any] = {
+        measure.opentelemetry: meter.create_histogram(
+            measure.opentelemetry,
+            measure.unit,
+            measure.description,
+            explicit_bucket_boundaries_advisory=measure.bounds,
+        )
+        if measure.bounds
+        else meter.create_counter(measure.opentelemetry, measure.unit, measure.description)
+        for measure in MEASURES
+    }
+    _register_gauges(meter, last, Names(names_max))
+
+    def observe(event: Event) -> None:
+        if not isinstance(event, Activity):
+            last[type(event)] = event
+            return
+        for measure, labels, count in counts(event, names):
+            attributes = _attributes(measure.labels, labels)
+            if measure is SENDS:
+                attributes |= SENDING if labels[-1] in SUCCESSES else SENDING | {"error.type": labels[-1]}
+            instruments[measure.opentelemetry].add(count, attributes)
+        for measure, labels, seconds in durations(event, names):
+            sending = SENDING if measure is SEND_DURATION else {}
+            instruments[measure.opentelemetry].record(seconds, _attributes(measure.labels, labels) | sending)
+
+    return observe
+
+
+def _register_gauges(meter: Meter, last: Mapping[type, Event], names: Names) -> None:
+    def register(kind: type, gauge: Gauge) -> None:
+        def observe(options: CallbackOptions) -> Iterable[Observation]:
+            if kind in last:
+                for labels, value in values_of(gauge, last[kind], names).items():
+                    yield Observation(value, _attributes(gauge.labels, labels))
+
+        meter.create_observable_gauge(gauge.opentelemetry, [observe], gauge.unit, gauge.description)
+
+    for kind, gauges in GAUGES.items():
+        for gauge in gauges:
+            register(kind, gauge)
+
+
+def _attributes(labels: tuple[str, ...], values: tuple[str, ...]) -> dict[str, str]:
+    return SYSTEM | {ATTRIBUTES[label]: value for label, value in zip(labels, values, strict=True)}
