@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Adapter
@@ -175,9 +175,8 @@ class Dispatcher:
             clock=clock,
             rng=rng,
         )
-        self.heartbeats = Heartbeats(
-            self.store, declared(settings, self._routes, self._callbacks.to_record), self._loops.in_flight
-        )
+        shown = declared(settings, self._routes, self._callbacks.to_record)
+        self.heartbeats = Heartbeats(self.store, uuid4(), shown, self._loops.in_flight)
         self._completion = CompletionWorker(self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed)
         self._sought: UUID | None = None
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-from uuid import uuid4
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -75,11 +75,11 @@ def _plain(value: Any) -> Any:
 class Heartbeats:
     """Writes this process's heartbeat while it runs, and removes it when it stops cleanly. in_flight: how much it sends now."""
 
-    def __init__(self, store: Store, declared: dict[str, Any], in_flight: Callable[[], int]) -> None:
+    def __init__(self, store: Store, id: UUID, declared: dict[str, Any], in_flight: Callable[[], int]) -> None:
         self._store = store
         self._declared = json.dumps(declared, sort_keys=True)
         self._in_flight = in_flight
-        self._id = uuid4()
+        self._id = id
         self._is_failing = False
 
     @asynccontextmanager

@@ -186,7 +186,7 @@ def test_a_dispatcher_does_not_start_on_a_database_without_the_table(database: D
     with database.owner() as connection:
         TABLES.dispatcher.drop(connection)
 
-    with pytest.raises(SchemaError, match=r"lacks table outbox_dispatcher: .*bring them up to date"):
+    with pytest.raises(SchemaError, match="lacks table outbox_dispatcher: "):
         asyncio.run(crm(database, ob).check())
 
 
