@@ -21,6 +21,7 @@ from dispatchers.maintenance.retention import Retention
 from dispatchers.pipeline.heartbeat import Heartbeats
 from dispatchers.store.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
 from dispatchers.store.protocol import Store
+from dispatchers.telemetry.http_server import HttpServer
 
 log = logging.getLogger("outbox.daemon")
 
@@ -63,7 +64,7 @@ class Work(Protocol):
     async def close(self) -> None: ...
 
 
-def run(dispatcher: Work) -> None:
+def run(dispatcher: Work, server: HttpServer | None = None) -> None:
     """Work until SIGTERM or Ctrl-C, then drain. A second signal ends the process at once with exit status 1, and so does a
     database that has not answered when the grace period is over. The leases of sends in flight then expire.
 
@@ -71,7 +72,8 @@ def run(dispatcher: Work) -> None:
     """
     atexit.register(_ignore_signals)
     with tuned_interpreter():
-        is_drained = asyncio.run(_serve(dispatcher, afterwards=lambda number, frame: os._exit(STOPPED_AT_ONCE)))
+        serving = _serve(dispatcher, lambda number, frame: os._exit(STOPPED_AT_ONCE), server)
+        is_drained = asyncio.run(serving)
     if not is_drained:
         log.warning("stopped without draining: entries in flight stay in doubt until their leases expire")
         logging.shutdown()
@@ -88,7 +90,9 @@ async def serve(dispatcher: Work) -> bool:
     return await _serve(dispatcher)
 
 
-async def _serve(dispatcher: Work, afterwards: Handler | None = None) -> bool:
+async def _serve(dispatcher: Work, afterwards: Handler | None = None, server: HttpServer | None = None) -> bool:
+    if server is not None:
+        await server.start()
     signals = Signals(dispatcher)
     signals.listen(afterwards)
     schedule = _schedule(dispatcher, signals.stopping)
@@ -96,6 +100,8 @@ async def _serve(dispatcher: Work, afterwards: Handler | None = None) -> bool:
         await signals.guard(_work(dispatcher, schedule, signals))
     finally:
         signals.close()
+        if server is not None:
+            server.close()
     if not signals.cut_short:
         log.info("stopped")
     return not signals.cut_short

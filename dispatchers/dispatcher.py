@@ -35,6 +35,7 @@ from dispatchers.store.gauges import count_blocked_groups
 from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import Store
 from dispatchers.telemetry.events import Backlog, Observer
+from dispatchers.telemetry.http_server import HttpServer, address_of
 from outbox.default_outbox import default
 from outbox.errors import ConfigurationError
 from outbox.extras import missing
@@ -135,9 +136,7 @@ class Dispatcher:
     ) -> None:
         _check_include(include)
         rng = rng or random.SystemRandom()
-        self._settings = settings
-        self._outbox = outbox
-        self._keyring = keyring
+        self._settings, self._outbox, self._keyring = settings, outbox, keyring
         self._callbacks = Callbacks(operations.callbacks for operations in include)
         self._routes = Routes(
             merge(adapters, *(o.adapters for o in include)), lease=settings.lease, margin=settings.margin
@@ -179,6 +178,7 @@ class Dispatcher:
         self.heartbeats = Heartbeats(self.store, uuid4(), shown, self._loops.in_flight)
         self._completion = CompletionWorker(self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed)
         self._sought: UUID | None = None
+        self._stopping: asyncio.Event | None = None
 
     def _env(self) -> str:
         return self._outbox.configuration.env
@@ -198,6 +198,17 @@ class Dispatcher:
         prefixes, callbacks = len(self._routes.forms), len(self._callbacks.names)
         env, place = self._env(), self.store.place
         return f"env {env}, database {place}; operations or prefixes: {prefixes}, callbacks: {callbacks}"
+
+    @property
+    def unready(self) -> str | None:
+        """Why it sends nothing, for a health check; None while it is ready to send."""
+        if self._stopping is None:
+            return "starting: the database has not been checked yet"
+        if self._stopping.is_set():
+            return "draining"
+        if self._guard.suspended is not None:
+            return f"sending is suspended: {self._guard.suspended}"
+        return None if self._guard.is_current else "the database does not answer"
 
     async def run_once(self) -> int:
         """Claim, send and settle whatever is due now; returns how many entries it settled, whatever their outcome.
@@ -220,6 +231,7 @@ class Dispatcher:
         same end, if the database belongs to another env or is given to one.
         """
         self._loops.begin()
+        self._stopping = stopping
         async with self._activity.reporting():
             await asyncio.gather(*self._loops.until(stopping), self._completion.pump(stopping))
             await self._loops.drain(self.grace)
@@ -264,8 +276,12 @@ class Dispatcher:
                 " keep an old secret until its last entry has settled"
             )
 
-    def run(self) -> None:
-        """Work until SIGTERM or Ctrl-C, then drain. Needs the extra `dispatcher`."""
+    def run(self, *, http: str | None = None) -> None:
+        """Work until SIGTERM or Ctrl-C, then drain. Needs the extra `dispatcher`.
+
+        http: an address, such as 127.0.0.1:9464, at which to serve metrics and health: see docs/monitoring.md. Needs the extra
+            `prometheus`. A dispatcher without an observer gets that of Prometheus.
+        """
         try:
             from dispatchers import daemon  # loads apscheduler, which a single `run_once()` can do without
         except ModuleNotFoundError as error:
@@ -273,7 +289,15 @@ class Dispatcher:
                 raise
             raise missing("Dispatcher.run()", "dispatcher", error) from error
 
-        daemon.run(self)
+        daemon.run(self, None if http is None else self._http_server(http))
+
+    def _http_server(self, http: str) -> HttpServer:
+        from dispatchers.telemetry import prometheus  # an extra
+
+        server = HttpServer(address_of(http), page=prometheus.page, unready=lambda: self.unready)
+        if not self._activity.is_observed:
+            self._activity.observe(prometheus.observer())
+        return server
 
     async def close(self) -> None:
         """Close the adapters' and the store's connections."""

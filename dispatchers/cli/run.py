@@ -29,8 +29,14 @@ SHOWING_REQUESTS = ("aiosmtplib", "httpcore", "httpx", "stripe", "urllib3")
     show_default=True,
     help="Lowest level of the lines to log.",
 )
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    callback=lambda context, option, value: value if value is None else _checked_address(value),
+    help="Serve /metrics, /livez and /readyz at this address, for example 127.0.0.1:9464.",
+)
 @click.option("--json", is_flag=True, expose_value=False, help="Log one JSON document per line; startup errors too.")
-def run(factory: str, log_level: str) -> None:
+def run(factory: str, log_level: str, http: str | None) -> None:
     """Run the dispatcher that MODULE:FUNCTION makes.
 
     The dispatcher runs until SIGTERM. Then it claims nothing more, and finishes the sends in flight. A second SIGTERM stops it
@@ -38,6 +44,8 @@ def run(factory: str, log_level: str) -> None:
     """
     if importlib.util.find_spec("apscheduler") is None:
         raise click.ClickException("APScheduler is not installed: pip install 'sqlalchemy-outbox[dispatcher]'")
+    if http is not None and importlib.util.find_spec("prometheus_client") is None:
+        raise click.ClickException("prometheus_client is not installed: pip install 'sqlalchemy-outbox[prometheus]'")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if click.get_current_context().meta.get(JSON):
         for handler in logging.getLogger().handlers:
@@ -45,7 +53,18 @@ def run(factory: str, log_level: str) -> None:
     logging.getLogger("apscheduler").setLevel("WARNING")
     for name in SHOWING_REQUESTS:
         logging.getLogger(name).setLevel("WARNING")
-    make_dispatcher(factory).run()
+    make_dispatcher(factory).run(http=http)
+
+
+def _checked_address(text: str) -> str:
+    from dispatchers.telemetry.http_server import address_of
+    from outbox.errors import ConfigurationError
+
+    try:
+        address_of(text)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error)) from error
+    return text
 
 
 class JsonLines(logging.Formatter):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from outbox.errors import ConfigurationError, Suspended
 log = logging.getLogger("outbox.dispatcher")
 
 REPORT_EVERY_SECONDS = 60.0
+CURRENT_SECONDS = 30.0  # after which a check is too old; an idle dispatcher checks every 5 s
 RESUME = "see `outbox status`, then resume with `outbox resume --after-restore`"
 
 
@@ -35,6 +37,7 @@ class FailoverGuard:
         self._known = file.read() if file else None
         self._reported: str | None = None
         self._reported_at = 0.0
+        self._checked_at = -math.inf
         self.suspended: str | None = None
 
     @property
@@ -42,9 +45,19 @@ class FailoverGuard:
         """The number of the last identity known to be committed. Where only an earlier one is stored, nothing is claimed."""
         return 0 if self._known is None else self._known.number
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the database has answered the last check, a moment ago."""
+        return self._clock() - self._checked_at < CURRENT_SECONDS
+
     async def refresh(self) -> None:
         """Raises what the database raises, and `ConfigurationError` if it is another env's."""
-        checked = await self._store.check_identity(self._env(), self._known)
+        try:
+            checked = await self._store.check_identity(self._env(), self._known)
+        except BaseException:
+            self._checked_at = -math.inf
+            raise
+        self._checked_at = self._clock()
         if checked.continued is not None:
             log.warning("%s; sending continues because promotions_lose_nothing is set", checked.continued)
         if checked.suspended is None and checked.identity != self._known:

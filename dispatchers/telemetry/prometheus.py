@@ -8,7 +8,7 @@ from dispatchers.telemetry.measures import GAUGES, MEASURES, NAMES_MAX, Names, c
 from outbox.extras import missing
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
+    from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
@@ -43,9 +43,9 @@ def observer(registry: CollectorRegistry = REGISTRY, *, names_max: int = NAMES_M
     return observe
 
 
-def page(registry: CollectorRegistry = REGISTRY) -> bytes:
-    """What a scrape of `registry` gets. It may wait for a database, if the app has registered gauges there."""
-    return generate_latest(registry)
+def page(registry: CollectorRegistry = REGISTRY) -> tuple[bytes, str]:
+    """The answer to a scrape, and its content type. It may wait for a database, if the app has registered gauges."""
+    return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 class _Reports(Collector):

@@ -74,7 +74,7 @@ Samples = dict[tuple[str, tuple[str, ...]], float]
 
 def scraped(registry: prometheus_client.CollectorRegistry) -> Samples:
     """The samples by name and the values of their labels, as a scraper parses them."""
-    families = text_string_to_metric_families(prometheus.page(registry).decode())
+    families = text_string_to_metric_families(prometheus.page(registry)[0].decode())
     samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_created")]
     return {(sample.name, tuple(sample.labels.values())): sample.value for sample in samples}
 
