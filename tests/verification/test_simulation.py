@@ -32,7 +32,7 @@ def test_no_seed_breaks_an_invariant(part: int) -> None:
 
 
 @pytest.mark.parametrize("guard", GUARDS)
-def test_without_a_guard_an_invariant_is_broken_within_a_thousand_seeds(guard: str) -> None:
+def test_without_a_guard_an_invariant_is_broken_within_thousands_of_seeds(guard: str) -> None:
     assert first_broken(guard) is not None
 
 
