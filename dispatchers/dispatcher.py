@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from dispatchers.admin.doctor import Context, Diagnosis, diagnose
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Adapter
 from dispatchers.flow_control.state import Limits
@@ -174,7 +175,7 @@ class Dispatcher:
             clock=clock,
             rng=rng,
         )
-        shown = declared(settings, self._routes, self._callbacks.to_record)
+        shown = declared(settings, self._routes, self._callbacks.to_record, self.store.connections_max)
         self.heartbeats = Heartbeats(self.store, uuid4(), shown, self._loops.in_flight)
         self._completion = CompletionWorker(self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed)
         self._sought: UUID | None = None
@@ -262,7 +263,21 @@ class Dispatcher:
                 " callback sync"
             )
 
-    async def check(self) -> None:
+    async def check(self) -> Diagnosis:
+        """Raise what would end this dispatcher at its start; else return what `outbox doctor` finds, with this dispatcher in
+        the fleet. Nothing is written.
+        """
+        await self.require_usable()
+        context = Context(
+            tables=self.store.tables,
+            prefix=self._outbox.configuration.prefix,
+            env=self._env(),
+            keyring=self.keyring,
+            own=self.heartbeats.as_seen(),
+        )
+        return await diagnose(self.store.run, context)
+
+    async def require_usable(self) -> None:
         """Raise if this dispatcher cannot work: tables are missing or outdated, the database or unsettled entries belong to
         another env, a secret differs under its kid, or entries have an unknown kid. Writes nothing.
         """

@@ -1,5 +1,6 @@
 """Whether the dispatchers that run are alike, and whether one of them serves an operation. Pure."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -15,6 +16,12 @@ class Difference:
 
     setting: str
     values: list[tuple[Any, list[str]]]
+
+    @property
+    def text(self) -> str:
+        """As in `lease: 60.0 (web-1:812) or 90.0 (web-2:77)`."""
+        values = " or ".join(f"{json.dumps(value)} ({', '.join(names)})" for value, names in self.values)
+        return f"{self.setting}: {values}"
 
 
 def live(dispatchers: Collection[DispatcherSeen]) -> list[DispatcherSeen]:

@@ -4,7 +4,7 @@ Every function takes a Connection and reads with it, in its current transaction.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -150,10 +150,10 @@ def read_overview(connection: Connection, tables: Tables) -> Overview:
         blocked=sum(destination.blocked for destination in destinations),
         blocked_groups=[BlockedGroup(**row._mapping) for row in connection.execute(blocked)],
         overdue=_overdue(connection, tables, now),
-        unserved=_unserved(connection, tables, now),
+        unserved=read_unserved(connection, tables, now),
         dispatchers=dispatchers,
         differences=differences(dispatchers),
-        unregistered=_unregistered(connection, tables, now, dispatchers, destinations),
+        unregistered=read_unregistered(connection, tables, now, dispatchers, _lags(destinations)),
         suspended_reason=meta.suspended_reason if meta is not None else None,
         resumed=None
         if meta is None or meta.resumed_at is None
@@ -171,7 +171,7 @@ def _overdue(connection: Connection, tables: Tables, now: datetime) -> list[Over
     ]
 
 
-def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Unserved] | None:
+def read_unserved(connection: Connection, tables: Tables, now: datetime) -> list[Unserved] | None:
     """Only some of an operation's entries are marked, by which each dispatcher learns that it does not serve it."""
     if unreadable(connection, [tables.queue.c.outcome]):
         return None
@@ -194,30 +194,40 @@ def _unserved(connection: Connection, tables: Tables, now: datetime) -> list[Uns
     return sorted(operations, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
 
 
-def _unregistered(
+def read_unregistered(
     connection: Connection,
     tables: Tables,
     now: datetime,
     dispatchers: Sequence[DispatcherSeen],
-    destinations: Sequence[DestinationOverview],
+    lags: Mapping[str, timedelta],
 ) -> list[Unregistered]:
-    """Only what has waited for a while counts: an older release's process, which has no heartbeat, may serve it."""
+    """What no live dispatcher has registered, if one is live. lags: how long the oldest due entry of a destination has waited.
+
+    Only what has waited for a while counts: an older release's process, which has no heartbeat, may serve it.
+    """
     if not live(dispatchers):
         return []
-    waiting = [each for each in destinations if (each.oldest_due_seconds or 0) > LONG_OVER.total_seconds()]
-    waiting.sort(key=lambda each: -(each.oldest_due_seconds or 0))
+    waiting = sorted((name for name, lag in lags.items() if lag > LONG_OVER), key=lambda name: -lags[name])
     found = []
     for destination in waiting[:UNREGISTERED_DESTINATIONS_MAX]:
-        first = _first_waiting(connection, tables, destination.name, now)
+        first = _first_waiting(connection, tables, destination, now)
         counts = Counter(operation for operation, *_ in _kinds(connection, tables, first).values())
         found += [
             Unregistered(
-                operation=operation, destination=destination.name, entries=count, has_more=len(first) == UNSERVED_MAX
+                operation=operation, destination=destination, entries=count, has_more=len(first) == UNSERVED_MAX
             )
             for operation, count in counts.items()
             if not is_served(operation, dispatchers)
         ]
     return sorted(found, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
+
+
+def _lags(destinations: Sequence[DestinationOverview]) -> dict[str, timedelta]:
+    return {
+        each.name: timedelta(seconds=each.oldest_due_seconds)
+        for each in destinations
+        if each.oldest_due_seconds is not None
+    }
 
 
 def _first_waiting(connection: Connection, tables: Tables, destination: str, now: datetime) -> Sequence[UUID]:

@@ -33,6 +33,7 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "list": Command("entries:list_entries", "List entries by state, destination, operation or parent."),
         "show": Command("entries:show", "Show one entry in full: fields, state and history."),
         "verify": Command("verify:verify", "Check the stored history against the invariants."),
+        "doctor": Command("doctor:doctor", "Find what is wrong with the set-up, and say what to do."),
         "destinations": Command("destinations:destinations", "Show each destination's backlog and throttling."),
     },
     "Decide": {

@@ -1,9 +1,9 @@
 """Opens `--database`: a read-only connection, or one that writes a decision."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
 
     from outbox.sql.schema import Tables
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -24,6 +26,23 @@ def reading(target: Target) -> "Iterator[tuple[Connection, Tables]]":
             connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         _require(connection, tables)
         yield connection, tables
+
+
+@contextmanager
+def examining(target: Target) -> "Iterator[tuple[Connection, Tables]]":
+    """A connection for several transactions. None of the outbox's tables need exist."""
+    with _engine(target.database).connect() as connection:
+        yield connection, _tables(target)
+
+
+def runner(connection: "Connection") -> Any:
+    """Runs each piece of work in a transaction of its own, all on this connection."""
+
+    async def run(work: "Callable[[Connection], Result]") -> "Result":
+        with connection.begin():
+            return work(connection)
+
+    return run
 
 
 @contextmanager

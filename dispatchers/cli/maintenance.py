@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dispatchers.cli import exit_codes
-from dispatchers.cli.connections import deciding
+from dispatchers.cli.connections import deciding, runner
 from dispatchers.cli.options import Since, Target, database_options
 from dispatchers.cli.output import plain
 
@@ -100,7 +100,7 @@ def maintenance(
             forget_dead(connection, tables)
     with engine.connect() as connection:
         with _progress(whole) as advance:
-            deleted = asyncio.run(_sweep(Maintenance(_runner(connection), tables, retention, dry=dry_run), advance))
+            deleted = asyncio.run(_sweep(Maintenance(runner(connection), tables, retention, dry=dry_run), advance))
         bodies, alarm = _keep_bodies(connection, tables, dry=dry_run)
     counts = {name: deleted[name] for name in STEPS}
     if ctx.meta.get(exit_codes.JSON):
@@ -169,16 +169,6 @@ async def _sweep(maintenance: "Maintenance", advance: Advance) -> Counter[str]:
         deleted[name] += batch.deleted
         advance(name, batch)
     return deleted
-
-
-def _runner(connection: "Connection") -> Any:
-    """Runs each piece of work in a transaction of its own, all on this connection."""
-
-    async def run(work: Callable[["Connection"], Result]) -> Result:
-        with connection.begin():
-            return work(connection)
-
-    return run
 
 
 # --- progress, on stderr

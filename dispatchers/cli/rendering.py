@@ -1,6 +1,5 @@
 """Draws what was read as text and tables: the overview, lists, one entry."""
 
-import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from dispatchers.admin.destinations import DestinationState, DestinationStates
-    from dispatchers.admin.dispatchers import Difference
     from dispatchers.admin.entries import EntryDetails, EntrySummary, Page
     from dispatchers.admin.overview import DestinationOverview, Overview
 
@@ -93,7 +91,7 @@ def _dispatchers(found: "Overview") -> "Iterator[RenderableType]":
             )
         yield drawn
     for difference in found.differences:
-        yield prose(f"live dispatchers differ in {difference_text(difference)}", "yellow")
+        yield prose(f"live dispatchers differ in {difference.text}", "yellow")
     longest = max((each.oldest_due_seconds or 0 for each in found.destinations), default=0)
     if longest > UNCLAIMED_SECONDS and not any(each.is_live for each in found.dispatchers):
         yield prose(
@@ -101,11 +99,6 @@ def _dispatchers(found: "Overview") -> "Iterator[RenderableType]":
             " (`run_once()` and older releases do not)",
             "yellow",
         )
-
-
-def difference_text(difference: "Difference") -> str:
-    values = " or ".join(f"{json.dumps(value)} ({', '.join(names)})" for value, names in difference.values)
-    return f"{difference.setting}: {values}"
 
 
 def destinations(found: "DestinationStates") -> "Iterator[RenderableType]":

@@ -23,22 +23,26 @@ from dispatchers.delivery import FOREVER, Window
 from dispatchers.pipeline.routing import Route, Routes
 from dispatchers.settings import Settings
 from dispatchers.store import heartbeats
-from dispatchers.store.heartbeats import BEAT_SECONDS, Heartbeat
+from dispatchers.store.heartbeats import BEAT_SECONDS, DispatcherSeen, Heartbeat
 from dispatchers.store.outage_log import cause_of, is_outage
 from dispatchers.store.protocol import Store
+from outbox.times import EPOCH
 
 log = logging.getLogger("outbox.dispatcher")
 
 LEAVE_SECONDS = 1.0  # of the time in which a process that ends closes its connections
 
 
-def declared(settings: Settings, routes: Routes, callbacks: frozenset[str]) -> dict[str, Any]:
+def declared(
+    settings: Settings, routes: Routes, callbacks: frozenset[str], connections_max: int | None
+) -> dict[str, Any]:
     """What dispatchers of one fleet should have alike. Durations are seconds; the identity file's path is each host's own."""
     own = {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
     del own["identity_file"]
     return own | {
         "callback_timeout": _plain(settings.callback_deadline),
         "callbacks": sorted(callbacks),
+        "connections_max": connections_max,
         "operations": {route.name: _operation(route) for route in routes.all},
     }
 
@@ -104,9 +108,14 @@ class Heartbeats:
             await self.beat()
             await asyncio.sleep(BEAT_SECONDS)
 
-    async def beat(self) -> None:
-        """Write it once. A failure is logged, unless the claims log it too: an outage."""
-        heartbeat = Heartbeat(
+    def as_seen(self) -> DispatcherSeen:
+        """This process as the others will see it."""
+        return heartbeats.seen(
+            asdict(self._heartbeat()) | {"since": EPOCH, "seen_at": EPOCH}, EPOCH
+        )  # alive, at any time
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
             id=self._id,
             host=socket.gethostname()[:255],
             pid=os.getpid(),
@@ -114,8 +123,11 @@ class Heartbeats:
             in_flight=self._in_flight(),
             declared=self._declared,
         )
+
+    async def beat(self) -> None:
+        """Write it once. A failure is logged, unless the claims log it too: an outage."""
         try:
-            await self._store.run(partial(self._work, heartbeats.beat, heartbeat))
+            await self._store.run(partial(self._work, heartbeats.beat, self._heartbeat()))
         except Exception as error:
             if not (is_outage(error) or self._is_failing):
                 self._is_failing = True

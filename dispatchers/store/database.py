@@ -14,6 +14,7 @@ from uuid import UUID
 from sqlalchemy import URL, Connection, Engine, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import QueuePool
 
 from dispatchers.callbacks import Calls, OnCompleted
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
@@ -117,6 +118,12 @@ class DatabaseStore:
             return None
         is_async = self._async_engine is not None
         return Listener(self._engine, is_async=is_async, configuration=self._configuration, run=self._run)
+
+    @property
+    def connections_max(self) -> int | None:
+        pool = self._engine.pool
+        overflow = getattr(pool, "_max_overflow", -1)  # SQLAlchemy has no public name for it; only shown and judged
+        return pool.size() + overflow if isinstance(pool, QueuePool) and overflow >= 0 else None
 
     @property
     def place(self) -> str:

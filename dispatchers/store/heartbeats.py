@@ -81,10 +81,11 @@ def read_dispatchers(connection: Connection, tables: Tables, now: datetime) -> l
     dispatcher = tables.dispatcher
     lately = select(dispatcher).where(dispatcher.c.seen_at >= now - KEPT_FOR)
     rows = connection.execute(lately.order_by(dispatcher.c.host, dispatcher.c.pid, dispatcher.c.since))
-    return [_seen(row._mapping, now) for row in rows]
+    return [seen(row._mapping, now) for row in rows]
 
 
-def _seen(row: Mapping[Any, Any], now: datetime) -> DispatcherSeen:
+def seen(row: Mapping[Any, Any], now: datetime) -> DispatcherSeen:
+    """A heartbeat's row as of `now`."""
     settings = json.loads(row["declared"])
     return DispatcherSeen(
         **{name: row[name] for name in ("host", "pid", "version", "since", "seen_at", "in_flight")},

@@ -134,6 +134,11 @@ class Store(Protocol):
         ...
 
     @property
+    def connections_max(self) -> int | None:
+        """How many connections the engine's pool gives out at once; None if it sets no limit."""
+        ...
+
+    @property
     def place(self) -> str:
         """Which database it is, for the log: never its password."""
         ...

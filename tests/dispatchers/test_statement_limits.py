@@ -57,7 +57,7 @@ def test_every_transaction_of_a_dispatcher_has_its_limits(postgresql: Database) 
             adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter(), "sms": MemoryAdapter([Deferred("later")] * 3)},
             limits={"sms": Limits(rate=100)},
         )
-        await working.check()
+        await working.require_usable()
         await working.run_once()
         await working.store.request_lookups(lambda operation, form: True, timedelta(0), None)
         await working.store.gauges()

@@ -97,6 +97,7 @@ IN_TEXTS = {
 STANDARD = re.compile(
     r"^ *behind(, before)?:|`behind`|`nobody`"  # names: fields, parameters, a Unix user
     r"|\bbehind a (proxy|pooler)\b"  # the networks' own term
+    r"|\breplication slots?\b"  # PostgreSQL's own term
     r"|--\w+",  # a program's option
     re.MULTILINE,
 )

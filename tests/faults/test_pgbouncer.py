@@ -1,12 +1,14 @@
 """PgBouncer in transaction mode is between: each transaction may get another connection of the server."""
 
 import asyncio
+import json
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from support.cli_runner import command
 from support.concurrency import ANSWER, TEST_TIMEOUT, RacingShop, at_once, retried
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD
 from support.entries import dispatcher, pumping, put, run_once, settlement_row, states
@@ -192,3 +194,21 @@ def test_a_dispatcher_that_connects_through_it_polls_and_logs_it_once(bounced, o
     asyncio.run(main())
 
     assert caplog.text.count("the connection leads to a pooler") == 1
+
+
+def test_the_doctor_notices_it(bounced):
+    url = bounced.url.render_as_string(hide_password=False)
+
+    (finding,) = json.loads(command("doctor", "--json", DATABASE_URL=url).stdout)["findings"]
+
+    assert (finding["check"], finding["severity"]) == ("pooler", "notice")
+
+
+def test_a_dispatchers_check_warns_of_prepared_statements(bounced, ob):
+    def checked(engine):
+        return asyncio.run(dispatcher(engine, ob, adapters={"crm": MemoryAdapter()}).check()).findings
+
+    (warning,) = checked(sa.create_engine(bounced.url, poolclass=sa.NullPool))
+    (notice,) = checked(bounced.unprepared_engine())
+
+    assert (warning.severity, notice.severity) == ("warning", "notice")

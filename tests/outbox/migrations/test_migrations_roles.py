@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -16,6 +17,7 @@ from support.migrations import Database as Blank
 import outbox
 from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin.doctor import Context, diagnose
 from dispatchers.admin.entries import Filter, list_entries, read_entry
 from dispatchers.admin.overview import read_overview
 from dispatchers.maintenance.retention import Retention
@@ -442,6 +444,24 @@ def test_the_dashboard_lists_and_shows_entries(as_role: As, ob: outbox.Outbox) -
     assert overview.unserved is None  # unknown, and not none
     assert [(entry.id, entry.child_key) for entry in listed.entries] == [(waiting[0], None)]
     assert (shown.state, shown.child_key, shown.payload_bytes, shown.result) == ("delivered", None, None, None)
+
+
+def test_the_doctor_says_what_the_dashboards_role_may_not_check(as_role: As, ob: outbox.Outbox) -> None:
+    put(as_role("app"), ob)
+    asyncio.run(dispatcher(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()}).heartbeats.beat())
+    database = as_role("dashboard")
+
+    async def run(work: Callable[[sa.Connection], Any]) -> Any:
+        with database.engine.begin() as connection:
+            return work(connection)
+
+    ring = outbox.Keyring({"k1": bytes(range(32))})
+    found = asyncio.run(diagnose(run, Context(tables=TABLES, prefix="outbox_", env="test", keyring=ring)))
+
+    assert found.findings == []
+    assert [each.check for each in found.unchecked] == ["secrets", "served", "horizon"]
+    assert found.unchecked[0].reason == "this role may not read it"
+    assert found.unchecked[-1].reason.endswith("GRANT pg_read_all_stats TO it")
 
 
 @pytest.mark.parametrize("kind", ["maintenance", "dashboard"])

@@ -292,6 +292,8 @@ class RemoteStore:
     async def gauges(self) -> dict[str, Gauge]:
         return {}
 
+    connections_max = None
+
     @property
     def place(self) -> str:
         return "nowhere"

@@ -1,0 +1,79 @@
+"""`outbox doctor`: find what is wrong with the set-up."""
+
+import asyncio
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import click
+
+from dispatchers.cli import options
+from dispatchers.cli.connections import examining, runner
+from dispatchers.cli.exit_codes import UNHEALTHY
+from dispatchers.cli.keys import ring_of
+from dispatchers.cli.output import answer, prose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from dispatchers.admin.doctor import Diagnosis
+
+STYLES = {"error": "bold red", "warning": "yellow", "notice": ""}
+EXTRAS = {
+    "apscheduler": "dispatcher",
+    "greenlet": "asyncio",
+    "asyncpg": "asyncpg",
+    "psycopg": "postgresql",
+}
+"""The extra that brings each package a dispatcher may need."""
+
+
+@click.command()
+@options.env_option
+@options.database_options
+@click.pass_context
+def doctor(ctx: click.Context, target: options.Target, env: str | None) -> None:
+    """Find what is wrong with the set-up, and say what to do.
+
+    Checks the tables, OUTBOX_ENV and OUTBOX_SECRET, the running dispatchers and their settings, operations and callbacks
+    that no dispatcher serves, and the database server. Changes nothing; each check has a time limit. Says which checks it could
+    not make, for lack of rights for example. Exits with status 7 if there is an error or a warning.
+    """
+    from dispatchers.admin.doctor import Context, diagnose
+
+    secret = os.environ.get("OUTBOX_SECRET")
+    with examining(target) as (connection, tables):
+        context = Context(
+            tables=tables,
+            prefix=target.prefix,
+            env=env,
+            keyring=ring_of(secret) if secret else None,
+            missing=_missing(target.database),
+        )
+        found = asyncio.run(diagnose(runner(connection), context))
+    document = {"is_healthy": found.is_healthy, "findings": found.findings, "checked": found.checked}
+    answer({**document, "unchecked": found.unchecked}, lambda: _drawn(found))
+    if not found.is_healthy:
+        ctx.exit(UNHEALTHY)
+
+
+def _missing(database: str) -> dict[str, str]:
+    """The packages that `outbox run` needs for this URL and that are not installed, each with its extra."""
+    from sqlalchemy import make_url
+
+    dialect = make_url(database).get_dialect()
+    needed = ["apscheduler", dialect.driver.removesuffix("_async")] + (["greenlet"] if dialect.is_async else [])
+    return {package: EXTRAS[package] for package in needed if package in EXTRAS and find_spec(package) is None}
+
+
+def _drawn(found: "Diagnosis") -> "Iterator[RenderableType]":
+    for finding in found.findings:
+        yield prose(f"{finding.severity}: {finding.check}: {finding.text}", STYLES[finding.severity])
+        yield prose(f"  means: {finding.meaning}")
+        yield prose(f"  do: {finding.remedy}")
+    for each in found.unchecked:
+        yield prose(f"not checked: {each.check}: {each.reason}", "dim")
+    count = len(found.findings)
+    yield prose(f"{len(found.checked)} checks, {count} finding{'' if count == 1 else 's'}")

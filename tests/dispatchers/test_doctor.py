@@ -1,0 +1,452 @@
+"""`outbox doctor`: each rule finds what it is for, mostly on a real database; a healthy set-up has no finding."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.cli_runner import SECRET_TEXT, command
+from support.database import TABLES, Database
+from support.entries import age, dispatcher, put, run_once
+
+import outbox
+from dispatchers import Dispatcher, Operations, Settlement
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import doctor, doctor_rules
+from dispatchers.admin.doctor_rules import Finding, Holder, TableHealth
+from dispatchers.cli import doctor as cli_doctor
+from dispatchers.store.guards import Guards
+from dispatchers.store.heartbeats import LIVE_FOR
+from outbox import migrations
+from outbox.errors import ConfigurationError
+from outbox.sql.body_partitions import Day, Layout
+
+MINUTES = timedelta(minutes=2)
+OTHER_SECRET = SECRET_TEXT.replace("AAEC", "BBEC")
+SETTINGS = {"OUTBOX_ENV": "test", "OUTBOX_SECRET": SECRET_TEXT}
+
+
+def examined(database: Database, **changed: str) -> Any:
+    """The document of `outbox doctor`, with the deployment's settings but what is `changed`."""
+    result = command("doctor", "--json", database=database, **{**SETTINGS, **changed})
+    document = json.loads(result.stdout)
+    assert result.exit_code == (0 if document["is_healthy"] else 7), result.output
+    return document
+
+
+def found(database: Database, **changed: str) -> list[tuple[str, str, str]]:
+    """(check, severity, text) of each finding."""
+    return [(each["check"], each["severity"], each["text"]) for each in examined(database, **changed)["findings"]]
+
+
+def crm(database: Database, ob: outbox.Outbox, **settings: Any) -> Dispatcher:
+    return dispatcher(database, ob, **{"adapters": {"crm": MemoryAdapter()}} | settings)
+
+
+def beat(*working: Dispatcher) -> None:
+    for each in working:
+        asyncio.run(each.heartbeats.beat())
+
+
+def deploy(database: Database, ob: outbox.Outbox) -> None:
+    """A healthy set-up: an entry was sent, another one waits, and a dispatcher serves both."""
+    put(database, ob)
+    run_once(database, ob, adapters={"crm": MemoryAdapter()})
+    put(database, ob)
+    beat(crm(database, ob))
+
+
+# --- a healthy set-up
+
+
+def test_a_healthy_set_up_has_no_finding(database: Database, ob: outbox.Outbox) -> None:
+    deploy(database, ob)
+
+    document = examined(database)
+
+    assert (document["findings"], document["unchecked"], document["is_healthy"]) == ([], [], True)
+    assert document["checked"] == list(doctor.CHECKS)
+    checked = asyncio.run(crm(database, ob).check())
+    assert (checked.findings, checked.unchecked) == ([], [])
+
+
+def test_an_outbox_that_was_never_used_has_no_finding(database: Database) -> None:
+    assert found(database) == []
+
+
+# --- what each rule finds on a real database
+
+
+def of_another_env(database: Database, ob: outbox.Outbox) -> dict[str, str]:
+    return {"OUTBOX_ENV": "prod"}
+
+
+def with_another_secret(database: Database, ob: outbox.Outbox) -> dict[str, str]:
+    return {"OUTBOX_SECRET": OTHER_SECRET}
+
+
+def without_an_old_secret(database: Database, ob: outbox.Outbox) -> dict[str, str]:
+    return {"OUTBOX_SECRET": SECRET_TEXT.replace("k1:", "k2:")}
+
+
+def without_a_table(database: Database, ob: outbox.Outbox) -> None:
+    with database.owner() as connection:
+        TABLES.tombstone.drop(connection)
+
+
+def suspended(database: Database, ob: outbox.Outbox) -> None:
+    database.execute(sa.update(TABLES.meta).values(suspended_reason="this is a copy"))
+
+
+def unclaimed(database: Database, ob: outbox.Outbox) -> None:
+    database.execute(sa.delete(TABLES.dispatcher))
+    age(database, MINUTES)
+
+
+def with_a_dead_one(database: Database, ob: outbox.Outbox) -> None:
+    database.execute(sa.update(TABLES.dispatcher).values(host="dead", seen_at=_earlier(database, LIVE_FOR)))
+    beat(crm(database, ob))
+
+
+def _earlier(database: Database, by: timedelta) -> datetime:
+    at: datetime = database.rows(TABLES.dispatcher)[0].seen_at
+    return at - by
+
+
+def with_another_lease(database: Database, ob: outbox.Outbox) -> None:
+    beat(crm(database, ob, lease=timedelta(seconds=90), callback_timeout=timedelta(seconds=27.5)))
+
+
+def with_an_unknown_operation(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, "mail.send", count=2)
+    age(database, MINUTES)
+
+
+class Knowing(MemoryAdapter):
+    def serves(self, operation: str) -> bool:
+        return operation == "crm.contacts.upsert"
+
+
+def with_a_misspelt_operation(database: Database, ob: outbox.Outbox) -> None:
+    run_once(database, ob, adapters={"crm": Knowing()})
+    age(database, MINUTES)
+
+
+def settling(name: str) -> Operations:
+    effects = Operations()
+
+    @effects.on_settled(name)
+    def settled(session: Any, settlement: Settlement) -> None:
+        pass
+
+    return effects
+
+
+def with_a_callback_of_another_process(database: Database, ob: outbox.Outbox) -> None:
+    run_once(database, ob, adapters={"crm": MemoryAdapter()}, include=[settling("crm.upsert")])
+
+
+def with_a_callback_without_operation(database: Database, ob: outbox.Outbox) -> None:
+    included = settling("mail.send")
+    run_once(database, ob, adapters={"crm": MemoryAdapter()}, include=[included])
+    database.execute(sa.delete(TABLES.dispatcher))
+    beat(crm(database, ob, include=[included]))
+
+
+def declaring(**changed: Any) -> Callable[[Database, outbox.Outbox], None]:
+    """What this release refuses at its start, another one's process may have."""
+
+    def declare(database: Database, ob: outbox.Outbox) -> None:
+        declared = json.loads(database.rows(TABLES.dispatcher)[0].declared)
+        declared["operations"]["crm"] |= changed
+        database.execute(sa.update(TABLES.dispatcher).values(declared=json.dumps(declared)))
+
+    return declare
+
+
+def with_a_window_of_an_hour(database: Database, ob: outbox.Outbox) -> None:
+    beat(dispatcher(database, ob, adapters={"mail": MemoryAdapter(window=timedelta(hours=1))}))
+
+
+def with_a_keep_for_shorter_windows(database: Database, ob: outbox.Outbox) -> None:
+    beat(dispatcher(database, ob, adapters={"mail": MemoryAdapter()}, keep=timedelta(days=2)))
+    beat(dispatcher(database, ob, adapters={"pay": MemoryAdapter(window=timedelta(days=30))}))
+
+
+def with_a_small_pool(database: Database, ob: outbox.Outbox) -> None:
+    small = database.new_engine(pool_size=1, max_overflow=1)
+    database.execute(sa.delete(TABLES.dispatcher))
+    beat(dispatcher(small, ob, adapters={"crm": MemoryAdapter()}))
+
+
+BROKEN: list[tuple[Callable[..., Any], str, str, str]] = [
+    (without_a_table, "schema", "error", "lacks table outbox_tombstone"),
+    (of_another_env, "environment", "error", "belongs to env 'test', but this process"),
+    (with_another_secret, "secrets", "error", "the secret of kid 'k1' differs"),
+    (without_an_old_secret, "key ids", "error", "under kid 'k1', which is not in the key ring"),
+    (suspended, "suspended", "error", "sending is suspended: this is a copy"),
+    (unclaimed, "running", "error", "entries have been due for 0:02:0"),
+    (with_a_dead_one, "running", "warning", "dispatcher dead:"),
+    (with_another_lease, "alike", "warning", "differ in lease: 60.0 ("),
+    (with_an_unknown_operation, "served", "error", "2 entries of mail.send wait: no live dispatcher has registered"),
+    (
+        with_a_misspelt_operation,
+        "served",
+        "error",
+        "1 entries of crm.upsert wait: no adapter of this dispatcher serves it",
+    ),
+    (with_a_callback_of_another_process, "callbacks", "warning", "no live dispatcher has the callback 'on_settled crm"),
+    (with_a_callback_without_operation, "callbacks", "warning", "'on_settled mail.send' fits no operation"),
+    (declaring(timeout=58.0), "lease", "error", "timeout 58 s and margin 5 s do not fit into the lease of 60 s"),
+    (
+        with_a_window_of_an_hour,
+        "retries",
+        "warning",
+        "its 20 attempts can take 1:57:03, and the service remembers a key",
+    ),
+    (with_a_keep_for_shorter_windows, "retention", "error", "deletes entries 2 days, 0:00:00 after they settled"),
+    (with_a_small_pool, "pool", "warning", "gives 2 connections; 3 are used at once"),
+]
+
+
+@pytest.mark.parametrize(("broken", "check", "severity", "text"), BROKEN, ids=[each[0].__name__ for each in BROKEN])
+def test_a_rule_finds_what_it_is_for(
+    request: pytest.FixtureRequest,
+    ob: outbox.Outbox,
+    broken: Callable[..., Any],
+    check: str,
+    severity: str,
+    text: str,
+) -> None:
+    """On one database or the other: a healthy set-up asks each of them every question."""
+    kind = "postgresql" if BROKEN.index((broken, check, severity, text)) % 2 else "sqlite"
+    database: Database = request.getfixturevalue(kind)
+    deploy(database, ob)
+
+    changed = broken(database, ob) or {}
+    findings = found(database, **changed)
+
+    assert [(each[0], each[1]) for each in findings] == [(check, severity)]
+    assert text in findings[0][2]
+
+
+def test_a_callback_that_entries_wait_for_is_an_error(database: Database, ob: outbox.Outbox) -> None:
+    deploy(database, ob)
+    with_a_callback_of_another_process(database, ob)
+    put(database, ob)
+    run_once(database, ob, adapters={"crm": MemoryAdapter()})
+
+    ((check, severity, text),) = found(database)
+
+    assert (check, severity) == ("callbacks", "error")
+    assert text.endswith("; 1 entries wait for it")
+
+
+@contextmanager
+def open_transaction(database: Database) -> Iterator[None]:
+    with database.new_engine(poolclass=sa.NullPool).connect() as connection:
+        connection.execution_options(isolation_level="REPEATABLE READ").exec_driver_sql(
+            "SELECT count(*) FROM shop_order"
+        )
+        yield
+
+
+def test_an_open_transaction_holds_back_the_horizon(postgresql: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_transaction(postgresql):
+        young = found(postgresql)
+        monkeypatch.setattr(doctor_rules, "HORIZON_HELD", timedelta(0))
+        ((check, severity, text),) = found(postgresql)
+
+    assert (young, check, severity) == ([], "horizon", "warning")
+    assert text.startswith("the idle in transaction session ")
+
+
+def test_autovacuum_that_is_off_is_found(postgresql: Database) -> None:
+    with postgresql.owner() as connection:
+        connection.exec_driver_sql("ALTER TABLE outbox_queue SET (autovacuum_enabled = false)")
+
+    assert found(postgresql) == [("vacuum", "warning", "autovacuum is off for outbox_queue")]
+
+
+def test_a_missing_partition_of_tomorrow_is_found(postgresql: Database) -> None:
+    migrations.partition(postgresql.owners_url)
+    enough = found(postgresql)
+    with postgresql.owner() as connection:
+        tomorrow = connection.exec_driver_sql("SELECT to_char(now() AT TIME ZONE 'UTC' + '1 day', 'YYYYMMDD')").scalar()
+        connection.exec_driver_sql(f"DROP TABLE outbox_body_{tomorrow}")
+
+    ((check, severity, _),) = found(postgresql)
+    assert (enough, check, severity) == ([], "partitions", "error")
+
+
+def test_a_package_that_the_url_needs_is_missed(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_doctor, "find_spec", lambda name: None if name == "apscheduler" else name)
+
+    assert found(database) == [("extras", "warning", "the package 'apscheduler' is not installed here")]
+
+
+# --- what no test can bring about in a moment: rules on what would be read
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        (doctor_rules.horizon([Holder("the prepared transaction 'x'", timedelta(hours=1))]), ["warning"]),
+        (doctor_rules.horizon([Holder("the replication slot s, which nothing reads,", None)]), ["warning"]),
+        (doctor_rules.horizon([Holder("a session", timedelta(minutes=4))]), []),
+        (doctor_rules.vacuum([TableHealth("outbox_queue", 10, 100_001, True)]), ["warning"]),
+        (doctor_rules.vacuum([TableHealth("outbox_queue", 10, 100_000, True)]), []),
+        (doctor_rules.vacuum([TableHealth("outbox_entry", 1_000_000, 400_000, True)]), []),
+        (doctor_rules.pooler(is_between=True, prepares=True), ["warning"]),
+        (doctor_rules.pooler(is_between=True, prepares=False), ["notice"]),
+        (doctor_rules.pooler(is_between=False, prepares=True), []),
+        (doctor_rules.clock(timedelta(seconds=6)), ["warning"]),
+        (doctor_rules.clock(timedelta(seconds=-6)), ["warning"]),
+        (doctor_rules.clock(timedelta(seconds=5)), []),
+        (doctor_rules.partitions(Layout(True, True, date(2026, 1, 1), ())), ["error"]),
+        (doctor_rules.partitions(Layout(False, True, date(2026, 1, 1), ())), []),
+    ],
+)
+def test_a_rule_judges_what_was_read(findings: Iterator[Finding], expected: list[str]) -> None:
+    assert [finding.severity for finding in findings] == expected
+
+
+def test_partitions_for_a_few_days_only_are_a_warning() -> None:
+    today = date(2026, 1, 1)
+    days = tuple(Day(today + timedelta(days=ahead), True, False) for ahead in range(3))
+
+    (finding,) = doctor_rules.partitions(Layout(True, True, today, days))
+
+    assert (finding.severity, finding.text) == ("warning", "body partitions exist for 2 days ahead only")
+
+
+# --- what is not checked, and that nothing is changed
+
+
+def test_without_the_settings_it_says_what_it_did_not_check(database: Database) -> None:
+    result = command("doctor", database=database)
+
+    assert (result.exit_code, result.stdout.splitlines()) == (
+        0,
+        [
+            "not checked: environment: OUTBOX_ENV is not set here",
+            "not checked: secrets: OUTBOX_SECRET is not set here",
+            "not checked: key ids: OUTBOX_SECRET is not set here",
+            "14 checks, 0 findings",
+        ],
+    )
+
+
+def test_without_the_tables_it_finds_that_and_leaves_out_what_needs_them(database: Database) -> None:
+    with database.owner() as connection:
+        TABLES.metadata.drop_all(connection)
+
+    document = examined(database)
+
+    assert [each["check"] for each in document["findings"]] == ["schema"]
+    assert {each["reason"] for each in document["unchecked"]} == {"a table is missing: see the finding of `schema`"}
+    assert {"horizon", "clock", "extras"} <= set(document["checked"])
+
+
+def test_a_finding_says_what_it_means_and_what_to_do(database: Database, ob: outbox.Outbox) -> None:
+    deploy(database, ob)
+    suspended(database, ob)
+
+    result = command("doctor", database=database, **SETTINGS)
+
+    assert (result.exit_code, result.stdout.splitlines()) == (
+        7,
+        [
+            "error: suspended: sending is suspended: this is a copy",
+            "  means: no dispatcher of this database sends",
+            "  do: follow docs/restore.md, then `outbox resume --after-restore`",
+            "17 checks, 1 finding",
+        ],
+    )
+
+
+def test_a_check_that_waits_too_long_is_not_made_and_the_others_are(postgresql: Database, ob: outbox.Outbox) -> None:
+    deploy(postgresql, ob)
+    with postgresql.owner() as connection:
+        connection.exec_driver_sql("LOCK TABLE outbox_kid IN ACCESS EXCLUSIVE MODE")
+        document = examined(postgresql)
+
+    assert document["unchecked"] == [{"check": "secrets", "reason": "another transaction has locked a table"}]
+    assert document["findings"] == []
+
+
+def test_a_statement_that_takes_too_long_is_ended(postgresql: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(connection: sa.Connection, context: doctor.Context) -> list[Finding]:
+        connection.execute(sa.text("SELECT pg_sleep(60)"))
+        return []
+
+    monkeypatch.setattr(doctor, "CHECKS", {"sleep": sleep})
+    monkeypatch.setattr(doctor, "CHECK_LIMITS", Guards(statement=timedelta(milliseconds=20)))
+
+    assert examined(postgresql)["unchecked"] == [{"check": "sleep", "reason": "a statement took too long"}]
+
+
+def test_no_check_can_write(postgresql: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(connection: sa.Connection, context: doctor.Context) -> list[Finding]:
+        connection.execute(sa.insert(TABLES.kid).values(kid="k", secret_check="x", recorded_at=datetime.now(UTC)))
+        return []
+
+    monkeypatch.setattr(doctor, "CHECKS", {"write": write})
+    ((unchecked,)) = examined(postgresql)["unchecked"]
+
+    assert "25006" in unchecked["reason"]  # PostgreSQL, appendix A: read_only_sql_transaction
+    assert postgresql.rows(TABLES.kid) == []
+
+
+# --- a dispatcher's own check
+
+
+def test_the_check_of_a_dispatcher_judges_its_own_settings(database: Database, ob: outbox.Outbox) -> None:
+    working = dispatcher(database, ob, adapters={"crm": MemoryAdapter(window=timedelta(hours=1))})
+
+    diagnosis = asyncio.run(working.check())
+
+    assert [finding.check for finding in diagnosis.findings] == ["retries"]
+    assert not diagnosis.is_healthy
+    assert database.rows(TABLES.dispatcher) == []
+
+
+def test_the_check_of_a_dispatcher_compares_it_with_those_that_run(database: Database, ob: outbox.Outbox) -> None:
+    beat(crm(database, ob))
+
+    diagnosis = asyncio.run(crm(database, ob, concurrency=5).check())
+
+    assert [finding.text.partition(":")[0] for finding in diagnosis.findings] == [
+        "live dispatchers of the same operation differ in concurrency"
+    ]
+
+
+def test_the_check_of_a_dispatcher_raises_what_ends_it_at_its_start(database: Database, ob: outbox.Outbox) -> None:
+    deploy(database, ob)
+    elsewhere = outbox.Outbox(outbox.Keyring({"k1": bytes(range(32))}), env="prod")
+
+    with pytest.raises(ConfigurationError, match="belongs to env 'test'"):
+        asyncio.run(crm(database, elsewhere).check())
+
+
+def test_with_an_async_engine_the_check_finds_the_same(postgresql: Database, ob: outbox.Outbox) -> None:
+    deploy(postgresql, ob)
+
+    async def main() -> doctor.Diagnosis:
+        engine = postgresql.async_engine()
+        working = dispatcher(engine, ob, adapters={"crm": MemoryAdapter()}, callbacks_at_once=1)
+        try:
+            return await working.check()
+        finally:
+            await working.close()
+            await engine.dispose()
+
+    diagnosis = asyncio.run(main())
+
+    differing = {finding.text.partition(":")[0].rpartition(" ")[2] for finding in diagnosis.findings}
+    assert differing == {"callbacks_at_once", "connections_max"}  # an engine without a pool sets no limit
+    assert diagnosis.unchecked == []
