@@ -37,6 +37,7 @@ from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import Store
 from dispatchers.telemetry.events import Backlog, Observer
 from dispatchers.telemetry.http_server import HttpServer, address_of
+from dispatchers.telemetry.tracing import Trace
 from outbox.default_outbox import default
 from outbox.errors import ConfigurationError
 from outbox.extras import missing
@@ -76,6 +77,7 @@ class Dispatcher:
     promotions_lose_nothing: declares that replication is synchronous. After the promotion of a standby the dispatchers then
         continue without an operator, and record it: see docs/restore.md.
     observe: called each second with what the dispatcher has done: see docs/monitoring.md.
+    trace: called before each send and status lookup, for a span: see docs/monitoring.md.
     store, clock, rng: for tests and simulations.
 
     Raises `ConfigurationError` for adapters that break the guarantees.
@@ -102,6 +104,7 @@ class Dispatcher:
         identity_file: str | os.PathLike[str] | None = None,
         promotions_lose_nothing: bool = False,
         observe: Observer | None = None,
+        trace: Trace | None = None,
         store: Store | None = None,
         clock: Callable[[], float] = steady_clock,
         rng: random.Random | None = None,
@@ -120,7 +123,8 @@ class Dispatcher:
             identity_file=identity_file,
             promotions_lose_nothing=promotions_lose_nothing,
         )
-        self._set_up(settings, target, adapters or {}, include, keyring, outbox or default, store, clock, rng, observe)
+        self._activity = ActivityLog(observe, trace)
+        self._set_up(settings, target, adapters or {}, include, keyring, outbox or default, store, clock, rng)
 
     def _set_up(
         self,
@@ -133,7 +137,6 @@ class Dispatcher:
         store: Store | None,
         clock: Callable[[], float],
         rng: random.Random | None,
-        observe: Observer | None,
     ) -> None:
         _check_include(include)
         rng = rng or random.SystemRandom()
@@ -155,7 +158,6 @@ class Dispatcher:
         )
         self._require_async_for(self._callbacks.first_async())
         self.outages = OutageLog(clock)
-        self._activity = ActivityLog(observe)
         self._guard = FailoverGuard(
             self.store,
             env=self._env,

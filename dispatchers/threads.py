@@ -5,6 +5,7 @@ import inspect
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -18,7 +19,8 @@ async def on_own_thread(name: str, work: Callable[..., Any], *arguments: Any) ->
     A SystemExit is not this process's: it comes back as a RuntimeError of that name.
     """
     answer: Future[Any] = Future()
-    Thread(target=_answer, args=(answer, work, arguments), name=name, daemon=True).start()
+    context = copy_context()  # so that an adapter's spans belong to that of its send
+    Thread(target=context.run, args=(_answer, answer, work, arguments), name=name, daemon=True).start()
     return await asyncio.wrap_future(answer)
 
 

@@ -16,6 +16,7 @@ from outbox.sql.hint_messages import channel_of
 from outbox.sql.identifiers import check_table_names
 from outbox.sql.schema import STATEMENTS_MAX, Tables, define_tables
 from outbox.times import NOTHING, check_span
+from outbox.trace_headers import GuardedTraceHeaders, TraceHeaders
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 OPTIONS = frozenset({"account", "api_version"})
@@ -46,6 +47,9 @@ class Settings(TypedDict, total=False):
     observe: Observer | None
     """A function that is called with an `outbox.ObservedClaim` for every claim, after its transaction. It must not block."""
 
+    trace_headers: TraceHeaders | None
+    """A function that returns the W3C headers of the current span, which are stored with each entry. It must not block."""
+
     status_url: str | None
     """The status URL of accepted requests, with `{id}` in it. `claim.accept` sends it as Location."""
 
@@ -75,6 +79,8 @@ class Configuration:
         self.payload_bytes_max = _checked_bytes(settings.get("payload_bytes_max", PAYLOAD_BYTES_MAX))
         observe = settings.get("observe")
         self.observer = None if observe is None else GuardedObserver(observe)
+        trace_headers = settings.get("trace_headers")
+        self.trace_headers = None if trace_headers is None else GuardedTraceHeaders(trace_headers)
         self.status_url = _checked_status_url(settings.get("status_url"))
         self.fair = _checked_fair(settings.get("fair", ()))
         self.hints = _checked_hints(settings.get("hints", True))

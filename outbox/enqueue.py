@@ -11,6 +11,7 @@ from outbox.keys import ChildKey, ParentKey, check_field, derive_tag, encode_nat
 from outbox.payload import encode_json
 from outbox.session import AnySession, ClaimedParent, state_of, sync_session
 from outbox.times import EPOCH, NEVER, SPAN_MAX
+from outbox.trace_headers import NO_HEADERS
 
 
 def enqueue(
@@ -50,6 +51,7 @@ def enqueue(
         _default_destination(operation, options) if destination is None else _named("destination", destination),
         encode_json("payload", payload, configuration.payload_bytes_max),
         _options(configuration, options) if options else "{}",
+        NO_HEADERS if configuration.trace_headers is None else configuration.trace_headers.stored(),
         None if ordering_key is None else _named("ordering_key", ordering_key),
         due_at,
         delay,

@@ -41,6 +41,7 @@ class NewEntry(NamedTuple):
     destination: str
     payload: bytes
     options: str
+    headers: str
     ordering_key: str | None
     due_at: datetime | None
     delay: timedelta | None
@@ -123,8 +124,8 @@ def stored_tags(connection: Connection, tables: Tables, ids: Collection[UUID]) -
 # Name and type of each of a new entry's values.
 _COLUMNS = typed_columns(
     "id uuid, env text, scope text, source text, parent text, operation text, discriminator text, kid text, tag bytea,"
-    " parent_id uuid, record_id uuid, destination text, payload bytea, options text, ordering_key text, due_at timestamptz,"
-    " delay interval"
+    " parent_id uuid, record_id uuid, destination text, payload bytea, options text, headers text, ordering_key text,"
+    " due_at timestamptz, delay interval"
 )
 
 _IN_GROUP = _COLUMNS | {"position": "bigint"}
@@ -231,8 +232,8 @@ def _written(tables: Tables, source: str, is_fair: bool) -> str:
     stored = ", ".join(name for name in _COLUMNS if name not in ("due_at", "delay"))
     return f"""
         written AS (
-            INSERT INTO {quoted_table(tables.entry)} ({stored}, headers, schema_version, due_at, created_at)
-            SELECT {stored}, '{{}}', {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now() FROM {source}
+            INSERT INTO {quoted_table(tables.entry)} ({stored}, schema_version, due_at, created_at)
+            SELECT {stored}, {SCHEMA_VERSION}, GREATEST(due_at, now()) + COALESCE(delay, '0'), now() FROM {source}
             ON CONFLICT (id) DO NOTHING
             RETURNING id, destination, ordering_key, due_at{_FAIR if is_fair else ""}
         )
@@ -273,7 +274,6 @@ def _insert_one(connection: Connection, configuration: Configuration, entry: New
     now = database_now(connection)
     due_at = max(entry.due_at or now, now) + (entry.delay or timedelta(0))
     stored = dict(zip(_COLUMNS, _values(entry), strict=True)) | {
-        "headers": "{}",
         "schema_version": SCHEMA_VERSION,
         "due_at": due_at,
         "created_at": now,

@@ -21,6 +21,7 @@ from dispatchers.delivery import (
 )
 from dispatchers.store.protocol import Exchange
 from dispatchers.telemetry.events import Activity, Attempt, Event, GuardedObserver, Levels, Observer
+from dispatchers.telemetry.tracing import GuardedTrace, Trace
 from dispatchers.transitions import (
     AwaitLookup,
     ClaimedEntry,
@@ -62,10 +63,12 @@ _TRANSITIONS = {
 class ActivityLog:
     """Counts attempts, claims and settlements between two reports.
 
+    trace: begins a span for each attempt; None if there is no tracing.
     is_observed: whether there is an observer; without one nothing is collected, and callers spare the call for each entry.
     """
 
-    def __init__(self, observe: Observer | None) -> None:
+    def __init__(self, observe: Observer | None, trace: Trace | None) -> None:
+        self.trace = None if trace is None else GuardedTrace(trace)
         self._observer = None if observe is None else GuardedObserver(observe)
         self.is_observed = observe is not None
         self._levels: Callable[[], Levels] | None = None
@@ -86,8 +89,7 @@ class ActivityLog:
     def note_attempt(self, entry: ClaimedEntry, answer: Outcome | Finding, *, seconds: float, waited: float) -> None:
         """waited: seconds from before the claim until the adapter was called."""
         is_lookup = isinstance(answer, Found | Absent | CannotTell)
-        is_replayed = isinstance(answer, Delivered) and answer.replayed
-        result = "replayed" if is_replayed else _name_of(answer, _RESULTS)
+        result = result_of(answer)
         delay = None
         if entry.deliveries == 1 and not (is_lookup or entry.maybe_sent):
             delay = (entry.leased_at - max(entry.due_at, entry.created_at)).total_seconds() + waited
@@ -159,6 +161,8 @@ def _transition(change: Transition) -> str:
     return change.state if isinstance(change, Settle) else _TRANSITIONS[type(change)]
 
 
-def _name_of(answer: Outcome | Finding, names: dict[type, str]) -> str:
-    """By its class, or the one that an adapter's own class extends."""
-    return next(name for kind, name in names.items() if isinstance(answer, kind))
+def result_of(answer: object) -> str:
+    """By its class, or the one that an adapter's own class extends. What is no answer is `unknown`."""
+    if isinstance(answer, Delivered) and answer.replayed:
+        return "replayed"
+    return next((result for kind, result in _RESULTS.items() if isinstance(answer, kind)), "unknown")

@@ -8,16 +8,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from dispatchers.decide import decide, decide_lookup, too_late
 from dispatchers.delivery import CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Unknown
-from dispatchers.pipeline.activity_log import ActivityLog
+from dispatchers.pipeline.activity_log import ActivityLog, result_of
 from dispatchers.pipeline.flow_monitor import FlowMonitor
 from dispatchers.pipeline.routing import Route
 from dispatchers.pipeline.send_queue import SendQueue, Work
 from dispatchers.sanitize import storable, storable_finding
 from dispatchers.store.protocol import Store
+from dispatchers.telemetry.tracing import GuardedTrace
 from dispatchers.transitions import ClaimedEntry, Lookup, Release, Send, Transition
 from outbox.keys import Keyring, Tag, derive_tag
 
@@ -73,6 +75,7 @@ class Sender:
         self._flow = flow
         self._done = done
         self._activity = activity
+        self._ask = self._answer if activity.trace is None else partial(self._traced, activity.trace)
         self._ready: deque[Work] = deque()
         self._queue = SendQueue(permits_of, clock)
         self._working: dict[Worker, None] = {}  # no set: a seed's run repeats only if theirs is an order
@@ -294,7 +297,7 @@ class Sender:
     async def _outcome(self, worker: Worker, entry: ClaimedEntry, route: Route, delivery: Delivery | None) -> Outcome:
         if delivery is None:
             return Deferred("no delivery can be made from it; the log shows why")
-        worker.outcome = storable(await self._answer(worker, entry, route, route.send, delivery))
+        worker.outcome = storable(await self._ask(worker, entry, route, route.send, delivery))
         return worker.outcome
 
     async def _finding(
@@ -304,8 +307,25 @@ class Sender:
             return CannotTell("no delivery can be made from it; the log shows why")
         age = self._database_now(entry, started) - entry.created_at
         delivery = delivery._replace(attempt=entry.attempts, age=age)
-        answer = await self._answer(worker, entry, route, route.find, delivery)
+        answer = await self._ask(worker, entry, route, route.find, delivery)
         return CannotTell(answer.reason) if isinstance(answer, Unknown) else storable_finding(answer)
+
+    async def _traced(
+        self,
+        trace: GuardedTrace,
+        worker: Worker,
+        entry: ClaimedEntry,
+        route: Route,
+        ask: Callable[[Delivery], Any],
+        delivery: Delivery,
+    ) -> Any:
+        end, result = trace.begin(delivery, entry.destination, is_lookup=ask is route.find), None
+        try:
+            answer = await self._answer(worker, entry, route, ask, delivery)
+            result = result_of(answer)
+            return answer
+        finally:
+            end(result)
 
     async def _answer(
         self, worker: Worker, entry: ClaimedEntry, route: Route, ask: Callable[[Delivery], Any], delivery: Delivery

@@ -1,8 +1,9 @@
-"""OpenTelemetry: counters and histograms of what a dispatcher does, and gauges of its last reports."""
+"""OpenTelemetry: counters and histograms of what a dispatcher does, gauges of its last reports, and a span for each attempt."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dispatchers.delivery import Delivery
 from dispatchers.telemetry.events import Activity, Event, Observer
 from dispatchers.telemetry.measures import (
     GAUGES,
@@ -15,11 +16,24 @@ from dispatchers.telemetry.measures import (
     durations,
     values_of,
 )
+from dispatchers.telemetry.tracing import End, Trace
 from outbox.extras import missing
 from outbox.metrics.measures import Gauge
 
 try:
+    from opentelemetry.context import Context, attach, detach
     from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
+    from opentelemetry.trace import (
+        Link,
+        SpanKind,
+        Status,
+        StatusCode,
+        Tracer,
+        get_current_span,
+        get_tracer,
+        set_span_in_context,
+    )
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ModuleNotFoundError as error:
     raise missing("dispatchers.telemetry.opentelemetry", "opentelemetry", error) from error
 
@@ -84,3 +98,49 @@ def _register_gauges(meter: Meter, last: Mapping[type, Event], names: Names) -> 
 
 def _attributes(labels: tuple[str, ...], values: tuple[str, ...]) -> dict[str, str]:
     return SYSTEM | {ATTRIBUTES[label]: value for label, value in zip(labels, values, strict=True)}
+
+
+# --- traces
+
+PROCESSING = {"messaging.operation.type": "process"}
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+def trace(tracer: Tracer | None = None) -> Trace:
+    """Make a span for each send and status lookup: what `Dispatcher(trace=...)` takes.
+
+    tracer: by default the global provider's, named `outbox`. The span is current while the adapter works. It begins a trace of
+    its own, as the send may come days after the enqueue, and links to the span whose headers are stored with the entry.
+    """
+    tracer = tracer or get_tracer("outbox")
+
+    def begin(delivery: Delivery, destination: str, is_lookup: bool) -> End:
+        name = "lookup" if is_lookup else "send"
+        enqueued = get_current_span(_PROPAGATOR.extract(delivery.headers, Context())).get_span_context()
+        attributes = _attributes(("destination", "operation"), (destination, delivery.operation)) | PROCESSING
+        span = tracer.start_span(
+            f"{name} {delivery.operation}",
+            Context(),
+            SpanKind.CONSUMER,
+            {
+                **attributes,
+                "messaging.operation.name": name,
+                "messaging.message.id": str(delivery.id),
+                "outbox.attempt": delivery.attempt,
+            },
+            [Link(enqueued)] if enqueued.is_valid else [],
+        )
+        token = attach(set_span_in_context(span))
+
+        def end(result: str | None) -> None:
+            detach(token)
+            result = result or "cut_short"
+            span.set_attribute("outbox.result", result)
+            if result not in (*SUCCESSES, "found", "absent"):
+                span.set_attribute("error.type", result)
+                span.set_status(Status(StatusCode.ERROR))
+            span.end()
+
+        return end
+
+    return begin

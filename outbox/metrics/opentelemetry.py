@@ -1,6 +1,6 @@
 """OpenTelemetry: a counter and a histogram of claims, and gauges that read the database when they are collected."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Engine
@@ -15,6 +15,7 @@ from outbox.startup_checks import AsyncEngineLike
 
 try:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ModuleNotFoundError as error:
     raise missing("outbox.metrics.opentelemetry", "opentelemetry", error) from error
 
@@ -60,3 +61,13 @@ def register_gauges(engine: Engine | AsyncEngineLike, *, outbox: Outbox = defaul
     for read, gauges in GROUPS.items():
         for gauge in gauges:
             register(gauge, read)
+
+
+def trace_headers() -> Mapping[str, str]:
+    """The W3C headers of the current span: what `outbox.configure(trace_headers=...)` takes."""
+    headers: dict[str, str] = {}
+    _PROPAGATOR.inject(headers)
+    return headers
+
+
+_PROPAGATOR = TraceContextTextMapPropagator()

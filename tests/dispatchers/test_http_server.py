@@ -37,9 +37,9 @@ def free_port() -> int:
         return port
 
 
-def asked(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+def asked(port: int, path: str) -> tuple[int, str]:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as client:
-        client.request(method, path)
+        client.request("GET", path)
         answer = client.getresponse()
         return answer.status, answer.read().decode()
 
