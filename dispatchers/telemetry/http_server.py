@@ -51,6 +51,8 @@ def address_of(text: str) -> Address:
 
 
 class Answer(NamedTuple):
+    """One response, which closes its connection."""
+
     status: int
     body: bytes
     content_type: str = TEXT

@@ -311,6 +311,7 @@ async def _drip(writer: asyncio.StreamWriter) -> bool:
 
 
 def reset_connection(writer: asyncio.StreamWriter) -> None:
+    """End the connection so that the other side gets RST, not FIN."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)
     writer.transport.abort()
 

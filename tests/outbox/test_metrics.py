@@ -30,6 +30,7 @@ WAITED = ObservedClaim(outcome="wait_timeout", source="inbox:billing", waited=ti
 NAMES = {
     "callback",
     "destination",
+    "dispatcher",
     "entry",
     "event",
     "blocked_group",

@@ -30,6 +30,9 @@ class BouncedDatabase(Database):
     def _create_engine(self, url: sa.URL | None = None, **settings: Any) -> sa.Engine:
         return super()._create_engine(url, connect_args=NO_PREPARED, **settings)
 
+    def _usual_engine(self, url: sa.URL) -> sa.Engine:
+        return self._create_engine(url)
+
     def async_engine(self, role: str | None = None, **settings: Any) -> AsyncEngine:
         return super().async_engine(role, connect_args=NO_PREPARED, **settings)
 
