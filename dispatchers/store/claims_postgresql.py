@@ -15,7 +15,7 @@ from dispatchers.store.callback_registry import summary_sql
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.claimed_row import claimed_entry
 from dispatchers.store.fair_share import CLAIMABLE_OF, SERVED, read_fronts, read_scopes
-from dispatchers.store.guards import GUARDS, Guards
+from dispatchers.store.guards import GUARDS, Guards, guard, guarding
 from dispatchers.store.queue_update import queue_update
 from dispatchers.stored_outcome import CANCELLED_PATTERN
 from dispatchers.transitions import ClaimedEntry, Ending, Settle
@@ -30,11 +30,15 @@ LIMITS_MAX = 3  # of one claim, each a statement
 
 
 def claim(
-    connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor = NO_CURSOR
+    connection: Connection,
+    tables: Tables,
+    request: ClaimRequest,
+    rounds: FairCursor = NO_CURSOR,
+    guards: Guards | None = None,
 ) -> list[ClaimedEntry]:
     """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
 
-    connection: in a transaction that has its guards (`guard`).
+    connection: in a transaction. guards: for one that has none yet.
     One statement for all destinations of which as many are wanted. Those in `rounds` are shared out over their scopes.
     """
     claimed: list[ClaimedEntry] = []
@@ -43,9 +47,12 @@ def claim(
         if left.entries_max <= 0:
             break
         if permits:
-            claimed += _lease(connection, tables, left, _oldest(request), permits=permits)
+            claimed += _lease(connection, tables, left, _oldest(request), guards, permits=permits)
         else:
+            if guards is not None:
+                guard(connection, guards)
             claimed += _share_out(connection, tables, left, rounds)
+        guards = None
     return claimed
 
 
@@ -75,7 +82,7 @@ def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, ro
             scopes = read_scopes(connection, tables, quota, request.cutoff, rounds.after(quota.destination))
             backlog = backlog._replace(behind=scopes[0], before=scopes[1])
         of = rounds.share_out(quota, backlog)
-        given = {"scopes": list(of), "shares": list(of.values()), "permits": quota.permits}
+        given: dict[str, Any] = {"scopes": list(of), "shares": list(of.values()), "permits": quota.permits}
         due = _SHARES.format(served=SERVED if request.unserved is not None else "")
         shared = _lease(connection, tables, replace(request, quotas=[quota]), due, **given) if of else []
         claimed += shared
@@ -85,7 +92,14 @@ def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, ro
     return claimed + claim(connection, tables, replace(request, quotas=oldest, entries_max=most))
 
 
-def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: str, **given: Any) -> list[ClaimedEntry]:
+def _lease(
+    connection: Connection,
+    tables: Tables,
+    request: ClaimRequest,
+    due: str,
+    guards: Guards | None = None,
+    **given: Any,
+) -> list[ClaimedEntry]:
     wanted = request.quotas
     found = execute(
         connection,
@@ -105,6 +119,7 @@ def _lease(connection: Connection, tables: Tables, request: ClaimRequest, due: s
         | _unserved_parameters(request)
         | ({} if request.only is None else {"only": list(request.only)})
         | given,
+        before=None if guards is None else guarding(guards),
     )
     return [claimed_entry(row, request.token) for row in found.rows]
 

@@ -27,9 +27,13 @@ from outbox.times import NEVER
 
 
 def claim(
-    connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor = NO_CURSOR
+    connection: Connection,
+    tables: Tables,
+    request: ClaimRequest,
+    rounds: FairCursor = NO_CURSOR,
+    guards: object = None,
 ) -> list[ClaimedEntry]:
-    """As on PostgreSQL; each destination by itself."""
+    """As on PostgreSQL; each destination by itself. guards: not needed."""
     stored = select(tables.meta.c.number).scalar_subquery()
     now, is_suspended, number = connection.execute(select(clock(), _is_suspended(tables), stored)).one()
     if is_suspended or (number or 0) < request.seen:

@@ -83,7 +83,7 @@ class Exchanges:
         connection: Connection,
     ) -> Exchange:
         flow_update = request.flow_update if request else None
-        if flow_update is not None or not settlements:  # else the statement that settles brings them along
+        if flow_update is not None or (request is None and not settlements):
             guard(connection, self._guards)
         cutoff = request.cutoff if request else NEVER
         settled = set()
@@ -94,14 +94,16 @@ class Exchanges:
         ended: dict[UUID, str] = {}
         must_wait: list[Ending] = []
 
-        def claim(wanted: ClaimRequest) -> list[ClaimedEntry]:
-            return self._claim(connection, wanted, must_wait, ended)
+        def claim(wanted: ClaimRequest, guards: Guards | None = None) -> list[ClaimedEntry]:
+            return self._claim(connection, wanted, must_wait, ended, guards)
 
         flow_states = None
         if flow_update is not None:
             claimed, flow_states = claim_throttled(connection, self._tables, request, flow_update, claim)
+        elif request.quotas:
+            claimed = claim(request, None if settlements else self._guards)  # those that settle bring their own along
         else:
-            claimed = claim(request) if request.quotas else []
+            claimed = []
         return Exchange(settled, claimed, len(must_wait) + len(ended), flow_states, ended=ended)
 
     def settle(
@@ -124,10 +126,18 @@ class Exchanges:
         return settled
 
     def _claim(
-        self, connection: Connection, request: ClaimRequest, passed: list[Ending], ended: dict[UUID, str]
+        self,
+        connection: Connection,
+        request: ClaimRequest,
+        passed: list[Ending],
+        ended: dict[UUID, str],
+        guards: Guards | None,
     ) -> list[ClaimedEntry]:
-        """The claims that may go. passed: gets those that are released. ended: gets those that had ended before."""
-        found: list[ClaimedEntry] = self._sql.claim(connection, self._tables, request, self._rounds)
+        """The claims that may go. passed: gets those that are released. ended: gets those that had ended before.
+
+        guards: for a transaction that has none yet.
+        """
+        found: list[ClaimedEntry] = self._sql.claim(connection, self._tables, request, self._rounds, guards)
         must_wait: list[Ending] = []
         if any(entry.ended for entry in found):
             removed = remove_ended(connection, self._tables, [entry for entry in found if entry.ended])

@@ -75,9 +75,9 @@ GUARDS = guards_for(timedelta(seconds=60))
 def guard(connection: Connection, guards: Guards = GUARDS) -> None:
     """Set the limits of this transaction, and that its commit survives a crash."""
     if connection.dialect.name == "postgresql":
-        connection.execute(_guarding(guards))
+        connection.execute(guarding(guards))
 
 
 @lru_cache(STATEMENTS_MAX)
-def _guarding(guards: Guards) -> TextClause:
+def guarding(guards: Guards) -> TextClause:
     return text(f"SELECT {guards.sql}")

@@ -25,26 +25,32 @@ class Executed(NamedTuple):
     rows: Sequence[Any]
 
 
-def execute(connection: Connection, statement: Executable, parameters: dict[str, Any]) -> Executed:
+def execute(
+    connection: Connection, statement: Executable, parameters: dict[str, Any], *, before: Executable | None = None
+) -> Executed:
     """Like `connection.execute`, with less CPU where the driver converts values by itself and no listener is registered.
 
     connection: in a transaction. statement: built once and kept, as all that varies in it is in `parameters`.
+    before: a statement without parameters that is executed first, if possible in the same round trip; its rows are dropped.
     """
-    if not _CONVERTS_ERRORS or connection.get_execution_options().get(PLAIN_CORE):
-        return _executed(connection.execute(statement, parameters))
     pooled: Any = connection.connection
     cursor = pooled.info.pop(_KEPT, None)
-    if cursor is None and not speaks_binary(connection):
+    is_fast = _CONVERTS_ERRORS and not connection.get_execution_options().get(PLAIN_CORE)
+    is_fast = is_fast and (cursor is not None or speaks_binary(connection))
+    if before is not None and (not is_fast or _has_listeners(connection)):
+        connection.execute(before)
+    if not is_fast:
         return _executed(connection.execute(statement, parameters))
     sql = _sql(statement, connection.dialect)
     if _has_listeners(connection):
         return _executed(connection.exec_driver_sql(sql, parameters))
+    first = None if before is None else _sql(before, connection.dialect)
     try:
         cursor = cursor or pooled.driver_connection.cursor(binary=True)
         if connection.dialect.is_async:
-            executed: Executed = pooled.run_async(lambda driver: _execute_async(cursor, sql, parameters))
+            executed: Executed = pooled.run_async(lambda driver: _execute_async(cursor, sql, parameters, first))
         else:
-            cursor.execute(sql, parameters)
+            _execute(cursor, sql, parameters, first)
             executed = Executed(cursor.rowcount, cursor.fetchall() if cursor.pgresult.nfields else ())
     except BaseException as error:
         _raise_as_core_does(connection, error, sql)
@@ -84,8 +90,22 @@ def forget_cursor(connection: Connection) -> None:
     connection.info.pop(_KEPT, None)
 
 
-async def _execute_async(cursor: Any, sql: str, parameters: dict[str, Any]) -> Executed:
-    await cursor.execute(sql, parameters)
+def _execute(cursor: Any, sql: str, parameters: dict[str, Any], first: str | None) -> None:
+    if first is None:
+        cursor.execute(sql, parameters)
+        return
+    with cursor.connection.pipeline():
+        cursor.connection.execute(first)
+        cursor.execute(sql, parameters)
+
+
+async def _execute_async(cursor: Any, sql: str, parameters: dict[str, Any], first: str | None) -> Executed:
+    if first is None:
+        await cursor.execute(sql, parameters)
+    else:
+        async with cursor.connection.pipeline():
+            await cursor.connection.execute(first)
+            await cursor.execute(sql, parameters)
     return Executed(cursor.rowcount, await cursor.fetchall() if cursor.pgresult.nfields else ())
 
 

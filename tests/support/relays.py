@@ -1,4 +1,4 @@
-"""A proxy between a client and a server, for tests: it can swallow what it carries."""
+"""A proxy between a client and a server, for tests: it can swallow what it carries, and counts round trips."""
 
 import asyncio
 import threading
@@ -9,11 +9,16 @@ import sqlalchemy as sa
 
 
 class Relay:
-    """Carries TCP connections to a server, until it discards all data and reports nothing, as a hung proxy does."""
+    """Carries TCP connections to a server, until it discards all data and reports nothing, as a hung proxy does.
+
+    round_trips: how often the server has answered a client that then sent more.
+    """
 
     def __init__(self, server: sa.URL) -> None:
         self._server = server
         self.port = 0
+        self.round_trips = 0
+        self._has_answered = True
         self.listening = threading.Event()
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -69,7 +74,10 @@ class Relay:
         is_open = self._open
         try:
             with suppress(ConnectionError):
-                await asyncio.gather(self._copy(reader, far_writer, is_open), self._copy(far_reader, writer, is_open))
+                await asyncio.gather(
+                    self._copy(reader, far_writer, is_open, self._count_trip),
+                    self._copy(far_reader, writer, is_open, self._note_answer),
+                )
         except asyncio.CancelledError:
             return  # at the end; asyncio's server would report it
         finally:
@@ -82,8 +90,22 @@ class Relay:
             return await asyncio.open_unix_connection(f"{where['host']}/.s.PGSQL.{where['port']}")
         return await asyncio.open_connection(str(where["host"]), int(str(where["port"])))
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_open: asyncio.Event) -> None:
+    def _count_trip(self) -> None:
+        self.round_trips += self._has_answered
+        self._has_answered = False
+
+    def _note_answer(self) -> None:
+        self._has_answered = True
+
+    async def _copy(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        is_open: asyncio.Event,
+        carried: Callable[[], None],
+    ) -> None:
         while data := await reader.read(65536):
+            carried()
             await is_open.wait()
             writer.write(data)
             await writer.drain()

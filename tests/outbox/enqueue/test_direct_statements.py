@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from support.database import Client, Database, statements_of
 from support.entries import run_once
+from support.relays import relay
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
@@ -56,6 +57,70 @@ def test_echo_logs_every_statement(postgresql: Database, ob: outbox.Outbox, capl
 
     engine.dispose()
     assert "INSERT INTO outbox_entry" in caplog.text
+
+
+def in_one_trip(connection: sa.Connection) -> tuple[list[Any], str]:
+    """The rows of a statement, and the setting that it was executed under."""
+    before = sa.text("SELECT set_config('lock_timeout', '7s', true)")
+    statement = sa.text("SELECT CAST(:n AS integer), current_setting('lock_timeout')")
+    (row,) = fast_execute.execute(connection, statement, {"n": 3}, before=before).rows
+    return list(row), connection.scalar(sa.text("SHOW lock_timeout")) or ""
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("is_listened_to", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_statement_that_goes_before_another_holds_for_it(
+    postgresql: Database, way: dict[str, Any], is_async: bool, is_listened_to: bool
+) -> None:
+    async def found_async() -> tuple[list[Any], str]:
+        async_engine = postgresql.async_engine(**way)
+        async with async_engine.begin() as connection:
+            return await connection.run_sync(in_one_trip)
+
+    engine = postgresql.new_engine(**way)
+    if is_listened_to:
+        sa.event.listen(sa.Engine, "before_cursor_execute", unheeded)
+    try:
+        if is_async:
+            found = asyncio.run(found_async())
+        else:
+            with engine.begin() as connection:
+                found = in_one_trip(connection)
+    finally:
+        if is_listened_to:
+            sa.event.remove(sa.Engine, "before_cursor_execute", unheeded)
+
+    assert found == ([3, "7s"], "7s")
+
+
+def unheeded(*arguments: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("broken", ["before", "after"])
+def test_an_error_of_either_statement_leaves_a_usable_connection(postgresql: Database, broken: str) -> None:
+    before, statement = sa.text("SELECT 1"), sa.text("SELECT 1 / CAST(:n AS integer)")
+    if broken == "before":
+        before, statement = sa.text("SELECT 1 / 0"), sa.text("SELECT CAST(:n AS integer)")
+
+    with postgresql.new_engine().connect() as connection:
+        with pytest.raises(sa.exc.DataError, match="DivisionByZero"):
+            fast_execute.execute(connection, statement, {"n": 0}, before=before)
+        connection.rollback()
+        assert connection.scalar(sa.text("SELECT 1")) == 1
+
+
+def test_a_statement_and_the_one_before_it_take_one_round_trip(postgresql: Database) -> None:
+    with relay(postgresql.url) as (between, url):
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            in_one_trip(connection)  # which begins the transaction, and asks for more
+            trips = between.round_trips
+            before, statement = sa.text("SELECT 1"), sa.text("SELECT CAST(:n AS integer)")
+            fast_execute.execute(connection, statement, {"n": 1}, before=before)
+            assert between.round_trips - trips == 1
+        engine.dispose()
 
 
 def binary_cursors(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
