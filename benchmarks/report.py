@@ -131,7 +131,8 @@ def print_part(report: Report) -> None:
 HEAD = """# Performance
 
 This page shows what the library costs, compared with other libraries at their best settings, and under load. Many figures
-have a goal; a missed goal is marked. `python3 dev.py bench` measures all of it again on your machine.
+have a goal; a missed goal is marked, and [explained](performance-limits.md). `python3 dev.py bench` measures all of it
+again on your machine.
 
 Compare the ratios: a rate depends on the machine. All rows of a table were measured in the same minutes, in turn (A B A B). A
 figure is the median of its rounds; ± is half the distance between the smallest and the largest round. A ratio is the median

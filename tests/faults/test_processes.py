@@ -262,6 +262,7 @@ def kill_server_process(database: Database) -> None:
 STOPPED = """
 from sqlalchemy import create_engine, event
 import signal
+import time
 
 def make():
     engine = create_engine(url)
@@ -271,6 +272,7 @@ def make():
         if "INSERT INTO outbox_settlement" in statement:
             (here / "stopped").touch()
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1)  # the signal may reach another thread first, and this one would commit
 
     limits = {"lease": timedelta(seconds=4), "margin": timedelta(seconds=0.5)}
     return Dispatcher(engine, outbox=ob, adapters={"crm": MemoryAdapter(timeout=timedelta(seconds=1))}, **limits)
