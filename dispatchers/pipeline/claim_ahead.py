@@ -13,6 +13,9 @@ from dispatchers.settings import Settings
 AHEAD_SECONDS: Final = 0.1
 """An entry that is claimed ahead waits about so long: far less than a lease, and no less than a claim takes."""
 
+AHEAD_SHARE_MAX: Final = 0.7
+"""Of `in_flight_max`, for one destination: the others need the rest if its sends suddenly take longer."""
+
 MEASURED_SECONDS: Final = 0.02
 
 
@@ -58,10 +61,10 @@ class ClaimAhead:
         self._excluded.intersection_update(names)
 
 
-def claim_ahead_for(settings: Settings, routes: Routes, *, entries_max: int) -> ClaimAhead:
+def claim_ahead_for(settings: Settings, routes: Routes) -> ClaimAhead:
     """Allowed where a repeated send is harmless, and no limit is shared with other dispatchers."""
 
     def is_allowed(name: str) -> bool:
         return service_of(name) in routes.repeatable and not limits_of(settings.limits, name).are_shared
 
-    return ClaimAhead(is_allowed, entries_max=min(entries_max, settings.in_flight_max // 2))
+    return ClaimAhead(is_allowed, entries_max=int(settings.in_flight_max * AHEAD_SHARE_MAX))

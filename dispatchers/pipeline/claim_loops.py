@@ -95,7 +95,7 @@ class ClaimLoops:
             permits_of=settings.concurrency_of,
             shut_until=self._flow.shut_until,
             pace=pace,
-            ahead=claim_ahead_for(settings, routes, entries_max=BATCH_ENTRIES_MAX),
+            ahead=claim_ahead_for(settings, routes),
         )
         self._collector = OutcomeCollector(
             settings, store, callbacks, self._scheduler, self._flow, pace, outages, activity, clock=clock, rng=rng
