@@ -148,14 +148,18 @@ def test_a_hint_is_followed_before_the_end_of_a_long_round(
 
     monkeypatch.setattr(DatabaseStore, "exchange", ask)
 
+    def has_asked_all() -> bool:
+        if not claims:  # a dispatcher that is about to rest does not see it the first time
+            working._loops._collector.news.set()
+        return set().union(*claims).issuperset(names)
+
     async def steps() -> None:
         await until_true(lambda: len(set().union(*claims)) == len(names))
         early: list[bool] = []
         for _ in range(5):  # a hint of anything, as when listening begins, swallows one that names a destination
             await asyncio.sleep(0.5)
             claims.clear()
-            working._loops._collector.news.set()
-            await until_true(lambda: set().union(*claims).issuperset(names))
+            await until_true(has_asked_all)
             early.append(any("d0:new" in asked for asked in claims[:5]))
         assert any(early)
 
