@@ -34,15 +34,16 @@ def execute(
     before: a statement without parameters that is executed first, if possible in the same round trip; its rows are dropped.
     """
     pooled: Any = connection.connection
-    cursor = pooled.info.pop(_KEPT, None)
-    is_fast = _CONVERTS_ERRORS and not connection.get_execution_options().get(PLAIN_CORE)
-    is_fast = is_fast and (cursor is not None or speaks_binary(connection))
-    if before is not None and (not is_fast or _has_listeners(connection)):
+    is_core = not _CONVERTS_ERRORS or connection.get_execution_options().get(PLAIN_CORE)
+    cursor = None if is_core else pooled.info.pop(_KEPT, None)
+    is_core = is_core or (cursor is None and not speaks_binary(connection))
+    is_listened_to = not is_core and _has_listeners(connection)
+    if before is not None and (is_core or is_listened_to):
         connection.execute(before)
-    if not is_fast:
+    if is_core:
         return _executed(connection.execute(statement, parameters))
     sql = _sql(statement, connection.dialect)
-    if _has_listeners(connection):
+    if is_listened_to:
         return _executed(connection.exec_driver_sql(sql, parameters))
     first = None if before is None else _sql(before, connection.dialect)
     try:
@@ -50,8 +51,7 @@ def execute(
         if connection.dialect.is_async:
             executed: Executed = pooled.run_async(lambda driver: _execute_async(cursor, sql, parameters, first))
         else:
-            _execute(cursor, sql, parameters, first)
-            executed = Executed(cursor.rowcount, cursor.fetchall() if cursor.pgresult.nfields else ())
+            executed = _execute(cursor, sql, parameters, first)
     except BaseException as error:
         _raise_as_core_does(connection, error, sql)
         raise
@@ -90,13 +90,14 @@ def forget_cursor(connection: Connection) -> None:
     connection.info.pop(_KEPT, None)
 
 
-def _execute(cursor: Any, sql: str, parameters: dict[str, Any], first: str | None) -> None:
+def _execute(cursor: Any, sql: str, parameters: dict[str, Any], first: str | None) -> Executed:
     if first is None:
         cursor.execute(sql, parameters)
-        return
-    with cursor.connection.pipeline():
-        cursor.connection.execute(first)
-        cursor.execute(sql, parameters)
+    else:
+        with cursor.connection.pipeline():
+            cursor.connection.execute(first)
+            cursor.execute(sql, parameters)
+    return Executed(cursor.rowcount, cursor.fetchall() if cursor.pgresult.nfields else ())
 
 
 async def _execute_async(cursor: Any, sql: str, parameters: dict[str, Any], first: str | None) -> Executed:
