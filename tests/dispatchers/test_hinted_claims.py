@@ -2,20 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.orm import Session
 from support.database import Database
 from support.entries import HOUR, dispatcher, put_one, settlement_row, until_true
-from support.hints import elsewhere
+from support.hints import elsewhere, put_by, working_until
 
 import outbox
-from dispatchers import Delivery, Dispatcher
+from dispatchers import Delivery
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.pipeline import claim_loops, wakeup
 from dispatchers.pipeline.claim_loops import IDLE_SWEEP_SECONDS
@@ -57,23 +54,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-async def hinted(working: Dispatcher, steps: Callable[[], Awaitable[None]]) -> None:
-    stopping = asyncio.Event()
-    pump = asyncio.create_task(working.pump(stopping))
-    try:
-        await until_true(lambda: working._loops._wakeup.is_listening or pump.done())
-        await steps()
-    finally:
-        stopping.set()
-        await pump
-        await working.close()
-
-
-def put(engine: sa.Engine, ob: outbox.Outbox, number: int) -> UUID:
-    with Session(engine) as session, session.begin():
-        return ob.enqueue(session, "crm.upsert", {}, parent=f"order:{number}").id
-
-
 @pytest.mark.parametrize(
     ("age", "first"),
     [
@@ -97,7 +77,7 @@ def test_a_hinted_entry_is_claimed_alone_and_sent_before_another_question(
             await asyncio.sleep(0.2)
         loops._swept_at, loops._has_claimed = loops._clock() - age, False
         seen.clear()
-        id = await asyncio.to_thread(put, apps, ob, number)
+        id = await asyncio.to_thread(put_by, apps, ob, number)
         await until_true(lambda: settlement_row(postgresql, id) is not None)
         return seen[:2]
 
@@ -108,7 +88,7 @@ def test_a_hinted_entry_is_claimed_alone_and_sent_before_another_question(
             await asyncio.sleep(len(begun) * LONGER_SECONDS)
             begun.append(await begins_with(len(begun)))
 
-    asyncio.run(hinted(working, steps))
+    asyncio.run(working_until(working, steps))
 
 
 def test_hints_that_bring_nothing_do_not_put_the_poll_off(
@@ -129,7 +109,7 @@ def test_hints_that_bring_nothing_do_not_put_the_poll_off(
             working._loops._wakeup._follow(frozenset({("crm", "crm.upsert")}))
             await asyncio.sleep(0.03)
 
-    asyncio.run(hinted(working, steps))
+    asyncio.run(working_until(working, steps))
 
 
 def test_a_hint_is_followed_before_the_end_of_a_long_round(
@@ -164,4 +144,4 @@ def test_a_hint_is_followed_before_the_end_of_a_long_round(
             early.append(any("d0:new" in asked for asked in claims[:5]))
         assert any(early)
 
-    asyncio.run(hinted(working, steps))
+    asyncio.run(working_until(working, steps))

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from support.cli_runner import succeeded
 from support.database import Database
 from support.entries import HOUR, dispatcher, put_one, settlement_row, until_true
-from support.hints import elsewhere, wait_for
+from support.hints import elsewhere, put_by, wait_for, working_until
 
 import outbox
 from dispatchers import Dispatcher, Operations
@@ -29,33 +29,11 @@ from outbox.sql.hint_messages import Due, Hint, decode
 ROUNDS = 5  # the first may come while the dispatcher has not begun to rest
 
 
-def is_listening(working: Dispatcher) -> bool:
-    return working._loops._wakeup.is_listening
-
-
-async def working_until(working: Dispatcher, steps: Callable[[], Any]) -> None:
-    """Let the dispatcher listen, then take the `steps`, then let it drain."""
-    stopping = asyncio.Event()
-    pump = asyncio.create_task(working.pump(stopping))
-    try:
-        await until_true(lambda: is_listening(working) or pump.done())
-        await steps()
-    finally:
-        stopping.set()
-        await pump
-        await working.close()
-
-
 async def each_is_sent(database: Database, enqueue: Callable[[int], UUID]) -> None:
     """Each is enqueued when the one before has settled: nothing but a hint can bring them within an hour."""
     for number in range(ROUNDS):
         id = await asyncio.to_thread(enqueue, number)
         await until_true(lambda id=id: settlement_row(database, id) is not None)
-
-
-def put_by(engine: sa.Engine, ob: outbox.Outbox, number: int, operation: str = "crm.upsert", **settings: Any) -> UUID:
-    with Session(engine) as session, session.begin():
-        return ob.enqueue(session, operation, {}, parent=f"order:{number}", **settings).id
 
 
 def passes_over(working: Dispatcher, operation: str) -> None:

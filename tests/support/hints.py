@@ -1,16 +1,22 @@
-"""What the tests of hints share: a listener, and engines that lead their hints another way."""
+"""What the tests of hints share: a listener, engines that lead their hints another way, and a dispatcher that listens."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
+import outbox
+from dispatchers import Dispatcher
 from outbox.sql.hint_messages import Hint, channel_of, decode
 from support.database import Database
+from support.entries import until_true
 
 TEST_TIMEOUT = 20
 SENDERS = "outbox-hints"
@@ -55,3 +61,25 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it has not come true"
         time.sleep(0.005)
+
+
+def is_listening(working: Dispatcher) -> bool:
+    return working._loops._wakeup.is_listening
+
+
+async def working_until(working: Dispatcher, steps: Callable[[], Any]) -> None:
+    """Let the dispatcher listen, then take the `steps`, then let it drain."""
+    stopping = asyncio.Event()
+    pump = asyncio.create_task(working.pump(stopping))
+    try:
+        await until_true(lambda: is_listening(working) or pump.done())
+        await steps()
+    finally:
+        stopping.set()
+        await pump
+        await working.close()
+
+
+def put_by(engine: sa.Engine, ob: outbox.Outbox, number: int, operation: str = "crm.upsert", **settings: Any) -> UUID:
+    with Session(engine) as session, session.begin():
+        return ob.enqueue(session, operation, {}, parent=f"order:{number}", **settings).id
