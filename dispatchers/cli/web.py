@@ -1,0 +1,138 @@
+"""`outbox web`: the dashboard in a server of its own."""
+
+import importlib.util
+import ipaddress
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dispatchers.cli import options
+from dispatchers.cli.connections import existing
+from dispatchers.cli.references import load_function
+from dispatchers.cli.run import begin_log
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from dispatchers.dashboard.access import Authenticator
+    from dispatchers.dashboard.decision_texts import BulkName
+
+PORT = 8460
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=PORT, type=click.IntRange(0, 65535), show_default=True, help="Port; 0 for any that is free."
+)
+@click.option(
+    "--authenticate",
+    metavar="MODULE:FUNCTION",
+    help="The function that returns who sends a request, e.g. shop.ops:authenticate. Without it the dashboard is read-only, and"
+    " listens on a loopback address only.",
+)
+@click.option(
+    "--users",
+    type=click.Path(dir_okay=False),
+    help="File of users with roles and hashed passwords, as `outbox user` prints them: the browser asks for a name and a"
+    " password.",
+)
+@click.option(
+    "--read-database",
+    envvar="OUTBOX_READ_DATABASE_URL",
+    show_envvar=True,
+    help="SQLAlchemy URL where pages are read: a replica, or the role of the dashboard. By default --database.",
+)
+@click.option(
+    "--root-path", default="", help="Path prefix that a proxy removes before it passes a request on, e.g. /outbox."
+)
+@click.option(
+    "--second-person",
+    multiple=True,
+    metavar="DECISION",
+    help="A decision that another operator must confirm, e.g. cancel; repeatable.",
+)
+@options.database_option()
+@options.schema_option
+@options.prefix_option
+@click.option("--json", is_flag=True, expose_value=False, help="Log one JSON document per line; startup errors too.")
+def web(
+    host: str,
+    port: int,
+    authenticate: str | None,
+    users: str | None,
+    read_database: str | None,
+    root_path: str,
+    second_person: tuple["BulkName", ...],
+    database: str,
+    schema: str | None,
+    prefix: str,
+) -> None:
+    """Serve the dashboard: a page and a JSON API for operators.
+
+    The dashboard runs until SIGTERM. Mount it in your own app instead, if your operators sign in there: see docs/dashboard.md.
+    """
+    for package in ("starlette", "jinja2", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise click.ClickException(f"{package} is not installed: pip install 'sqlalchemy-outbox[dashboard]'")
+    if authenticate is not None and users is not None:
+        raise click.UsageError("give either --authenticate or --users")
+    if authenticate is None and users is None and not is_loopback(host):
+        raise click.UsageError(
+            f"--host {host} can be reached from other machines: give --authenticate MODULE:FUNCTION or --users FILE, or listen"
+            " on 127.0.0.1"
+        )
+    if root_path and not re.fullmatch(r"(/[\w.~-]+)+", root_path, re.ASCII):
+        raise click.UsageError(f"--root-path {root_path} must be a path such as /outbox, without a slash at its end")
+    import uvicorn
+
+    begin_log("info")
+    authenticator = _authenticator(authenticate, users)
+    app = _app(authenticator, database, read_database, schema, prefix, second_person)
+    settings: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
+    uvicorn.run(app, host=host, port=port, root_path=root_path, workers=1, **settings)  # else by WEB_CONCURRENCY
+
+
+def _authenticator(reference: str | None, users: str | None) -> "Authenticator | None":
+    if reference is not None:
+        found: Authenticator = load_function(reference, example="shop.ops:authenticate")
+        return found
+    if users is None:
+        return None
+    from dispatchers.dashboard.password_file import PasswordFile
+
+    return PasswordFile(users)
+
+
+def _app(
+    authenticator: "Authenticator | None",
+    database: str,
+    read_database: str | None,
+    schema: str | None,
+    prefix: str,
+    second_person: tuple["BulkName", ...],
+) -> "ASGIApp":
+    from dispatchers.dashboard import Dashboard
+    from dispatchers.dashboard.access import local_viewer
+    from dispatchers.dashboard.protection import LocalHostsOnly
+
+    dashboard = Dashboard(
+        existing(database),
+        authenticate=authenticator or local_viewer,
+        read_url=None if read_database is None else existing(read_database, "--read-database"),
+        schema=schema,
+        prefix=prefix,
+        second_person=second_person,
+    )
+    return dashboard if authenticator is not None else LocalHostsOnly(dashboard)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

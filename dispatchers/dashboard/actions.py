@@ -1,0 +1,70 @@
+"""An action: one registration gives the form's POST, the JSON API's POST and its part of the OpenAPI document."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+
+from dispatchers.dashboard.access import Identity, Role
+from dispatchers.dashboard.failures import Failure
+from outbox.sql.schema import Tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deciding:
+    """What an action's function decides with: a connection in a transaction, and who decides.
+
+    second_person: the decisions that another operator must confirm.
+    """
+
+    connection: Connection
+    tables: Tables
+    identity: Identity
+    second_person: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecidingInBatches:
+    """What an action's function decides with, if it makes several transactions: each statement has the dashboard's limit."""
+
+    engine: Engine
+    tables: Tables
+    identity: Identity
+    second_person: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One action of the dashboard.
+
+    path: below the dashboard's prefix; the JSON API has it at `/api` and this path.
+    form: the dataclass of its parameters, those of the path included.
+    run: decides, and returns an instance of `result`, which the JSON API answers with. It raises for what it refuses.
+    done: what the page reports after it.
+    template: if given, the form is answered by this page, with the result as `result`; else by a redirect to the page that it
+        came from.
+    in_batches: whether `run` makes its own transactions; then it gets a `DecidingInBatches`.
+    """
+
+    name: str
+    path: str
+    summary: str
+    form: type
+    run: Callable[[Any, Any], Any]
+    result: type
+    done: str
+    role: Role = Role.OPERATOR
+    template: str | None = None
+    in_batches: bool = False
+
+
+def require_alone(deciding: Deciding | DecidingInBatches, decision: str) -> None:
+    """Refuse a decision that needs a second person."""
+    needed = "send_again" if decision == "new_key" else decision
+    if needed in deciding.second_person:
+        raise Failure(
+            409,
+            "second_person",
+            f"{decision!r} needs a second person here: propose {needed!r}, and another operator confirms",
+        )

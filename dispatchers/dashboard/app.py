@@ -1,0 +1,247 @@
+"""The dashboard as an ASGI app: its routes, and the steps of each request: who asks, whether they may, what the answer is."""
+
+import json
+from collections.abc import Awaitable, Callable, Collection
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from dispatchers.admin.plain_values import plain
+from dispatchers.dashboard import protection, rendering
+from dispatchers.dashboard.access import Authenticator, Identity, identify, may_read_keys
+from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches
+from dispatchers.dashboard.database import Databases
+from dispatchers.dashboard.decision_texts import BulkName, checked_second_person
+from dispatchers.dashboard.failures import PROBLEM, Failure, failure_of
+from dispatchers.dashboard.incoming import form_of, json_of, path_of, query_of
+from dispatchers.dashboard.openapi import document
+from dispatchers.dashboard.pages import ACTIONS, VIEWS
+from dispatchers.dashboard.parameters import parse
+from dispatchers.dashboard.views import Reading, View, without_keys
+from dispatchers.dashboard.waiting import on_thread
+
+API = "/api"
+SPECIFICATION = f"{API}/openapi.json"
+RELOAD = "reload the page to try again"
+LOOK_FIRST = "whether this was recorded is unknown, so look at the audit log before you try again"
+Answering = Callable[[Request, Identity], Awaitable[Response]]
+
+
+class Dashboard:
+    """The dashboard, an ASGI app; mount it under any prefix.
+
+    url: of the outbox's database, or an Engine (not an AsyncEngine). authenticate: `(request) -> Identity | None`, sync or async;
+    there is no default. read_url: where pages are read, by default `url`. schema, prefix: of the tables. statement_timeout: the
+    limit of each statement. trusted_origins: origins such as `https://ops.example.com` whose forms are accepted, for a proxy that
+    changes the Host header. second_person: decisions, such as `cancel` or `did_not_happen`, that another operator must confirm.
+    Raises `ConfigurationError` for a database or a setting that cannot work.
+    """
+
+    def __init__(
+        self,
+        url: str | URL | Engine,
+        *,
+        authenticate: Authenticator,
+        read_url: str | URL | Engine | None = None,
+        schema: str | None = None,
+        prefix: str = "outbox_",
+        statement_timeout: timedelta = timedelta(seconds=5),
+        trusted_origins: Collection[str] = (),
+        second_person: Collection[BulkName] = (),
+    ) -> None:
+        self.databases = Databases(url, read_url, schema, prefix, statement_timeout)
+        self._authenticate = authenticate
+        self._second_person = checked_second_person(second_person)
+        self._trusted = frozenset(trusted_origins)
+        self._templates = rendering.environment()
+        self._app = Starlette(routes=self._routes(), exception_handlers={404: self._missing, 405: self._missing})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._app(scope, receive, protection.with_headers(send))
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """A server's own start and end; a host app that mounts the dashboard passes neither on."""
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await run_in_threadpool(self.databases.close)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def _routes(self) -> list[BaseRoute]:
+        routes: list[BaseRoute] = [Mount("/static", _Static(directory=rendering.STATIC))]
+        routes.append(Route(SPECIFICATION, self._endpoint(self._specification, as_json=True)))
+        for view in VIEWS:
+            routes.append(Route(view.path, self._endpoint(self._page(view), as_json=False)))
+            routes.append(Route(API + view.api_path, self._endpoint(self._document(view), as_json=True)))
+        for action in ACTIONS:
+            routes.append(Route(action.path, self._endpoint(self._form(action), as_json=False), methods=["POST"]))
+            routes.append(Route(API + action.path, self._endpoint(self._call(action), as_json=True), methods=["POST"]))
+        return routes
+
+    # --- the steps that every request has
+
+    def _endpoint(self, answer: Answering, *, as_json: bool) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            identity = None
+            try:
+                found = await identify(self._authenticate, request)
+                if isinstance(found, Response) and (not as_json or found.status_code >= 400):
+                    return found
+                if not isinstance(found, Identity):
+                    raise Failure(401, "not_signed_in", "sign in to the app that hosts this dashboard")
+                identity = found
+                if request.method not in protection.SAFE_METHODS:
+                    protection.require_same_origin(request, self._trusted)
+                return await answer(request, identity)
+            except Exception as error:
+                return self._failed(request, failure_of(error), identity, as_json=as_json)
+
+        return endpoint
+
+    async def _missing(self, request: Request, error: Exception) -> Response:
+        as_json = request.url.path.removeprefix(rendering.prefix_of(request)).startswith(f"{API}/")
+        answer = self._failed(request, failure_of(error), None, as_json=as_json)
+        answer.headers.update(getattr(error, "headers", None) or {})  # `Allow`
+        return answer
+
+    def _failed(self, request: Request, failure: Failure, identity: Identity | None, *, as_json: bool) -> Response:
+        headers = {"Retry-After": "5"} if failure.status == 503 else {}
+        if as_json:
+            problem = json.dumps(failure.problem())
+            return Response(problem, failure.status, headers=headers, media_type=PROBLEM)
+        back = rendering.back_of(request) if request.method == "POST" else None
+        text = self._rendered(request, identity, "failure.html", title=failure.title, failure=failure, back=back)
+        return HTMLResponse(text, failure.status, headers=headers)
+
+    def _rendered(self, request: Request, identity: Identity | None, template: str, **values: Any) -> str:
+        prefix = rendering.prefix_of(request)
+        common: dict[str, Any] = {
+            "identity": identity,
+            "views": [view for view in VIEWS if view.in_navigation] if identity else [],
+            "view": None,
+            "csrf_token": "",
+            "done": None,
+            "second_person": self._second_person,
+            "url": lambda path, **query: rendering.address(prefix, path, query),
+            "query_values": {
+                name: value for name, value in query_of(request).items() if name not in request.path_params
+            },
+            "static": lambda path: rendering.address(prefix, f"/static/{path}", {"v": rendering.STAMP}),
+            "here": request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else ""),
+        }
+        return self._templates.get_template(template).render(common | values)
+
+    async def _on_thread(self, unknown: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await on_thread(self.databases.answer_seconds, unknown, function, *arguments)
+
+    # --- views
+
+    def _page(self, view: View) -> Answering:
+        async def answer(request: Request, identity: Identity) -> Response:
+            _require(identity, view)
+            query: Any = parse(view.query, query_of(request))
+            result = await self._on_thread(RELOAD, self._read, view, identity, query)
+            token = protection.token_of(request)
+            values = {"view": view, "title": view.title, "query": query, "result": result, "csrf_token": token}
+            done = next((action.done for action in ACTIONS if action.name == request.query_params.get("done")), None)
+            text = await run_in_threadpool(self._rendered, request, identity, view.template, **values, done=done)
+            response = HTMLResponse(text)
+            protection.keep_token(request, response, token)
+            return response
+
+        return answer
+
+    def _document(self, view: View) -> Answering:
+        async def answer(request: Request, identity: Identity) -> Response:
+            _require(identity, view)
+            query: Any = parse(view.query, query_of(request))
+            return _json(await self._on_thread(RELOAD, self._read, view, identity, query))
+
+        return answer
+
+    def _read(self, view: View, identity: Identity, query: Any) -> Any:
+        reads_keys = may_read_keys(identity)
+        reading = self.databases.reading_as_operator if view.decides and reads_keys else self.databases.reading
+        with reading() as connection:
+            found = view.read(Reading(connection=connection, **self._given(identity)), query)
+        return found if reads_keys else without_keys(found)
+
+    async def _specification(self, request: Request, identity: Identity) -> Response:
+        return _json(document(VIEWS, ACTIONS, server=rendering.prefix_of(request) + API))
+
+    # --- actions
+
+    def _form(self, action: Action) -> Answering:
+        async def answer(request: Request, identity: Identity) -> Response:
+            given = await form_of(request)
+            protection.require_token(request, next(iter(given.pop(protection.FIELD, [])), None))
+            _require(identity, action)
+            back = next(iter(given.pop("back", [])), "/")
+            form: Any = parse(action.form, {**given, **path_of(request)})
+            result = await self._on_thread(LOOK_FIRST, self._run, action, identity, form)
+            if action.template is not None:
+                token = protection.token_of(request)
+                values = {"title": action.summary, "result": result, "csrf_token": token, "back": rendering.local(back)}
+                return HTMLResponse(self._rendered(request, identity, action.template, **values))
+            target = rendering.with_done(rendering.prefix_of(request), back, action.name)
+            return RedirectResponse(target, 303)
+
+        return answer
+
+    def _call(self, action: Action) -> Answering:
+        async def answer(request: Request, identity: Identity) -> Response:
+            if not protection.is_without_cookies(request):
+                protection.require_token(request, request.headers.get(protection.HEADER))
+            _require(identity, action)
+            parameters = {**await json_of(request), **path_of(request)}
+            form: Any = parse(action.form, parameters, as_json=True)
+            return _json(await self._on_thread(LOOK_FIRST, self._run, action, identity, form))
+
+        return answer
+
+    def _run(self, action: Action, identity: Identity, form: Any) -> Any:
+        if action.in_batches:
+            with self.databases.deciding_in_batches() as engine:
+                return action.run(DecidingInBatches(engine=engine, **self._given(identity)), form)
+        with self.databases.deciding() as connection:
+            return action.run(Deciding(connection=connection, **self._given(identity)), form)
+
+    def _given(self, identity: Identity) -> dict[str, Any]:
+        return {"tables": self.databases.tables, "identity": identity, "second_person": self._second_person}
+
+
+class _Static(StaticFiles):
+    """The scripts and styles. Their addresses on the pages change with their contents, so a browser may keep them."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        try:
+            return await super().get_response(path, scope)
+        except HTTPException as error:  # a page would have the links of a dashboard that is mounted here
+            return PlainTextResponse("there is no such file\n", error.status_code, error.headers)
+
+    def file_response(self, *args: Any, **settings: Any) -> Response:
+        response = super().file_response(*args, **settings)
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response
+
+
+def _require(identity: Identity, wanted: View | Action) -> None:
+    if not identity.may(wanted.role):
+        raise Failure(403, "role", f"{identity.name!r} has not the role {wanted.role}, which this needs")
+
+
+def _json(value: Any) -> Response:
+    return JSONResponse(plain(value))

@@ -1,0 +1,137 @@
+"""The dashboard's connections: to read, with a limit for each statement, and to decide."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine, MetaData, event, make_url, text
+from sqlalchemy.engine import URL
+
+from outbox.errors import ConfigurationError
+from outbox.hints import hint_at_once
+from outbox.migrations.targets import synchronous
+from outbox.sql.dialect import prepare_sqlite
+from outbox.sql.engines import engine_of, require_supported
+from outbox.sql.schema import define_tables
+
+POOL_SECONDS = 5
+POOL = {"pool_size": 5, "max_overflow": 5, "pool_timeout": POOL_SECONDS, "pool_pre_ping": True}
+"""A request waits at most 5 s for one of 10 connections; a dashboard must not take those of the app."""
+
+LOCK_MILLISECONDS = 3000
+CONNECT_SECONDS = 5
+
+
+def _connect_args(url: URL) -> dict[str, Any]:
+    """What the dashboard's own connections have unless the URL has it: also a database that is set to another encoding is shown.
+
+    PgBouncer in transaction mode gives the next transaction another connection, which lacks what psycopg has prepared.
+    """
+    if url.get_driver_name() not in ("psycopg", "psycopg2"):
+        return {}
+    wanted: dict[str, Any] = {"client_encoding": "utf8", "connect_timeout": CONNECT_SECONDS}
+    if url.get_driver_name() == "psycopg":
+        wanted["prepare_threshold"] = None
+    return {name: value for name, value in wanted.items() if name not in url.query}
+
+
+class Databases:
+    """url: of the database, or an Engine: decisions are written there, by the role `outbox_operator`. read_url: where pages are
+    read, a replica for example, by the role `outbox_dashboard`; by default `url`.
+
+    statement_timeout: after it PostgreSQL cancels a statement of a page.
+    answer_seconds: after them a page is answered also if the database hangs.
+    """
+
+    def __init__(
+        self,
+        url: "str | URL | Engine",
+        read_url: "str | URL | Engine | None",
+        schema: str | None,
+        prefix: str,
+        statement_timeout: timedelta,
+    ) -> None:
+        if statement_timeout < timedelta(milliseconds=1):
+            raise ConfigurationError(f"statement_timeout must be at least a millisecond, not {statement_timeout!r}")
+        self.tables = define_tables(MetaData(), schema=schema, prefix=prefix)
+        self._schema, self._prefix = schema, prefix
+        self._milliseconds = statement_timeout // timedelta(milliseconds=1)
+        self.answer_seconds = POOL_SECONDS + 3 * statement_timeout.total_seconds()
+        self._own: list[Engine] = []
+        self._deciding = self._engine(url)
+        self._reading = self._deciding if read_url is None else self._engine(read_url)
+        if self._deciding.dialect.name == "sqlite":
+            prepare_sqlite(self._deciding)
+
+    def _engine(self, url: "str | URL | Engine") -> Engine:
+        if isinstance(url, Engine):
+            require_supported(url.dialect.name)
+            return url
+        if not isinstance(url, str | URL):
+            raise ConfigurationError(
+                f"the dashboard needs a URL or an Engine, not {type(url).__name__}: for an AsyncEngine give its `.url`"
+            )
+        sync_url = synchronous(make_url(url))
+        made = engine_of(sync_url, **POOL, connect_args=_connect_args(sync_url))
+        self._own.append(made)
+        return made
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection whose transaction sees one moment of the database, and on PostgreSQL cannot write."""
+        with self._snapshot(self._reading) as connection:
+            yield connection
+
+    @contextmanager
+    def reading_as_operator(self) -> Iterator[Connection]:
+        """As `reading`, where decisions are written: what a replica, or the dashboard's role, cannot show."""
+        with self._snapshot(self._deciding) as connection:
+            yield connection
+
+    @contextmanager
+    def deciding(self) -> Iterator[Connection]:
+        """A connection in a transaction that commits at the block's end. Then the dispatchers are woken."""
+        with self._deciding.connect() as connection:
+            if (
+                connection.dialect.name == "postgresql"
+            ):  # whatever the app's engine has: the row is locked, then compared
+                connection.execution_options(isolation_level="READ COMMITTED")
+            with connection.begin():
+                self._limit(connection)
+                self._limit_locks(connection)
+                yield connection
+        hint_at_once(self._deciding, self._schema, self._prefix)
+
+    @contextmanager
+    def deciding_in_batches(self) -> Iterator[Engine]:
+        """An engine for several transactions. The dispatchers are woken at the block's end, also after an error."""
+        limited = self._deciding.execution_options()  # a copy: the listener concerns only its connections
+        event.listen(limited, "begin", self._limit)
+        try:
+            yield limited
+        finally:
+            hint_at_once(self._deciding, self._schema, self._prefix)
+
+    @contextmanager
+    def _snapshot(self, engine: Engine) -> Iterator[Connection]:
+        with engine.connect() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            self._limit(connection)
+            yield connection
+
+    def _limit(self, connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text(f"SET LOCAL statement_timeout = {self._milliseconds}"))
+
+    def _limit_locks(self, connection: Connection) -> None:
+        """A decision that waits for a lock is refused as such, before it counts as a slow statement."""
+        if connection.dialect.name == "postgresql":
+            milliseconds = max(1, min(LOCK_MILLISECONDS, self._milliseconds // 2))
+            connection.execute(text(f"SET LOCAL lock_timeout = {milliseconds}"))
+
+    def close(self) -> None:
+        """Close the connections of the engines that were made from a URL."""
+        for engine in self._own:
+            engine.dispose()

@@ -1,0 +1,44 @@
+"""The pages, in the order of the navigation, and the actions."""
+
+from dispatchers.dashboard.actions import Action
+from dispatchers.dashboard.pages import (
+    audit,
+    bulk,
+    destinations,
+    dispatchers,
+    entries,
+    entry,
+    groups,
+    overview,
+    proposals,
+    requests,
+    search,
+    tables,
+    uncertain,
+)
+from dispatchers.dashboard.views import View
+
+VIEWS: tuple[View, ...] = (
+    uncertain.VIEW,
+    overview.VIEW,
+    entries.VIEW,
+    entry.VIEW,
+    bulk.VIEW,
+    proposals.VIEW,
+    destinations.VIEW,
+    groups.VIEW,
+    groups.GROUP,
+    requests.VIEW,
+    requests.REQUEST,
+    dispatchers.VIEW,
+    tables.VIEW,
+    audit.VIEW,
+    search.VIEW,
+)
+ACTIONS: tuple[Action, ...] = (
+    *entry.ACTIONS,
+    *bulk.ACTIONS,
+    *proposals.ACTIONS,
+    *destinations.ACTIONS,
+    *groups.ACTIONS,
+)

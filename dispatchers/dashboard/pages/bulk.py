@@ -1,0 +1,266 @@
+"""Decisions in bulk: the page with the sentence and the exact count, and the action, which decides a piece in each request.
+
+The page writes nothing. It returns the ids of the entries that it has counted. The action gets them back: it changes only
+these, however many requests it takes, and returns those that are left.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import func, select
+
+from dispatchers.admin import proposals
+from dispatchers.admin.bulk import STATES, BulkDecision, Preview, Progress, decide, preview
+from dispatchers.admin.bulk_sentence import command_line, sentence
+from dispatchers.admin.entry_filter import ENDED_STATES, Filter, check_filter, select_ids
+from dispatchers.admin.plain_values import ids_text, instant
+from dispatchers.admin.proposals import Proposal
+from dispatchers.dashboard.access import Role
+from dispatchers.dashboard.actions import Action, Deciding, DecidingInBatches, require_alone
+from dispatchers.dashboard.decision_texts import BULK, BulkName
+from dispatchers.dashboard.failures import Failure
+from dispatchers.dashboard.pages.entries import EntriesWanted
+from dispatchers.dashboard.pages.proposals import PROPOSED
+from dispatchers.dashboard.parameters import parameter
+from dispatchers.dashboard.views import Reading, View
+from outbox.sql.dialect import database_now
+
+MATCHING_MAX = 10_000
+"""So many entries may meet the filter: reading them takes about a second, and a form with their ids has 220 kB."""
+PIECE_SECONDS = 2.0
+"""So long a request begins new batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkQuery(EntriesWanted):
+    """What is decided, about which entries."""
+
+    decision: BulkName | None = parameter("What to do about each entry; without it nothing is counted.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkPage:
+    """What the decision would change now.
+
+    states: of each decision, those that it is about unless the filter names others. sentence: None without a decision, and if
+    more than 10,000 entries meet the filter. count: of the entries that would change. left_alone: of the others that meet the
+    filter, how many for which reason. parameters, entries: what the action needs, beside a reason. second_person: whether
+    another operator must confirm it. command: which does the same.
+    """
+
+    at: datetime
+    states: Mapping[str, list[str]]
+    is_ended: bool
+    is_too_many: bool = False
+    sentence: str | None = None
+    count: int = 0
+    left_alone: Mapping[str, int] | None = None
+    parameters: Mapping[str, Any] | None = None
+    entries: str = ""
+    second_person: bool = False
+    command: str | None = None
+
+
+class _About(NamedTuple):
+    wanted: Filter
+    decision: BulkDecision
+
+
+def _about(query: "BulkQuery | CountedForm", name: BulkName, actor: str, reason: str) -> _About:
+    text = BULK[name]
+    wanted = query.filter(STATES[text.action])
+    if set(wanted.states) & set(ENDED_STATES):
+        rule = "this decision is about unfinished entries: leave the finished states out"
+        raise Failure(422, "mixed_states", rule, "state")
+    if text.action == "release":
+        wanted = replace(wanted, suspended=True)
+    return _About(wanted, BulkDecision(action=text.action, verdict=text.verdict, actor=actor, reason=reason))
+
+
+def read(reading: Reading, query: BulkQuery) -> BulkPage:
+    """The sentence and the count of a decision in bulk, or the decisions."""
+    connection, tables = reading.connection, reading.tables
+    states: dict[str, list[str]] = {name: list(STATES[text.action]) for name, text in BULK.items()}
+    is_ended = query.filter(STATES["retry"]).is_ended
+    empty = BulkPage(at=database_now(connection), states=states, is_ended=is_ended)
+    if is_ended:
+        return replace(empty, command=command_line("again", None, query.filter(())))
+    if query.decision is None:
+        return empty
+    wanted, decision = _about(query, query.decision, reading.identity.name, "not asked yet")
+    check_filter(connection, tables, wanted)
+    some = select_ids(tables, wanted, empty.at).limit(MATCHING_MAX + 1).subquery()
+    if connection.execute(select(func.count()).select_from(some)).scalar_one() > MATCHING_MAX:
+        return replace(empty, is_too_many=True, command=command_line(decision.action, decision.verdict, wanted))
+    found = preview(connection, tables, wanted, decision)
+    return replace(
+        empty,
+        at=found.at,
+        sentence=found.sentence,
+        count=len(found.ids),
+        left_alone=found.left_alone,
+        parameters=_parameters(found.wanted, query.decision),
+        entries=ids_text(found.ids),
+        second_person=query.decision in reading.second_person,
+        command=command_line(decision.action, decision.verdict, found.wanted),
+    )
+
+
+def _parameters(wanted: Filter, decision: BulkName) -> dict[str, Any]:
+    """The filter as parameters of the action, its spans as instants."""
+    parent = wanted.parent
+    given: dict[str, Any] = {
+        "decision": decision,
+        "state": list(wanted.states),
+        "operation": wanted.operation,
+        "destination": wanted.destination,
+        "ordering_key": wanted.ordering_key,
+        "reason_contains": wanted.reason,
+        "suspended": "true" if wanted.suspended else None,
+        "since": _moment(wanted.since),
+        "enqueued_since": _moment(wanted.enqueued_since),
+        "enqueued_before": _moment(wanted.enqueued_before),
+    }
+    if parent is not None:
+        given |= {"parent": parent.key, "scope": parent.scope, "source": parent.source, "env": parent.env}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _moment(when: datetime | timedelta | None) -> str | None:
+    return instant(when) if isinstance(when, datetime) else None  # a preview has no span left
+
+
+VIEW = View(
+    name="bulk",
+    path="/bulk",
+    title="Decide for all that match",
+    summary="Count what a decision in bulk would change, and say it in a sentence",
+    query=BulkQuery,
+    read=read,
+    result=BulkPage,
+    template="bulk.html",
+    role=Role.OPERATOR,
+    in_navigation=False,
+    is_live=False,
+    decides=True,
+)
+
+
+# --- decide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedForm(EntriesWanted):
+    """A decision about the entries that the page has counted."""
+
+    decision: BulkName = parameter("What to do about each entry.")
+    entries: tuple[UUID, ...] = parameter("The entries, as the previous answer returned them.")
+    reason: str = parameter("Why, and how you know; it is recorded with your name.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkForm(CountedForm):
+    """As `CountedForm`, with what earlier requests did."""
+
+    done: int = parameter("How many entries earlier requests have changed.", 0, minimum=0, maximum=MATCHING_MAX)
+    skipped: Any = parameter("How many they have left alone, for which reason.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkDone:
+    """What is committed so far.
+
+    total: how many entries were confirmed. done: of these, how many were changed. skipped: how many were left alone, for which
+    reason. left: how many a further request is needed for, with these `parameters`, `entries`, `reason`, `done` and `skipped`.
+    """
+
+    sentence: str
+    total: int
+    done: int
+    skipped: Mapping[str, int]
+    left: int
+    parameters: Mapping[str, Any]
+    entries: str
+    reason: str
+
+
+def run(deciding: DecidingInBatches, form: BulkForm) -> BulkDone:
+    """Decide about the first of the entries, for some seconds, in short transactions."""
+    require_alone(deciding, form.decision)
+    if len(form.entries) > MATCHING_MAX:
+        raise Failure(422, "invalid", f"entries: {len(form.entries)} are more than {MATCHING_MAX}", "entries")
+    before = _skipped_of(form.skipped)
+    wanted, decision = _about(form, form.decision, deciding.identity.name, form.reason)
+    with deciding.engine.connect() as connection:
+        check_filter(connection, deciding.tables, wanted)
+        now = database_now(connection)
+    previewed = Preview(at=now, sentence="", wanted=wanted, ids=form.entries, left_alone={})
+    piece = _piece(deciding, decision, previewed)
+    rest = form.entries[piece.done + sum(piece.skipped.values()) :]
+    total = form.done + sum(before.values()) + len(form.entries)
+    return BulkDone(
+        sentence=sentence(decision.action, decision.verdict, wanted, total),
+        total=total,
+        done=form.done + piece.done,
+        skipped=dict(before + Counter(piece.skipped)),
+        left=len(rest),
+        parameters=_parameters(wanted, form.decision),
+        entries=ids_text(rest),
+        reason=form.reason,
+    )
+
+
+def _piece(deciding: DecidingInBatches, decision: BulkDecision, previewed: Preview) -> Progress:
+    until = time.monotonic() + PIECE_SECONDS
+    reached = Progress(0, {})
+    for progress in decide(deciding.engine, deciding.tables, decision, previewed):
+        reached = progress
+        if time.monotonic() >= until:
+            break
+    return reached
+
+
+def _skipped_of(given: Any) -> Counter[str]:
+    if given is None:
+        return Counter()
+    if not isinstance(given, dict) or not all(isinstance(count, int) and count >= 0 for count in given.values()):
+        raise Failure(422, "invalid", "skipped: pass what the previous answer returned", "skipped")
+    return Counter(given)
+
+
+# --- propose
+
+
+def propose(deciding: Deciding, form: CountedForm) -> Proposal:
+    """Store the decision, for another operator to confirm."""
+    wanted, decision = _about(form, form.decision, deciding.identity.name, form.reason)
+    return proposals.propose(deciding.connection, deciding.tables, wanted, decision, among=form.entries)
+
+
+ACTIONS = (
+    Action(
+        name="decide-in-bulk",
+        path="/bulk/decide",
+        summary="Decide about the entries that the view has counted, for about two seconds; returns those that are left",
+        form=BulkForm,
+        run=run,
+        result=BulkDone,
+        done="",
+        template="bulk_result.html",
+        in_batches=True,
+    ),
+    Action(
+        name="propose-in-bulk",
+        path="/bulk/propose",
+        summary="Propose the decision about the entries that the view has counted, for another operator to confirm",
+        form=CountedForm,
+        run=propose,
+        result=Proposal,
+        done=PROPOSED,
+    ),
+)

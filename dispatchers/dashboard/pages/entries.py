@@ -1,0 +1,122 @@
+"""The list of entries, with filters in its address."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal
+from uuid import UUID
+
+from dispatchers.admin.counts import Count, planned_rows
+from dispatchers.admin.entries import EntrySummary, list_entries
+from dispatchers.admin.entry_filter import ENDED_STATES, WAITING_STATES, Filter, ParentWanted, select_ids
+from dispatchers.admin.plain_values import place_text
+from dispatchers.dashboard.failures import Failure
+from dispatchers.dashboard.parameters import parameter
+from dispatchers.dashboard.views import Reading, View
+
+ENTRIES_DEFAULT = 50
+ENTRIES_MAX = 500
+ROWS_MAX = 20_000
+"""So many rows are compared with a filter for one page: some 100 ms."""
+ENDED_SINCE = timedelta(days=1)  # by default: without a bound one page may sort every entry that ever ended
+
+State = Literal["pending", "sending", "retry", "uncertain", "delivered", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntriesWanted:
+    """Which entries."""
+
+    state: tuple[State, ...] = parameter("Only these states; by default every unfinished one.", ())
+    operation: str | None = parameter("Only this operation and those below it.", None)
+    destination: str | None = parameter("Only this destination.", None)
+    parent: str | None = parameter("Only under this parent key, for example an Idempotency-Key.", None)
+    scope: str | None = parameter("Only parent keys of this scope.", None)
+    source: str | None = parameter("Only parent keys of this source: app, http, inbox:...", None)
+    env: str | None = parameter("Only this deployment's.", None)
+    ordering_key: str | None = parameter("Only of this ordering group.", None)
+    reason_contains: str | None = parameter(
+        "Only if the reason why it failed, waits, is uncertain or suspended contains this, letter for letter.", None
+    )
+    suspended: bool = parameter("Only suspended entries.", False)
+    since: timedelta | datetime | None = parameter(
+        "Only what was due, or ended, since then: 15m, 2h, 7d or an instant. By default 1d for ended entries.", None
+    )
+    enqueued_since: timedelta | datetime | None = parameter("Only what was enqueued since then.", None)
+    enqueued_before: timedelta | datetime | None = parameter("Only what was enqueued before then: 2h for older.", None)
+
+    def filter(self, states: Sequence[str]) -> Filter:
+        """What these parameters select. states: those without a parameter."""
+        named = (self.parent, self.env, self.scope, self.source)
+        return Filter(
+            states=self.state or states,
+            operation=self.operation,
+            destination=self.destination,
+            parent=ParentWanted(*named) if any(named) else None,
+            ordering_key=self.ordering_key,
+            reason=self.reason_contains,
+            suspended=self.suspended,
+            since=self.since,
+            enqueued_since=self.enqueued_since,
+            enqueued_before=self.enqueued_before,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntriesQuery(EntriesWanted):
+    """Which entries, and from where."""
+
+    after: tuple[datetime, UUID] | None = parameter("The position where the previous page ended.", None)
+    limit: int = parameter("How many entries at most.", ENTRIES_DEFAULT, minimum=1, maximum=ENTRIES_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntriesPage:
+    """at: the database's clock. since: the bound in force. next: `after` of the next page; None at the end.
+
+    matching: how many entries the filter selects, by the planner's estimate unless all are on this page.
+
+    A filtered page may be short, or empty, and not the last.
+    """
+
+    at: datetime
+    since: datetime | None
+    matching: Count
+    entries: list[EntrySummary]
+    next: str | None
+
+
+def read(reading: Reading, query: EntriesQuery) -> EntriesPage:
+    """A page of the entries that the filter selects."""
+    ended = [state for state in query.state if state in ENDED_STATES]
+    if ended and (len(ended) < len(query.state) or query.suspended):
+        raise Failure(
+            422,
+            "mixed_states",
+            f"one list has either unfinished or finished entries: list {', '.join(ended)} separately, and not with `suspended`",
+            "state",
+        )
+    since = ENDED_SINCE if ended and query.since is None and query.parent is None else query.since
+    wanted = replace(query.filter(WAITING_STATES), since=since)
+    page = list_entries(
+        reading.connection, reading.tables, wanted, entries_max=query.limit, after=query.after, rows_max=ROWS_MAX
+    )
+    if page.next is None and query.after is None:
+        matching = Count(value=len(page.entries), is_exact=True)
+    else:
+        planned = planned_rows(reading.connection, select_ids(reading.tables, wanted, page.at))
+        matching = Count(value=max(planned, len(page.entries)), is_exact=False)
+    following = None if page.next is None else place_text(page.next)
+    return EntriesPage(at=page.at, since=page.since, matching=matching, entries=page.entries, next=following)
+
+
+VIEW = View(
+    name="entries",
+    path="/entries",
+    title="Entries",
+    summary="List entries by state, operation, destination or parent",
+    query=EntriesQuery,
+    read=read,
+    result=EntriesPage,
+    template="entries.html",
+)

@@ -1,0 +1,238 @@
+"""One entry: its fields, its history, its siblings, and the decisions about it."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from dispatchers.admin import decisions, uncertain_decisions
+from dispatchers.admin.cases import read_cases
+from dispatchers.admin.entries import (
+    EntryDetails,
+    EntryEvent,
+    EntrySummary,
+    read_entries_of_parent,
+    read_entry,
+)
+from dispatchers.admin.entry_filter import ParentWanted
+from dispatchers.admin.key_window import KeyWindow
+from dispatchers.admin.payloads import SentAndAnswered, reveal
+from dispatchers.admin.requests import RequestSummary, read_request
+from dispatchers.admin.safe_decisions import Decision, Offer
+from dispatchers.dashboard.access import Role
+from dispatchers.dashboard.actions import Action, Deciding, require_alone
+from dispatchers.dashboard.parameters import parameter
+from dispatchers.dashboard.views import Reading, View
+from outbox.errors import EntryNotFound, InvalidValue
+from outbox.sql.schema import Tables
+
+SIBLINGS_MAX = 100
+FAILURE_FIELDS = ("type", "code", "decline_code", "param", "http_status", "request_id")
+"""Of a failed entry's answer: what Stripe's adapter keeps, none of it the customer's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryQuery:
+    """Which entry."""
+
+    id: UUID = parameter("The entry's id.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryPage:
+    """Everything that is known about one entry, except what was sent and answered.
+
+    at: the database's clock. key_epoch: the epoch of the key under which it is sent now; `entry.child_key` is that of epoch 0.
+    has_result: whether the service's answer is stored. failure: of a failed entry, how the service classifies it.
+    window, offers: None once it has ended; the offers also for an identity that may not decide.
+    request: the request that it belongs to. siblings: the entries of that request, or under the same parent, the oldest first,
+        this one included.
+    """
+
+    at: datetime
+    entry: EntrySummary
+    kid: str
+    key_epoch: int
+    deliveries: int
+    maybe_sent: bool | None
+    in_doubt_since: datetime | None
+    leased_at: datetime | None
+    first_leased_at: datetime | None
+    sent_as: str | None
+    position: int | None
+    record_id: UUID | None
+    options: Any
+    payload_bytes: int | None
+    schema_version: int
+    has_result: bool
+    failure: dict[str, Any] | None
+    window: KeyWindow | None
+    offers: list[Offer] | None
+    events: list[EntryEvent]
+    request: RequestSummary | None
+    siblings: list[EntrySummary]
+    has_more_siblings: bool
+
+
+SAME = (
+    *(
+        "at",
+        "kid",
+        "key_epoch",
+        "deliveries",
+        "maybe_sent",
+        "in_doubt_since",
+        "leased_at",
+        "first_leased_at",
+        "sent_as",
+    ),
+    *("position", "record_id", "options", "payload_bytes", "schema_version", "events"),
+)
+
+
+def read(reading: Reading, query: EntryQuery) -> EntryPage:
+    """Everything that is known about an entry, except what was sent and answered."""
+    connection, tables = reading.connection, reading.tables
+    found = read_entry(connection, tables, query.id)
+    case = next(iter(read_cases(connection, tables, [query.id], found.at)), None)
+    request, family = _family(connection, tables, found)
+    return EntryPage(
+        **{name: getattr(found, name) for name in SAME},
+        entry=EntrySummary(**{each.name: getattr(found, each.name) for each in fields(EntrySummary)}),
+        has_result=found.result is not None,
+        failure=_failure(found),
+        window=None if case is None else case.window,
+        offers=case.offers if case is not None and reading.identity.may(Role.OPERATOR) else None,
+        request=request,
+        siblings=family[:SIBLINGS_MAX],
+        has_more_siblings=len(family) > SIBLINGS_MAX,
+    )
+
+
+def _failure(found: EntryDetails) -> dict[str, Any] | None:
+    if found.state != "failed" or not isinstance(found.result, Mapping):
+        return None
+    return {
+        name: found.result[name] for name in FAILURE_FIELDS if isinstance(found.result.get(name), str | int)
+    } or None
+
+
+def _family(
+    connection: Connection, tables: Tables, found: EntryDetails
+) -> tuple[RequestSummary | None, list[EntrySummary]]:
+    if found.record_id is not None:
+        with suppress(EntryNotFound):  # maintenance has deleted the record
+            request = read_request(connection, tables, found.record_id)
+            return request.record, request.entries
+    parent = ParentWanted(found.parent, found.env, found.scope, found.source)
+    return None, read_entries_of_parent(connection, tables, parent)
+
+
+VIEW = View(
+    name="entry",
+    path="/entries/{id}",
+    title="Entry",
+    summary="Show one entry: its fields, its history, its siblings and the decisions that are safe now",
+    query=EntryQuery,
+    read=read,
+    result=EntryPage,
+    template="entry.html",
+    in_navigation=False,
+    decides=True,
+)
+
+
+# --- decide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionForm:
+    """A decision about one entry."""
+
+    id: UUID = parameter("The entry's id.")
+    decision: Decision = parameter("What to do; the view of the entry lists what is safe now.")
+    reason: str = parameter("Why, and how you know; it is recorded with your name.")
+    result: Any = parameter("With `happened`: the service's answer, as JSON.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A decision that is recorded. A running dispatcher carries it out."""
+
+    id: UUID
+    decision: str
+    actor: str
+
+
+def decide(deciding: Deciding, form: DecisionForm) -> Decided:
+    """Record one decision. Raises `DecisionRefused` for one that is not safe now."""
+    require_alone(deciding, form.decision)
+    where = deciding.connection, deciding.tables, form.id
+    by: dict[str, Any] = {"actor": deciding.identity.name, "reason": form.reason}
+    if form.result is not None and form.decision != "happened":
+        raise InvalidValue("result", form.result, "is the service's answer: give it with `happened` only")
+    match form.decision:
+        case "retry":
+            decisions.retry(*where, **by)
+        case "cancel":
+            decisions.cancel(*where, **by)
+        case "release":
+            decisions.release(*where, **by)
+        case "look_up":
+            uncertain_decisions.look_up(*where, **by)
+        case "same_key":
+            uncertain_decisions.send_again(*where, "same", **by)
+        case "new_key":
+            uncertain_decisions.send_again(*where, "new", **by)
+        case "happened" | "did_not_happen":
+            decisions.resolve(*where, form.decision, result=form.result, **by)
+    return Decided(id=form.id, decision=form.decision, actor=deciding.identity.name)
+
+
+DECIDE = Action(
+    name="decide",
+    path="/entries/{id}/decide",
+    summary="Record a decision about an entry",
+    form=DecisionForm,
+    run=decide,
+    result=Decided,
+    done="The decision is recorded. A running dispatcher carries it out.",
+)
+
+
+# --- reveal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevealForm:
+    """Of which entry, and why."""
+
+    id: UUID = parameter("The entry's id.")
+    reason: str = parameter("Why you need to see it; it is recorded with your name.")
+
+
+def show(deciding: Deciding, form: RevealForm) -> SentAndAnswered:
+    """Show an entry's payload, headers and result, and record that in the audit log."""
+    if not form.reason.strip():
+        raise InvalidValue("reason", form.reason, "must say why; it is recorded")
+    actor = deciding.identity.name
+    return reveal(deciding.connection, deciding.tables, form.id, actor=actor, reason=form.reason)
+
+
+REVEAL = Action(
+    name="reveal",
+    path="/entries/{id}/reveal",
+    summary="Reveal what was sent and answered, which is recorded",
+    form=RevealForm,
+    run=show,
+    result=SentAndAnswered,
+    done="",
+    role=Role.PAYLOAD_READER,
+    template="reveal.html",
+)
+
+ACTIONS = (DECIDE, REVEAL)

@@ -1,0 +1,99 @@
+"""The ordering groups: which are blocked and by what, what waits in one; and the decision to release one."""
+
+from dataclasses import dataclass
+
+from dispatchers.admin import decisions
+from dispatchers.admin.groups import GroupDetails, GroupPage, list_groups, read_group
+from dispatchers.dashboard.actions import Action, Deciding
+from dispatchers.dashboard.parameters import parameter
+from dispatchers.dashboard.views import Reading, View
+
+GROUPS_DEFAULT = 25
+GROUPS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsQuery:
+    """Which groups, and from where."""
+
+    every: bool = parameter("Every group in which entries wait, not only the blocked ones.", False)
+    after: str | None = parameter("The ordering key where the previous page ended.", None)
+    limit: int = parameter("How many groups at most.", GROUPS_DEFAULT, minimum=1, maximum=GROUPS_MAX)
+
+
+def read(reading: Reading, query: GroupsQuery) -> GroupPage:
+    """A page of ordering groups, by their key."""
+    connection, tables = reading.connection, reading.tables
+    return list_groups(connection, tables, groups_max=query.limit, after=query.after, only_blocked=not query.every)
+
+
+VIEW = View(
+    name="groups",
+    path="/groups",
+    title="Ordering groups",
+    summary="List the ordering groups that are blocked, or all",
+    query=GroupsQuery,
+    read=read,
+    result=GroupPage,
+    template="groups.html",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupQuery:
+    """Which group."""
+
+    key: str = parameter("The ordering key.")
+
+
+def read_one(reading: Reading, query: GroupQuery) -> GroupDetails:
+    """One ordering group: what blocks it, and the first entries that wait."""
+    return read_group(reading.connection, reading.tables, query.key)
+
+
+GROUP = View(
+    name="group",
+    path="/group",
+    title="Ordering group",
+    summary="Show one ordering group with the first entries that wait in it",
+    query=GroupQuery,
+    read=read_one,
+    result=GroupDetails,
+    template="group.html",
+    in_navigation=False,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRelease:
+    """About one ordering group."""
+
+    key: str = parameter("The ordering key.")
+    reason: str | None = parameter("Why; it is recorded with your name.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReleased:
+    """A release that is recorded: the group's next entry is due now."""
+
+    key: str
+    actor: str
+
+
+def _release(deciding: Deciding, form: GroupRelease) -> GroupReleased:
+    actor = deciding.identity.name
+    decisions.release_group(deciding.connection, deciding.tables, form.key, actor=actor, reason=form.reason)
+    return GroupReleased(key=form.key, actor=actor)
+
+
+ACTIONS = (
+    Action(
+        name="release-group",
+        path="/groups/release",
+        summary="Release a blocked ordering group: its next entry is sent",
+        form=GroupRelease,
+        run=_release,
+        result=GroupReleased,
+        done="The ordering group is released. Its next entry is due now.",
+    ),
+)

@@ -1,0 +1,94 @@
+"""The requests: lists of their records with filters, and one request with the entries that it caused."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from dispatchers.admin.plain_values import place_text
+from dispatchers.admin.requests import RequestDetails, RequestFilter, RequestSummary, list_requests, read_request
+from dispatchers.dashboard.parameters import parameter
+from dispatchers.dashboard.views import Reading, View
+
+REQUESTS_DEFAULT = 50
+REQUESTS_MAX = 500
+ROWS_MAX = 20_000
+"""So many records are compared with a filter for one page: some 50 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsQuery:
+    """Which requests, and from where."""
+
+    state: Literal["answered", "accepted", "leased"] = parameter("Answered requests, or open ones.", "answered")
+    key: str | None = parameter("Only this key, for example an Idempotency-Key.", None)
+    scope: str | None = parameter("Only of this caller.", None)
+    source: str | None = parameter("Only from this source: http, app, inbox:...", None)
+    env: str | None = parameter("Only of this deployment.", None)
+    status: int | None = parameter("Only answers with this HTTP status.", None, minimum=100, maximum=599)
+    after: tuple[datetime, UUID] | None = parameter("The position where the previous page ended.", None)
+    limit: int = parameter("How many requests at most.", REQUESTS_DEFAULT, minimum=1, maximum=REQUESTS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsPage:
+    """at: the database's clock. next: `after` of the next page; None at the end.
+
+    A filtered page may be short, or empty, and not the last: so many records are compared for one page.
+    """
+
+    at: datetime
+    requests: list[RequestSummary]
+    next: str | None
+
+
+def read(reading: Reading, query: RequestsQuery) -> RequestsPage:
+    """A page of requests: answered ones the longest kept first, open ones the oldest first."""
+    wanted = RequestFilter(
+        state=None if query.state == "answered" else query.state,
+        key=query.key,
+        env=query.env,
+        scope=query.scope,
+        source=query.source,
+        status=query.status,
+    )
+    connection, tables = reading.connection, reading.tables
+    page = list_requests(connection, tables, wanted, requests_max=query.limit, after=query.after, rows_max=ROWS_MAX)
+    return RequestsPage(at=page.at, requests=page.requests, next=None if page.next is None else place_text(page.next))
+
+
+VIEW = View(
+    name="requests",
+    path="/requests",
+    title="Requests",
+    summary="List the records of requests by state, key, caller, source or status",
+    query=RequestsQuery,
+    read=read,
+    result=RequestsPage,
+    template="requests.html",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestQuery:
+    """Which request."""
+
+    id: UUID = parameter("The request's id.")
+
+
+def read_one(reading: Reading, query: RequestQuery) -> RequestDetails:
+    """One request with its entries, without its answer."""
+    return read_request(reading.connection, reading.tables, query.id)
+
+
+REQUEST = View(
+    name="request",
+    path="/requests/{id}",
+    title="Request",
+    summary="Show one request with the entries that it caused",
+    query=RequestQuery,
+    read=read_one,
+    result=RequestDetails,
+    template="request.html",
+    in_navigation=False,
+)

@@ -1,0 +1,21 @@
+"""The health of the tables: sizes, dead rows, and what keeps autovacuum from removing those."""
+
+from dispatchers.admin.table_health import DatabaseHealth, read_database_health
+from dispatchers.dashboard.parameters import Nothing
+from dispatchers.dashboard.views import Reading, View
+
+
+def read(reading: Reading, query: Nothing) -> DatabaseHealth:
+    """What PostgreSQL's statistics show of the outbox's tables."""
+    return read_database_health(reading.connection, reading.tables)
+
+
+VIEW = View(
+    name="tables",
+    path="/tables",
+    title="Tables",
+    summary="Show the sizes of the tables, their dead rows and what holds back the vacuum",
+    read=read,
+    result=DatabaseHealth,
+    template="tables.html",
+)

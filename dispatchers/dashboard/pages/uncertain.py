@@ -1,0 +1,69 @@
+"""The first page: the entries that may have happened, as a work list with the evidence and the safe decisions of each."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from uuid import UUID
+
+from dispatchers.admin.cases import Case, read_cases
+from dispatchers.admin.counts import Count
+from dispatchers.admin.entries import list_entries
+from dispatchers.admin.entry_filter import Filter
+from dispatchers.admin.plain_values import place_text
+from dispatchers.admin.summary import count_uncertain
+from dispatchers.dashboard.access import Role
+from dispatchers.dashboard.parameters import parameter
+from dispatchers.dashboard.views import Reading, View
+
+ENTRIES_DEFAULT = 25
+ENTRIES_MAX = 100
+ROWS_MAX = 20_000
+"""So many rows are compared with a filter for one page: some 100 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncertainQuery:
+    """Which uncertain entries, and from where."""
+
+    operation: str | None = parameter("Only this operation and those below it.", None)
+    destination: str | None = parameter("Only this destination.", None)
+    after: tuple[datetime, UUID] | None = parameter("The position where the previous page ended.", None)
+    limit: int = parameter("How many entries at most.", ENTRIES_DEFAULT, minimum=1, maximum=ENTRIES_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncertainPage:
+    """at: the database's clock. uncertain: how many there are, whatever the filter selects.
+    next: `after` of the next page; None at the end.
+
+    A filtered page may be short, or empty, and not the last.
+    """
+
+    at: datetime
+    uncertain: Count
+    cases: list[Case]
+    next: str | None
+
+
+def read(reading: Reading, query: UncertainQuery) -> UncertainPage:
+    """A page of the uncertain entries, the oldest doubt first."""
+    connection, tables = reading.connection, reading.tables
+    wanted = Filter(states=("uncertain",), operation=query.operation, destination=query.destination)
+    page = list_entries(connection, tables, wanted, entries_max=query.limit, after=query.after, rows_max=ROWS_MAX)
+    cases = read_cases(connection, tables, [entry.id for entry in page.entries], page.at)
+    if not reading.identity.may(Role.OPERATOR):
+        cases = [replace(case, offers=None) for case in cases]
+    following = None if page.next is None else place_text(page.next)
+    return UncertainPage(at=page.at, uncertain=count_uncertain(connection, tables), cases=cases, next=following)
+
+
+VIEW = View(
+    name="uncertain",
+    path="/",
+    title="Uncertain",
+    summary="List the uncertain entries, each with its evidence and the decisions that are safe now",
+    query=UncertainQuery,
+    read=read,
+    result=UncertainPage,
+    template="uncertain.html",
+    decides=True,
+)

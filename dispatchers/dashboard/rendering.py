@@ -1,0 +1,117 @@
+"""The pages' templates, and the functions that they use: addresses under the prefix, times, and the equivalent command."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+
+from dispatchers.admin.plain_values import instant, span
+from dispatchers.dashboard.decision_texts import BULK, TEXTS
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+STAMP = sha256(b"".join(path.read_bytes() for path in sorted(STATIC.rglob("*")) if path.is_file())).hexdigest()[:10]
+"""Of the scripts and styles: part of their addresses, so that a browser may keep each version."""
+
+
+def environment() -> Environment:
+    """The templates, which escape every value."""
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"instant": instant, "span": span, "json": pretty_json, "bytes": bytes_text, "number": number_text}
+    made.globals |= {
+        "time": time_element,
+        "command": command_text,
+        "options": command_options,
+        "decision_texts": TEXTS,
+        "bulk_texts": BULK,
+    }
+    return made
+
+
+def prefix_of(request: Request) -> str:
+    """The path under which the dashboard is mounted; empty at the root."""
+    path: str = request.scope.get("root_path", "")
+    return path.rstrip("/")
+
+
+def address(prefix: str, path: str, query: Mapping[str, Any] | None = None) -> str:
+    """A page's address. query: its parameters; those without a value are left out."""
+    pairs = [
+        (name, each)
+        for name, value in (query or {}).items()
+        for each in (value if isinstance(value, list | tuple) else [value])
+        if each not in (None, "", False)
+    ]
+    return f"{prefix}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def local(back: str) -> str:
+    """A page of the dashboard by its path below the prefix; the first page for anything else, such as another site."""
+    return back if back.startswith("/") and not back.startswith(("//", "/\\")) else "/"
+
+
+def with_done(prefix: str, back: str, action: str) -> str:
+    """The address of the page that an action came from, which then reports the action."""
+    path, _, query = local(back).partition("?")
+    kept = [(name, value) for name, value in parse_qsl(query) if name != "done"]
+    return f"{prefix}{path}?{urlencode([*kept, ('done', action)])}"
+
+
+def back_of(request: Request) -> str | None:
+    """The page of this dashboard that sent the request, by its path below the prefix."""
+    referer, prefix = urlsplit(request.headers.get("referer", "")), prefix_of(request)
+    if referer.netloc != request.headers.get("host") or not referer.path.startswith(f"{prefix}/"):
+        return None
+    return local(referer.path.removeprefix(prefix) + (f"?{referer.query}" if referer.query else ""))
+
+
+def time_element(at: datetime | None, now: datetime, empty: str = "") -> Markup:
+    """An instant as `3m ago` or `in 3m`. A script shows the exact time in the reader's time zone, and counts on."""
+    if at is None:
+        return Markup("{}").format(empty)
+    relative = f"in {span(at - now)}" if at > now else f"{span(now - at)} ago"
+    return Markup('<time datetime="{0}" title="{0}" data-relative>{1}</time>').format(instant(at), relative)
+
+
+def command_text(*words: Any) -> str:
+    """A command line as a shell reads it."""
+    return shlex.join(str(word) for word in words if word is not None)
+
+
+def command_options(query: Mapping[str, Sequence[Any]], *flags: str) -> list[str]:
+    """A page's parameters as options of a command. flags: those without a value."""
+    given = [(name, value) for name, values in query.items() for value in values if value]
+    return [word for name, value in given for word in ([option(name)] if name in flags else [option(name), str(value)])]
+
+
+def option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def pretty_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def bytes_text(count: int | None) -> str:
+    if count is None:
+        return "unknown size"
+    return f"{count} bytes" if count < 10_000 else f"{count / 1000:.0f} kB"
+
+
+def number_text(value: float) -> str:
+    """With a thin space between thousands."""
+    return f"{value:,}".replace(",", "\u202f")

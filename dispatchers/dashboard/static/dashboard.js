@@ -1,0 +1,69 @@
+// The theme switch, relative times, and the refresh of the live part. Every page works without this script.
+"use strict";
+(() => {
+  const REFRESH_MS = 5000;
+  const root = document.documentElement;
+  const store = (name, value) => { try { localStorage.setItem(name, value); } catch { /* not kept */ } };
+  const stored = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
+
+  // --- the theme
+  const themes = ["system", "light", "dark"];
+  const theme = document.getElementById("theme");
+  const showTheme = () => { theme.textContent = `Theme: ${root.dataset.theme || "system"}`; };
+  if (theme) {
+    theme.hidden = false;
+    showTheme();
+    theme.addEventListener("click", () => {
+      const next = themes[(themes.indexOf(root.dataset.theme || "system") + 1) % themes.length];
+      if (next === "system") delete root.dataset.theme; else root.dataset.theme = next;
+      store("outbox-theme", next);
+      showTheme();
+    });
+  }
+
+  // --- relative times, which count on between two refreshes
+  const span = (seconds) => {
+    for (const [unit, size] of [["d", 86400], ["h", 3600], ["m", 60]]) if (seconds >= size) return `${Math.floor(seconds / size)}${unit}`;
+    return `${Math.floor(seconds)}s`;
+  };
+
+  const showTimes = () => {
+    const now = Date.now();
+    for (const each of document.querySelectorAll("time[data-relative]")) {
+      const at = Date.parse(each.dateTime);
+      if (Number.isNaN(at)) continue;
+      const text = at > now ? `in ${span((at - now) / 1000)}` : `${span((now - at) / 1000)} ago`;
+      if (each.textContent !== text) each.textContent = text;
+      each.title = new Date(at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
+    }
+  };
+  showTimes();
+  setInterval(showTimes, 1000);
+
+  // --- the live part: it does not refresh in a hidden tab, while paused, or while it is being used
+  const pause = document.getElementById("pause");
+  const freshness = document.getElementById("freshness");
+  let paused = stored("outbox-paused") === "yes";
+  const showPause = () => {
+    pause.setAttribute("aria-pressed", String(paused));
+    pause.textContent = paused ? "Updates paused" : "Pause updates";
+  };
+  const inUse = (live) =>
+    live.contains(document.activeElement) && document.activeElement !== live ||
+    live.querySelector("details[open]") !== null || !window.getSelection().isCollapsed;
+  if (pause && window.htmx) {
+    pause.hidden = false;
+    showPause();
+    pause.addEventListener("click", () => { paused = !paused; store("outbox-paused", paused ? "yes" : "no"); showPause(); });
+    setInterval(() => {
+      const live = document.querySelector("[data-live]");
+      if (!live || paused || document.hidden) return;
+      if (!inUse(live)) window.htmx.trigger(live, "refresh");
+      else if (freshness) freshness.textContent = "The page does not refresh while you work on it.";
+    }, REFRESH_MS);
+    document.body.addEventListener("htmx:afterSwap", () => { freshness.textContent = ""; showTimes(); });
+    for (const failed of ["htmx:responseError", "htmx:sendError", "htmx:timeout"]) {
+      document.body.addEventListener(failed, () => { freshness.textContent = "This page could not be refreshed. It shows an older state."; });
+    }
+  }
+})();

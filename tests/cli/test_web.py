@@ -1,0 +1,81 @@
+"""`outbox web`: its options, and what the environment may not change."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from support.cli_runner import command, refused
+from support.dashboard import Browser, dashboard, signed_in
+from support.database import Database
+
+from dispatchers.dashboard.password_file import PasswordFile, user_line
+from dispatchers.dashboard.protection import LocalHostsOnly
+from outbox.errors import ConfigurationError
+
+ADA = user_line("ada", ["viewer"], "correct horse").encode()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[uvicorn.Config]:
+    """The servers' settings; none is run."""
+    configs: list[uvicorn.Config] = []
+
+    def run(app: Any, **settings: Any) -> None:
+        configs.append(uvicorn.Config(app, **settings))
+
+    monkeypatch.setattr(uvicorn, "run", run)
+    return configs
+
+
+def test_the_variables_of_the_server_change_nothing(sqlite: Database, started: list[uvicorn.Config]) -> None:
+    result = command("web", database=sqlite, WEB_CONCURRENCY="4", UVICORN_HOST="0.0.0.0")
+
+    assert result.exit_code == 0
+    assert [(each.workers, each.host) for each in started] == [(1, "127.0.0.1")]
+
+
+@pytest.mark.parametrize("path", ["outbox", "/outbox/", "//evil", "/a b", "/", "/a?b"])
+def test_a_root_path_that_no_link_can_begin_with_is_refused(sqlite: Database, path: str) -> None:
+    status, text = refused("web", "--root-path", path, database=sqlite)
+
+    assert status == 2
+    assert "must be a path such as /outbox" in " ".join(text.split())
+
+
+def test_a_wrong_url_is_named_by_its_option(sqlite: Database) -> None:
+    status, text = refused("web", "--read-database", "mysql://ada@localhost/shop", database=sqlite)
+
+    assert status == 2
+    assert "'--read-database'" in text
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.2:8460", 200),
+        ("[::1]:8460", 200),
+        ("LOCALHOST", 200),
+        ("localhost.evil", 421),
+        ("127.0.0.1.evil", 421),
+        ("localhost@evil", 421),
+        ("[::1", 421),
+    ],
+)
+def test_only_names_of_this_machine_are_served(sqlite: Database, host: str, status: int) -> None:
+    with dashboard(sqlite, authenticate=signed_in("viewer")) as app:
+        answer = Browser(LocalHostsOnly(app), Host=host).get("/api/entries")
+
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"\xff\xfe", "it is not UTF-8"), (b"# none", "has no user"), (ADA + b"\n" + ADA, "line 2 .* names 'ada' again")],
+)
+def test_a_file_of_users_that_is_ambiguous_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "users"
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match=why):
+        PasswordFile(path)

@@ -1,0 +1,73 @@
+"""The users of `outbox web`: names, roles and hashed passwords in a file."""
+
+import base64
+from pathlib import Path
+
+import pytest
+from support.cli_runner import refused, succeeded
+from support.dashboard import Browser, dashboard
+from support.database import Database
+
+from dispatchers.dashboard.password_file import PasswordFile, user_line
+from outbox.errors import ConfigurationError
+
+PASSWORD = "correct horse: battery"
+
+
+def basic(name: str, password: str = PASSWORD) -> str:
+    return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+
+
+def users(folder: Path, *lines: str) -> Path:
+    path = folder / "users"
+    path.write_text("# the team\n\n" + "\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        (basic("ada"), 200),
+        (basic("ada", "wrong"), 401),
+        (basic("grace"), 401),
+        (basic(""), 401),
+        ("Basic !", 401),
+        ("Bearer x", 401),
+        ("", 401),
+    ],
+)
+def test_only_a_user_with_the_right_password_gets_in(
+    sqlite: Database, tmp_path: Path, authorization: str, status: int
+) -> None:
+    file = PasswordFile(users(tmp_path, user_line("ada", ["operator"], PASSWORD)))
+
+    with dashboard(sqlite, authenticate=file) as app:
+        browser = Browser(app, Authorization=authorization)
+        answers = [browser.get("/"), browser.get("/"), browser.api("/entries")]
+
+    assert [answer.status_code for answer in answers] == [status] * 3
+    if status == 401:
+        assert all(answer.headers["www-authenticate"].startswith("Basic ") for answer in answers)
+
+
+def test_a_user_has_the_roles_of_the_file(sqlite: Database, tmp_path: Path) -> None:
+    line = succeeded("user", "ada", "--role", "viewer", "--role", "payload_reader", "--password", PASSWORD).strip()
+
+    with dashboard(sqlite, authenticate=PasswordFile(users(tmp_path, line))) as app:
+        page = Browser(app, Authorization=basic("ada")).text("/")
+
+    assert PASSWORD not in line
+    assert 'title="payload_reader, viewer">ada<' in page
+
+
+@pytest.mark.parametrize("line", ["ada", "ada:boss:AAAA.AAAA", "ada:viewer:short.short", ":viewer:x.y"])
+def test_a_malformed_line_is_named(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigurationError, match="line 3 of the file of users is malformed"):
+        PasswordFile(users(tmp_path, line))
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path, sqlite: Database) -> None:
+    status, text = refused("web", "--users", str(tmp_path / "none"), database=sqlite)
+
+    assert status == 1
+    assert "cannot be read: No such file or directory" in text

@@ -1,0 +1,156 @@
+"""Decisions that need a second person: proposed by one operator, confirmed by another, in the dashboard."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import sqlalchemy as sa
+from support.cli_runner import put_uncertain
+from support.dashboard import Browser, by_header, dashboard, put_heartbeat
+from support.database import TABLES, Database
+from support.entries import put, put_one, queue_row
+
+import outbox
+from dispatchers.dashboard import Dashboard
+from dispatchers.stored_outcome import read_outcome
+from outbox.errors import ConfigurationError
+
+BEARER = {"Authorization": "Bearer t"}
+OF_TWO = ["cancel", "did_not_happen", "send_again"]
+
+
+class Team(NamedTuple):
+    """ada, bob: the browsers of two operators."""
+
+    ada: Browser
+    bob: Browser
+
+
+@pytest.fixture
+def team(database: Database) -> Iterator[Team]:
+    with dashboard(database, authenticate=by_header, second_person=OF_TWO) as app:
+        yield Team(*(Browser(app, **{"X-User": f"{name}=operator"}) for name in ("ada", "bob")))
+
+
+def decided(database: Database, *ids: Any) -> int:
+    return sum(read_outcome(queue_row(database, id).outcome).known is not None for id in ids)
+
+
+def audit(database: Database) -> list[tuple[str, str, int, str | None]]:
+    return [(row.actor, row.action, row.count, row.reason) for row in database.rows(TABLES.audit)]
+
+
+def confirm_path(page: str) -> str:
+    found = re.search(r'action="(/proposals/[^"]*/confirm)"', page)
+    assert found
+    return found[1]
+
+
+def test_a_bulk_decision_waits_for_another_operator(database: Database, ob: outbox.Outbox, team: Team) -> None:
+    ids = put(database, ob, count=3)
+
+    team.ada.text("/bulk?decision=cancel")
+    proposed = team.ada.send("/bulk/propose", reason="ordered twice")
+    own = team.ada.text(proposed.headers["location"])
+    during = decided(database, *ids)
+    shown = team.bob.text("/proposals")
+
+    assert "is proposed. Nothing changes until" in own
+    assert "Another operator must confirm it" in own
+    assert all(
+        text in shown for text in ("cancel 3 entries that are pending or retry", "ada", "ordered twice", "in 3h")
+    )
+    assert during == 0
+    assert confirm_path(shown) not in own
+    assert audit(database) == [("ada", "propose", 3, "ordered twice")]
+
+
+def test_a_confirmed_proposal_is_carried_out_and_counted(database: Database, ob: outbox.Outbox, team: Team) -> None:
+    gone, *ids = put(database, ob, count=3)
+    team.ada.text("/bulk?decision=cancel")
+    team.ada.send("/bulk/propose", reason="ordered twice")
+    with database.begin() as session:
+        assert ob.cancel(session, gone)
+
+    answer = team.bob.send(confirm_path(team.bob.text("/proposals")))
+
+    assert "2 changed" in answer.text
+    assert "1 left alone: it has ended as cancelled" in answer.text
+    assert decided(database, *ids) == 2
+    assert audit(database)[-1] == ("bob", "cancel", 2, "ordered twice (proposed by ada)")
+    assert "confirmed" in team.ada.text("/proposals")
+
+
+def test_who_proposed_a_decision_is_refused(database: Database, ob: outbox.Outbox, team: Team) -> None:
+    ids = put(database, ob, count=2)
+    counted = team.ada.api("/bulk?decision=cancel").json()
+    body = {**counted["parameters"], "entries": counted["entries"], "reason": "ordered twice"}
+    made = team.ada.api("/bulk/propose", body, **BEARER).json()
+
+    answer = team.ada.api(f"/proposals/{made['id']}/confirm", {}, **BEARER)
+
+    assert (answer.status_code, answer.json()["code"]) == (409, "wrong_state")
+    assert "another operator must confirm it" in answer.json()["detail"]
+    assert decided(database, *ids) == 0
+
+
+def test_a_decision_of_two_cannot_be_made_by_one(database: Database, ob: outbox.Outbox, team: Team) -> None:
+    id, lost = put_one(database, ob), put_uncertain(database, ob)
+    counted = team.ada.api("/bulk?decision=cancel").json()
+    body = {**counted["parameters"], "entries": counted["entries"], "reason": "ordered twice"}
+
+    bulk = team.ada.api("/bulk/decide", body, **BEARER)
+    one = team.ada.api(f"/entries/{id}/decide", {"decision": "cancel", "reason": "x"}, **BEARER)
+    again = team.ada.api(f"/entries/{lost}/decide", {"decision": "new_key", "reason": "x"}, **BEARER)
+    alone = team.ada.api(f"/entries/{lost}/decide", {"decision": "happened", "reason": "seen"}, **BEARER)
+
+    assert [answer.json().get("code") for answer in (bulk, one, again)] == ["second_person"] * 3
+    assert alone.status_code == 200
+    assert (decided(database, id), decided(database, lost)) == (0, 1)
+
+
+def test_the_form_of_an_entry_proposes_what_needs_two(database: Database, ob: outbox.Outbox, team: Team) -> None:
+    id = put_uncertain(database, ob)
+    put_heartbeat(database)
+
+    page = team.ada.text(f"/entries/{id}")
+    answer = team.ada.send(f"/entries/{id}/propose", decision="did_not_happen", reason="not in their log")
+    team.bob.send(confirm_path(team.bob.text("/proposals")))
+
+    assert "What another operator must confirm" in page
+    assert answer.status_code == 303
+    known = read_outcome(queue_row(database, id).outcome).known
+    assert known is not None
+    assert known.state == "failed"
+
+
+def test_a_proposal_can_be_withdrawn_by_its_own_operator(database: Database, ob: outbox.Outbox, team: Team) -> None:
+    put_one(database, ob)
+    team.ada.text("/bulk?decision=cancel")
+    team.ada.send("/bulk/propose", reason="ordered twice")
+    path = confirm_path(team.bob.text("/proposals"))
+
+    team.ada.text("/proposals")
+    withdrawn = team.ada.send(path.replace("confirm", "withdraw"))
+    refused = team.bob.send(path)
+
+    assert withdrawn.status_code == 303
+    assert (refused.status_code, "was withdrawn by" in refused.text) == (409, True)
+
+
+def test_an_expired_proposal_cannot_be_confirmed(database: Database, ob: outbox.Outbox, team: Team) -> None:
+    put_one(database, ob)
+    team.ada.text("/bulk?decision=cancel")
+    team.ada.send("/bulk/propose", reason="ordered twice")
+    path = confirm_path(team.bob.text("/proposals"))
+    database.execute(sa.update(TABLES.proposal).values(expires_at=TABLES.proposal.c.at))
+
+    assert team.bob.send(path).status_code == 409
+    assert "expired" in team.bob.text("/proposals")
+
+
+@pytest.mark.parametrize("names", ["cancel", ["look_up"]])
+def test_a_name_that_is_no_decision_is_refused(database: Database, names: Any) -> None:
+    with pytest.raises(ConfigurationError, match="second_person"):
+        Dashboard(database.engine, authenticate=by_header, second_person=names)

@@ -1,0 +1,165 @@
+"""The first page as a work list: the evidence, the window of the key, and the decisions that are safe now."""
+
+from datetime import timedelta
+
+import pytest
+from support.cli_runner import PRIVATE, put_ended, put_uncertain, set_row
+from support.dashboard import Browser, dashboard, put_heartbeat, signed_in
+from support.database import TABLES, Database
+from support.entries import change, put_one
+
+import outbox
+from outbox.sql.dialect import clock, clock_plus
+
+
+def put_case(database: Database, ob: outbox.Outbox, *, hours: float = 1) -> str:
+    """An entry whose only attempt, so long ago, timed out."""
+    id = put_uncertain(database, ob, parent="order:1")
+    change(database, id, in_doubt_since=clock_plus(-timedelta(hours=hours)))
+    attempt = {"entry_id": id, "at": clock(), "kind": "attempt", "delivery": 1, "reason": "no answer within 30 s"}
+    set_row(database, TABLES.event, **attempt)
+    return str(id)
+
+
+def offered(database: Database, *roles: str) -> dict[str, str | None]:
+    with dashboard(database, authenticate=signed_in(*roles or ("operator",))) as app:
+        (case,) = Browser(app).api("/uncertain").json()["cases"]
+    return {offer["decision"]: offer["why_not"] for offer in case["offers"] or []}
+
+
+def test_within_the_window_the_same_key_is_offered_and_a_new_one_is_not(database: Database, ob: outbox.Outbox) -> None:
+    put_case(database, ob)
+    put_heartbeat(database)
+
+    found = offered(database)
+
+    assert [name for name, why_not in found.items() if why_not is None] == [
+        *("look_up", "same_key", "happened", "did_not_happen")
+    ]
+    assert found["new_key"] == "the service still remembers its key: under a new key it may happen twice"
+
+
+def test_after_the_window_a_new_key_is_offered_and_the_same_one_is_not(database: Database, ob: outbox.Outbox) -> None:
+    put_case(database, ob, hours=30)
+    put_heartbeat(database)
+
+    found = offered(database)
+
+    assert found["new_key"] is None
+    assert found["same_key"] == "the service may have forgotten the key by then: it may happen twice"
+
+
+def test_the_work_list_shows_the_evidence_the_key_and_the_countdown(database: Database, ob: outbox.Outbox) -> None:
+    id = put_case(database, ob)
+    put_heartbeat(database)
+
+    with dashboard(database) as app:
+        page = Browser(app).text("/")
+
+    assert ob.child_key("order:1", "mail.send") in page
+    assert "attempt, delivery 1" in page
+    assert "Closes <time" in page
+    assert "in 22h" in page
+    assert "No retry is planned. Send it again before the window closes" in page
+    assert f"outbox resend {id} --key same" in page
+    assert "27 bytes" in page
+
+
+def test_what_is_not_safe_is_explained_and_has_no_button(database: Database, ob: outbox.Outbox) -> None:
+    put_case(database, ob)
+    put_heartbeat(database)
+
+    with dashboard(database) as app:
+        page = Browser(app).text("/")
+
+    assert 'value="same_key"' in page
+    assert 'value="new_key"' not in page
+    assert "Send again under a new key: the service still remembers its key" in page
+
+
+def test_a_decision_that_is_not_safe_is_refused_also_if_it_is_sent(database: Database, ob: outbox.Outbox) -> None:
+    id = put_case(database, ob)
+    put_heartbeat(database)
+
+    with dashboard(database) as app:
+        browser = Browser(app)
+        browser.text("/")
+        answer = browser.send(f"/entries/{id}/decide", decision="new_key", reason="impatient")
+
+    assert answer.status_code == 409
+    assert "the service still remembers its key" in answer.text
+
+
+def test_a_viewer_sees_the_evidence_but_no_key_and_no_decision(database: Database, ob: outbox.Outbox) -> None:
+    id = put_case(database, ob)
+    put_heartbeat(database)
+    key = ob.child_key("order:1", "mail.send")
+
+    with dashboard(database, authenticate=signed_in("viewer")) as app:
+        browser = Browser(app)
+        pages = browser.text("/"), browser.text(f"/entries/{id}"), browser.text("/entries")
+        documents = [browser.api(path).text for path in ("/uncertain", f"/entries/{id}", "/entries")]
+
+    assert "attempt, delivery 1" in pages[0]
+    assert offered(database, "viewer") == {}
+    assert all(key not in text and 'name="decision"' not in text for text in (*pages, *documents))
+
+
+def test_revealing_needs_its_role_and_a_reason_and_is_recorded(database: Database, ob: outbox.Outbox) -> None:
+    id = put_case(database, ob)
+
+    with dashboard(database) as app:
+        refusal = Browser(app).api(f"/entries/{id}/reveal", {"reason": "x"}, Authorization="Bearer t")
+    with dashboard(database, authenticate=signed_in("payload_reader", name="grace")) as app:
+        browser = Browser(app)
+        browser.text(f"/entries/{id}")
+        page = browser.send(f"/entries/{id}/reveal", reason="the customer asks")
+        document = browser.api(f"/entries/{id}/reveal", {"reason": "again"}, Authorization="Bearer t").json()
+        without = browser.api(f"/entries/{id}/reveal", {}, Authorization="Bearer t")
+
+    assert (refusal.status_code, without.status_code) == (403, 422)
+    assert PRIVATE["card"] in page.text
+    assert document["payload"] == PRIVATE
+    assert [(row.actor, row.action, row.reason) for row in database.rows(TABLES.audit)] == [
+        ("grace", "reveal_payload", "the customer asks"),
+        ("grace", "reveal_payload", "again"),
+    ]
+
+
+def test_the_answer_of_the_service_is_hidden_until_it_is_revealed(database: Database, ob: outbox.Outbox) -> None:
+    id = put_ended(database, ob)
+
+    with dashboard(database, authenticate=signed_in("payload_reader")) as app:
+        browser = Browser(app)
+        page, entry = browser.text(f"/entries/{id}"), browser.api(f"/entries/{id}").json()
+        revealed = browser.api(f"/entries/{id}/reveal", {"reason": "x"}, Authorization="Bearer t").json()
+
+    assert "ch_1" not in page + str(entry)
+    assert entry["has_result"] is True
+    assert revealed["result"] == {"id": "ch_1"}
+
+
+def test_an_entry_lists_its_siblings(database: Database, ob: outbox.Outbox) -> None:
+    id = put_case(database, ob)
+    sibling = put_one(database, ob, "crm.upsert", parent="order:1")
+    put_one(database, ob, "crm.upsert", parent="order:2")
+
+    with dashboard(database) as app:
+        found = Browser(app).api(f"/entries/{id}").json()["siblings"]
+
+    assert {each["id"] for each in found} == {id, str(sibling)}
+
+
+@pytest.mark.parametrize("decision", ["retry", "cancel"])
+def test_a_waiting_entry_is_offered_what_its_state_allows(database: Database, ob: outbox.Outbox, decision: str) -> None:
+    id = put_one(database, ob)
+
+    with dashboard(database) as app:
+        browser = Browser(app)
+        page = browser.text(f"/entries/{id}")
+        answer = browser.send(f"/entries/{id}/decide", decision=decision, reason="now")
+
+    assert f'value="{decision}"' in page
+    assert f"outbox {decision} {id}" in page
+    assert 'value="happened"' not in page
+    assert answer.status_code == 303

@@ -1,0 +1,96 @@
+"""The live part of a page: it refreshes by itself, but not in a hidden tab, while paused, or while it is used."""
+
+import sqlalchemy as sa
+from playwright.sync_api import Page, expect
+from support.database import TABLES
+
+from dashboard_browser.conftest import Browse
+from dispatchers.admin import decisions
+
+A_WHILE = 60_000  # milliseconds of the page's clock: several refreshes
+COUNT_REQUESTS = """() => {
+  window.requests = 0;
+  window.realSend ??= XMLHttpRequest.prototype.send;
+  XMLHttpRequest.prototype.send = function (...body) { window.requests += 1; return window.realSend.apply(this, body); };
+}"""
+
+
+def refreshes_in_a_while(page: Page) -> int:
+    """How many requests the page sends while its clock runs."""
+    page.evaluate(COUNT_REQUESTS)
+    page.clock.run_for(A_WHILE)
+    return int(page.evaluate("window.requests"))
+
+
+def refreshes_at_last(page: Page) -> bool:
+    """Whether it asks in one of several such times: the script may begin, or an answer come, only after the first."""
+    return any(refreshes_in_a_while(page) for _ in range(20))
+
+
+def test_a_page_shows_what_has_changed_without_being_loaded_again(browse: Browse, home: str, engine: sa.Engine) -> None:
+    with browse("viewer") as page:
+        page.clock.install()
+        page.goto(f"{home}/destinations")
+        page.evaluate("window.isTheFirst = true")
+        with engine.begin() as connection:
+            decisions.pause(connection, TABLES, "warehouse", actor="mara", reason="stocktaking")
+
+        with page.expect_response(f"{home}/destinations"):
+            page.clock.run_for(A_WHILE)
+        page.clock.resume()
+
+        expect(page.get_by_text("by mara: stocktaking")).to_be_visible()
+        assert page.evaluate("window.isTheFirst")
+
+
+def test_a_hidden_tab_asks_for_nothing_until_it_is_shown_again(browse: Browse, home: str) -> None:
+    with browse("viewer") as page:
+        page.clock.install()
+        page.goto(f"{home}/overview")
+        assert refreshes_at_last(page)
+
+        page.evaluate("Object.defineProperty(document, 'hidden', {configurable: true, get: () => true})")
+        assert refreshes_in_a_while(page) == 0
+
+        page.evaluate("delete document.hidden")
+        assert refreshes_at_last(page)
+
+
+def test_a_paused_page_asks_for_nothing_and_stays_paused(browse: Browse, home: str) -> None:
+    with browse("viewer") as page:
+        page.clock.install()
+        page.goto(f"{home}/overview")
+        page.get_by_role("button", name="Pause updates").click()
+        assert refreshes_in_a_while(page) == 0
+
+        page.goto(f"{home}/destinations")
+        expect(page.get_by_role("button", name="Updates paused")).to_have_attribute("aria-pressed", "true")
+        assert refreshes_in_a_while(page) == 0
+
+        page.get_by_role("button", name="Updates paused").click()
+        assert refreshes_at_last(page)
+
+
+def test_an_open_form_is_not_replaced_while_it_is_used(browse: Browse, home: str) -> None:
+    with browse("operator") as page:
+        page.clock.install()
+        page.goto(f"{home}/")
+        case = page.locator("article").first
+        case.get_by_text("Decide", exact=True).first.click()
+        case.get_by_label("Reason").fill("half a sentence")
+
+        assert refreshes_in_a_while(page) == 0
+        assert case.get_by_label("Reason").input_value() == "half a sentence"
+
+
+def test_the_chosen_colour_scheme_is_kept(browse: Browse, home: str) -> None:
+    with browse("viewer", color_scheme="light") as page:
+        page.goto(f"{home}/")
+        light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        switch = page.get_by_role("button", name="Theme")
+        while "dark" not in switch.inner_text():
+            switch.click()
+
+        page.goto(f"{home}/entries")
+
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light

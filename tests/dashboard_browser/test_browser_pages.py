@@ -1,0 +1,36 @@
+"""Every page: without violations in both colour schemes, on a narrow screen, and without JavaScript."""
+
+import pytest
+from support.browser import NARROW, is_wider_than_screen, violations
+
+from dashboard_browser.conftest import Browse
+from dispatchers.dashboard.pages import VIEWS
+
+
+@pytest.mark.parametrize("name", [view.name for view in VIEWS])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_is_accessible_and_fits_every_screen(
+    browse: Browse, pages: dict[str, str], name: str, scheme: str
+) -> None:
+    with browse("operator", "payload_reader", color_scheme=scheme) as page:
+        page.goto(pages[name])
+        for each in page.locator("main details").all():
+            each.evaluate("details => { details.open = true }")
+
+        assert violations(page) == []
+
+        page.set_viewport_size(NARROW)
+        assert not is_wider_than_screen(page)
+        assert violations(page) == []
+
+
+def test_every_page_can_be_read_without_javascript(browse: Browse, home: str) -> None:
+    with browse("viewer", java_script_enabled=False) as page:
+        page.goto(f"{home}/")
+        names = page.get_by_role("navigation", name="Pages").get_by_role("link").all_inner_texts()
+
+        for name in names:
+            page.get_by_role("navigation", name="Pages").get_by_role("link", name=name, exact=True).click()
+            assert page.locator("a[aria-current=page]").inner_text() == name
+            assert page.locator("main table, main .empty, main article, main .cards, main form").count() > 0
+            assert page.get_by_role("button", name="Pause updates").count() == 0

@@ -1,0 +1,93 @@
+"""A real Chromium, the system's own, driven by Playwright: for the tests of the dashboard and the pictures of the documents."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+
+AXE = Path(__file__).parents[1] / "dashboard_browser" / "vendor" / "axe-core-4.14.1.min.js"
+NEEDED = "Chromium is not installed (on Debian: apt-get install chromium)"
+OPTIONS = ("--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb", "--font-render-hinting=none")
+TIMEOUT_MS = 30_000  # a busy machine may take long; a test that passes never waits for it
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+
+
+def find_chromium() -> str | None:
+    return shutil.which("chromium")
+
+
+@contextmanager
+def running_chromium(program: str) -> Iterator[Browser]:
+    """While the block lasts, this thread can run no event loop of its own: Playwright's runs in it."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=OPTIONS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Complaints:
+    """What the pages of a test did that the dashboard must never do.
+
+    expected: part of the text of a message that is no complaint; empty if there is none.
+    console: errors and warnings, among them each violation of the content security policy. foreign: requests to another host.
+    """
+
+    home: str
+    expected: str
+    console: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page) -> None:
+        page.on("console", self._read)
+        page.on("pageerror", lambda error: self.console.append(str(error)))
+        page.on("request", self._check)
+
+    def _read(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not (self.expected and self.expected in message.text):
+            self.console.append(f"{message.type}: {message.text}")
+
+    def _check(self, request: Request) -> None:
+        if not request.url.startswith((f"{self.home}/", "data:")):
+            self.foreign.append(request.url)
+
+
+@contextmanager
+def browsing(browser: Browser, home: str, *, expected: str = "", **settings: Any) -> Iterator[Page]:
+    """A page in a fresh profile, for the dashboard at `home`. Raises `AssertionError` for complaints at the end of the block.
+
+    settings: those of `Browser.new_context`.
+    """
+    complaints = Complaints(home, expected)
+    context = browser.new_context(
+        locale="en-GB",
+        timezone_id="Europe/Berlin",
+        **{"viewport": WIDE} | settings,
+    )
+    context.set_default_timeout(TIMEOUT_MS)
+    try:
+        page = context.new_page()
+        complaints.watch(page)
+        yield page
+    finally:
+        context.close()
+    found = [*complaints.console, *complaints.foreign]
+    assert not found, "\n".join(found)
+
+
+def violations(page: Page) -> list[str]:
+    """What axe finds wrong with the page, one line for each element; sorted."""
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return sorted(f"{each['id']}: {node['html']}: {node['failureSummary']}" for each in found for node in each["nodes"])
+
+
+def is_wider_than_screen(page: Page) -> bool:
+    """Whether the page as a whole scrolls sideways; a part of it may."""
+    return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
