@@ -25,7 +25,7 @@ from dispatchers.delivery import (
     Unknown,
 )
 from dispatchers.stored_outcome import KEY_CONFLICT, SEND_AGAIN, Known, LookupState
-from dispatchers.time_limits import CENTURY, backoff, last_safe_send, remembered
+from dispatchers.time_limits import CENTURY, backoff, last_safe_send, remembered, same_key_is_safe
 from dispatchers.transitions import (
     AwaitLookup,
     ClaimedEntry,
@@ -223,15 +223,8 @@ def conclude(entry: ClaimedEntry, known: Known, memory: Memory) -> Transition:
     match known.state:
         case "send_again":
             return _send_again(entry, known, memory)
-        case "uncertain":  # its group was blocked when that was stored
-            return MarkUncertain(
-                known.reason or "",
-                attempts,
-                entry.maybe_sent,
-                entry.in_doubt_since,
-                known.stored,
-                failure_blocks_group=False,
-            )
+        case "uncertain":
+            return _still_uncertain(entry, attempts, known.reason or "", known)
         case "delivered" | "failed" | "cancelled":
             by_operator = known.attempts is None
             end = Settle(known.state, attempts, known.result, known.reason, decided=by_operator)
@@ -241,14 +234,27 @@ def conclude(entry: ClaimedEntry, known: Known, memory: Memory) -> Transition:
             assert_never(known.state)
 
 
-def _send_again(entry: ClaimedEntry, known: Known, memory: Memory) -> SendAgain:
-    """Under the same key while the service surely remembers it, else under one that it has never seen."""
+def _send_again(entry: ClaimedEntry, known: Known, memory: Memory) -> SendAgain | MarkUncertain:
+    """Under the same key while the service surely remembers it, else under one that it has never seen.
+
+    If the operator has allowed only the other of the two, the entry stays uncertain.
+    """
     reason = known.reason or SEND_AGAIN
     sent_at = entry.leased_at + memory.fencing_delay
     last = last_safe_send(entry.in_doubt_since, memory)
-    if memory.window is not None and not known.stored and (last is None or sent_at < last):
-        return SendAgain(entry.key_epoch, entry.in_doubt_since, memory.fencing_delay, reason)
-    return SendAgain(entry.key_epoch + 1, None, memory.fencing_delay, reason)
+    is_same = same_key_is_safe(last, memory, sent_at, stored=known.stored)
+    epoch = entry.key_epoch if is_same else entry.key_epoch + 1
+    if known.key_epoch not in (None, epoch):
+        why = "the service may have forgotten its key since" if not is_same else "the service still remembers its key"
+        return _still_uncertain(
+            entry, entry.attempts, f"not sent again as an operator decided: {why}; decide again", known
+        )
+    return SendAgain(epoch, entry.in_doubt_since if is_same else None, memory.fencing_delay, reason)
+
+
+def _still_uncertain(entry: ClaimedEntry, attempts: int, reason: str, known: Known) -> MarkUncertain:
+    """Uncertain, as when `known` was stored. Its group was blocked then, or has been released since."""
+    return replace(_uncertain(entry, attempts, reason), stored=known.stored, failure_blocks_group=False)
 
 
 # --- where the callback or the next entry of the group is in the way

@@ -41,6 +41,8 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
             prefix + name, prefix + table, columns, schema=schema, postgresql_where=condition, sqlite_where=condition
         )
 
+    is_true = " = 1" if dialect.name == "sqlite" else ""
+
     low, high = instant_range(dialect.name)
 
     def storable(name: str, *columns: str) -> sa.CheckConstraint:
@@ -123,6 +125,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     index("queue_fair", "queue", ["fair", "scope", "due_at"], where="fair IS NOT NULL")
     index("queue_group", "queue", ["ordering_key", "position"], where="ordering_key IS NOT NULL")
     index("queue_callback", "queue", ["callback"], where="callback IS NOT NULL")
+    index("queue_in_doubt", "queue", ["in_doubt_since", "id"], where=f"maybe_sent{is_true}")
     store_with(
         queue,
         "fillfactor = 33, autovacuum_vacuum_scale_factor = 0,"
@@ -196,6 +199,16 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     )
 
     op.create_table(
+        f"{prefix}send_count",
+        sa.Column("minute", at, primary_key=True),
+        sa.Column("destination", sa.String(255), primary_key=True),
+        sa.Column("result", sa.String(16), primary_key=True),
+        sa.Column("bucket", sa.SmallInteger(), primary_key=True, autoincrement=False),
+        sa.Column("sends", sa.BigInteger(), nullable=False),
+        schema=schema,
+    )
+
+    op.create_table(
         f"{prefix}event",
         # Integer on SQLite: only INTEGER PRIMARY KEY counts up by itself
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
@@ -209,6 +222,45 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
         schema=schema,
     )
     index("event_entry", "event", ["entry_id"])
+
+    op.create_table(
+        f"{prefix}audit",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
+        sa.Column("at", at, nullable=False),
+        sa.Column("actor", sa.String(255), nullable=False),
+        sa.Column("action", sa.String(32), nullable=False),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("target", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text()),
+        sa.Column("count", sa.Integer(), nullable=False),
+        sa.CheckConstraint(
+            "kind IN ('entry', 'entries', 'destination', 'ordering_group', 'request', 'database')",
+            name=f"{prefix}audit_kind",
+        ),
+        schema=schema,
+    )
+    index("audit_at", "audit", ["at", "id"])
+
+    op.create_table(
+        f"{prefix}proposal",
+        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("at", at, nullable=False),
+        sa.Column("expires_at", at, nullable=False),
+        sa.Column("actor", sa.String(255), nullable=False),
+        sa.Column("sentence", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("decision", sa.Text(), nullable=False),
+        sa.Column("state", sa.String(9), nullable=False),
+        sa.Column("decided_by", sa.String(255)),
+        sa.Column("decided_at", at),
+        sa.CheckConstraint("state IN ('open', 'confirmed', 'withdrawn')", name=f"{prefix}proposal_state"),
+        sa.CheckConstraint(
+            "(state = 'open') = (decided_by IS NULL) AND (decided_by IS NULL) = (decided_at IS NULL)",
+            name=f"{prefix}proposal_decided",
+        ),
+        schema=schema,
+    )
+    index("proposal_at", "proposal", ["at", "id"])
 
     op.create_table(
         f"{prefix}meta",
@@ -363,7 +415,20 @@ def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
     dialect = op.get_context().dialect
     if dialect.name == "postgresql":
         _drop_functions(op, schema, prefix)
-    apart = ("tombstone", "record", "kid", "meta", "event", "dispatcher", "callback", "blocked_group", "destination")
+    apart = (
+        "tombstone",
+        "record",
+        "kid",
+        "meta",
+        "proposal",
+        "audit",
+        "event",
+        "send_count",
+        "dispatcher",
+        "callback",
+        "blocked_group",
+        "destination",
+    )
     for table in (*apart, "settlement", "queue", "entry"):
         op.drop_table(prefix + table, schema=schema)
     if dialect.supports_sequences:

@@ -1,36 +1,41 @@
-"""Operator decisions about an entry or a destination. Each is recorded with a name and a reason.
+"""Operator decisions about an entry or a destination. Each is recorded with a name and a reason, in the audit log too.
 
 A decision changes one row in the caller's transaction, if the row's state allows it. It sends nothing: a running dispatcher
 carries it out and calls the callbacks. The commands `outbox retry|cancel|resolve|release|pause|resume` call these functions.
 """
 
-from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, select, update
 
-from dispatchers.decide import CANCEL_UNSERVED_AFTER
-from dispatchers.store import callback_registry
+from dispatchers.admin.audit import write_audit
+from dispatchers.admin.decision_effects import (
+    RESOLVED_STATES,
+    Unserved,
+    Verdict,
+    cancel_row,
+    record_event,
+    refused,
+    release_row,
+    resolve_row,
+    retry_row,
+    text_of,
+)
+from dispatchers.admin.decision_rules import ENDED, why_not_cancel, why_not_release, why_not_resolve, why_not_retry
 from dispatchers.store import flow_control as store_flow_control
 from dispatchers.store.database_identity import is_suspended
-from dispatchers.stored_outcome import SEND_AGAIN, UNSERVED, Known, read_outcome, write_outcome
+from dispatchers.stored_outcome import MalformedOutcome, read_outcome
 from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
 from outbox.keys import check_field
 from outbox.payload import encode_json
-from outbox.sql.deployment import recorded_environment
-from outbox.sql.dialect import clock, database_now
+from outbox.sql.dialect import clock
 from outbox.sql.ordering import Place, advance
 from outbox.sql.schema import Tables
-from outbox.times import NEVER
-
-Verdict: TypeAlias = Literal["happened", "did_not_happen", "send_again"]
 
 REASON_CHARS_MAX = 1000
 RESULT_BYTES_MAX = 64 * 1024
 ACTOR_CHARS_MAX = 255
-_STATES: Mapping[Verdict, Any] = {"happened": "delivered", "did_not_happen": "failed", "send_again": SEND_AGAIN}
 
 
 def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
@@ -43,20 +48,12 @@ def retry(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str,
     entry is neither `pending` nor `retry`, if it is suspended, or if it waits for earlier senders after a "send again".
     """
     check_decision(actor, reason)
-    row = _row(connection, tables, entry_id)
-    known = read_outcome(row.outcome).known
-    if known is not None and known.attempts is None:
-        raise _refused(row, f"an operator has decided that it is {known.state}; a running dispatcher carries that out")
-    if row.state == "uncertain":
-        raise _refused(row, "it may have happened: check with the service, then `resolve` it")
-    _require(row, {"pending", "retry"}, "only a waiting entry can be retried")
-    if row.state == "pending" and row.maybe_sent:
-        raise _refused(row, "it will be sent again, once no earlier send can still be in flight")
-    if row.position is not None and row.due_at == NEVER:
-        raise _refused(row, "it is blocked by an earlier entry of its ordering group, which `show` prints")
-    _write(connection, tables, row, due_at=clock())
-    _record(connection, tables, entry_id, actor, reason or "made due now")
-    return known is None
+    row = entry_row(connection, tables, entry_id)
+    _require(row, why_not_retry(row))
+    text = text_of("retry", row, reason)
+    sends = retry_row(connection, tables, row, actor, text)
+    log_decision(connection, tables, entry_id, actor, "retry", text)
+    return sends
 
 
 def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> bool:
@@ -69,31 +66,11 @@ def cancel(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str
     ended.
     """
     check_decision(actor, reason)
-    row = _row(connection, tables, entry_id)
-    known = read_outcome(row.outcome).known
-    if known is not None and known.attempts is not None:
-        raise _refused(row, f"its outcome is recorded as {known.state}, and only its callback is due")
-    _require(row, {"pending", "retry"}, "only a waiting entry can be cancelled")
-    if row.maybe_sent:
-        raise _refused(row, "it may have been sent, so it cannot be cancelled")
-    if is_suspended(connection, tables):
-        raise _refused(
-            row,
-            "sending is suspended and the database may have lost the record of a send: run `outbox resume --after-restore` first",
-        )
-    text = reason or "cancelled by an operator"
-    now = database_now(connection)
-    fields = select(tables.entry.c.env, tables.entry.c.operation).where(tables.entry.c.id == entry_id)
-    entry = connection.execute(fields).one()
-    is_foreign = recorded_environment(connection, tables) not in (None, entry.env)
-    is_unserved = is_foreign or _is_unserved_for_long(connection, tables, row, entry, now)
-    at_once = is_unserved and not callback_registry.is_due(connection, tables, "on_settled", entry.operation)
-    if at_once:
-        _settle_cancelled(connection, tables, row, text)
-    else:
-        decided_at = now if known is None or known.decided_at is None else known.decided_at
-        _know(connection, tables, row, Known(state="cancelled", reason=text, decided_at=decided_at))
-    _record(connection, tables, entry_id, actor, text)
+    row = entry_row(connection, tables, entry_id)
+    _require(row, why_not_cancel(row, is_suspended=is_suspended(connection, tables)))
+    text = text_of("cancel", row, reason)
+    at_once = cancel_row(connection, tables, row, actor, text, Unserved(connection, tables))
+    log_decision(connection, tables, entry_id, actor, "cancel", text)
     return at_once
 
 
@@ -117,17 +94,11 @@ def resolve(
     Raises `EntryNotFound`, `InvalidValue` for an empty reason, `NotSerializable`, and `DecisionRefused` unless the entry is
     uncertain.
     """
-    if verdict not in _STATES:
-        raise InvalidValue("verdict", verdict, f"must be one of {sorted(_STATES)}")
-    if not reason.strip():
-        raise InvalidValue("reason", reason, "must say how you know; it is recorded")
-    check_decision(actor, reason)
-    if result is not None:
-        encode_json("result", result, RESULT_BYTES_MAX)
-    row = _row(connection, tables, entry_id)
-    _require(row, {"uncertain"}, "only an uncertain entry can be resolved")
-    _know(connection, tables, row, Known(state=_STATES[verdict], result=result, reason=reason))
-    _record(connection, tables, entry_id, actor, f"{verdict}: {reason}")
+    check_resolution(verdict, actor, reason, result)
+    row = entry_row(connection, tables, entry_id)
+    _require(row, why_not_resolve(row))
+    resolve_row(connection, tables, row, verdict, actor, reason, result)
+    log_decision(connection, tables, entry_id, actor, "resolve", text_of("resolve", row, reason, verdict))
 
 
 def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: str, reason: str | None = None) -> None:
@@ -136,13 +107,11 @@ def release(connection: Connection, tables: Tables, entry_id: UUID, *, actor: st
     Raises `EntryNotFound`, `InvalidValue`, and `DecisionRefused` if the entry is not suspended.
     """
     check_decision(actor, reason)
-    row = _row(connection, tables, entry_id)
-    if row.suspended_reason is None:
-        raise _refused(row, "it is not suspended")
-    outcome = read_outcome(row.outcome)
-    undecided = row.state == "uncertain" and outcome.known is None and outcome.lookup is None
-    _write(connection, tables, row, suspended_reason=None, due_at=NEVER if undecided else clock())
-    _record(connection, tables, entry_id, actor, reason or f"released from: {row.suspended_reason}")
+    row = entry_row(connection, tables, entry_id)
+    _require(row, why_not_release(row))
+    text = text_of("release", row, reason)
+    release_row(connection, tables, row, actor, text)
+    log_decision(connection, tables, entry_id, actor, "release", text)
 
 
 def release_group(
@@ -159,7 +128,11 @@ def release_group(
     if row is None:
         raise EntryNotFound(f"ordering group {ordering_key!r} is not blocked")
     advance(connection, tables, [Place(ordering_key, 0)])  # the first that waits
-    _record(connection, tables, row.entry_id, actor, reason or f"ordering group released from: {row.reason}")
+    text = reason or f"ordering group released from: {row.reason}"
+    record_event(connection, tables, row.entry_id, actor, text)
+    write_audit(
+        connection, tables, actor=actor, action="release", kind="ordering_group", target=ordering_key, reason=text
+    )
 
 
 # --- destinations
@@ -174,6 +147,7 @@ def pause(connection: Connection, tables: Tables, name: str, *, actor: str, reas
     check_decision(actor, reason)
     store_flow_control.make_rows(connection, tables, [name])
     _write_destination(connection, tables, name, actor, paused=True, paused_reason=reason)
+    write_audit(connection, tables, actor=actor, action="pause", kind="destination", target=name, reason=reason)
     found = select(tables.queue.c.id).where(tables.queue.c.destination == name).limit(1)
     return connection.execute(found).one_or_none() is not None
 
@@ -194,6 +168,7 @@ def resume(connection: Connection, tables: Tables, name: str, *, actor: str, rea
     resumed = {"paused": False, "paused_reason": reason, "cooldown_until": None}
     closed = {"breaker": "closed", "breaker_until": None, "breaker_failures": 0, "breaker_token": None}
     _write_destination(connection, tables, name, actor, **resumed, **closed)
+    write_audit(connection, tables, actor=actor, action="resume", kind="destination", target=name, reason=reason)
 
 
 def _write_destination(connection: Connection, tables: Tables, name: str, actor: str, **values: Any) -> None:
@@ -202,6 +177,17 @@ def _write_destination(connection: Connection, tables: Tables, name: str, actor:
 
 
 # --- the actor and the reason
+
+
+def check_resolution(verdict: Verdict, actor: str, reason: str, result: Any) -> None:
+    """Raise `InvalidValue` or `NotSerializable` for what `resolve` does not take."""
+    if verdict not in RESOLVED_STATES:
+        raise InvalidValue("verdict", verdict, f"must be one of {sorted(RESOLVED_STATES)}")
+    if not reason.strip():
+        raise InvalidValue("reason", reason, "must say how you know; it is recorded")
+    check_decision(actor, reason)
+    if result is not None:
+        encode_json("result", result, RESULT_BYTES_MAX)
 
 
 def check_decision(actor: str, reason: str | None) -> None:
@@ -219,88 +205,33 @@ def _check_text(name: str, text: str, chars_max: int) -> None:
         raise InvalidValue(name, text, "contains a NUL character or a lone surrogate, which databases cannot store")
 
 
-# --- the row, under lock, and what is written to it
+# --- the row, under lock
 
 
-def _row(connection: Connection, tables: Tables, entry_id: UUID) -> Row[Any]:
-    """The entry's row of the queue, locked; a settled entry's has its state and nothing to decide."""
+def entry_row(connection: Connection, tables: Tables, entry_id: UUID) -> Row[Any]:
+    """The entry's row of the queue, locked; a settled entry's has its state and nothing to decide.
+
+    Raises `EntryNotFound`, and `DecisionRefused` for an entry that has ended, or whose stored outcome this release cannot read.
+    """
     queue, settlement = tables.queue, tables.settlement
     row = connection.execute(select(queue).where(queue.c.id == entry_id).with_for_update()).one_or_none()
     if row is not None:
+        try:
+            read_outcome(row.outcome)
+        except MalformedOutcome as error:
+            raise refused(row, f"{error}: `outbox verify` lists such rows") from None
         return row
     settled = connection.execute(select(settlement).where(settlement.c.id == entry_id)).one_or_none()
     if settled is None:
         raise EntryNotFound(f"no entry has the id {entry_id}")
-    raise _refused(settled, "it has ended, and that is final")
+    raise refused(settled, ENDED)
 
 
-def _require(row: Row[Any], states: set[str], otherwise: str) -> None:
-    if row.state == "sending":
-        raise _refused(row, "a send or a status lookup is in flight; try again when it has ended")
-    if row.state not in states:
-        raise _refused(row, otherwise)
-    if row.suspended_reason is not None:
-        raise _refused(row, f"it is suspended ({row.suspended_reason}): `release` it first")
+def _require(row: Row[Any], why_not: str | None) -> None:
+    if why_not is not None:
+        raise refused(row, why_not)
 
 
-def _refused(row: Row[Any], why: str) -> DecisionRefused:
-    return DecisionRefused(f"entry {row.id} is {row.state}: {why}", row.state)
-
-
-def _know(connection: Connection, tables: Tables, row: Row[Any], known: Known) -> None:
-    """Store the decision about the entry; the next dispatcher that claims it carries it out."""
-    outcome = write_outcome(known.reason or "", stored=read_outcome(row.outcome).stored, known=known)
-    _write(connection, tables, row, outcome=outcome, due_at=clock())
-
-
-def _is_unserved_for_long(
-    connection: Connection, tables: Tables, row: Row[Any], entry: Row[str, str], now: datetime
-) -> bool:
-    """Whether no dispatcher has served its operation although it has been due: it, or another one of them, has only been
-    released since, and it has never been tried.
-    """
-    queue, due_before = tables.queue, now - CANCEL_UNSERVED_AFTER
-    since = row.waiting_since or row.due_at
-    if row.first_leased_at is not None or row.attempts or since > due_before:
-        return False
-    if read_outcome(row.outcome).is_unserved:
-        return True
-    others = (
-        select(queue.c.outcome)
-        .join(tables.entry, tables.entry.c.id == queue.c.id)
-        .where(
-            queue.c.destination == row.destination,
-            tables.entry.c.operation == entry.operation,
-            tables.entry.c.env == entry.env,
-            queue.c.waiting_since <= due_before,
-            queue.c.outcome.contains(UNSERVED),
-        )
-        .limit(1)
-    )
-    return read_outcome(connection.execute(others).scalar_one_or_none()).is_unserved
-
-
-def _settle_cancelled(connection: Connection, tables: Tables, row: Row[Any], reason: str) -> None:
-    _execute_unchanged(connection, tables, row, delete(tables.queue))
-    ended = {name: row._mapping[name] for name in ("id", "deliveries", "attempts", "key_epoch")}
-    ended |= {"state": "cancelled", "reason": reason, "settled_at": clock()}
-    connection.execute(insert(tables.settlement).values(ended))
-    if row.position is not None:
-        advance(connection, tables, [Place(row.ordering_key, row.position)])
-
-
-def _write(connection: Connection, tables: Tables, row: Row[Any], **values: Any) -> None:
-    _execute_unchanged(connection, tables, row, update(tables.queue).values(values))
-
-
-def _execute_unchanged(connection: Connection, tables: Tables, row: Row[Any], change: Any) -> None:
-    """Change the row, if it still is as it was read: SQLite has no lock on a row that was only read."""
-    queue = tables.queue.c
-    unchanged = queue.id == row.id, queue.state == row.state, queue.deliveries == row.deliveries
-    if not connection.execute(change.where(*unchanged)).rowcount:
-        raise _refused(row, "or was in this state a moment ago, and has just changed: show it again")
-
-
-def _record(connection: Connection, tables: Tables, entry_id: UUID, actor: str, reason: str) -> None:
-    decision = insert(tables.event).values(entry_id=entry_id, at=clock(), kind="decision", actor=actor, reason=reason)
-    connection.execute(decision)
+def log_decision(connection: Connection, tables: Tables, entry_id: UUID, actor: str, action: str, text: str) -> None:
+    """Record the decision about an entry in the audit log."""
+    write_audit(connection, tables, actor=actor, action=action, kind="entry", target=str(entry_id), reason=text)

@@ -1,15 +1,16 @@
 """Each destination's backlog, throttling, and the operator decisions about it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, Select, func, select
 
+from dispatchers.admin.counts import COUNTED_MAX, EXACT_ZERO, Count, planned_rows
 from dispatchers.flow_control.state import on_record, service_of, still_taken
 from dispatchers.store.queries import destination_names, is_claimable, read_lags
-from outbox.sql.dialect import database_now
+from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.schema import Tables
 
 
@@ -17,7 +18,8 @@ from outbox.sql.schema import Tables
 class DestinationState:
     """One destination: its backlog and its flow control.
 
-    due: how many entries could be claimed now if the destination were not throttled.
+    due: how many entries could be claimed now if the destination were not throttled. due_is_exact: whether they were counted;
+        else there are more than were counted, and on PostgreSQL it is an estimate.
     oldest_due_seconds: how long the oldest of them has waited; None if there is none.
     paused: whether an operator has paused it.
     cooldown_until: the end of a Retry-After cooldown.
@@ -31,6 +33,7 @@ class DestinationState:
 
     name: str
     due: int
+    due_is_exact: bool
     oldest_due_seconds: float | None
     paused: bool
     paused_reason: str | None
@@ -44,6 +47,13 @@ class DestinationState:
     decided_by: str | None
     decided_at: datetime | None
 
+
+SHOWN_MAX = 200
+"""So many destinations are on one page: with 100,000 it had 100 MB."""
+COUNTED_IN_ALL = 20_000  # an open page asks again every five seconds
+COUNTED_OF_ONE_MIN = 10
+ESTIMATED_MAX = 20
+"""Of so many destinations with more due entries than are counted, their number is estimated: one statement each."""
 
 SHARED = (
     *("paused_reason", "cooldown_until", "breaker", "breaker_until", "breaker_failures", "rate_per_second"),
@@ -63,21 +73,50 @@ class DestinationStates:
 
 
 def read_destinations(connection: Connection, tables: Tables) -> DestinationStates:
-    """Every destination that has unsettled entries, or that was throttled once. Counts what is due."""
+    """Every destination that has unsettled entries, or that was throttled once. Counts what is due, within bounds."""
     now = database_now(connection)
-    queue, names = tables.queue, destination_names(tables)
-    due = select(func.count()).where(
-        queue.c.destination == names.c.name, queue.c.due_at <= now, is_claimable(tables, now)
-    )
-    counted = select(names.c.name, due.scalar_subquery().label("due")).where(names.c.name.is_not(None))
-    counts = {row.name: row.due for row in connection.execute(counted)}
+    counts = _count_due(connection, tables, now)
     rows = {row.name: row for row in connection.execute(select(tables.destination))}
     lags = read_lags(connection, tables, now)
     states = [
-        _state(name, counts.get(name, 0), lags.get(name), rows.get(name), now, paused=_is_paused(rows, name))
+        _state(name, counts.get(name, EXACT_ZERO), lags.get(name), rows.get(name), now, paused=_is_paused(rows, name))
         for name in sorted({*counts, *rows})
     ]
     return DestinationStates(at=now, destinations=states)
+
+
+def most_urgent(destinations: Sequence[DestinationState], shown_max: int = SHOWN_MAX) -> list[DestinationState]:
+    """The destinations by name; if there are more than `shown_max`, those that are throttled, and then those with most due."""
+    if len(destinations) <= shown_max:
+        return list(destinations)
+    by_need = sorted(destinations, key=lambda each: (not _is_throttled(each), -each.due, each.name))
+    return sorted(by_need[:shown_max], key=lambda each: each.name)
+
+
+def _is_throttled(state: DestinationState) -> bool:
+    return state.paused or state.cooldown_until is not None or state.breaker != "closed"
+
+
+def _count_due(connection: Connection, tables: Tables, now: datetime) -> dict[str, Count]:
+    """Of each destination with unsettled entries; `COUNTED_MAX` of each at most, and fewer where there are many destinations."""
+    read_by_index(connection)
+    names = destination_names(tables)
+    found = list(connection.execute(select(names.c.name).where(names.c.name.is_not(None))).scalars())
+    most = max(min(COUNTED_IN_ALL // max(len(found), 1), COUNTED_MAX), COUNTED_OF_ONE_MIN)
+    some = _due(tables, names.c.name, now).limit(most + 1).correlate(names).subquery()
+    counting = select(func.count()).select_from(some).scalar_subquery()
+    counted = connection.execute(select(names.c.name, counting.label("due")).where(names.c.name.is_not(None)))
+    counts = {row.name: Count(value=row.due, is_exact=row.due <= most) for row in counted}
+    many = [name for name, count in counts.items() if not count.is_exact]
+    for name in many[:ESTIMATED_MAX]:
+        estimate = planned_rows(connection, _due(tables, name, now))
+        counts[name] = Count(value=max(most, estimate), is_exact=False)
+    return counts
+
+
+def _due(tables: Tables, name: Any, now: datetime) -> Select[Any]:
+    queue = tables.queue
+    return select(queue.c.id).where(queue.c.destination == name, queue.c.due_at <= now, is_claimable(tables, now))
 
 
 def _is_paused(rows: Mapping[str, Row[Any]], name: str) -> bool:
@@ -86,7 +125,7 @@ def _is_paused(rows: Mapping[str, Row[Any]], name: str) -> bool:
 
 
 def _state(
-    name: str, due: int, lag: timedelta | None, row: Row[Any] | None, now: datetime, *, paused: bool
+    name: str, due: Count, lag: timedelta | None, row: Row[Any] | None, now: datetime, *, paused: bool
 ) -> DestinationState:
     shared = dict(UNTHROTTLED) if row is None else {column: getattr(row, column) for column in SHARED}
     if shared["cooldown_until"] is not None and shared["cooldown_until"] <= now:
@@ -94,7 +133,8 @@ def _state(
     taken = () if row is None else still_taken(on_record(row.permits_taken), now)
     return DestinationState(
         name=name,
-        due=due,
+        due=due.value,
+        due_is_exact=due.is_exact,
         oldest_due_seconds=None if lag is None else lag.total_seconds(),
         paused=paused,
         permits_taken=sum(each.permits for each in taken),

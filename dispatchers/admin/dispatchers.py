@@ -3,7 +3,6 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 from dispatchers.names import prefixes
@@ -28,17 +27,34 @@ def live(dispatchers: Collection[DispatcherSeen]) -> list[DispatcherSeen]:
     return [each for each in dispatchers if each.is_live]
 
 
+def readable(dispatchers: Collection[DispatcherSeen]) -> list[DispatcherSeen]:
+    """The live ones whose settings this release can read."""
+    return [each for each in live(dispatchers) if each.is_readable]
+
+
 def differences(dispatchers: Collection[DispatcherSeen]) -> list[Difference]:
     """In what live dispatchers differ that share an operation. What only some of them serve is no difference."""
-    alike = {each.settings_digest: each for each in live(dispatchers)}
+    fleet = readable(dispatchers)
+    flat = {each.settings_digest: _flat(each.settings) for each in fleet}
+    serving: dict[str, set[str]] = {}  # digests: a fleet of a thousand has a few
+    for each in fleet:
+        for operation in each.operations:
+            serving.setdefault(operation, set()).add(each.settings_digest)
     differing = {
-        setting
-        for one, other in combinations(alike.values(), 2)
-        if set(one.operations) & set(other.operations)
-        for setting, value in _flat(one.settings).items()
-        if value != _flat(other.settings).get(setting, value)
+        setting for digests in serving.values() for setting in _differing([flat[digest] for digest in digests])
     }
-    return [Difference(setting=setting, values=_values(live(dispatchers), setting)) for setting in sorted(differing)]
+    return [Difference(setting=setting, values=_values(fleet, setting, flat)) for setting in sorted(differing)]
+
+
+def _differing(fleet: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The settings that two of them have differently."""
+    first: dict[str, Any] = {}
+    return {
+        setting
+        for settings in fleet
+        for setting, value in settings.items()
+        if first.setdefault(setting, value) != value
+    }
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,19 +65,19 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _values(dispatchers: Sequence[DispatcherSeen], setting: str) -> list[tuple[Any, list[str]]]:
-    values: list[tuple[Any, list[str]]] = []
+def _values(
+    dispatchers: Sequence[DispatcherSeen], setting: str, flat: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[Any, list[str]]]:
+    named: dict[str, tuple[Any, list[str]]] = {}
     for each in dispatchers:
-        if setting not in (settings := _flat(each.settings)):
-            continue
-        names = next((names for value, names in values if value == settings[setting]), None)
-        if names is None:
-            values.append((settings[setting], [each.name]))
-        else:
-            names.append(each.name)
-    return values
+        settings = flat[each.settings_digest]
+        if setting in settings:
+            value = settings[setting]
+            named.setdefault(json.dumps(value, sort_keys=True), (value, []))[1].append(each.name)
+    return list(named.values())
 
 
 def is_served(operation: str, dispatchers: Collection[DispatcherSeen]) -> bool:
-    """Whether a live dispatcher has registered the operation, or a prefix of it."""
-    return any(name in each.operations for each in live(dispatchers) for name in prefixes(operation))
+    """Whether a live dispatcher has registered the operation, or a prefix of it; or may have, if its settings cannot be read."""
+    names = list(prefixes(operation))
+    return any(not each.is_readable or any(name in each.operations for name in names) for each in live(dispatchers))

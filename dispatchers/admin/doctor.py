@@ -13,8 +13,9 @@ from sqlalchemy.exc import DBAPIError
 
 from dispatchers.admin import doctor_rules as rules
 from dispatchers.admin.dispatchers import is_served, live
-from dispatchers.admin.doctor_rules import Finding, Holder, TableHealth
+from dispatchers.admin.doctor_rules import Finding
 from dispatchers.admin.overview import read_unregistered, read_unserved
+from dispatchers.admin.table_health import read_holders, read_tables, sees_sessions
 from dispatchers.store import callback_registry
 from dispatchers.store.guards import Guards
 from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
@@ -27,14 +28,14 @@ from outbox.keys import Keyring
 from outbox.sql import deployment
 from outbox.sql.body_partitions import read_layout
 from outbox.sql.dialect import clock, sqlstate
-from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import Tables
 from outbox.sql.separate_connections import backend_pid
 
 CHECK_LIMITS = Guards(lock_wait=timedelta(seconds=1), statement=timedelta(seconds=5), silence=timedelta(seconds=30))
 
+INSUFFICIENT_PRIVILEGE = "42501"
 REASONS = {
-    "42501": "this role may not read it",
+    INSUFFICIENT_PRIVILEGE: "this role may not read it",
     "55P03": "another transaction has locked a table",
     "57014": "a statement took too long",
 }
@@ -43,7 +44,8 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the caller knows. env, keyring: None where they are not set. own: the dispatcher that asks, if one does.
+    """What the caller knows. env, keyring: None where they are not set. malformed: why OUTBOX_SECRET cannot be
+    read. own: the dispatcher that asks, if one does.
 
     missing: packages that are not installed, each with its extra.
     """
@@ -52,16 +54,21 @@ class Context:
     prefix: str
     env: str | None = None
     keyring: Keyring | None = None
+    malformed: str | None = None
     own: DispatcherSeen | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unchecked:
-    """A check that could not be made, and why."""
+    """A check that could not be made, and why.
+
+    failed: whether a lock, a time limit or an error ended it. Else a setting or a right is missing here, or a table.
+    """
 
     check: str
     reason: str
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +81,9 @@ class Diagnosis:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether there is neither an error nor a warning."""
-        return all(finding.severity == "notice" for finding in self.findings)
+        """Whether there is neither an error nor a warning, and no check has failed."""
+        is_quiet = all(finding.severity == "notice" for finding in self.findings)
+        return is_quiet and not any(each.failed for each in self.unchecked)
 
 
 class NotChecked(Exception):
@@ -97,15 +105,24 @@ async def diagnose(run: Run, context: Context) -> Diagnosis:
             unchecked.append(Unchecked(check=name, reason=str(why)))
         except SchemaError:
             unchecked.append(Unchecked(check=name, reason="a table is missing: see the finding of `schema`"))
-        except DBAPIError as error:
+        except Exception as error:  # a defect of one check must not hide what the others find
             if is_outage(error):
                 raise
-            reason = REASONS.get(sqlstate(getattr(error, "orig", None)) or "") or cause_of(error)
-            unchecked.append(Unchecked(check=name, reason=reason))
+            unchecked.append(_failure(name, error))
         else:
             checked.append(name)
     findings.sort(key=lambda finding: ("error", "warning", "notice").index(finding.severity))
     return Diagnosis(findings=findings, checked=checked, unchecked=unchecked)
+
+
+def _failure(check: str, error: Exception) -> Unchecked:
+    if not isinstance(error, DBAPIError):
+        return Unchecked(check=check, reason=f"internal error: {type(error).__name__}", failed=True)
+    code = sqlstate(error.orig) or getattr(error.orig, "sqlite_errorname", None)
+    reason = REASONS.get(code or "") or (
+        code if isinstance(code, str) and code.startswith("SQLITE") else cause_of(error)
+    )
+    return Unchecked(check=check, reason=reason, failed=code != INSUFFICIENT_PRIVILEGE)
 
 
 def _limited(check: Check, context: Context, connection: Connection) -> list[Finding]:
@@ -143,6 +160,9 @@ def _environment(connection: Connection, context: Context) -> Iterable[Finding]:
 
 
 def _secrets(connection: Connection, context: Context) -> Iterable[Finding]:
+    if context.malformed is not None:
+        yield rules.refused("secrets", context.malformed)
+        return
     try:
         deployment.require_secrets(connection, context.tables, _keyring(context))
     except ConfigurationError as error:
@@ -158,6 +178,8 @@ def _key_ids(connection: Connection, context: Context) -> Iterable[Finding]:
 
 
 def _keyring(context: Context) -> Keyring:
+    if context.malformed is not None:
+        raise NotChecked("OUTBOX_SECRET cannot be read: see the finding of `secrets`")
     if context.keyring is None:
         raise NotChecked("OUTBOX_SECRET is not set here")
     return context.keyring
@@ -186,6 +208,7 @@ def _alike(connection: Connection, context: Context) -> Iterable[Finding]:
 
 def _settings(connection: Connection, context: Context) -> Iterable[Finding]:
     dispatchers = _dispatchers(connection, context)
+    yield from rules.unreadable(dispatchers)
     yield from rules.settings(dispatchers)
     yield from rules.retention(dispatchers)
 
@@ -218,25 +241,21 @@ def _callbacks(connection: Connection, context: Context) -> Iterable[Finding]:
 def _horizon(connection: Connection, context: Context) -> Iterable[Finding]:
     if not _is_postgresql(connection):
         return
-    if not connection.execute(text("SELECT pg_has_role('pg_read_all_stats', 'USAGE')")).scalar_one():
+    if not sees_sessions(connection):
         raise NotChecked("this role sees its own sessions only: GRANT pg_read_all_stats TO it")
-    rows = connection.execute(_HOLDERS)
-    yield from rules.horizon([Holder(row.what, row.held) for row in rows])
+    yield from rules.horizon(read_holders(connection))
 
 
 def _vacuum(connection: Connection, context: Context) -> Iterable[Finding]:
     if _is_postgresql(connection):
-        tables = context.tables
-        hot = [quoted_table(table) for table in (tables.queue, tables.entry, tables.settlement, tables.record)]
-        rows = connection.execute(_HEALTH, {"tables": hot})
-        yield from rules.vacuum([TableHealth(*row) for row in rows])
+        yield from rules.vacuum(read_tables(connection, context.tables))
 
 
 def _pooler(connection: Connection, context: Context) -> Iterable[Finding]:
     if _is_postgresql(connection):
         driver = connection.connection.driver_connection
         known, asked = backend_pid(driver), connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
-        # The command's own connection is used once: only a dispatcher's prepares what the next transaction may not find.
+        # The command's own connection prepares nothing: only a dispatcher's prepares what the next transaction may not find.
         prepares = context.own is not None and getattr(driver, "prepare_threshold", None) is not None
         yield from rules.pooler(is_between=known not in (None, asked), prepares=prepares)
 
@@ -276,24 +295,3 @@ CHECKS: Mapping[str, Check] = {
     "extras": _extras,
 }
 """Every check, by the name under which it is reported."""
-
-_HOLDERS = text("""
-SELECT format('the %s session %s of %s', state, pid, usename) AS what, clock_timestamp() - xact_start AS held
-FROM pg_stat_activity
-WHERE backend_xmin IS NOT NULL AND xact_start IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()
-UNION ALL
-SELECT format('the prepared transaction %s of %s', quote_literal(gid), owner), clock_timestamp() - prepared
-FROM pg_prepared_xacts WHERE database = current_database()
-UNION ALL
-SELECT format('the replication slot %s, which nothing reads,', slot_name), NULL
-FROM pg_replication_slots WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL)
-""")
-
-_HEALTH = text("""
-SELECT c.relname AS name, s.n_live_tup AS alive, s.n_dead_tup AS dead,
-    current_setting('autovacuum') = 'on' AND current_setting('track_counts') = 'on'
-        AND NOT COALESCE('autovacuum_enabled=false' = ANY (c.reloptions), false) AS vacuums
-FROM pg_class AS c JOIN pg_stat_all_tables AS s ON s.relid = c.oid
-WHERE c.oid = ANY (CAST(CAST(:tables AS text[]) AS regclass[]))
-ORDER BY c.relname
-""")

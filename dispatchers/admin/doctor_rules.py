@@ -3,14 +3,15 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from dispatchers.admin.dispatchers import differences, live
+from dispatchers.admin.dispatchers import differences, live, readable
 from dispatchers.admin.overview import Unregistered, Unserved
+from dispatchers.admin.table_health import Holder, TableHealth
 from dispatchers.names import prefixes
 from dispatchers.store.callback_registry import CallbackOnRecord
 from dispatchers.store.heartbeats import DispatcherSeen
-from dispatchers.time_limits import backoff
+from dispatchers.time_limits import CENTURY, backoff
 from outbox.sql.body_partitions import Layout
 
 UNCLAIMED = timedelta(minutes=1)
@@ -73,6 +74,18 @@ def alike(dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:
         )
 
 
+def unreadable(dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:
+    for each in live(dispatchers):
+        if not each.is_readable:
+            yield Finding(
+                check="settings",
+                severity="warning",
+                text=f"the settings of dispatcher {each.name}, version {each.version}, cannot be read",
+                meaning="it is of another release; its settings, operations and callbacks are not checked",
+                remedy="run the `outbox doctor` of its release",
+            )
+
+
 def unregistered(waiting: Sequence[Unregistered]) -> Iterator[Finding]:
     for each in waiting:
         yield _nobody_serves(each.operation, each.entries, each.has_more, "no live dispatcher has registered it")
@@ -95,8 +108,8 @@ def _nobody_serves(operation: str, entries: int, has_more: bool, reason: str) ->
 
 def callbacks(on_record: Sequence[CallbackOnRecord], dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:
     """Callbacks on record that no live dispatcher has, and callbacks of operations that none serves."""
-    fleet = live(dispatchers)
-    if not fleet:
+    fleet = readable(dispatchers)
+    if len(fleet) < len(live(dispatchers)) or not fleet:  # one whose settings cannot be read may have any callback
         return
     had = {name for each in fleet for name in each.settings["callbacks"]}
     served = {operation for each in fleet for operation in each.operations}
@@ -136,7 +149,7 @@ def settings(dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:
 
 
 def _distinct(dispatchers: Sequence[DispatcherSeen]) -> Collection[DispatcherSeen]:
-    return {each.settings_digest: each for each in live(dispatchers)}.values()
+    return {each.settings_digest: each for each in readable(dispatchers)}.values()
 
 
 def _lease(dispatcher: DispatcherSeen, operation: str, declared: Mapping[str, Any]) -> Iterator[Finding]:
@@ -154,7 +167,7 @@ def _lease(dispatcher: DispatcherSeen, operation: str, declared: Mapping[str, An
 
 def _retries(dispatcher: DispatcherSeen, operation: str, declared: Mapping[str, Any]) -> Iterator[Finding]:
     window = declared["window"]
-    if not isinstance(window, float):
+    if not isinstance(window, int | float):
         return
     usable = window - declared["timeout"] - dispatcher.settings["margin"]
     needed = min(declared["age_max"], _retrying_seconds(declared["attempts_max"], declared["timeout"]))
@@ -163,14 +176,17 @@ def _retries(dispatcher: DispatcherSeen, operation: str, declared: Mapping[str, 
             check="retries",
             severity="warning",
             text=f"{operation} in {dispatcher.name}: its {declared['attempts_max']} attempts can take"
-            f" {_span(timedelta(seconds=needed))}, and the service remembers a key for {_span(timedelta(seconds=window))}",
+            f" {_seconds(needed)}, and the service remembers a key for {_seconds(window)}",
             meaning="an entry in doubt becomes uncertain when the window closes, before its attempts are used",
             remedy="lower attempts_max or age_max; if the service remembers longer, declare a longer window",
         )
 
 
 def _retrying_seconds(attempts_max: int, timeout: float) -> float:
-    """How long the attempts take at most, with the waits between them."""
+    """How long the attempts take at most, with the dispatcher's own waits between them.
+
+    A service's Retry-After can make a wait longer, but not beyond the window: the last attempt is then made before it closes.
+    """
     waits = (backoff(tries, 1.0).total_seconds() for tries in range(1, min(attempts_max, ATTEMPTS_SUMMED)))
     return sum(waits) + attempts_max * timeout
 
@@ -192,9 +208,9 @@ def retention(dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:
     """Any dispatcher deletes the entries of all: each checks its own adapters at its start, and no other's."""
     windows = {
         operation: declared["window"]
-        for each in live(dispatchers)
+        for each in _distinct(dispatchers)
         for operation, declared in each.settings["operations"].items()
-        if isinstance(declared["window"], float)
+        if isinstance(declared["window"], int | float)
     }
     if not windows:
         return
@@ -204,8 +220,8 @@ def retention(dispatchers: Sequence[DispatcherSeen]) -> Iterator[Finding]:
             yield Finding(
                 check="retention",
                 severity="error",
-                text=f"{each.name} deletes entries {_span(timedelta(seconds=each.settings['keep']))} after they settled; the"
-                f" service of {operation} remembers keys for {_span(timedelta(seconds=windows[operation]))}",
+                text=f"{each.name} deletes entries {_seconds(each.settings['keep'])} after they settled; the"
+                f" service of {operation} remembers keys for {_seconds(windows[operation])}",
                 meaning="a request that is repeated after that is sent under a key that the service still remembers",
                 remedy="give every dispatcher of this database a `keep` longer than the longest window of all adapters",
             )
@@ -248,33 +264,18 @@ def suspended(reason: str | None) -> Iterator[Finding]:
         )
 
 
-class Holder(NamedTuple):
-    """What keeps old row versions. held: for how long; None for a replication slot that nothing reads."""
-
-    what: str
-    held: timedelta | None
-
-
 def horizon(holders: Sequence[Holder]) -> Iterator[Finding]:
-    for what, held in holders:
+    for holder in holders:
+        held = None if holder.held_seconds is None else timedelta(seconds=holder.held_seconds)
         if held is None or held > HORIZON_HELD:
             since = "" if held is None else f" for {_span(held)}"
             yield Finding(
                 check="horizon",
                 severity="warning",
-                text=f"{what} holds back the removal of dead rows{since}",
+                text=f"{holder.what} holds back the removal of dead rows{since}",
                 meaning="the queue's table and indexes grow, and claims read what is dead",
                 remedy="end it (pg_terminate_backend, ROLLBACK PREPARED, pg_drop_replication_slot), or let it commit sooner",
             )
-
-
-class TableHealth(NamedTuple):
-    """A table's rows, as PostgreSQL counts them. vacuums: whether autovacuum works on it."""
-
-    name: str
-    alive: int
-    dead: int
-    vacuums: bool
 
 
 def vacuum(tables: Sequence[TableHealth]) -> Iterator[Finding]:
@@ -342,6 +343,10 @@ def extras(missing: Mapping[str, str]) -> Iterator[Finding]:
             meaning="a dispatcher cannot run in this environment with this URL",
             remedy=f"pip install 'sqlalchemy-outbox[{extra}]'",
         )
+
+
+def _seconds(seconds: float) -> str:
+    return _span(timedelta(seconds=min(seconds, CENTURY.total_seconds())))
 
 
 def _span(length: timedelta) -> str:

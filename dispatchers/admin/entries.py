@@ -1,36 +1,33 @@
 """What operators can read about entries: lists of entries, and everything that is known about one. `overview` has the state of
 the whole outbox.
 
-Every function takes a Connection and reads in its current transaction. Only `read_payload` reads a payload.
+Every function takes a Connection and reads in its current transaction. Only `payloads` reads a payload.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, TypeAlias
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, null, or_, select, true
+from sqlalchemy import Connection, Row, and_, case, func, null, select
 
-from dispatchers.store.queries import destination_names, unreadable
-from dispatchers.stored_outcome import read_outcome
+from dispatchers.admin.entry_filter import Filter, ParentWanted, check_filter, instant_of
+from dispatchers.admin.entry_pages import Place, read_places
+from dispatchers.store.queries import unreadable
+from dispatchers.stored_outcome import Known, MalformedOutcome, read_outcome
 from dispatchers.time_limits import CENTURY
 from outbox.errors import EntryNotFound
-from outbox.keys import ParentKey, Tag, encode_native, parent_id
+from outbox.keys import Tag, encode_native
 from outbox.sql.dialect import clock, database_now
 from outbox.sql.ordering import is_blocked
-from outbox.sql.parent_index import is_under
 from outbox.sql.schema import Tables
 from outbox.status import waiting_reason
 from outbox.times import NEVER
 
-WAITING_STATES = ("pending", "sending", "retry", "uncertain")
-ENDED_STATES = ("delivered", "failed", "cancelled")
 CANDIDATES_MAX = 10
-
-Place: TypeAlias = tuple[datetime, UUID]
-"""Where a page of a list ended: the last entry's due time, or when it ended, and its id."""
+UNREADABLE = "this release cannot read why: see `outbox verify`"
 
 
 # --- lists
@@ -80,136 +77,45 @@ class Page:
     next: Place | None
 
 
-@dataclass(frozen=True, slots=True)
-class ParentWanted:
-    """The key of a business request; None for any. env, scope, source: only those of it; None for all.
-
-    With all four an index finds its entries.
-    """
-
-    key: str | None
-    env: str | None = None
-    scope: str | None = None
-    source: str | None = None
-
-    def conditions(self, tables: Tables) -> list[ColumnElement[bool]]:
-        entry = tables.entry
-        key, env, scope, source = self.key, self.env, self.scope, self.source
-        if key is not None and env is not None and scope is not None and source is not None:
-            return [is_under(entry, parent_id(env, ParentKey(key, scope=scope, source=source)))]
-        given = {"parent": key, "env": env, "scope": scope, "source": source}
-        return [entry.c[name] == value for name, value in given.items() if value is not None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which entries. Those that wait are listed by their due time, those that ended by when they did.
-
-    states: all of WAITING_STATES or all of ENDED_STATES. operation: itself, or all below it: "stripe.refunds".
-    since: only what was due, or ended, by then or later; a timedelta counts back from the database's clock.
-    """
-
-    states: Sequence[str] = WAITING_STATES
-    operation: str | None = None
-    destination: str | None = None
-    parent: ParentWanted | None = None
-    suspended: bool = False
-    since: datetime | timedelta | None = None
-
-
 def list_entries(
-    connection: Connection, tables: Tables, wanted: Filter, *, entries_max: int, after: Place | None = None
+    connection: Connection,
+    tables: Tables,
+    wanted: Filter,
+    *,
+    entries_max: int,
+    after: Place | None = None,
+    rows_max: int | None = None,
 ) -> Page:
-    """A page of waiting entries, the longest due first, or of ended entries, the newest first.
+    """A page of entries: waiting ones the longest due first, only uncertain ones the oldest doubt first, ended ones the newest
+    first.
 
     On PostgreSQL a page of waiting entries reads a page of each destination's index, however long the queue is; those without a
-    due time it reads all, where it comes to them. With a filter by state or operation it reads on until the page is full, in the
-    worst case the whole queue.
+    due time it reads all, where it comes to them. A filter reads on until the page is full, in the worst case the whole queue.
+    rows_max: so many rows are compared with it at most: the page may then be short, or empty, and not the last.
+    Raises `InvalidValue` for a filter that is not possible here.
     """
+    check_filter(connection, tables, wanted)
     now = database_now(connection)
-    since = now - wanted.since if isinstance(wanted.since, timedelta) else wanted.since
-    if set(wanted.states) <= set(ENDED_STATES):
-        found = _ended(tables, wanted, since, after, entries_max + 1)
-    else:
-        found = _waiting(connection, tables, wanted, since, after, entries_max + 1)
-    places = [(row.at, row.id) for row in connection.execute(found)]
-    listed = [id for _, id in places[:entries_max]]
-    entries = {entry.id: entry for entry in _summaries(connection, tables, tables.entry.c.id.in_(listed))}
+    places, following = read_places(
+        connection, tables, wanted, now, entries_max=entries_max, after=after, rows_max=rows_max
+    )
+    listed = [id for _, id in places]
+    entries = {entry.id: entry for entry in read_entries_where(connection, tables, tables.entry.c.id.in_(listed))}
     return Page(
         at=now,
-        since=since,
+        since=None if wanted.since is None else instant_of(wanted.since, now),
         entries=[entries[id] for id in listed if id in entries],
-        next=places[entries_max - 1] if len(places) > entries_max else None,
+        next=following,
     )
 
 
 def read_entries_of_parent(connection: Connection, tables: Tables, parent: ParentWanted) -> list[EntrySummary]:
     """Every entry under one parent, or under all that are like it, oldest first: what `outbox.status` returns to the app."""
-    return _summaries(connection, tables, and_(*parent.conditions(tables)))
+    return read_entries_where(connection, tables, and_(*parent.conditions(tables)))
 
 
-def _ended(
-    tables: Tables, wanted: Filter, since: datetime | None, after: Place | None, limit: int
-) -> Select[datetime, UUID]:
-    settlement = tables.settlement
-    at, id = settlement.c.settled_at, settlement.c.id
-    found = select(at.label("at"), id).where(settlement.c.state.in_(wanted.states))
-    found = _narrowed(found, tables, wanted, id, destination=wanted.destination)
-    if since is not None:
-        found = found.where(at >= since)
-    if after is not None:
-        found = found.where(at <= after[0], or_(at < after[0], id > after[1]))
-    return found.order_by(at.desc(), id).limit(limit)
-
-
-def _waiting(
-    connection: Connection, tables: Tables, wanted: Filter, since: datetime | None, after: Place | None, limit: int
-) -> Select[datetime, UUID]:
-    queue = tables.queue
-    at, id = queue.c.due_at, queue.c.id
-    found = _narrowed(select(at.label("at"), id), tables, wanted, id)
-    if set(wanted.states) < set(WAITING_STATES):
-        found = found.where(queue.c.state.in_(wanted.states))
-    if wanted.suspended:
-        found = found.where(queue.c.suspended_reason.is_not(None), at == NEVER)  # NEVER: uses the index
-    if since is not None:
-        found = found.where(at >= since)
-    if after is not None:
-        found = found.where(at >= after[0], or_(at > after[0], id > after[1]))
-    found = found.order_by(at, id).limit(limit)
-    if wanted.destination is not None:
-        return found.where(queue.c.destination == wanted.destination)
-    if (wanted.parent is not None and wanted.parent.key is not None) or connection.dialect.name != "postgresql":
-        return found
-    return _of_each_destination(tables, found, limit)
-
-
-def _of_each_destination(tables: Tables, found: Select[datetime, UUID], limit: int) -> Select[datetime, UUID]:
-    """The first of all, from the first of each: the queue's index begins with the destination."""
-    names = destination_names(tables)
-    each = found.where(tables.queue.c.destination == names.c.name).correlate(names).lateral("each")
-    return (
-        select(each.c.at, each.c.id).select_from(names.join(each, true())).order_by(each.c.at, each.c.id).limit(limit)
-    )
-
-
-def _narrowed(
-    found: Select[datetime, UUID], tables: Tables, wanted: Filter, id: Any, *, destination: str | None = None
-) -> Select[datetime, UUID]:
-    """With the conditions that the entry's own row decides; without any, that row is not read."""
-    entry = tables.entry
-    conditions: list[Any] = []
-    if wanted.operation is not None:
-        below = entry.c.operation.startswith(f"{wanted.operation}.", autoescape=True)
-        conditions.append(or_(entry.c.operation == wanted.operation, below))
-    if wanted.parent is not None:
-        conditions += wanted.parent.conditions(tables)
-    if destination is not None:
-        conditions.append(entry.c.destination == destination)
-    return found.join(entry, entry.c.id == id).where(*conditions) if conditions else found
-
-
-def _summaries(connection: Connection, tables: Tables, condition: Any) -> list[EntrySummary]:
+def read_entries_where(connection: Connection, tables: Tables, condition: Any) -> list[EntrySummary]:
+    """The entries that meet a condition on the entry's own row, oldest first."""
     statement = _entry_rows(tables, _summary_columns(tables, _withheld(connection, tables))).where(condition)
     rows = connection.execute(statement.order_by(tables.entry.c.created_at, tables.entry.c.id))
     return [EntrySummary(**_summary(row)) for row in rows]
@@ -265,14 +171,21 @@ def _head(tables: Tables) -> Any:
 def _summary(row: Row[Any]) -> dict[str, Any]:
     values = dict(row._mapping)
     outcome, tag, due_at = values.pop("outcome"), values.pop("tag"), values.pop("due_at")
-    known = read_outcome(outcome).known
+    known, reason = _known_and_reason(values["state"], outcome)
     waits_for_callback = known is not None and due_at - values["created_at"] > CENTURY / 2  # of another process
     return values | {
         "child_key": None if tag is None else encode_native(Tag(bytes(tag))),
         "due_at": None if waits_for_callback or due_at == NEVER else due_at,
         "known": known.state if known else None,
-        "reason": values["reason"] if values["settled_at"] else waiting_reason(values["state"], outcome),
+        "reason": values["reason"] if values["settled_at"] else reason,
     }
+
+
+def _known_and_reason(state: str, outcome: str | None) -> tuple[Known | None, str | None]:
+    try:
+        return read_outcome(outcome).known, waiting_reason(state, outcome)
+    except MalformedOutcome:  # one row of another release must not keep an operator from all others
+        return None, UNREADABLE
 
 
 # --- one entry
@@ -348,14 +261,6 @@ def read_entry(connection: Connection, tables: Tables, id: UUID) -> EntryDetails
     texts = {name: getattr(row, name) for name in ("options", "headers", "result")}
     parsed: dict[str, Any] = {name: None if text is None else json.loads(text) for name, text in texts.items()}
     return EntryDetails(**_summary(row) | parsed, events=[EntryEvent(**event._mapping) for event in events])
-
-
-def read_payload(connection: Connection, tables: Tables, id: UUID) -> Any:
-    """The payload of an entry. Raises EntryNotFound."""
-    payload = connection.execute(select(tables.entry.c.payload).where(tables.entry.c.id == id)).scalar_one_or_none()
-    if payload is None:
-        raise no_entry(id)
-    return json.loads(bytes(payload))
 
 
 def no_entry(id: UUID | str) -> EntryNotFound:

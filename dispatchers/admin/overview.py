@@ -10,13 +10,13 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Table, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, Table, case, func, or_, select, union
 
 from dispatchers.admin.dispatchers import Difference, differences, is_served, live
 from dispatchers.store.heartbeats import DispatcherSeen, read_dispatchers
-from dispatchers.store.queries import RELEASED_WITHIN, unreadable
-from dispatchers.stored_outcome import UNSERVED, read_outcome
-from outbox.sql.dialect import database_now
+from dispatchers.store.queries import RELEASED_WITHIN, destination_names, unreadable
+from dispatchers.stored_outcome import UNSERVED, MalformedOutcome, read_outcome
+from outbox.sql.dialect import database_now, read_by_index
 from outbox.sql.ordering import is_blocked
 from outbox.sql.schema import Tables
 from outbox.times import NEVER
@@ -25,6 +25,8 @@ BLOCKED_GROUPS_MAX = 100
 OVERDUE_LEASES_MAX = 100
 UNSERVED_MAX = 1000
 """How many of the entries that were released as unserved are read, and how many due ones of each of their destinations."""
+MARKED_READ_MAX = 1000
+"""How many due entries at each end of a destination's queue are searched for those."""
 UNSERVED_OPERATIONS_MAX = 10
 UNREGISTERED_DESTINATIONS_MAX = 20
 """Of how many destinations, those that have waited longest, the operations are compared with what the dispatchers serve."""
@@ -177,9 +179,7 @@ def read_unserved(connection: Connection, tables: Tables, now: datetime) -> list
         return None
     marked = _marked(connection, tables, now)
     kinds = _kinds(connection, tables, marked)
-    reasons = {
-        (marked[id].destination, *kind): read_outcome(marked[id].outcome).reason or "" for id, kind in kinds.items()
-    }
+    reasons = {(marked[id].destination, *kind): _reason(marked[id].outcome) for id, kind in kinds.items()}
     waiting: Counter[tuple[Any, ...]] = Counter()
     full = set()
     for destination in {destination for destination, *_ in reasons}:
@@ -192,6 +192,13 @@ def read_unserved(connection: Connection, tables: Tables, now: datetime) -> list
         for kind, reason in reasons.items()
     ]
     return sorted(operations, key=lambda one: (-one.entries, one.operation))[:UNSERVED_OPERATIONS_MAX]
+
+
+def _reason(outcome: str) -> str:
+    try:
+        return read_outcome(outcome).reason or ""
+    except MalformedOutcome:  # `outbox verify` reports it
+        return ""
 
 
 def read_unregistered(
@@ -240,12 +247,30 @@ def _first_waiting(connection: Connection, tables: Tables, destination: str, now
 
 
 def _marked(connection: Connection, tables: Tables, now: datetime) -> dict[UUID, Any]:
-    """Entries that a dispatcher has released as unserved, and that no other has taken since, for a while."""
-    queue = tables.queue
-    since = func.coalesce(queue.c.waiting_since, queue.c.due_at)
-    marked = queue.c.outcome.contains(f'"{UNSERVED}": true') & (since < now - LONG_OVER)
-    found = select(queue.c.id, queue.c.destination, queue.c.outcome).where(marked, _is_free(queue)).limit(UNSERVED_MAX)
-    return {row.id: row for row in connection.execute(found)}
+    """Entries that a dispatcher has released as unserved, and that no other has taken since, for a while.
+
+    Of each destination the first due ones and the last are read, by the index: a released entry is due again within seconds, and
+    while a backlog waits it comes after all of it.
+    """
+    read_by_index(connection)
+    names = connection.execute(select(destination_names(tables).c.name)).scalars()
+    found: dict[UUID, Any] = {}
+    for name in names:
+        if name is not None and len(found) < UNSERVED_MAX:
+            for row in connection.execute(_marked_of(tables.queue, name, now)):
+                found[row.id] = row
+    return found
+
+
+def _marked_of(queue: Table, destination: str, now: datetime) -> Select[Any]:
+    names = ("id", "destination", "outcome", "waiting_since", "due_at", "lease_token", "suspended_reason")
+    columns = [queue.c[name] for name in names]
+    due = select(*columns).where(queue.c.destination == destination, queue.c.due_at <= now + RELEASED_WITHIN)
+    ends = [due.order_by(order).limit(MARKED_READ_MAX).subquery() for order in (queue.c.due_at, queue.c.due_at.desc())]
+    either = union(*map(select, ends)).subquery()
+    since = func.coalesce(either.c.waiting_since, either.c.due_at)
+    marked = either.c.outcome.contains(f'"{UNSERVED}": true') & (since < now - LONG_OVER)
+    return select(either).where(marked, _is_free(either))
 
 
 def _first_due(connection: Connection, tables: Tables, destination: str, now: datetime) -> Sequence[UUID]:
@@ -254,7 +279,7 @@ def _first_due(connection: Connection, tables: Tables, destination: str, now: da
     return connection.execute(due.order_by(queue.c.due_at).limit(UNSERVED_MAX)).scalars().all()
 
 
-def _is_free(queue: Table) -> ColumnElement[bool]:
+def _is_free(queue: FromClause) -> ColumnElement[bool]:
     return queue.c.lease_token.is_(None) & queue.c.suspended_reason.is_(None)
 
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, and_, case, insert, literal, or_, select, update
 
+from dispatchers.admin.audit import write_audit
 from dispatchers.admin.decisions import check_decision
 from dispatchers.store.database_identity import (
     can_read_server,
@@ -85,7 +86,7 @@ def resume(engine: Engine, tables: Tables, decision: OperatorDecision) -> Resume
             foreign = _foreign(connection, tables, ids, decision.env)
             doubted += _doubt(connection, tables, foreign if decision.nothing_lost else ids, since, decision)
             suspended += _suspend(connection, tables, foreign)
-    _resume_sending(engine, tables, decision)
+    _resume_sending(engine, tables, decision, doubted + suspended)
     return Resumed(since=None if decision.nothing_lost else since, doubted=doubted, suspended=suspended)
 
 
@@ -174,7 +175,7 @@ def _suspend(connection: Connection, tables: Tables, foreign: Sequence[UUID]) ->
     return connection.execute(update(queue).where(unsuspended).values(suspended_reason=FOREIGN, due_at=NEVER)).rowcount
 
 
-def _resume_sending(engine: Engine, tables: Tables, decision: OperatorDecision) -> None:
+def _resume_sending(engine: Engine, tables: Tables, decision: OperatorDecision, changed: int) -> None:
     """Store a new identity, and who resumed and why: with this commit the dispatchers resume."""
     with engine.begin() as connection:
         reads_server = can_read_server(connection, tables)
@@ -186,3 +187,13 @@ def _resume_sending(engine: Engine, tables: Tables, decision: OperatorDecision) 
         identity = replace(now, resumed_at=resumed_at, number=(row.number or 0) + 1)
         on_record = {"suspended_reason": None, "resumed_by": decision.actor, "resumed_reason": decision.reason}
         connection.execute(update(tables.meta).values(values_of(identity) | on_record))
+        write_audit(
+            connection,
+            tables,
+            actor=decision.actor,
+            action="resume_after_restore",
+            kind="database",
+            target=decision.env,
+            reason=decision.reason,
+            count=changed,
+        )

@@ -1,7 +1,6 @@
 """`outbox verify`: checks the invariants on every row that is still stored.
 
-It reads, and changes nothing. A rule's queries find nothing as long as all is well: a finding was caused by other software,
-or is a bug in this library.
+It only reads. If a rule finds a row, other software has changed this row, or this library has a bug.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,12 +23,12 @@ FOUND_MAX = 100
 ROWS_AT_ONCE = 1000
 
 Finding: TypeAlias = tuple[UUID | None, str]
-"""The entry, if it is about one, and what is wrong with it."""
+"""The entry, if there is one, and the end of a sentence that begins with "entry ID"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One row that breaks a rule."""
+    """One row that breaks a rule. text: a sentence with what was expected and what was found."""
 
     entry_id: UUID | None
     text: str
@@ -47,8 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The number of checked rows, and the findings. entries: how many are kept. without_secret: of how many the key was not
-    checked."""
+    """The result of all rules. entries: how many are stored. without_secret: of how many the key was not checked."""
 
     entries: int
     without_secret: int
@@ -60,17 +58,17 @@ class Verification:
 
 
 def verify(connection: Connection, tables: Tables, keyring: Keyring | None = None) -> Verification:
-    """Ask every rule. Reads all entries, in the connection's transaction, which should keep its snapshot.
+    """Check every rule. Reads all entries in the connection's transaction, which should keep its snapshot.
 
-    keyring: with it, the key of each entry is derived again where its secret is in the ring.
+    keyring: the key of each entry whose secret is in the ring is derived again.
     """
     keys = _Keys(keyring)
     rules: dict[str, tuple[str, Iterator[Finding]]] = {
         name: (invariant, _found(connection, queries(tables))) for name, (invariant, queries) in RULES.items()
     }
     rules |= {
-        "decided": (DECIDED, _undecided(connection, tables)),
-        "derived": (DERIVED, keys.check(connection, tables)),
+        "stored outcome": (STORED_OUTCOME, _unexplained(connection, tables)),
+        "derived key": (DERIVED, keys.check(connection, tables)),
     }
     verdicts = [_verdict(name, invariant, findings) for name, (invariant, findings) in rules.items()]
     entries: int = connection.execute(select(func.count()).select_from(tables.entry)).scalar_one()
@@ -78,7 +76,10 @@ def verify(connection: Connection, tables: Tables, keyring: Keyring | None = Non
 
 
 def _verdict(rule: str, invariant: str, findings: Iterator[Finding]) -> Verdict:
-    violations = [Violation(entry_id=id, text=text) for id, text in islice(findings, FOUND_MAX)]
+    violations = [
+        Violation(entry_id=id, text=f"entry {id} {text}. Expected: {invariant}.")
+        for id, text in islice(findings, FOUND_MAX)
+    ]
     return Verdict(rule=rule, invariant=invariant, violations=violations, has_more=next(findings, None) is not None)
 
 
@@ -96,23 +97,23 @@ def _pages(connection: Connection, page: Select[*tuple[Any, ...]], id: Any) -> I
         rows = connection.execute(page.where(id > rows[-1].id)).all()
 
 
-# --- what is on record of a waiting entry's end, which the next dispatcher that claims it carries out
+# --- the stored outcome of a waiting entry, which a dispatcher settles when it claims the entry
 
-DECIDED = "an outcome on record was decided by an operator, or returned by an adapter"
+STORED_OUTCOME = "a stored outcome comes from an operator's decision in the history, or from an adapter"
 _AS_DECIDED: Mapping[str, str] = {"delivered": "happened: ", "failed": "did_not_happen: ", "send_again": "send_again: "}
-"""How a decision for such an end begins in the history; one to cancel has the bare reason."""
+"""The prefix of a decision's reason in the history, by its outcome. A decision to cancel has no prefix."""
 
 
-def _undecided(connection: Connection, tables: Tables) -> Iterator[Finding]:
+def _unexplained(connection: Connection, tables: Tables) -> Iterator[Finding]:
     queue = tables.queue.c
     for row in _pages(connection, select(queue.id, queue.outcome).where(queue.outcome.is_not(None)), queue.id):
         try:
             known = read_outcome(row.outcome).known
         except MalformedOutcome:
-            yield row.id, "its recorded outcome cannot be read"
+            yield row.id, "has a stored outcome that cannot be read"
             continue
         if known is not None and not _is_on_record(connection, tables, row.id, known):
-            yield row.id, f"waits to become {known.state}, but its history does not show that"
+            yield row.id, f"has the stored outcome {known.state}, but its history does not contain this outcome"
 
 
 def _is_on_record(connection: Connection, tables: Tables, id: UUID, known: Known) -> bool:
@@ -124,13 +125,13 @@ def _is_on_record(connection: Connection, tables: Tables, id: UUID, known: Known
     return bool(connection.execute(select(exists().where(event.entry_id == id, *by_event))).scalar_one())
 
 
-# --- ids and keys: what only the library can derive
+# --- ids and keys, which only the library can derive
 
-DERIVED = "an entry's id and key are those of its fields"
+DERIVED = "an entry's id and key are derived from its fields"
 
 
 class _Keys:
-    """Derives each entry's id, its parent's and its key again. without_secret: how many keys it could not."""
+    """Derives each entry's id, parent id and key again. without_secret: how many keys it could not derive."""
 
     def __init__(self, keyring: Keyring | None) -> None:
         self._keyring = keyring
@@ -144,16 +145,16 @@ class _Keys:
             parent = ParentKey(row.parent, scope=row.scope, source=row.source)
             fields = key_fields(row.env, parent, row.operation, row.discriminator)
         except InvalidValue as error:
-            yield row.id, str(error)
+            yield row.id, f"has invalid fields: {error}"
             return
         if row.id != entry_id(fields):
-            yield row.id, f"its id does not match its fields, whose id is {entry_id(fields)}"
+            yield row.id, f"has another id than the one derived from its fields, {entry_id(fields)}"
         if row.parent_id != parent_id(row.env, parent):
-            yield row.id, "its parent id does not match its parent key"
+            yield row.id, "has another parent id than the one derived from its parent key"
         if self._keyring is None or row.kid not in self._keyring:
             self.without_secret += 1
         elif row.tag != derive_tag(self._keyring, row.kid, fields):
-            yield row.id, f"its key is not the key that its fields and the secret {row.kid!r} give"
+            yield row.id, f"has another key than the one derived from its fields and the secret {row.kid!r}"
 
 
 def _entries(connection: Connection, tables: Tables) -> Iterator[Row[Any]]:

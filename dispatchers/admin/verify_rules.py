@@ -1,6 +1,7 @@
-"""The rules of `outbox verify` that a database can answer: each query selects rows that break one, as (id, text).
+"""The rules of `outbox verify` that SQL can check. Each query selects the entries that break a rule, as (id, text).
 
-A rule selects only what is impossible, not what a failover, an operator or a late proof of success may cause.
+The text is the end of a sentence that begins with "entry ID". A rule selects only impossible rows, not those that a failover, an
+operator or a late proof of success may cause.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ Query: TypeAlias = Select[*tuple[Any, ...]]
 Queries: TypeAlias = Callable[[Tables], Iterator[Query]]
 
 RULES: dict[str, tuple[str, Queries]] = {}
-"""Each rule by its name: the invariant, and the queries that find what breaks it."""
+"""The invariant of each rule, and the queries for the entries that break it."""
 
 
 def _rule(name: str, invariant: str) -> Callable[[Queries], Queries]:
@@ -45,7 +46,7 @@ def _has(column: Any, id: Any) -> Any:
 
 
 def _alike(text: str, table: Table, *names: str) -> Query:
-    """The rows that are equal to another in these columns. No join: on stale statistics that compares each with each."""
+    """The rows that are equal to another row in these columns. Not a join: with stale statistics it compares all pairs."""
     columns = [table.c[name] for name in names]
     before = func.lag(table.c.id).over(partition_by=columns, order_by=table.c.id).label("before")
     rows = select(table.c.id, before).where(*(column.is_not(None) for column in columns)).subquery()
@@ -53,7 +54,7 @@ def _alike(text: str, table: Table, *names: str) -> Query:
 
 
 def _proved_absent(tables: Tables, id: Any) -> Any:
-    """Whether a lookup has ended the doubt of the attempts before it, which still count."""
+    """Whether a lookup has proved that the effect did not happen. The attempts before it are still counted."""
     event = tables.event
     return exists().where(event.c.entry_id == id, event.c.kind == "lookup", event.c.reason.startswith(ABSENT))
 
@@ -73,13 +74,15 @@ def _progress(tables: Tables) -> Any:
 def _kept(tables: Tables) -> Iterator[Query]:
     id = tables.entry.c.id
     is_kept = or_(_has(tables.queue.c.id, id), _has(tables.settlement.c.id, id))
-    yield select(id, _text("neither waits nor has ended")).where(~is_kept)
+    yield select(id, _text("has no row in the queue and no settlement, so no dispatcher will ever send it")).where(
+        ~is_kept
+    )
 
 
 @_rule("ended once", "an entry that has ended is not in the queue")
 def _ended_once(tables: Tables) -> Iterator[Query]:
     queue, settlement = tables.queue, tables.settlement
-    text = _text("waits as ", queue.c.state, ", and has ended as ", settlement.c.state)
+    text = _text("has the settlement ", settlement.c.state, ", but is still in the queue as ", queue.c.state)
     yield select(queue.c.id, text).join(settlement, settlement.c.id == queue.c.id)
 
 
@@ -87,51 +90,51 @@ def _ended_once(tables: Tables) -> Iterator[Query]:
 def _whole(tables: Tables) -> Iterator[Query]:
     queue, settlement, event = tables.queue.c.id, tables.settlement.c.id, tables.event.c.entry_id
     rows = select(queue.label("id")).union_all(select(settlement.label("id"))).subquery()
-    text = _text("waits or has ended, but is not an entry")
+    text = _text("has a row in the queue or a settlement, but its row in the table of entries is missing")
     yield select(rows.c.id, text).where(~_has(tables.entry.c.id, rows.c.id)).distinct()
-    text = _text("has a history, but is not an entry")
+    text = _text("has a history, but its row in the table of entries is missing")
     yield select(event.label("id"), text).where(~_has(tables.entry.c.id, event)).distinct()
 
 
-@_rule("own key", "no two entries share a key")
+@_rule("unique key", "no two entries share a key")
 def _own_key(tables: Tables) -> Iterator[Query]:
-    yield _alike("has the key of entry ", tables.entry, "tag")
+    yield _alike("has the same key as entry ", tables.entry, "tag")
 
 
-@_rule("request", "the record of a request is kept until its entries have ended")
+@_rule("request record", "the record of a request is kept until its entries have ended")
 def _request(tables: Tables) -> Iterator[Query]:
     entry = tables.entry
-    text = _text("waits, but the record of its request is missing: ", entry.c.record_id)
+    text = _text("is in the queue, but the record of its request was deleted: ", entry.c.record_id)
     waiting = select(entry.c.id, text).join(tables.queue, tables.queue.c.id == entry.c.id)
     yield waiting.where(entry.c.record_id.is_not(None), ~_has(tables.record.c.id, entry.c.record_id))
 
 
-# --- what waits is as it was enqueued, and becomes due
+# --- waiting entries have the values of their enqueue, and become due
 
 
-@_rule("as enqueued", "an entry waits for the destination, and in the ordering group, that it was enqueued for")
+@_rule("as enqueued", "a waiting entry has the destination, ordering group and scope that it was enqueued with")
 def _as_enqueued(tables: Tables) -> Iterator[Query]:
     entry, queue = tables.entry, tables.queue
 
     def waiting(text: Any) -> Query:
         return select(entry.c.id, text).join(queue, queue.c.id == entry.c.id)
 
-    text = _text("was enqueued for ", entry.c.destination, ", but waits for ", queue.c.destination)
+    text = _text("was enqueued for destination ", entry.c.destination, ", but waits for ", queue.c.destination)
     yield waiting(text).where(queue.c.destination != entry.c.destination)
     group = [func.coalesce(table.c.ordering_key, "none") for table in (entry, queue)]
     text = _text("was enqueued in ordering group ", group[0], ", but waits in ordering group ", group[1])
     yield waiting(text).where(entry.c.ordering_key.is_distinct_from(queue.c.ordering_key))
-    # Only at a fair destination does the queue say whose share it waits in.
+    # The queue has the scope for fair destinations only.
     mine = and_(queue.c.fair == queue.c.destination, queue.c.scope == entry.c.scope)
     unfair = and_(queue.c.fair.is_(None), queue.c.scope.is_(None))
     text = _text("waits in the fair share of another scope or destination")
     yield waiting(text).where(not_(func.coalesce(or_(mine, unfair), False)))
 
 
-@_rule("own position", "an entry with an ordering key has a unique position in its ordering group")
+@_rule("unique position", "an entry with an ordering key has a unique position in its ordering group")
 def _own_place(tables: Tables) -> Iterator[Query]:
     queue = tables.queue
-    text = _text("has an ordering key but no position, or a position but no key")
+    text = _text("has an ordering key without a position, or a position without an ordering key")
     yield select(queue.c.id, text).where(queue.c.ordering_key.is_(None) != queue.c.position.is_(None))
     yield _alike("has the same position in its ordering group as entry ", queue, "ordering_key", "position")
 
@@ -141,28 +144,28 @@ def _its_turn(tables: Tables) -> Iterator[Query]:
     queue, before = tables.queue, tables.queue.alias("before")
     waits = queue.c.state.in_(("pending", "retry")), queue.c.due_at == NEVER
     alone = queue.c.suspended_reason.is_(None), queue.c.position.is_(None)
-    text = _text("never becomes due, although nothing suspends or blocks it")
+    text = _text("never becomes due, but it is neither suspended nor blocked")
     yield select(queue.c.id, text).where(*waits, *alone)
     first = (before.c.ordering_key == queue.c.ordering_key) & (before.c.position < queue.c.position)
     is_first = ~exists().where(first, before.c.state != "uncertain")
     blocked = _has(tables.blocked_group.c.ordering_key, queue.c.ordering_key)
-    text = _text("is blocked, but no entry precedes it in its ordering group")
+    text = _text("is blocked, but it is the first entry of its ordering group")
     yield select(queue.c.id, text).where(is_blocked(queue), is_first, ~blocked)
 
 
 # --- the counts, the doubt, the key
 
 
-@_rule("counted", "an entry is not sent more often than it was claimed")
+@_rule("attempt count", "an entry is not sent more often than it was claimed, and its history has no other claims")
 def _counted(tables: Tables) -> Iterator[Query]:
     rows, entry, event, meta = _progress(tables), tables.entry, tables.event, tables.meta
-    text = _text("was sent ", rows.c.attempts, " times in ", rows.c.deliveries, " deliveries")
-    # Late proof of success may come from a delivery that a database which was set back has never heard of.
+    text = _text("has ", rows.c.attempts, " attempts, but was claimed only ", rows.c.deliveries, " times")
+    # After a restore, proof of success may come from a claim that the restored database does not contain.
     forgot = exists().where(or_(meta.c.suspended_reason.is_not(None), meta.c.resumed_at >= entry.c.created_at))
     counted = select(rows.c.id, text).join(entry, entry.c.id == rows.c.id)
     yield counted.where(rows.c.attempts > rows.c.deliveries, ~forgot)
     last = select(func.max(event.c.delivery)).where(event.c.entry_id == rows.c.id).scalar_subquery()
-    text = _text("its history has delivery ", last, ", but only ", rows.c.deliveries, " are counted")
+    text = _text("has delivery ", last, " in its history, but was claimed only ", rows.c.deliveries, " times")
     yield select(rows.c.id, text).where(last > rows.c.deliveries)
 
 
@@ -171,34 +174,34 @@ def _same_key(tables: Tables) -> Iterator[Query]:
     rows, event = _progress(tables), tables.event
     decided = event.c.entry_id == rows.c.id, event.c.kind != "attempt"
     decisions = select(func.count()).select_from(event).where(*decided).scalar_subquery()  # one epoch each, at most
-    text = _text("has key epoch ", rows.c.key_epoch, ", but no decisions to send it again explain that")
+    text = _text("has key epoch ", rows.c.key_epoch, ", but its history has fewer decisions or proofs for a new key")
     yield select(rows.c.id, text).where(rows.c.key_epoch > 0, rows.c.key_epoch > decisions)
 
 
-@_rule("doubt", "an entry that may have been sent is in doubt until an operator or a proof ends that")
+@_rule("in doubt", "an entry that may have been sent is in doubt until a decision or a proof ends the doubt")
 def _doubt(tables: Tables) -> Iterator[Query]:
     queue, event = tables.queue, tables.event
-    text = _text("is uncertain, but is not marked as maybe sent")
+    text = _text("is uncertain, but maybe_sent is false")
     yield select(queue.c.id, text).where(queue.c.state == "uncertain", ~queue.c.maybe_sent)
     absent = _proved_absent(tables, queue.c.id)
-    text = _text("was sent ", queue.c.attempts, " times, but is not marked as maybe sent")
+    text = _text("has ", queue.c.attempts, " attempts, but maybe_sent is false, and no lookup has proved absence")
     yield select(queue.c.id, text).where(queue.c.attempts > 0, ~queue.c.maybe_sent, ~absent)
     decided = exists().where(event.c.entry_id == queue.c.id, event.c.kind != "attempt")
-    text = _text("may have been sent and is pending, but no decision to send it again is recorded")
+    text = _text("is pending and may have been sent, but its history has no decision or proof to send it again")
     yield select(queue.c.id, text).where(queue.c.state == "pending", queue.c.maybe_sent, ~decided)
 
 
 # --- the end agrees with the history
 
 
-@_rule("end in history", "the final state agrees with the history")
+@_rule("final state", "the history contains the reason of the final state")
 def _true_end(tables: Tables) -> Iterator[Query]:
     settlement = tables.settlement
-    text = _text("is ", settlement.c.state, ", but its history does not show that")
+    text = _text("is ", settlement.c.state, ", but its history does not contain the reason of this state")
     yield select(settlement.c.id, text).where(not_(func.coalesce(_is_explained(tables), False)))
-    # Delivered for another reason: an operator's, or a lookup's.
+    # A delivered entry has a reason only after an operator's decision or a lookup.
     unsent = settlement.c.state == "delivered", settlement.c.reason.is_(None), settlement.c.attempts == 0
-    yield select(settlement.c.id, _text("is delivered, but was never sent")).where(*unsent)
+    yield select(settlement.c.id, _text("is delivered, but has no attempt, no lookup and no decision")).where(*unsent)
 
 
 def _is_explained(tables: Tables) -> Any:
@@ -232,30 +235,32 @@ def _last_verdict(tables: Tables) -> Any:
 def _cancelled(tables: Tables) -> Iterator[Query]:
     settlement, absent = tables.settlement, _proved_absent(tables, tables.settlement.c.id)
     cancelled = settlement.c.state == "cancelled"
-    text = _text("is cancelled, but was sent ", settlement.c.attempts, " times")
+    text = _text("is cancelled, but has ", settlement.c.attempts, " attempts, and no lookup has proved absence")
     yield select(settlement.c.id, text).where(cancelled, settlement.c.attempts > 0, ~absent)
-    text = _text("is cancelled, but has a service's answer")
+    text = _text("is cancelled, but has the answer of a service as its result")
     yield select(settlement.c.id, text).where(cancelled, settlement.c.result.is_not(None))
 
 
-@_rule("in order", "an entry ends after it was enqueued")
+@_rule("times", "an entry ends after it was enqueued")
 def _in_order(tables: Tables) -> Iterator[Query]:
     entry, settlement = tables.entry, tables.settlement
-    text = _text(settlement.c.state, " before it was enqueued")
+    text = _text("became ", settlement.c.state, " before it was enqueued")
     ended = select(entry.c.id, text).join(settlement, settlement.c.id == entry.c.id)
     yield ended.where(settlement.c.settled_at < entry.c.created_at)
 
 
-@_rule("blocked", "the entry that blocks an ordering group belongs to it and was not delivered")
+@_rule("blocked group", "the entry that blocks an ordering group belongs to it and was not delivered")
 def _blocked(tables: Tables) -> Iterator[Query]:
     blocked, entry, settlement = tables.blocked_group, tables.entry, tables.settlement
 
     def text(flaw: str) -> Any:
         return _text("blocks ordering group ", blocked.c.ordering_key, flaw)
 
-    missing = select(blocked.c.entry_id.label("id"), text(", but does not exist"))
+    missing = select(blocked.c.entry_id.label("id"), text(", but its row in the table of entries is missing"))
     yield missing.where(~_has(entry.c.id, blocked.c.entry_id))
-    of_entry = select(entry.c.id, text(", but belongs to another")).join(blocked, blocked.c.entry_id == entry.c.id)
+    of_entry = select(entry.c.id, text(", but belongs to another group")).join(
+        blocked, blocked.c.entry_id == entry.c.id
+    )
     yield of_entry.where(entry.c.ordering_key.is_distinct_from(blocked.c.ordering_key))
     ended = select(settlement.c.id, text(", but is delivered")).join(blocked, blocked.c.entry_id == settlement.c.id)
     yield ended.where(settlement.c.state == "delivered")

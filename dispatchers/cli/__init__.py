@@ -26,6 +26,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, dict[str, Command]] = {
     "Run": {
         "run": Command("run:run", "Run the dispatcher that MODULE:FUNCTION makes."),
+        "web": Command("web:web", "Serve the dashboard: a page and a JSON API for operators."),
         "maintenance": Command("maintenance:maintenance", "Delete settled entries and records past their retention."),
     },
     "Inspect": {
@@ -34,19 +35,25 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "show": Command("entries:show", "Show one entry in full: fields, state and history."),
         "verify": Command("verify:verify", "Check the stored history against the invariants."),
         "doctor": Command("doctor:doctor", "Find what is wrong with the set-up, and say what to do."),
+        "audit": Command("audit:audit", "List the decisions of operators, the newest first."),
         "destinations": Command("destinations:destinations", "Show each destination's backlog and throttling."),
     },
     "Decide": {
-        "retry": Command("decisions:retry", "Make a waiting entry due now."),
-        "cancel": Command("decisions:cancel", "Cancel an entry that has not been sent."),
-        "resolve": Command("decisions:resolve", "Record the outcome of an uncertain entry."),
-        "release": Command("decisions:release", "Release a suspended entry or a blocked group."),
+        "retry": Command("decisions:retry", "Make waiting entries due now."),
+        "cancel": Command("decisions:cancel", "Cancel entries that have not been sent."),
+        "resolve": Command("decisions:resolve", "Record the outcome of uncertain entries."),
+        "lookup": Command("uncertain:lookup", "Look an uncertain entry up at the service again."),
+        "resend": Command("uncertain:resend", "Send an uncertain entry again, if that is safe now."),
+        "release": Command("decisions:release", "Release suspended entries or a blocked group."),
+        "again": Command("decisions:again", "Enqueue failed or cancelled entries once more."),
+        "confirm": Command("proposals:confirm", "Confirm a decision that another operator proposed."),
         "pause": Command("destinations:pause", "Stop sending to a destination."),
         "resume": Command("resume:resume", "Resume a destination, or all after a restore."),
     },
     "Set up": {
         "db": Command("db:db", "Create, upgrade and check the outbox's tables."),
         "callbacks": Command("callbacks:callbacks", "Manage the recorded callbacks."),
+        "user": Command("user:user", "Print the line of a user of `outbox web`."),
         "keys": Command("keys:keys", "Generate secrets and derive keys."),
         "docs": Command("docs:docs", "Print API documentation from the settings."),
         "config": Command("config:config", "Show the effective configuration and its sources."),

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dispatchers.admin.plain_values import instant
 from dispatchers.cli import options
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.exit_codes import NothingFound
-from dispatchers.cli.output import answer, clean, instant, table
+from dispatchers.cli.output import answer, clean, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

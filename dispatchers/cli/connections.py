@@ -64,8 +64,21 @@ def deciding(target: Target) -> "Iterator[tuple[Connection, Tables]]":
     hint_at_once(engine, target.schema, target.prefix)
 
 
-def parsed(database: str) -> "URL":
-    """The URL, with a synchronous driver that is installed."""
+@contextmanager
+def deciding_in_batches(target: Target) -> "Iterator[tuple[Engine, Tables]]":
+    """An engine for several transactions. The dispatchers are woken at the end, also if the block was left early."""
+    from outbox.hints import hint_at_once
+
+    with deciding(target) as (connection, tables):
+        engine = connection.engine
+    try:
+        yield engine, tables
+    finally:
+        hint_at_once(engine, target.schema, target.prefix)
+
+
+def parsed(database: str, option: str = "--database") -> "URL":
+    """The URL, with a synchronous driver that is installed. option: where it was given."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -74,47 +87,48 @@ def parsed(database: str) -> "URL":
     try:
         url = make_url(database)
     except (ArgumentError, ValueError):  # its text is not shown: it may contain a password
-        raise _wrong("is not a valid SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name") from None
+        raise _wrong("is not a valid SQLAlchemy URL, e.g. postgresql+psycopg://user@host/name", option) from None
     url = synchronous(url)
-    _require_driver(url)
+    _require_driver(url, option)
     return url
 
 
-def _require_driver(url: "URL") -> None:
+def _require_driver(url: "URL", option: str) -> None:
     from sqlalchemy.exc import NoSuchModuleError
 
     from outbox.sql.dialect import SUPPORTED
 
     if url.get_backend_name() not in SUPPORTED:
-        raise _wrong(f"is for {url.get_backend_name()!r}: the outbox supports {' and '.join(SUPPORTED)}")
+        raise _wrong(f"is for {url.get_backend_name()!r}: the outbox supports {' and '.join(SUPPORTED)}", option)
     try:
         dialect = url.get_dialect()
         if dialect.is_async:
-            raise _wrong(f"has an asynchronous driver, {url.drivername!r}: write postgresql+psycopg://")
+            raise _wrong(f"has an asynchronous driver, {url.drivername!r}: write postgresql+psycopg://", option)
         dialect.import_dbapi()
     except NoSuchModuleError:
-        raise _wrong(f"names an unknown driver, {url.drivername!r}: write postgresql+psycopg://") from None
+        raise _wrong(f"names an unknown driver, {url.drivername!r}: write postgresql+psycopg://", option) from None
     except ModuleNotFoundError as error:
         raise _wrong(
             f"needs the driver {error.name!r}, which is not installed:"
-            " pip install 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://"
+            " pip install 'sqlalchemy-outbox[postgresql]' and write postgresql+psycopg://",
+            option,
         ) from None
 
 
-def _wrong(what: str) -> click.BadParameter:
-    return click.BadParameter(f"the URL {what}", param_hint="'--database'")
+def _wrong(what: str, option: str) -> click.BadParameter:
+    return click.BadParameter(f"the URL {what}", param_hint=f"'{option}'")
 
 
-def existing(database: str) -> "URL":
+def existing(database: str, option: str = "--database") -> "URL":
     """The URL of a database that must exist already: SQLite would create a missing file, with a misspelt name an empty outbox."""
-    url = parsed(database)
+    url = parsed(database, option)
     if url.get_backend_name() != "sqlite" or (url.database or "").startswith("file:"):
         return url
     if not url.database or url.database == ":memory:":
-        raise _wrong("is an in-memory database, which is always empty here")
+        raise _wrong("is an in-memory database, which is always empty here", option)
     if not Path(url.database).exists():
         raise click.ClickException(
-            f"file {url.database!r} does not exist: check --database, or create the tables with `outbox db upgrade`"
+            f"file {url.database!r} does not exist: check {option}, or create the tables with `outbox db upgrade`"
         )
     return url
 
@@ -123,7 +137,10 @@ def _engine(database: str) -> "Engine":
     from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
 
-    return create_engine(existing(database), poolclass=NullPool, hide_parameters=True)
+    url = existing(database)
+    # PgBouncer in transaction mode gives the next transaction another connection, which lacks what psycopg has prepared.
+    connect_args = {"prepare_threshold": None} if url.get_driver_name() == "psycopg" else {}
+    return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=connect_args)
 
 
 def _tables(target: Target) -> "Tables":

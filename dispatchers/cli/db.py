@@ -95,14 +95,15 @@ def sql(dialect: str, since: str | None, schema: str | None, prefix: str) -> Non
 @click.option(
     "--dashboard", default="outbox_dashboard", show_default=True, help="Role of the dashboard, which only reads."
 )
+@click.option(
+    "--operator", default="outbox_operator", show_default=True, help="Role of operators, who decide about entries."
+)
 @options.schema_option
 @options.prefix_option
 @options.json_option
-def roles(app: str, dispatcher: str, maintenance: str, dashboard: str, schema: str | None, prefix: str) -> None:
+def roles(schema: str | None, prefix: str, **names: str) -> None:
     """Print the SQL that creates the PostgreSQL roles."""
     from outbox import migrations
 
-    printed = migrations.roles(
-        schema=schema, prefix=prefix, app=app, dispatcher=dispatcher, maintenance=maintenance, dashboard=dashboard
-    )
+    printed = migrations.roles(schema=schema, prefix=prefix, **names)
     answer({"sql": printed}, printed)

@@ -1,22 +1,21 @@
-"""`outbox retry`, `cancel`, `resolve` and `release`: operator decisions, recorded with a name and a reason."""
+"""`outbox retry`, `cancel`, `resolve`, `release` and `again`: decisions about one entry, or about all that a filter selects."""
 
 import json
-import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
 
-from dispatchers.cli import options
+from dispatchers.cli import filters, options
+from dispatchers.cli.bulk import NO_BULK, Bulk, bulk_options, decide_in_bulk, require_one
 from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.entries import find
-from dispatchers.cli.output import answer, clean
+from dispatchers.cli.filters import Given
+from dispatchers.cli.output import answer, can_ask, clean
+from dispatchers.cli.proposals import configuration_of, propose
 
 if TYPE_CHECKING:
-    from dispatchers.admin.decisions import Verdict
-
-Command: TypeAlias = Callable[..., Any]
+    from dispatchers.admin.decision_effects import Action, Verdict
 
 VERDICTS: "dict[Verdict, str]" = {
     "happened": "it happened",
@@ -28,36 +27,23 @@ CALLS = "its outcome is recorded: a running dispatcher that has the callback wil
 SENDS = "a running dispatcher will send it, once no earlier send can still be in flight"
 
 
-def decision_options(*, reason_required: bool = False) -> Callable[[Command], Command]:
-    actor = click.option("--actor", callback=_actor, help="Name of the operator; by default the system's user.")
-    reason = click.option("--reason", required=reason_required, help="Reason; it is recorded with the decision.")
-
-    def decorate(command: Command) -> Command:
-        return actor(reason(options.database_options(command)))
-
-    return decorate
-
-
-def _actor(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-    from getpass import getuser
-
-    try:
-        return getuser() if value is None else value
-    except (KeyError, OSError):  # a container's user without a name; which of the two depends on Python's version
-        raise click.UsageError("this system's user has no name: give --actor") from None
-
-
 @click.command()
-@click.argument("id")
-@decision_options()
-def retry(id: str, actor: str, reason: str | None, target: options.Target) -> None:
-    """Make a waiting entry due now.
+@click.argument("id", required=False)
+@filters.filter_options
+@bulk_options
+@options.decision_options()
+def retry(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
+    """Make waiting entries due now.
 
-    The entry's attempts still count. A failed entry cannot be retried: let the app enqueue a new one, with another
-    discriminator.
+    Give an ID, or options that select entries. The attempts still count. A failed entry cannot be retried: `outbox
+    again` makes a new one.
     """
     from dispatchers.admin import decisions
 
+    _require_one(id, given, bulk)
+    if id is None or bulk.propose:
+        _decide_all("retry", id, given, bulk, actor, reason, target)
+        return
     with deciding(target) as (connection, tables):
         entry_id = find(connection, tables, id)
         sends = decisions.retry(connection, tables, entry_id, actor=actor, reason=reason)
@@ -66,12 +52,21 @@ def retry(id: str, actor: str, reason: str | None, target: options.Target) -> No
 
 
 @click.command()
-@click.argument("id")
-@decision_options()
-def cancel(id: str, actor: str, reason: str | None, target: options.Target) -> None:
-    """Cancel an entry that has not been sent."""
+@click.argument("id", required=False)
+@filters.filter_options
+@bulk_options
+@options.decision_options()
+def cancel(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
+    """Cancel entries that have not been sent.
+
+    Give an ID, or options that select entries.
+    """
     from dispatchers.admin import decisions
 
+    _require_one(id, given, bulk)
+    if id is None or bulk.propose:
+        _decide_all("cancel", id, given, bulk, actor, reason, target)
+        return
     with deciding(target) as (connection, tables):
         entry_id = find(connection, tables, id)
         settled = decisions.cancel(connection, tables, entry_id, actor=actor, reason=reason)
@@ -80,7 +75,7 @@ def cancel(id: str, actor: str, reason: str | None, target: options.Target) -> N
 
 
 @click.command()
-@click.argument("id")
+@click.argument("id", required=False)
 @click.option("--happened", is_flag=True, help="The effect happened: the entry becomes delivered.")
 @click.option("--did-not-happen", is_flag=True, help="It did not happen and will not: the entry becomes failed.")
 @click.option(
@@ -89,21 +84,36 @@ def cancel(id: str, actor: str, reason: str | None, target: options.Target) -> N
     help="Send it again: under the same key while that is safe, else under a new one. It may happen twice.",
 )
 @click.option("--result", help="With --happened: the service's answer, as JSON.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@decision_options(reason_required=True)
+@filters.filter_options
+@bulk_options
+@options.decision_options(reason_required=True)
 def resolve(
-    id: str, result: str | None, yes: bool, actor: str, reason: str, target: options.Target, **verdicts: bool
+    id: str | None,
+    result: str | None,
+    given: Given,
+    bulk: Bulk,
+    actor: str,
+    reason: str,
+    target: options.Target,
+    **verdicts: bool,
 ) -> None:
-    """Record the outcome of an uncertain entry.
+    """Record the outcome of uncertain entries.
 
-    Ask the service first whether the effect happened. The decision is recorded with its reason. On a terminal, the command
+    Give an ID, or options that select entries. Ask the service first whether the effect happened. The decision is
+    recorded with its reason. On a terminal, the command
     asks for confirmation.
     """
     from dispatchers.admin import decisions
 
     verdict = _one_of(verdicts)
     answered = _parsed_result(result, verdict)
-    if sys.stdin.isatty() and not yes:
+    _require_one(id, given, bulk)
+    if id is None or bulk.propose:
+        if result is not None and id is None:
+            raise click.UsageError("--result is the service's answer for one entry: use it with an ID only")
+        _decide_all("resolve", id, given, bulk, actor, reason, target, verdict=verdict, result=answered)
+        return
+    if can_ask() and not bulk.yes:
         _confirm(id, verdict, target)
     with deciding(target) as (connection, tables):
         entry_id = find(connection, tables, id)
@@ -148,29 +158,101 @@ def _confirm(id: str, verdict: "Verdict", target: options.Target) -> None:
 
 @click.command()
 @click.argument("id", required=False)
-@click.option("--ordering-key", help="Release the blocked group of this ordering key, instead of an entry.")
-@decision_options()
-def release(id: str | None, ordering_key: str | None, actor: str, reason: str | None, target: options.Target) -> None:
-    """Release a suspended entry or a blocked group.
+@filters.filter_options
+@bulk_options
+@options.decision_options()
+def release(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
+    """Release suspended entries or a blocked group.
 
-    An ordering group contains the entries of one ordering key. It is blocked if one of them is failed or uncertain.
+    Give an ID, or options that select entries. An ordering group contains the entries of one ordering key. It is
+    blocked if one of them is failed or uncertain. With
+    --ordering-key alone its group is released; with --suspended too, the suspended entries of this key.
     """
+    from dispatchers.admin import decisions
+
+    if id is None and filters.has_only(given, "ordering_key"):
+        if bulk._replace(yes=False) != NO_BULK:
+            rule = "--ordering-key alone releases its ordering group, at once and whole"
+            raise click.UsageError(
+                f"{rule}: with other options give --suspended too, for the suspended entries of this key"
+            )
+        _release_group(given["ordering_key"], actor, reason, target)
+        return
+    _require_one(id, given, bulk)
+    if id is None or bulk.propose:
+        _decide_all("release", id, {**given, "suspended": True}, bulk, actor, reason, target)
+        return
+    with deciding(target) as (connection, tables):
+        entry_id = find(connection, tables, id)
+        decisions.release(connection, tables, entry_id, actor=actor, reason=reason)
+    answer({"id": entry_id, "decision": "release", "actor": actor}, f"entry {entry_id} released")
+
+
+def _release_group(ordering_key: str, actor: str, reason: str | None, target: options.Target) -> None:
     from dispatchers.admin import decisions
     from outbox.keys import check_field
 
-    if (id is None) == (ordering_key is None):
-        raise click.UsageError("give either the ID of a suspended entry, or the --ordering-key of a blocked group")
-    if ordering_key is not None:
-        check_field("ordering_key", ordering_key)
+    check_field("ordering_key", ordering_key)
     with deciding(target) as (connection, tables):
-        if id is None:
-            decisions.release_group(connection, tables, str(ordering_key), actor=actor, reason=reason)
-            released: dict[str, Any] = {"ordering_key": ordering_key}
-        else:
-            released = {"id": find(connection, tables, id)}
-            decisions.release(connection, tables, released["id"], actor=actor, reason=reason)
-    what = f"ordering group {clean(str(ordering_key))}" if id is None else f"entry {released['id']}"
-    answer(released | {"decision": "release", "actor": actor}, f"{what} released")
+        decisions.release_group(connection, tables, ordering_key, actor=actor, reason=reason)
+    document = {"ordering_key": ordering_key, "decision": "release", "actor": actor}
+    answer(document, f"ordering group {clean(ordering_key)} released")
+
+
+@click.command()
+@click.argument("id", required=False)
+@filters.filter_options
+@bulk_options
+@options.decision_options()
+def again(id: str | None, given: Given, bulk: Bulk, actor: str, reason: str | None, target: options.Target) -> None:
+    """Enqueue failed or cancelled entries once more.
+
+    Give an ID, or options that select entries. A new entry has the same payload, options, headers and parent, a
+    discriminator of its own, and so another child key: for
+    the service it is a new effect. Asked twice, one new entry is made. Needs OUTBOX_SECRET and OUTBOX_ENV as the app
+    has them.
+    """
+    from dispatchers.admin.again import again as ask_again
+
+    configuration = configuration_of(given["env"], target)
+    if configuration is None:
+        raise click.UsageError("the new entry's key is derived from a secret: set OUTBOX_SECRET and OUTBOX_ENV")
+    # With an ID, --env names the deployment, as OUTBOX_ENV does, and selects nothing.
+    require_one(id, bulk, has_filter=not filters.is_empty(given, env_selects=id is None))
+    if id is None or bulk.propose:
+        _decide_all("again", id, given, bulk, actor, reason, target, configuration=configuration)
+        return
+    with deciding(target) as (connection, tables):
+        entry_id = find(connection, tables, id)
+        made = ask_again(connection, configuration, entry_id, actor=actor, reason=reason)
+    follows = "is enqueued again" if made.is_new else "was asked for again before"
+    document = {"id": entry_id, "decision": "again", "actor": actor, "again": made.id, "is_new": made.is_new}
+    answer(document, f"entry {entry_id} {follows} as {made.id}")
+
+
+def _require_one(id: str | None, given: Given, bulk: Bulk) -> None:
+    require_one(id, bulk, has_filter=not filters.is_empty(given))
+
+
+def _decide_all(
+    action: "Action",
+    id: str | None,
+    given: Given,
+    bulk: Bulk,
+    actor: str,
+    reason: str | None,
+    target: options.Target,
+    **more: Any,
+) -> None:
+    from dispatchers.admin.bulk import BulkDecision
+
+    if reason is None:
+        raise click.UsageError("Missing option '--reason': it is recorded with each entry.")
+    decision = BulkDecision(action=action, actor=actor, reason=reason, **more)
+    if bulk.propose:
+        propose(id, given, decision, target)
+    else:
+        decide_in_bulk(given, decision, bulk, target)
 
 
 def _report(entry_id: UUID, decision: str, actor: str, text: str, **more: Any) -> None:

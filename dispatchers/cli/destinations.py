@@ -4,7 +4,6 @@ import click
 
 from dispatchers.cli import options, rendering
 from dispatchers.cli.connections import deciding, reading
-from dispatchers.cli.decisions import decision_options
 from dispatchers.cli.output import answer, clean
 
 
@@ -25,7 +24,7 @@ def destinations(target: options.Target) -> None:
 
 @click.command()
 @click.argument("destination")
-@decision_options()
+@options.decision_options()
 def pause(destination: str, actor: str, reason: str | None, target: options.Target) -> None:
     """Stop sending to a destination.
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dispatchers.admin.doctor import Diagnosis
+    from outbox.keys import Keyring
 
 STYLES = {"error": "bold red", "warning": "yellow", "notice": ""}
 EXTRAS = {
@@ -38,18 +39,20 @@ def doctor(ctx: click.Context, target: options.Target, env: str | None) -> None:
     """Find what is wrong with the set-up, and say what to do.
 
     Checks the tables, OUTBOX_ENV and OUTBOX_SECRET, the running dispatchers and their settings, operations and callbacks
-    that no dispatcher serves, and the database server. Changes nothing; each check has a time limit. Says which checks it could
-    not make, for lack of rights for example. Exits with status 7 if there is an error or a warning.
+    that no dispatcher serves, and the database server. Changes nothing; each check has a time limit. Lists the checks that it
+    could not make, for example because a right is missing. Exits with status 7 if there is an error or a warning, or if a check
+    failed.
     """
     from dispatchers.admin.doctor import Context, diagnose
 
-    secret = os.environ.get("OUTBOX_SECRET")
+    keyring, malformed = _keyring(os.environ.get("OUTBOX_SECRET"))
     with examining(target) as (connection, tables):
         context = Context(
             tables=tables,
             prefix=target.prefix,
             env=env,
-            keyring=ring_of(secret) if secret else None,
+            keyring=keyring,
+            malformed=malformed,
             missing=_missing(target.database),
         )
         found = asyncio.run(diagnose(runner(connection), context))
@@ -57,6 +60,16 @@ def doctor(ctx: click.Context, target: options.Target, env: str | None) -> None:
     answer({**document, "unchecked": found.unchecked}, lambda: _drawn(found))
     if not found.is_healthy:
         ctx.exit(UNHEALTHY)
+
+
+def _keyring(secret: str | None) -> "tuple[Keyring | None, str | None]":
+    """The key ring, and why there is none although the variable is set. The text shows nothing of the secret."""
+    from outbox.errors import ConfigurationError
+
+    try:
+        return (ring_of(secret), None) if secret else (None, None)
+    except ConfigurationError as error:
+        return None, str(error)
 
 
 def _missing(database: str) -> dict[str, str]:

@@ -6,18 +6,20 @@ from uuid import UUID
 
 import click
 
-from dispatchers.cli import options, rendering
-from dispatchers.cli.connections import reading
+from dispatchers.admin.plain_values import place_text, plain
+from dispatchers.cli import filters, options, rendering
+from dispatchers.cli.connections import deciding, reading
 from dispatchers.cli.exit_codes import UNCERTAIN, NothingFound
-from dispatchers.cli.output import answer, instant, plain
+from dispatchers.cli.filters import ENDED, Given
+from dispatchers.cli.output import answer
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from dispatchers.admin.entries import ParentWanted
+    from dispatchers.admin.entry_filter import ParentWanted
+    from dispatchers.admin.search import Found
     from outbox.sql.schema import Tables
 
-ENDED = ("delivered", "failed", "cancelled")
 ENTRIES_DEFAULT = 50
 ENTRIES_MAX = 1000
 ENDED_SINCE = timedelta(days=1)  # by default: without a bound one page may sort every entry that ever ended
@@ -56,7 +58,7 @@ def status(
         answer(overview, lambda: rendering.overview(overview))
         needs_attention = overview.uncertain > 0 or overview.suspended_reason is not None
     else:
-        wanted = _parent_wanted(env, parent, scope, source)
+        wanted = filters.parent_wanted(env, parent, scope, source)
         with reading(target) as (connection, tables):
             entries = admin_entries.read_entries_of_parent(connection, tables, wanted)
         if not entries:
@@ -65,18 +67,6 @@ def status(
         needs_attention = any(entry.state == "uncertain" for entry in entries)
     if exit_code and needs_attention:
         click.get_current_context().exit(UNCERTAIN)
-
-
-def _parent_wanted(env: str | None, parent: str | None, scope: str | None, source: str | None) -> "ParentWanted":
-    from dispatchers.admin.entries import ParentWanted
-    from outbox.keys import ParentKey, check_field
-
-    for name, value in (("env", env), ("parent", parent), ("scope", scope), ("source", source)):
-        if value is not None:
-            check_field(name, value)
-    if parent is not None and scope is not None and source is not None:
-        ParentKey(parent, scope=scope, source=source)  # raises for what no parent can be
-    return ParentWanted(parent, env or None, scope, source)
 
 
 def _nothing_under(wanted: "ParentWanted") -> click.ClickException:
@@ -89,22 +79,8 @@ def _nothing_under(wanted: "ParentWanted") -> click.ClickException:
 
 
 @click.command("list")
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice([*rendering.WAITING, *ENDED]),
-    help="Only entries in this state; repeatable. By default every unfinished state.",
-)
-@click.option("--operation", help="Only this operation and those below it: stripe, or stripe.refunds.create.")
-@click.option("--destination", help="Only entries for this destination.")
-@click.option("--parent", help="Only entries under this parent key, e.g. an Idempotency-Key.")
-@click.option("--suspended", is_flag=True, help="Only entries that an operator or a check suspended.")
-@click.option(
-    "--since",
-    type=options.Since(),
-    help="Only entries due, or finished, since then: 15m, 2h, 7d or an instant. By default 1d for finished entries.",
-)
+@click.argument("text", required=False)
+@filters.filter_options
 @click.option(
     "--limit",
     type=click.IntRange(1, ENTRIES_MAX),
@@ -113,56 +89,46 @@ def _nothing_under(wanted: "ParentWanted") -> click.ClickException:
     help="Maximum number of entries.",
 )
 @click.option("--after", type=options.Cursor(), help="Cursor that the previous page printed.")
-@options.env_option
-@options.any_scope_option
-@options.any_source_option
 @options.database_options
-def list_entries(
-    states: tuple[str, ...],
-    parent: str | None,
-    since: Any,
-    limit: int,
-    after: Any,
-    env: str | None,
-    scope: str | None,
-    source: str | None,
-    target: options.Target,
-    **given: Any,
-) -> None:
+def list_entries(text: str | None, given: Given, limit: int, after: Any, target: options.Target) -> None:
     """List entries by state, destination, operation or parent.
 
-    Lists unfinished entries, the earliest due first. With --state delivered, failed or cancelled: finished entries, the newest
-    first.
+    Lists unfinished entries, the earliest due first. With --state uncertain alone: the oldest doubt first. With --state
+    delivered, failed or cancelled: finished entries, the newest first, by default of the last day.
+
+    With TEXT, lists what it names: an Idempotency-Key, an ordering key, a child key, an id of the service such as pi_123.
     """
     from dispatchers.admin import entries as admin_entries
-    from outbox.keys import check_field
 
-    for field in ("operation", "destination"):
-        if given[field] is not None:
-            check_field(field, given[field])
-    ended = _are_ended(states, suspended=given["suspended"])
-    if ended and since is None and parent is None:
-        since = ENDED_SINCE
-    own_env = env
-    if parent is None and not _was_given("env"):
-        env = None  # the variable names the env of a parent; entries of another env must be listed too
-    narrowed = (parent, env, scope, source) != (None, None, None, None)
-    wanted = admin_entries.Filter(
-        states=states or rendering.WAITING,
-        parent=_parent_wanted(env, parent, scope, source) if narrowed else None,
-        since=since,
-        **given,
-    )
+    if text is not None:
+        if not filters.is_empty(given) or after is not None:
+            raise click.UsageError("give either a TEXT to find, or options that select entries")
+        _list_found(text, target)
+        return
+    ended = _are_ended(given["states"], suspended=given["suspended"])
+    if ended and given["since"] is None and given["parent"] is None:
+        given = {**given, "since": ENDED_SINCE}
+    wanted = filters.filter_of(given, filters.WAITING)
     with reading(target) as (connection, tables):
         page = admin_entries.list_entries(connection, tables, wanted, entries_max=limit, after=after)
-    following = page.next and f"{instant(page.next[0])},{page.next[1]}"
+    following = page.next and place_text(page.next)
     document = {"at": page.at, "since": page.since, "entries": page.entries, "next": following}
-    answer(document, lambda: rendering.page(page, following, ended=ended, env=own_env))
+    answer(document, lambda: rendering.page(page, following, ended=ended, env=given["env"]))
 
 
-def _was_given(option: str) -> bool:
-    source = click.get_current_context().get_parameter_source(option)
-    return source is click.core.ParameterSource.COMMANDLINE
+def _list_found(text: str, target: options.Target) -> None:
+    from dispatchers.admin import search
+
+    with reading(target) as (connection, tables):
+        _answer_found(text, search.find(connection, tables, text))
+
+
+def _answer_found(text: str, found: "Found") -> None:
+    from dispatchers.admin.entries import no_entry
+
+    if not found.entries and not found.requests:
+        raise no_entry(text) if _is_id(text) else NothingFound(rendering.not_found(text, found))
+    answer(found, lambda: rendering.found(found))
 
 
 def _are_ended(states: tuple[str, ...], *, suspended: bool) -> bool:
@@ -180,19 +146,33 @@ def _are_ended(states: tuple[str, ...], *, suspended: bool) -> bool:
 
 
 @click.command()
-@click.argument("id")
-@click.option("--payload", is_flag=True, help="Show the payload too, not only its size.")
-@options.database_options
-def show(id: str, payload: bool, target: options.Target) -> None:
+@click.argument("text", metavar="ID|TEXT")
+@click.option("--payload", is_flag=True, help="Show the payload too, not only its size; the audit log records it.")
+@options.decision_options()
+def show(text: str, payload: bool, actor: str, reason: str | None, target: options.Target) -> None:
     """Show one entry in full: fields, state and history.
 
-    ID is the entry's id, or at least its first 8 digits.
+    ID is the entry's id, or at least its first 8 digits. TEXT is what names it otherwise, as for `list`: if it names several
+    entries, they are listed. --actor and --reason are recorded with --payload only.
     """
     from dispatchers.admin import entries as admin_entries
+    from dispatchers.admin import search
+    from dispatchers.admin.payloads import reveal
 
+    content = None
     with reading(target) as (connection, tables):
-        entry = admin_entries.read_entry(connection, tables, find(connection, tables, id))
-        content = admin_entries.read_payload(connection, tables, entry.id) if payload else None
+        if _is_id(text) and admin_entries.find_ids(connection, tables, _digits(text)):
+            entry_id = find(connection, tables, text)
+        else:
+            found = search.find(connection, tables, text)
+            if len(found.entries) != 1:
+                _answer_found(text, found)
+                return
+            entry_id = found.entries[0].id
+        entry = admin_entries.read_entry(connection, tables, entry_id)
+    if payload:
+        with deciding(target) as (connection, tables):
+            content = reveal(connection, tables, entry.id, actor=actor, reason=reason).payload
     document = plain(entry) | ({"payload": content} if payload else {})
     answer(document, lambda: rendering.details(entry, content, with_payload=payload))
 
@@ -201,8 +181,8 @@ def find(connection: "Connection", tables: "Tables", given: str) -> UUID:
     """The one entry that `given` names. Raises EntryNotFound, and UsageError if it is malformed or ambiguous."""
     from dispatchers.admin import entries as admin_entries
 
-    digits = given.replace("-", "").lower()
-    if not ID_DIGITS_MIN <= len(digits) <= 32 or digits.strip("0123456789abcdef"):
+    digits = _digits(given)
+    if not _is_id(given):
         raise click.UsageError(f"{given!r} is not an entry's id: give {ID_DIGITS_MIN} to 32 hexadecimal digits")
     found = admin_entries.find_ids(connection, tables, digits)
     if not found:
@@ -212,3 +192,13 @@ def find(connection: "Connection", tables: "Tables", given: str) -> UUID:
         more = ["and more"] if len(found) > len(listed) else []
         raise click.UsageError(f"{given!r} is ambiguous, give more digits: {', '.join([*listed, *more])}")
     return found[0]
+
+
+def _digits(given: str) -> str:
+    return given.strip().replace("-", "").lower()
+
+
+def _is_id(given: str) -> bool:
+    """Whether it may be an entry's id, or the beginning of one."""
+    digits = _digits(given)
+    return ID_DIGITS_MIN <= len(digits) <= 32 and not digits.strip("0123456789abcdef")

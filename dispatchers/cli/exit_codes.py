@@ -13,7 +13,7 @@ WRONG_STATE = 4  # the entry's state does not allow the decision
 UNCERTAIN = 5  # `outbox status --exit-code` found an uncertain entry, or sending is suspended
 
 VIOLATED = 6  # `outbox verify` found a row that breaks a rule
-UNHEALTHY = 7  # `outbox doctor` found an error or a warning
+UNHEALTHY = 7  # `outbox doctor` found an error or a warning, or a check failed
 
 JSON = "outbox.json"
 """The key in click's context that says whether the output is JSON."""

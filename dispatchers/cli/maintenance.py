@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dispatchers.admin.plain_values import plain
 from dispatchers.cli import exit_codes
 from dispatchers.cli.connections import deciding, runner
 from dispatchers.cli.options import Since, Target, database_options
-from dispatchers.cli.output import plain
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -87,10 +87,13 @@ def maintenance(
     remembers. Never deletes an unsettled entry. Uses short transactions. You can run it while the app works, and stop it at
     any time. A running dispatcher also deletes these rows.
     """
+    from dispatchers.maintenance.audit_log import delete_old_decisions
     from dispatchers.maintenance.jobs import Maintenance
-    from dispatchers.maintenance.retention import KEEP, Retention
+    from dispatchers.maintenance.retention import Retention
     from dispatchers.maintenance.retention_sql import STEPS, overdue
+    from dispatchers.settings import KEEP
     from dispatchers.store.heartbeats import forget_dead
+    from dispatchers.store.send_counts import forget_old
 
     retention = Retention.of(KEEP if keep is None else keep, windows)
     with deciding(target) as (connection, tables):
@@ -98,6 +101,8 @@ def maintenance(
         whole = overdue(connection, tables, retention)
         if not dry_run:
             forget_dead(connection, tables)
+            delete_old_decisions(connection, tables)
+            forget_old(connection, tables)
     with engine.connect() as connection:
         with _progress(whole) as advance:
             deleted = asyncio.run(_sweep(Maintenance(runner(connection), tables, retention, dry=dry_run), advance))

@@ -1,15 +1,14 @@
 """The options that commands share."""
 
-import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import click
 
-SPAN_MAX = timedelta(days=36525)  # a century: no instant that it leads to is before the first year
+from dispatchers.admin.plain_values import parse_place, parse_since
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -67,6 +66,26 @@ def database_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_target
 
 
+def decision_options(*, reason_required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add `--actor` and `--reason`, and the options of every command that uses a database."""
+    actor = click.option("--actor", callback=actor_name, help="Name of the operator; by default the system's user.")
+    reason = click.option("--reason", required=reason_required, help="Reason; it is recorded with the decision.")
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        return actor(reason(database_options(command)))
+
+    return decorate
+
+
+def actor_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    from getpass import getuser
+
+    try:
+        return getuser() if value is None else value
+    except (KeyError, OSError):  # a container's user without a name; which of the two depends on Python's version
+        raise click.UsageError("this system's user has no name: give --actor") from None
+
+
 # --- values
 
 
@@ -74,24 +93,12 @@ class Since(click.ParamType):  # type: ignore[type-arg]  # generic in newer rele
     """A span back from now (`90s`, `15m`, `2h`, `7d`, `4w`) as a timedelta; or an instant in ISO 8601, by default UTC."""
 
     name = "instant|span"
-    _span = re.compile(r"(\d{1,6})([smhdw])")
-    _units: ClassVar = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta | datetime:
         try:
-            if found := self._span.fullmatch(value):
-                span = timedelta(**{self._units[found[2]]: int(found[1])})
-                if span > SPAN_MAX:
-                    raise ValueError("too long")
-                return span
-            instant = datetime.fromisoformat(value)
-            return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is neither a span such as 15m, 2h or 7d nor an instant such as 2026-01-31T12:00Z",
-                param,
-                ctx,
-            )
+            return parse_since(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Cursor(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click only
@@ -99,9 +106,11 @@ class Cursor(click.ParamType):  # type: ignore[type-arg]  # generic in newer rel
 
     name = "cursor"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[datetime, UUID]:
-        at, _, id = value.partition(",")
+    def __init__(self, id: Callable[[str], Any] = UUID) -> None:
+        self._id = id
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[datetime, Any]:
         try:
-            return datetime.fromisoformat(at).astimezone(UTC), UUID(id)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a cursor: pass the one that the previous page printed", param, ctx)
+            return parse_place(value, self._id)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)

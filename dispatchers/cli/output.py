@@ -1,16 +1,15 @@
 """A command's output: one JSON document, or text and tables."""
 
-import dataclasses
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
 
+from dispatchers.admin.plain_values import plain
 from dispatchers.cli.exit_codes import JSON
 
 if TYPE_CHECKING:
@@ -32,39 +31,14 @@ def answer(document: Any, text: "str | Callable[[], Iterable[RenderableType]]") 
         click.echo(text)
 
 
-def plain(value: Any) -> Any:
-    """`value` as JSON takes it: dataclasses as objects, instants in ISO 8601 with a Z, ids as text."""
-    match value:
-        case datetime():
-            return instant(value)
-        case UUID() | date():
-            return str(value)
-        case dict():
-            return {name: plain(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [plain(inner) for inner in value]
-        case _ if dataclasses.is_dataclass(value):
-            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        case _:
-            return value
-
-
-def instant(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def span(length: timedelta) -> str:
-    """`length` in its largest unit: 45s, 12m, 3h, 5d."""
-    seconds = int(abs(length).total_seconds())
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
-
-
 def clean(text: str) -> str:
     """`text` without terminal control characters: parent keys and reasons come from outside."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def can_ask() -> bool:
+    """Whether there is a terminal to ask a question. A process that was started with a closed input has no `stdin`."""
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 # --- tables

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from dispatchers.cli.output import cell, instant, is_screen, json_text, pairs, prose, short, span, state_cell, table
+from dispatchers.admin.plain_values import instant, span
+from dispatchers.cli.output import cell, is_screen, json_text, pairs, prose, short, state_cell, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from dispatchers.admin.destinations import DestinationState, DestinationStates
     from dispatchers.admin.entries import EntryDetails, EntrySummary, Page
     from dispatchers.admin.overview import DestinationOverview, Overview
+    from dispatchers.admin.search import Found
 
 WAITING = ("pending", "sending", "retry", "uncertain")
 SEND_AGAIN = "send_again"
@@ -111,7 +113,7 @@ def destinations(found: "DestinationStates") -> "Iterator[RenderableType]":
         rate = state.rate_per_second
         drawn.add_row(
             cell(state.name),
-            cell(state.due),
+            cell(state.due if state.due_is_exact else f"~{state.due}"),
             _age(state.oldest_due_seconds),
             cell("-" if rate is None else f"{rate:g}/s"),
             prose(_throttling(state, found.at)),
@@ -188,6 +190,29 @@ def _why(entry: "EntrySummary") -> str:
     return entry.reason or ""
 
 
+def found(found: "Found") -> "Iterator[RenderableType]":
+    """What a search found, and how far it went."""
+    if found.entries:
+        yield entries_of_parent(found.entries)
+    for request in found.requests:
+        yield prose(f"request {request.id} of {request.source} {request.key}: {request.state}")
+    if found.has_more:
+        yield prose("and more: a longer text finds fewer", "yellow")
+    if unread := _unread(found):
+        yield prose(unread, "dim")
+
+
+def not_found(text: str, found: "Found") -> str:
+    return f"nothing has the id, key or answer {text!r}" + (f"; {unread}" if (unread := _unread(found)) else "")
+
+
+def _unread(found: "Found") -> str:
+    """Which lists were not searched to their end."""
+    lists = [f"{each.rows:,} {each.list}" for each in found.searched if not each.is_whole]
+    withheld = [f"this role may not read {name}" for name in found.withheld]
+    return "; ".join([*([f"searched only {', '.join(lists)}"] if lists else []), *withheld])
+
+
 def page(found: "Page", following: str | None, *, ended: bool, env: str | None) -> "Iterator[RenderableType]":
     """env: the deployment's own, if it is known: an entry's env is shown if it differs."""
     if found.entries:
@@ -246,6 +271,8 @@ def details(entry: "EntryDetails", payload: Any, *, with_payload: bool) -> "Iter
 
 
 def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
+    from dispatchers.admin.again import first_of
+
     yield "id", entry.id
     yield "state", state_cell(entry.state)
     yield "reason", entry.reason
@@ -254,6 +281,7 @@ def _fields(entry: "EntryDetails") -> Iterator[tuple[str, Any]]:
     yield "blocked by", entry.blocked_by
     yield "operation", entry.operation
     yield "discriminator", entry.discriminator or None
+    yield "again after", first_of(entry.discriminator)
     yield "destination", entry.destination
     yield "parent", entry.parent
     yield "scope", entry.scope or None

@@ -7,7 +7,6 @@ import click
 
 from dispatchers.cli import options
 from dispatchers.cli.connections import deciding
-from dispatchers.cli.decisions import decision_options
 from dispatchers.cli.output import answer, clean
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     help="The env that the database belonged to until now. For a copy, or a renamed deployment: it then belongs to --env.",
 )
 @options.env_option
-@decision_options()
+@options.decision_options()
 def resume(
     destination: str | None,
     after_restore: bool,

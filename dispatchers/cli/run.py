@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dispatchers.admin.plain_values import instant
 from dispatchers.cli.exit_codes import JSON, REFUSED
-from dispatchers.cli.output import instant
 from dispatchers.cli.references import load_function
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ def run(factory: str, log_level: str, http: str | None) -> None:
         raise click.ClickException("APScheduler is not installed: pip install 'sqlalchemy-outbox[dispatcher]'")
     if http is not None and importlib.util.find_spec("prometheus_client") is None:
         raise click.ClickException("prometheus_client is not installed: pip install 'sqlalchemy-outbox[prometheus]'")
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if click.get_current_context().meta.get(JSON):
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonLines())
+    begin_log(log_level)
     logging.getLogger("apscheduler").setLevel("WARNING")
     for name in SHOWING_REQUESTS:
         logging.getLogger(name).setLevel("WARNING")
@@ -67,15 +64,29 @@ def _checked_address(text: str) -> str:
     return text
 
 
+def begin_log(level: str) -> None:
+    """Log to stderr: lines for people, or with `--json` documents."""
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if click.get_current_context().meta.get(JSON):
+        from dispatchers.telemetry.log_ids import LogIds
+
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(LogIds())
+            handler.setFormatter(JsonLines())
+
+
 class JsonLines(logging.Formatter):
-    """One JSON document per line: `at`, `level`, `logger`, `message`, and `trace` for an exception."""
+    """One JSON document per line: `at`, `level`, `logger`, `message`, the ids, and `trace` for an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
+        from dispatchers.telemetry.log_ids import ids_of
+
         fields = {
             "at": instant(datetime.fromtimestamp(record.created, UTC)),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **ids_of(record),
         }
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)

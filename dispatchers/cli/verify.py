@@ -50,7 +50,9 @@ def _drawn(found: "Verification") -> "Iterator[RenderableType]":
     yield drawn
     for verdict in found.verdicts:
         for violation in verdict.violations:
-            yield prose(f"{verdict.rule}: {violation.entry_id}: {violation.text}", "red")
+            yield prose(f"{verdict.rule}: {violation.text}", "red")
+    if not found.is_clean:
+        yield prose("To see the fields, the state and the history of an entry, run `outbox show ID`.")
     yield prose(f"{found.entries} entries" + _unchecked(found))
 
 

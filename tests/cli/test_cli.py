@@ -263,7 +263,7 @@ def test_another_shell_is_refused() -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("outbox re", {"retry", "resolve", "release", "resume"}),
+        ("outbox re", {"retry", "resolve", "release", "resume", "resend"}),
         ("outbox --ver", {"--version"}),
         ("outbox db ", {"upgrade", "check", "partition", "sql", "roles"}),
         ("outbox list --state u", {"uncertain"}),

@@ -200,11 +200,11 @@ def test_a_user_without_a_name_must_give_one(sqlite: Database, monkeypatch: pyte
             "--result is the service's answer: use it with --happened only",
         ),
         (("resolve", "a3a344f6", "--happened", *LOOKED, "--result", "{"), "'--result': is not valid JSON: Expecting"),
-        (("release",), "give either the ID of a suspended entry, or the --ordering-key of a blocked group"),
-        (
-            ("release", "a3a344f6", "--ordering-key", "x"),
-            "give either the ID of a suspended entry, or the --ordering-key",
-        ),
+        (("release",), "give either an ID, or options that select entries"),
+        (("release", "a3a344f6", "--ordering-key", "x"), "give either an ID, or options that select entries"),
+        (("retry",), "give either an ID, or options that select entries"),
+        (("retry", "a3a344f6", "--dry-run"), "--dry-run, --max and --rate need options that select entries"),
+        (("cancel", "--destination", "crm"), "Missing option '--reason': it is recorded with each entry"),
         (("cancel", "nonsense"), "'nonsense' is not an entry's id"),
     ],
 )

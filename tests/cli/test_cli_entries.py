@@ -114,6 +114,7 @@ def test_status_counts_unserved_entries_only_so_far(
     run_once(database, ob, adapters={"crm.upsert": MemoryAdapter()})
     age(database, HOUR)
     monkeypatch.setattr(overview, "UNSERVED_MAX", 20)
+    monkeypatch.setattr(overview, "MARKED_READ_MAX", 10)
 
     (gone,) = document("status", database=database)["unserved"]
 

@@ -96,8 +96,8 @@ def test_the_sql_is_that_of_the_library() -> None:
 
 
 def test_the_roles_are_those_of_the_library() -> None:
-    named = ("--app", "shop", "--dispatcher", "sender", "--maintenance", "cron", "--dashboard", "ops")
-    roles = {"app": "shop", "dispatcher": "sender", "maintenance": "cron", "dashboard": "ops"}
+    roles = {"app": "shop", "dispatcher": "sender", "maintenance": "cron", "dashboard": "ops", "operator": "ada"}
+    named = [text for kind, name in roles.items() for text in (f"--{kind}", name)]
 
     assert succeeded("db", "roles") == f"{migrations.roles()}\n"
     assert document("db", "roles", *named, "--prefix", "p_") == {"sql": migrations.roles(prefix="p_", **roles)}

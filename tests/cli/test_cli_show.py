@@ -16,12 +16,13 @@ from support.cli_runner import (
     set_row,
     succeeded,
 )
-from support.database import TABLES, Database
+from support.database import CHARGE, TABLES, Database
 from support.entries import HOUR, age, change, put, put_one, run_once
 
 import outbox
 from dispatchers import CannotTell, Unknown
-from dispatchers.adapters import MemoryAdapter
+from dispatchers.adapters import MemoryAdapter, StripeAdapter
+from dispatchers.testing.stripe_service import running_stripe
 from outbox.sql.dialect import clock
 
 # --- show
@@ -110,8 +111,9 @@ def test_of_a_later_epoch_show_names_the_key_and_derives_the_present_one(databas
 def test_an_entry_is_found_by_the_first_digits_of_its_id(database: Database, ob: outbox.Outbox) -> None:
     id = put_one(database, ob)
 
-    for given in (str(id), str(id).upper(), id.hex, str(id)[:8], str(id)[:13], id.hex[:31]):
+    for given in (str(id), f" {str(id).upper()} ", id.hex, str(id)[:8], str(id)[:13], id.hex[:31]):
         assert document("show", given, database=database)["id"] == str(id)
+        assert document("retry", given, database=database)["id"] == str(id)
 
 
 def test_digits_that_begin_several_ids_are_refused_with_those_ids(database: Database, ob: outbox.Outbox) -> None:
@@ -132,10 +134,61 @@ def test_digits_that_begin_several_ids_are_refused_with_those_ids(database: Data
 
 @pytest.mark.parametrize("given", ["a3a344f", "a4633227-889c-8a14-b547-b020040e96b60", "invoice:42", ""])
 def test_what_is_no_id_is_refused(sqlite: Database, given: str) -> None:
-    status, text = refused("show", given, database=sqlite)
+    status, text = refused("retry", given, database=sqlite)
 
     assert status == 2
     assert f"{given!r} is not an entry's id: give 8 to 32 hexadecimal digits" in text
+
+
+def test_show_takes_what_a_customer_quotes(database: Database, ob: outbox.Outbox) -> None:
+    id = put_ended(database, ob, parent="order:1")
+    put_one(database, ob, parent="order:2", ordering_key="ada")
+    key = ob.child_key("order:1", "stripe.refunds.create")
+
+    shown = [document("show", quoted, database=database)["id"] for quoted in (str(id), key, "ch_1")]
+    (listed,) = document("list", "ada", database=database)["entries"]
+
+    assert shown == [str(id)] * 3
+    assert listed["parent"] == "order:2"
+
+
+def test_show_lists_what_it_found_if_that_is_several_entries(database: Database, ob: outbox.Outbox) -> None:
+    put_one(database, ob, parent="order:1")
+    put_one(database, ob, "mail.send", parent="order:1")
+
+    printed = succeeded("show", "order:1", database=database)
+    listed = succeeded("list", "order:1", database=database)
+
+    assert printed == listed
+    assert len(printed.splitlines()) == 3
+
+
+def test_what_names_nothing_is_not_found(database: Database) -> None:
+    for name in ("show", "list"):
+        status, code, text = error_of(name, "pi_404", database=database)
+        assert (status, code, text) == (3, "not_found", "nothing has the id, key or answer 'pi_404'")
+
+
+def test_a_text_and_a_filter_together_are_refused(database: Database) -> None:
+    status, text = refused("list", "pi_1", "--destination", "crm", database=database)
+
+    assert status == 2
+    assert "give either a TEXT to find, or options that select entries" in " ".join(text.split())
+
+
+def test_a_declined_card_shows_type_code_param_and_decline_code(database: Database, ob: outbox.Outbox) -> None:
+    card = {"amount": 2000, "currency": "eur", "payment_method": "pm_card_chargeDeclinedInsufficientFunds"}
+    with running_stripe() as stripe:
+        adapters = {"stripe": StripeAdapter(api_key="sk_test_fake", base_url=stripe.url)}
+        id = put_one(database, ob, CHARGE, payload={**card, "confirm": True}, parent="order:1")
+        run_once(database, ob, adapters=adapters)
+
+    listed = succeeded("list", "--state", "failed", database=database)
+    shown = document("show", str(id), database=database)
+
+    assert "card_error: card_declined/insufficient_funds" in listed
+    kept = {name: shown["result"][name] for name in ("type", "code", "decline_code")}
+    assert kept == {"type": "card_error", "code": "card_declined", "decline_code": "insufficient_funds"}
 
 
 def test_an_entry_that_is_not_there_is_not_found(database: Database) -> None:

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from support.database import TABLES, Database
 
 from dispatchers.admin import entries as admin_entries
-from dispatchers.admin.entries import Filter, ParentWanted, list_entries
+from dispatchers.admin.entries import list_entries
+from dispatchers.admin.entry_filter import ENDED_STATES, Filter, ParentWanted
 from dispatchers.admin.overview import read_overview
 from outbox.keys import ParentKey, parent_id
 
@@ -104,7 +105,7 @@ def test_a_page_of_what_waits_reads_pages_of_an_index_only(postgresql: Database)
 def test_what_ended_is_found_by_when_it_did(postgresql: Database) -> None:
     filled(postgresql, FILL, SETTLED)
 
-    wanted = Filter(states=admin_entries.ENDED_STATES, since=timedelta(minutes=10))
+    wanted = Filter(states=ENDED_STATES, since=timedelta(minutes=10))
     with postgresql.engine.connect() as connection, read_of(postgresql.engine) as read:
         page = list_entries(connection, TABLES, wanted, entries_max=50)
 
@@ -120,7 +121,6 @@ def test_one_entry_and_the_entries_of_a_parent_are_found_by_index(postgresql: Da
     with postgresql.engine.connect() as connection, read_of(postgresql.engine) as read:
         (found,) = admin_entries.find_ids(connection, TABLES, id.hex[:8])
         details = admin_entries.read_entry(connection, TABLES, found)
-        admin_entries.read_payload(connection, TABLES, found)
         admin_entries.read_entries_of_parent(connection, TABLES, ParentWanted("order:1", "test", "", "app"))
 
     assert details.id == id
@@ -154,8 +154,8 @@ def test_reading_is_of_one_moment_and_cannot_write(postgresql: Database) -> None
 
 
 def test_places_of_a_list_survive_being_written_as_text() -> None:
+    from dispatchers.admin.plain_values import instant
     from dispatchers.cli.options import Cursor
-    from dispatchers.cli.output import instant
 
     at = datetime.fromisoformat("2026-01-31T12:00:00.123456+00:00")
     id = UUID("a4633227-889c-8a14-b547-b020040e96b6")

@@ -1,0 +1,167 @@
+"""Ask again for what failed or was cancelled: a new entry, with a new child key, of all that the first one has.
+
+The new entry's discriminator is `again:` and the first one's id. So the two find each other by their keys alone, and a second
+request for the same entry meets the one that is there. Asking again for the new one, if it fails too, makes a third.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, func, select
+
+from dispatchers.admin.audit import write_audit
+from dispatchers.admin.decision_effects import record_event, refused, text_of
+from dispatchers.admin.decisions import check_decision
+from outbox.configuration import Configuration
+from outbox.entry_rows import NewEntry, insert_entries
+from outbox.errors import EntryNotFound
+from outbox.keys import KeyFields, ParentKey, derive_tag, entry_id, key_fields
+from outbox.sql.deployment import require_secrets
+from outbox.sql.schema import SCHEMA_VERSION, Tables
+
+AGAIN = "again:"
+ASKED_ALREADY = "it was asked for again already"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """The new entry's id. is_new: whether this call made it; False if it was asked for before."""
+
+    id: UUID
+    is_new: bool
+
+
+def again(
+    connection: Connection, configuration: Configuration, entry_id: UUID, *, actor: str, reason: str | None = None
+) -> Again:
+    """Enqueue a failed or cancelled entry once more, due at once, under a new child key. Its effect is a new one for the service.
+
+    configuration: the app's, whose current secret derives the key. An entry with an ordering key goes to the end of its group.
+    Asked twice for the same entry, it makes one new entry.
+    Raises `EntryNotFound`, `InvalidValue`, `ConfigurationError` for another secret than the database's, and `DecisionRefused`
+    unless the entry is failed or cancelled.
+    """
+    check_decision(actor, reason)
+    tables = configuration.tables
+    require_secrets(connection, tables, configuration.keyring)
+    row = connection.execute(ended(tables).where(tables.entry.c.id == entry_id)).one_or_none()
+    if row is None:
+        raise EntryNotFound(f"no entry has the id {entry_id}")
+    if (why := why_not_again(row, configuration.env)) is not None:
+        raise refused(row, why)
+    text = text_of("again", row, reason)
+    made = ask_again(connection, configuration, [row], actor, text)
+    if made:
+        write_audit(connection, tables, actor=actor, action="again", kind="entry", target=str(entry_id), reason=text)
+    return Again(id=again_id(row), is_new=bool(made))
+
+
+def ended(tables: Tables) -> Any:
+    """What the rules and `ask_again` need of entries: without payloads. One that has not ended has the state of its queue row."""
+    entry, queue, settlement = tables.entry, tables.queue, tables.settlement
+    names = ("env", "scope", "source", "parent", "operation", "discriminator", "schema_version")
+    state = func.coalesce(settlement.c.state, queue.c.state).label("state")
+    rows = entry.outerjoin(settlement, settlement.c.id == entry.c.id).outerjoin(queue, queue.c.id == entry.c.id)
+    return select(entry.c.id, *(entry.c[name] for name in names), state).select_from(rows)
+
+
+def why_not_again(row: Row[Any], env: str) -> str | None:
+    """None if a new entry may be made for it, or was. env: the deployment's own."""
+    if row.state == "delivered":
+        return "it was delivered, and asking for it again would repeat its effect"
+    if row.state not in ("failed", "cancelled"):
+        return "only a failed or cancelled entry can be asked for again"
+    if row.env != env:
+        return f"it belongs to env {row.env!r}, and this process to {env!r}"
+    if row.schema_version != SCHEMA_VERSION:
+        return f"it has schema version {row.schema_version}, and this release writes {SCHEMA_VERSION}"
+    return None
+
+
+def why_not_all(connection: Connection, configuration: Configuration, rows: Sequence[Any]) -> list[str | None]:
+    """For each of the rows why no new entry may be made for it, or that there is one."""
+    ids = {row.id: again_id(row) for row in rows if row.state in ("failed", "cancelled")}
+    id = configuration.tables.entry.c.id
+    there = set(connection.execute(select(id).where(id.in_(ids.values()))).scalars())
+    whys = [why_not_again(row, configuration.env) for row in rows]
+    return [ASKED_ALREADY if why is None and ids[row.id] in there else why for row, why in zip(rows, whys, strict=True)]
+
+
+def again_id(row: Any) -> UUID:
+    """The id that the entry has, or would have, that is asked for again after this one."""
+    return entry_id(_fields(row))
+
+
+def first_of(discriminator: str) -> UUID | None:
+    """The id of the entry that was asked for again with this discriminator; None if it is not such a one."""
+    try:
+        return UUID(discriminator.removeprefix(AGAIN)) if discriminator.startswith(AGAIN) else None
+    except ValueError:
+        return None
+
+
+def _fields(row: Any) -> KeyFields:
+    parent = ParentKey(row.parent, scope=row.scope, source=row.source)
+    return key_fields(row.env, parent, row.operation, f"{AGAIN}{row.id}")
+
+
+def ask_again(
+    connection: Connection, configuration: Configuration, rows: Sequence[Any], actor: str, text: str
+) -> set[UUID]:
+    """Write the new entries, and a line in the history of the first ones; returns the ids of those that had no new one before."""
+    tables = configuration.tables
+    entry = tables.entry
+    names = ("destination", "payload", "options", "headers", "record_id", "ordering_key")
+    columns = [entry.c.id, *(entry.c[name] for name in names)]
+    copied = {row.id: row for row in connection.execute(select(*columns).where(entry.c.id.in_([r.id for r in rows])))}
+    made = {row.id: _new(configuration, row, copied[row.id]) for row in rows if row.id in copied}
+    present = insert_entries(connection, _with_fair(connection, configuration, made.values()), list(made.values()))
+    new = {id: entry for id, entry in made.items() if entry.id not in present}
+    for first, second in new.items():
+        record_event(connection, tables, first, actor, f"{text} (again as {second.id})")
+    return set(new)
+
+
+def _with_fair(connection: Connection, configuration: Configuration, entries: Iterable[NewEntry]) -> Configuration:
+    """With the destinations that are fair for the apps, as entries that wait there show: an operator's process has no such
+    setting. An entry without its scope is sent in the order of its due time.
+    """
+    queue = configuration.tables.queue
+    fair = set()
+    for name in {entry.destination for entry in entries}:
+        if connection.execute(select(queue.c.id).where(queue.c.fair == name).limit(1)).one_or_none() is not None:
+            fair.add(name)
+    return Configuration(
+        configuration.keyring,
+        env=configuration.env,
+        schema=configuration.schema,
+        prefix=configuration.prefix,
+        fair=fair | configuration.fair,
+    )
+
+
+def _new(configuration: Configuration, row: Any, copied: Any) -> NewEntry:
+    fields, keyring = _fields(row), configuration.keyring
+    return NewEntry(
+        id=entry_id(fields),
+        env=fields.env,
+        scope=fields.scope,
+        source=fields.source,
+        parent=fields.parent,
+        operation=fields.operation,
+        discriminator=fields.discriminator,
+        kid=keyring.current,
+        tag=derive_tag(keyring, keyring.current, fields),
+        parent_id=fields.parent_id,
+        record_id=copied.record_id,
+        destination=copied.destination,
+        payload=bytes(copied.payload),
+        options=copied.options,
+        headers=copied.headers,
+        ordering_key=copied.ordering_key,
+        due_at=None,
+        delay=None,
+        keep_first=True,
+    )

@@ -1,0 +1,114 @@
+"""The audit log: one row for each decision of an operator, and for each payload that was shown, with who and why.
+
+A row is written in the transaction of its decision, so one exists exactly if the other does. A decision about an entry is in the
+entry's history too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, TypeAlias
+
+from sqlalchemy import ColumnElement, Connection, insert, or_, select, update
+
+from outbox.sql.dialect import clock, database_now
+from outbox.sql.schema import Tables
+
+Kind: TypeAlias = Literal["entry", "entries", "destination", "ordering_group", "request", "database"]
+
+Place: TypeAlias = tuple[datetime, int]
+"""Where a page of the audit log ended: the last row's time and its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """One decision.
+
+    action: `retry`, `pause`, `reveal_payload`, ... kind: what `target` is: the id of an entry, the sentence that names several
+    entries, the name of a destination, the key of an ordering group, the id of a request, or the env of the database.
+    count: how many of them the decision changed, or showed.
+    """
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    kind: str
+    target: str
+    reason: str | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """Which rows; None for all. since: a timedelta counts back from the database's clock."""
+
+    actor: str | None = None
+    action: str | None = None
+    kind: str | None = None
+    target: str | None = None
+    since: datetime | timedelta | None = None
+
+
+EVERYTHING = AuditFilter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPage:
+    """Rows, the newest first, and where the next page begins; None at the end. at: the database's clock."""
+
+    at: datetime
+    rows: Sequence[AuditRow]
+    next: Place | None
+
+
+def write_audit(
+    connection: Connection,
+    tables: Tables,
+    *,
+    actor: str,
+    action: str,
+    kind: Kind,
+    target: str,
+    reason: str | None,
+    count: int = 1,
+) -> int:
+    """Add a row, in the transaction of the decision. Returns its id."""
+    written = insert(tables.audit).values(
+        at=clock(), actor=actor, action=action, kind=kind, target=target, reason=reason, count=count
+    )
+    id: int = connection.execute(written.returning(tables.audit.c.id)).scalar_one()
+    return id
+
+
+def count_more(connection: Connection, tables: Tables, id: int, more: int) -> None:
+    """Add to the count of a decision that is made in several transactions."""
+    audit = tables.audit
+    connection.execute(update(audit).where(audit.c.id == id).values(count=audit.c.count + more))
+
+
+def read_audit(
+    connection: Connection,
+    tables: Tables,
+    wanted: AuditFilter = EVERYTHING,
+    *,
+    rows_max: int,
+    after: Place | None = None,
+) -> AuditPage:
+    """A page of the audit log, the newest row first. With a filter it reads on until the page is full, in the worst case all."""
+    audit, now = tables.audit, database_now(connection)
+    at, id = audit.c.at, audit.c.id
+    found = select(audit).where(*_conditions(tables, wanted, now)).order_by(at.desc(), id.desc()).limit(rows_max + 1)
+    if after is not None:
+        found = found.where(at <= after[0], or_(at < after[0], id < after[1]))
+    rows = [AuditRow(**row._mapping) for row in connection.execute(found)]
+    page, has_more = rows[:rows_max], len(rows) > rows_max
+    return AuditPage(at=now, rows=page, next=(page[-1].at, page[-1].id) if has_more else None)
+
+
+def _conditions(tables: Tables, wanted: AuditFilter, now: datetime) -> list[ColumnElement[bool]]:
+    audit = tables.audit
+    names = ("actor", "action", "kind", "target")
+    given = [audit.c[name] == value for name in names if (value := getattr(wanted, name)) is not None]
+    since = now - wanted.since if isinstance(wanted.since, timedelta) else wanted.since
+    return given if since is None else [*given, audit.c.at >= since]

@@ -1,0 +1,342 @@
+"""Decisions in bulk: the entries that a filter selects, counted first, then decided in short transactions.
+
+`preview` reads the entries in one snapshot and asks the rules about each: its ids are those that the decision will change.
+`decide` goes through these ids. It locks a batch of them, compares each with the filter and the rules again, and changes it; what
+has changed meanwhile is left alone and counted. An entry that meets the filter only later is never changed.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine, Select, func, select
+from sqlalchemy.exc import DBAPIError
+
+from dispatchers.admin import again as asking
+from dispatchers.admin.audit import count_more, write_audit
+from dispatchers.admin.bulk_sentence import conditions, sentence
+from dispatchers.admin.decision_effects import (
+    Action,
+    Unserved,
+    Verdict,
+    cancel_row,
+    release_row,
+    resolve_row,
+    retry_row,
+    text_of,
+)
+from dispatchers.admin.decision_rules import why_not_in_bulk
+from dispatchers.admin.decisions import check_decision, check_resolution
+from dispatchers.admin.entry_filter import (
+    ENDED_STATES,
+    Filter,
+    check_filter,
+    entry_conditions,
+    instant_of,
+    row_conditions,
+)
+from dispatchers.store.database_identity import is_suspended
+from outbox.configuration import Configuration
+from outbox.errors import ConfigurationError, InvalidValue
+from outbox.sql.deployment import require_secrets
+from outbox.sql.dialect import DEADLOCK, LOCK_NOT_AVAILABLE, SERIALIZATION_FAILURE, database_now, sqlstate
+from outbox.sql.schema import Tables
+
+BATCH_ENTRIES_MAX = 100  # measured, on two busy cores: 0.5 s, in which dispatchers pass over what is locked
+PAUSE_RATIO = 0.5  # after each batch, for those who send, in multiples of what the batch took
+ROWS_READ_MAX = 1000  # at a time, by a preview
+LOCK_MS_MAX = 500  # that a batch, or one entry alone, waits for another transaction
+
+STATES: Mapping[Action, tuple[str, ...]] = {
+    "retry": ("pending", "retry"),
+    "cancel": ("pending", "retry"),
+    "resolve": ("uncertain",),
+    "release": ("pending", "retry", "uncertain"),
+    "again": ("failed",),
+}
+"""The states of the filter, unless it names others."""
+
+CONTENDED = (LOCK_NOT_AVAILABLE, DEADLOCK, SERIALIZATION_FAILURE)
+LOCKED = "another transaction has locked it"
+CHANGED = "it has changed, and no longer meets the filter"
+DELETED = "it was deleted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkDecision:
+    """What is decided about all of the entries, by whom, and why. verdict, result: of `resolve`. Raises `InvalidValue`.
+
+    configuration: the app's, with the secret from which keys are derived; only `again` needs it.
+    """
+
+    action: Action
+    actor: str
+    reason: str
+    verdict: Verdict | None = None
+    result: Any = None
+    configuration: Configuration | None = None
+
+    def __post_init__(self) -> None:
+        if (self.action == "resolve") != (self.verdict is not None):
+            raise InvalidValue("verdict", self.verdict, "belongs to the action 'resolve', and to no other")
+        if not self.reason.strip():
+            raise InvalidValue("reason", self.reason, "must say why; it is recorded with each entry")
+        check_decision(self.actor, self.reason)
+        if self.verdict is not None:
+            check_resolution(self.verdict, self.actor, self.reason, self.result)
+        if self.action == "again" and self.configuration is None:
+            raise ConfigurationError("to ask again derives keys: set OUTBOX_SECRET and OUTBOX_ENV as for the app")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a decision would change. wanted: the filter, its spans as instants. ids: of the entries that would change.
+
+    sentence: with the exact count. left_alone: of the other entries that meet the filter, how many for which reason.
+    """
+
+    at: datetime
+    sentence: str
+    wanted: Filter
+    ids: Sequence[UUID]
+    left_alone: Mapping[str, int]
+
+
+class Progress(NamedTuple):
+    """What is committed. done: how many entries were changed. skipped: how many were not, for which reason."""
+
+    done: int
+    skipped: Mapping[str, int]
+
+
+def preview(
+    connection: Connection,
+    tables: Tables,
+    wanted: Filter,
+    decision: BulkDecision,
+    *,
+    among: Sequence[UUID] | None = None,
+) -> Preview:
+    """Which entries the decision would change now. Writes nothing. Reads every entry that meets the filter.
+
+    among: only of these.
+
+    Raises `InvalidValue` for states that the decision is not about, and `ConfigurationError` for another secret than the
+    database's.
+    """
+    check_filter(connection, tables, wanted)
+    if wanted.is_ended != (decision.action == "again"):
+        rule = f"are not those that `{decision.action}` is about, such as {', '.join(STATES[decision.action])}"
+        raise InvalidValue("states", list(wanted.states), rule)
+    now = database_now(connection)
+    fixed = replace(
+        wanted,
+        since=_fixed(wanted.since, now),
+        enqueued_since=_fixed(wanted.enqueued_since, now),
+        enqueued_before=_fixed(wanted.enqueued_before, now),
+    )
+    whys = _rule(connection, tables, decision, now)
+    ids: list[UUID] = []
+    left_alone: Counter[str] = Counter()
+    matching = _matching(tables, fixed, now).execution_options(yield_per=ROWS_READ_MAX)
+    if among is not None:
+        matching = matching.where((tables.settlement if fixed.is_ended else tables.queue).c.id.in_(among))
+    for rows in connection.execute(matching).partitions():
+        for row, why in zip(rows, whys(rows), strict=True):
+            if why is None:
+                ids.append(row.id)
+            else:
+                left_alone[why] += 1
+    text = sentence(decision.action, decision.verdict, fixed, len(ids))
+    return Preview(at=now, sentence=text, wanted=fixed, ids=ids, left_alone=left_alone)
+
+
+def _fixed(when: datetime | timedelta | None, now: datetime) -> datetime | None:
+    return None if when is None else instant_of(when, now)
+
+
+def decide(
+    engine: Engine,
+    tables: Tables,
+    decision: BulkDecision,
+    previewed: Preview,
+    *,
+    rate: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = time.sleep,
+) -> Iterator[Progress]:
+    """Decide about the entries of a preview, a batch in each transaction. Yields after each commit; stop whenever you like.
+
+    The audit log has one row of it, whose count grows with each batch. rate: so many entries per second at most.
+    pause: waits so many seconds between two batches; if it returns something true, no further batch begins.
+    Raises what the database raises; what was yielded before is committed.
+    """
+    if engine.dialect.name == "postgresql":
+        engine = engine.execution_options(isolation_level="READ COMMITTED")
+    size = BATCH_ENTRIES_MAX if rate is None else max(1, min(BATCH_ENTRIES_MAX, round(rate)))
+    batches = _Batches(engine, tables, decision, previewed)
+    done, skipped = 0, Counter[str]()
+    for first in range(0, len(previewed.ids), size):
+        began = clock()
+        batch = batches.decide(previewed.ids[first : first + size])
+        done += batch.done
+        skipped.update(batch.skipped)
+        yield Progress(done, dict(skipped))
+        took = clock() - began
+        seconds = max(PAUSE_RATIO * took, 0 if rate is None else size / rate - took)
+        if first + size < len(previewed.ids) and pause(seconds):
+            return
+
+
+class _Batches:
+    """Commits each batch together with the count in the audit log, which has one row for all of them."""
+
+    def __init__(self, engine: Engine, tables: Tables, decision: BulkDecision, previewed: Preview) -> None:
+        self._engine = engine
+        self._tables = tables
+        self._decision = decision
+        self._previewed = previewed
+        self._audit_id: int | None = None
+
+    def decide(self, ids: Sequence[UUID]) -> Progress:
+        """In one transaction. If that waits too long for a lock, or loses a deadlock, each entry gets a transaction of its own,
+        and those that are still locked are skipped: the app may have locked the ordering group to which a new entry must go.
+        """
+        try:
+            return self._commit(ids)
+        except DBAPIError as error:
+            if sqlstate(error.orig) not in CONTENDED:
+                raise
+        if len(ids) == 1:
+            return Progress(0, {LOCKED: 1})
+        done, skipped = 0, Counter[str]()
+        for id in ids:
+            one = self.decide([id])
+            done += one.done
+            skipped.update(one.skipped)
+        return Progress(done, skipped)
+
+    def _commit(self, ids: Sequence[UUID]) -> Progress:
+        with self._engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.set_config("lock_timeout", str(LOCK_MS_MAX), True)))
+            batch = decide_batch(connection, self._tables, self._decision, self._previewed, ids)
+            audit_id = self._audited(connection, batch.done)
+        self._audit_id = audit_id
+        return batch
+
+    def _audited(self, connection: Connection, done: int) -> int:
+        decision = self._decision
+        if self._audit_id is not None:
+            count_more(connection, self._tables, self._audit_id, done)
+            return self._audit_id
+        verdict = "" if decision.verdict is None else f"{decision.verdict}: "
+        return write_audit(
+            connection,
+            self._tables,
+            actor=decision.actor,
+            action=decision.action,
+            kind="entries",
+            target=f"entries {conditions(self._previewed.wanted)}",
+            reason=f"{verdict}{decision.reason}",
+            count=done,
+        )
+
+
+# --- one batch
+
+
+def decide_batch(
+    connection: Connection, tables: Tables, decision: BulkDecision, previewed: Preview, ids: Sequence[UUID]
+) -> Progress:
+    """Decide about these of the preview's entries, in the caller's transaction. The audit log is the caller's."""
+    now = database_now(connection)
+    found = _matching(tables, previewed.wanted, now)
+    row_table = tables.settlement if previewed.wanted.is_ended else tables.queue
+    found = found.where(row_table.c.id.in_(ids)).order_by(row_table.c.id)
+    if not previewed.wanted.is_ended:
+        found = found.with_for_update(of=tables.queue, skip_locked=True)
+    rows = connection.execute(found).all()
+    skipped: Counter[str] = Counter()
+    allowed = []
+    for row, why in zip(rows, _rule(connection, tables, decision, now)(rows), strict=True):
+        if why is None:
+            allowed.append(row)
+        else:
+            skipped[why] += 1
+    done = _change(connection, tables, decision, allowed)
+    if done < len(allowed):  # two operators asked again for the same entries at the same time
+        skipped[asking.ASKED_ALREADY] += len(allowed) - done
+    missing = set(ids) - {row.id for row in rows}
+    if missing:
+        skipped.update(_why_missing(connection, tables, previewed.wanted, now, missing))
+    return Progress(done, skipped)
+
+
+def _change(connection: Connection, tables: Tables, decision: BulkDecision, rows: Sequence[Any]) -> int:
+    actor, reason = decision.actor, decision.reason
+    if decision.configuration is not None and decision.action == "again":
+        return len(asking.ask_again(connection, decision.configuration, rows, actor, reason)) if rows else 0
+    unserved = Unserved(connection, tables)
+    for row in rows:
+        text = text_of(decision.action, row, reason, decision.verdict)
+        match decision.action:
+            case "retry":
+                retry_row(connection, tables, row, actor, text)
+            case "cancel":
+                cancel_row(connection, tables, row, actor, text, unserved)
+            case "release":
+                release_row(connection, tables, row, actor, text)
+            case _ if decision.verdict is not None:
+                resolve_row(connection, tables, row, decision.verdict, actor, reason, decision.result)
+    return len(rows)
+
+
+def _why_missing(connection: Connection, tables: Tables, wanted: Filter, now: datetime, ids: set[UUID]) -> Counter[str]:
+    """Why entries of the preview were not found again, or could not be locked."""
+    queue, settlement = tables.queue, tables.settlement
+    row_table = settlement if wanted.is_ended else queue
+    still = set(connection.execute(_matching(tables, wanted, now).where(row_table.c.id.in_(ids))).scalars())
+    waiting = select(queue.c.id, queue.c.state).where(queue.c.id.in_(ids))
+    ended = select(settlement.c.id, settlement.c.state).where(settlement.c.id.in_(ids))
+    states = {row.id: row.state for row in connection.execute(waiting.union_all(ended))}
+    why: Counter[str] = Counter()
+    for id in ids:
+        if id in still:
+            why[LOCKED] += 1
+        elif id not in states:
+            why[DELETED] += 1
+        else:
+            why[f"it has ended as {states[id]}" if states[id] in ENDED_STATES else CHANGED] += 1
+    return why
+
+
+# --- which rows, and the rules about them
+
+
+def _matching(tables: Tables, wanted: Filter, now: datetime) -> Select[Any]:
+    """The rows of entries that meet the filter, with what the rules ask for; the id comes first."""
+    if wanted.is_ended:
+        of_all = row_conditions(tables, wanted, now) + entry_conditions(tables, wanted, now)
+        ended: Select[Any] = asking.ended(tables).where(*of_all)
+        return ended
+    queue, of_entry = tables.queue, entry_conditions(tables, wanted, now)
+    found = select(queue).where(*row_conditions(tables, wanted, now))
+    return found.join(tables.entry, tables.entry.c.id == queue.c.id).where(*of_entry) if of_entry else found
+
+
+def _rule(
+    connection: Connection, tables: Tables, decision: BulkDecision, now: datetime
+) -> Callable[[Sequence[Any]], list[str | None]]:
+    """Gives for each of several rows why the decision must not change it; None where it may."""
+    if decision.configuration is not None and decision.action == "again":
+        require_secrets(connection, tables, decision.configuration.keyring)
+        return partial(asking.why_not_all, connection, decision.configuration)
+    suspended = decision.action == "cancel" and is_suspended(connection, tables)
+
+    return lambda rows: [why_not_in_bulk(decision.action, row, now, is_suspended=suspended) for row in rows]

@@ -1,0 +1,153 @@
+"""What operators can read about ordering groups: which of them are blocked and by what, and what waits in one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, String, column, func, select, values
+
+from dispatchers.admin.counts import Count, count_rows, planned_rows
+from dispatchers.admin.entries import EntrySummary, read_entries_where
+from outbox.sql.dialect import database_now, read_by_index
+from outbox.sql.schema import Tables
+
+WAITING_MAX = 1000
+"""Up to this number the entries of one group are counted in a list of groups."""
+SHOWN_MAX = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """An ordering group with entries that wait, or that is blocked.
+
+    blocked_by, reason, since: the entry that blocks it until an operator releases it, why, and since when; None if it is not
+    blocked. head: the first entry that waits; the others wait for it. head_state: its state.
+    waiting: how many wait; above `WAITING_MAX` an estimate.
+    """
+
+    ordering_key: str
+    blocked_by: UUID | None
+    reason: str | None
+    since: datetime | None
+    head: UUID | None
+    head_state: str | None
+    waiting: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPage:
+    """Groups by their ordering key, and the key after which the next page begins; None at the end.
+
+    blocked: how many groups are blocked in all.
+    """
+
+    at: datetime
+    groups: list[GroupSummary]
+    next: str | None
+    blocked: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDetails(GroupSummary):
+    """One group. blocking: the entry that blocks it. first: the first `SHOWN_MAX` entries that wait, in the group's order."""
+
+    at: datetime
+    blocking: EntrySummary | None
+    first: list[EntrySummary]
+
+
+def list_groups(
+    connection: Connection, tables: Tables, *, groups_max: int, after: str | None = None, only_blocked: bool = True
+) -> GroupPage:
+    """A page of the blocked groups, or of all with entries that wait. On PostgreSQL each group costs a few probes of an index."""
+    read_by_index(connection)
+    keys = (_blocked_keys if only_blocked else _waiting_keys)(connection, tables, after, groups_max + 1)
+    listed = keys[:groups_max]
+    return GroupPage(
+        at=database_now(connection),
+        groups=_read(connection, tables, listed),
+        next=listed[-1] if len(keys) > groups_max else None,
+        blocked=count_rows(connection, select(tables.blocked_group.c.ordering_key)),
+    )
+
+
+def read_group(connection: Connection, tables: Tables, ordering_key: str) -> GroupDetails:
+    """One group; an empty one if nothing of it waits, and it is not blocked."""
+    read_by_index(connection)
+    (group,) = _read(connection, tables, [ordering_key])
+    ids = list(connection.execute(_of_group(tables, ordering_key, tables.queue.c.id).limit(SHOWN_MAX)).scalars())
+    wanted = [*ids, *([] if group.blocked_by is None else [group.blocked_by])]
+    entries = {each.id: each for each in read_entries_where(connection, tables, tables.entry.c.id.in_(wanted))}
+    return GroupDetails(
+        **{name: getattr(group, name) for name in GroupSummary.__slots__},
+        at=database_now(connection),
+        blocking=None if group.blocked_by is None else entries.get(group.blocked_by),
+        first=[entries[id] for id in ids if id in entries],
+    )
+
+
+def _blocked_keys(connection: Connection, tables: Tables, after: str | None, limit: int) -> list[str]:
+    key = tables.blocked_group.c.ordering_key
+    keys = select(key).order_by(key).limit(limit)
+    return list(connection.execute(keys if after is None else keys.where(key > after)).scalars())
+
+
+def _waiting_keys(connection: Connection, tables: Tables, after: str | None, limit: int) -> list[str]:
+    """A skip scan: one probe of the index for each key, however many entries it has."""
+    queue = tables.queue.alias()
+    first = select(func.min(queue.c.ordering_key).label("key")).where(queue.c.ordering_key.is_not(None))
+    keys = (first if after is None else first.where(queue.c.ordering_key > after)).cte("keys", recursive=True)
+    following = select(func.min(queue.c.ordering_key)).where(queue.c.ordering_key > keys.c.key).scalar_subquery()
+    scan = keys.union_all(select(following).where(keys.c.key.is_not(None)))
+    found = connection.execute(select(scan.c.key).limit(limit)).scalars()
+    return [key for key in found if key is not None]
+
+
+def _read(connection: Connection, tables: Tables, wanted: Sequence[str]) -> list[GroupSummary]:
+    """These groups, in three statements."""
+    if not wanted:
+        return []
+    queue, blocked_group = tables.queue, tables.blocked_group
+    found = connection.execute(select(blocked_group).where(blocked_group.c.ordering_key.in_(wanted)))
+    blocked = {row.ordering_key: row for row in found}
+    keys = values(column("key", String), name="given").data([(key,) for key in wanted]).cte("keys")
+    head = _of_group(tables, keys.c.key, queue.c.id).limit(1).correlate(keys).scalar_subquery()
+    some = _waits(tables, keys.c.key, queue.c.id).limit(WAITING_MAX + 1).correlate(keys).subquery()
+    waiting = select(func.count()).select_from(some).scalar_subquery()
+    rows = {
+        row.key: row for row in connection.execute(select(keys.c.key, head.label("head"), waiting.label("waiting")))
+    }
+    heads = select(queue.c.id, queue.c.state).where(queue.c.id.in_([row.head for row in rows.values() if row.head]))
+    states: dict[UUID, str] = {row.id: row.state for row in connection.execute(heads)}
+    return [
+        GroupSummary(
+            ordering_key=key,
+            blocked_by=blocked[key].entry_id if key in blocked else None,
+            reason=blocked[key].reason if key in blocked else None,
+            since=blocked[key].since if key in blocked else None,
+            head=rows[key].head,
+            head_state=states.get(rows[key].head),
+            waiting=_count(connection, tables, key, rows[key].waiting),
+        )
+        for key in wanted
+    ]
+
+
+def _count(connection: Connection, tables: Tables, key: str, counted: int) -> Count:
+    if counted <= WAITING_MAX:
+        return Count(value=counted, is_exact=True)
+    planned = planned_rows(connection, _waits(tables, key, tables.queue.c.id))
+    return Count(value=max(WAITING_MAX, planned), is_exact=False)
+
+
+def _of_group(tables: Tables, key: Any, *columns: Any) -> Any:
+    """What waits in the group, in its order."""
+    return _waits(tables, key, *columns).order_by(tables.queue.c.position)
+
+
+def _waits(tables: Tables, key: Any, *columns: Any) -> Any:
+    """An uncertain entry is no part of its group any more: it blocks the group, or does not."""
+    queue = tables.queue
+    return select(*columns).where(queue.c.ordering_key == key, queue.c.state != "uncertain")

@@ -1,0 +1,94 @@
+"""Values as operators read and write them: JSON documents, instants, spans of time, positions in a list and lists of ids.
+
+The command line and the dashboard share these forms.
+"""
+
+import dataclasses
+import re
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+BIGINT_MAX = 2**63 - 1
+SPAN_MAX = timedelta(days=36525)  # a century: no instant that it leads to is before the first year
+SPAN = re.compile(r"(\d{1,6})([smhdw])")
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON takes it: dataclasses as objects, instants in ISO 8601 with a Z, ids as text."""
+    match value:
+        case datetime():
+            return instant(value)
+        case UUID() | date():
+            return str(value)
+        case dict():
+            return {name: plain(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [plain(inner) for inner in value]
+        case _ if dataclasses.is_dataclass(value):
+            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        case _:
+            return value
+
+
+def instant(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def span(length: timedelta) -> str:
+    """`length` in its largest unit: 45s, 12m, 3h, 5d."""
+    seconds = int(abs(length).total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def parse_since(text: str) -> timedelta | datetime:
+    """A span back from now (`90s`, `15m`, `2h`, `7d`, `4w`); or an instant in ISO 8601, by default UTC. Raises `ValueError`."""
+    try:
+        if found := SPAN.fullmatch(text):
+            length = timedelta(**{UNITS[found[2]]: int(found[1])})
+            if length > SPAN_MAX:
+                raise ValueError("too long")
+            return length
+        parsed = datetime.fromisoformat(text)
+        return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{text!r} is neither a span such as 15m, 2h or 7d nor an instant such as 2026-01-31T12:00Z"
+        ) from None
+
+
+def place_text(place: tuple[datetime, Any]) -> str:
+    """A position in a list as a page shows it: `<instant>,<id>`."""
+    return f"{instant(place[0])},{place[1]}"
+
+
+def parse_place(text: str, id_of: Callable[[str], Any] = UUID) -> tuple[datetime, Any]:
+    """The position that `place_text` wrote. id_of: reads its id. Raises `ValueError`."""
+    at, _, id_text = text.partition(",")
+    try:
+        id = id_of(id_text)
+        if isinstance(id, int) and abs(id) > BIGINT_MAX:
+            raise ValueError("no row has this number")
+        return datetime.fromisoformat(at).astimezone(UTC), id
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not a cursor: pass the one that the previous page printed") from None
+
+
+def ids_text(ids: Iterable[UUID]) -> str:
+    """Ids in 22 characters each, for `parse_ids`."""
+    return urlsafe_b64encode(b"".join(id.bytes for id in ids)).decode()
+
+
+def parse_ids(text: str) -> tuple[UUID, ...]:
+    """The ids that `ids_text` wrote. Raises `ValueError`."""
+    try:
+        packed = b64decode(text, altchars=b"-_", validate=True)
+        return tuple(UUID(bytes=packed[start : start + 16]) for start in range(0, len(packed), 16))
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} has no entries: pass those of the previous answer") from None

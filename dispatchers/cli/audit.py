@@ -1,0 +1,70 @@
+"""`outbox audit`: the decisions of operators, the newest first."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dispatchers.admin.plain_values import instant, place_text
+from dispatchers.cli import options
+from dispatchers.cli.connections import reading
+from dispatchers.cli.output import answer, cell, is_screen, prose, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from dispatchers.admin.audit import AuditPage
+
+ROWS_DEFAULT = 50
+ROWS_MAX = 1000
+
+
+@click.command()
+@click.option("--actor", help="Only decisions of this operator.")
+@click.option("--action", help="Only this action: retry, cancel, pause, reveal_payload, ...")
+@click.option("--target", "about", help="Only decisions about this entry's whole id, destination or ordering key.")
+@click.option("--since", type=options.Since(), help="Only decisions since then: 15m, 2h, 7d or an instant.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, ROWS_MAX),
+    default=ROWS_DEFAULT,
+    show_default=True,
+    help="Maximum number of decisions.",
+)
+@click.option("--after", type=options.Cursor(int), help="Cursor that the previous page printed.")
+@options.database_options
+def audit(
+    actor: str | None,
+    action: str | None,
+    about: str | None,
+    since: Any,
+    limit: int,
+    after: Any,
+    target: options.Target,
+) -> None:
+    """List the decisions of operators, the newest first.
+
+    Each has the time, the operator, the action, its target, how many it changed, and the reason.
+    """
+    from dispatchers.admin.audit import AuditFilter, read_audit
+
+    wanted = AuditFilter(actor=actor, action=action, target=about, since=since)
+    with reading(target) as (connection, tables):
+        page = read_audit(connection, tables, wanted, rows_max=limit, after=after)
+    following = page.next and place_text(page.next)
+    document = {"at": page.at, "decisions": page.rows, "next": following}
+    answer(document, lambda: _drawn(page, following))
+
+
+def _drawn(page: "AuditPage", following: str | None) -> "Iterator[RenderableType]":
+    if not page.rows:
+        yield prose("none")
+        return
+    drawn = table("AT", "BY", "ACTION", "COUNT", "TARGET", "REASON", elastic=["TARGET", "REASON"], right=["COUNT"])
+    for row in page.rows:
+        texts = (instant(row.at), row.actor, row.action, row.count, row.target, row.reason or "")
+        drawn.add_row(*map(cell, texts))
+    yield drawn
+    if following and is_screen():
+        yield prose("next page: repeat the command with", "dim")
+        yield prose(f"--after {following}", "dim")  # on its own line, so that it can be copied

@@ -1,0 +1,106 @@
+"""The options that select entries: the same for `list` and for decisions in bulk."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+
+from dispatchers.cli import options
+
+if TYPE_CHECKING:
+    from dispatchers.admin.entry_filter import Filter, ParentWanted
+
+WAITING = ("pending", "sending", "retry", "uncertain")
+ENDED = ("delivered", "failed", "cancelled")
+
+Given: TypeAlias = Mapping[str, Any]
+"""The values of the options, by their names in Python."""
+
+_OPTIONS = (
+    click.option(
+        "--state", "states", multiple=True, type=click.Choice([*WAITING, *ENDED]), help="Only this state; repeatable."
+    ),
+    click.option("--operation", help="Only this operation and those below it: stripe, or stripe.refunds.create."),
+    click.option("--destination", help="Only entries for this destination."),
+    click.option("--parent", help="Only entries under this parent key, e.g. an Idempotency-Key."),
+    options.env_option,
+    options.any_scope_option,
+    options.any_source_option,
+    click.option("--ordering-key", help="Only entries of this ordering key."),
+    click.option("--suspended", is_flag=True, help="Only entries that an operator or a check suspended."),
+    click.option("--reason-contains", help="Only entries with this text in why they failed, wait or are uncertain."),
+    click.option(
+        "--since", type=options.Since(), help="Only entries due, or finished, since then: 15m, 2h, 7d or an instant."
+    ),
+    click.option("--enqueued-since", type=options.Since(), help="Only entries enqueued since then."),
+    click.option("--enqueued-before", type=options.Since(), help="Only entries enqueued before then: older than 2h."),
+)
+_NAMES = (
+    *("states", "operation", "destination", "parent", "env", "scope", "source", "ordering_key", "suspended"),
+    *("reason_contains", "since", "enqueued_since", "enqueued_before"),
+)
+
+
+def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command gets them as one mapping, `given`."""
+
+    @wraps(command)
+    def with_given(**values: Any) -> Any:
+        given = {name: values.pop(name) for name in _NAMES}
+        return command(given=given, **values)
+
+    for option in reversed(_OPTIONS):
+        with_given = option(with_given)
+    return with_given
+
+
+def is_empty(given: Given, *, env_selects: bool = True) -> bool:
+    """Whether no option was given that selects entries. An empty text and `0s` are values. OUTBOX_ENV selects nothing: it names
+    the env of a parent.
+    """
+    if env_selects and was_given("env"):
+        return False
+    return all(value in (None, (), False) for name, value in given.items() if name != "env")
+
+
+def has_only(given: Given, option: str) -> bool:
+    return given[option] is not None and is_empty({**given, option: None})
+
+
+def filter_of(given: Given, states: Sequence[str]) -> "Filter":
+    """The filter that the options make. states: those that it has unless some are given."""
+    from dispatchers.admin.entry_filter import Filter
+    from outbox.keys import check_field
+
+    for name in ("operation", "destination", "ordering_key"):
+        if given[name] is not None:
+            check_field(name, given[name])
+    env = given["env"]
+    if given["parent"] is None and not was_given("env"):
+        env = None  # the variable names the env of a parent; entries of another env must be found too
+    parent = env, given["parent"], given["scope"], given["source"]
+    names = ("operation", "destination", "ordering_key", "suspended", "since", "enqueued_since", "enqueued_before")
+    return Filter(
+        states=given["states"] or states,
+        parent=parent_wanted(*parent) if any(value is not None for value in parent) else None,
+        reason=given["reason_contains"],
+        **{name: given[name] for name in names},
+    )
+
+
+def parent_wanted(env: str | None, parent: str | None, scope: str | None, source: str | None) -> "ParentWanted":
+    from dispatchers.admin.entry_filter import ParentWanted
+    from outbox.keys import ParentKey, check_field
+
+    for name, value in (("env", env), ("parent", parent), ("scope", scope), ("source", source)):
+        if value is not None:
+            check_field(name, value)
+    if parent is not None and scope is not None and source is not None:
+        ParentKey(parent, scope=scope, source=source)  # raises for what no parent can be
+    return ParentWanted(parent, env or None, scope, source)
+
+
+def was_given(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is click.core.ParameterSource.COMMANDLINE

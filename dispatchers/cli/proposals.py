@@ -1,0 +1,92 @@
+"""Decisions by two operators: one proposes with `--propose`, another one runs `outbox confirm`."""
+
+import os
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+
+from dispatchers.admin.plain_values import instant
+from dispatchers.cli import options
+from dispatchers.cli.connections import deciding, reading
+from dispatchers.cli.entries import find
+from dispatchers.cli.filters import ENDED, WAITING, Given, filter_of
+from dispatchers.cli.output import answer, cell, clean, prose, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from dispatchers.admin.bulk import BulkDecision
+    from dispatchers.admin.proposals import Proposal
+    from outbox.configuration import Configuration
+
+
+def configuration_of(env: str | None, target: options.Target) -> "Configuration | None":
+    """The app's, from OUTBOX_SECRET and the env; None if one of them is missing."""
+    from dispatchers.cli.keys import ring_of
+    from outbox.configuration import Configuration
+
+    secret = os.environ.get("OUTBOX_SECRET")
+    if not secret or not env:
+        return None
+    return Configuration(ring_of(secret), env=env, schema=target.schema, prefix=target.prefix)
+
+
+def propose(id: str | None, given: Given, decision: "BulkDecision", target: options.Target) -> None:
+    """Store the decision about one entry, or about those that options select."""
+    from dispatchers.admin import proposals
+    from dispatchers.admin.bulk import STATES
+    from dispatchers.admin.entry_filter import Filter
+
+    kind = ENDED if decision.action == "again" else WAITING
+    wanted = filter_of(given, STATES[decision.action]) if id is None else Filter(states=kind)
+    with deciding(target) as (connection, tables):
+        among = None if id is None else [find(connection, tables, id)]
+        made = proposals.propose(connection, tables, wanted, decision, among=among)
+    what = made.sentence if among is None else f"{made.sentence}: {among[0]}"
+    until = f"another operator runs `outbox confirm {made.id}` before {instant(made.expires_at)}"
+    answer(made, f"proposed: {what}\n{until}")
+
+
+@click.command()
+@click.argument("id", required=False, type=click.UUID)
+@click.option("--withdraw", is_flag=True, help="Close the proposal without carrying it out.")
+@options.env_option
+@click.option("--actor", callback=options.actor_name, help="Name of the operator; by default the system's user.")
+@options.database_options
+def confirm(id: UUID | None, withdraw: bool, env: str | None, actor: str, target: options.Target) -> None:
+    """Confirm a decision that another operator proposed.
+
+    Carries out what was proposed with --propose. Without ID, lists the proposals, the newest first. To confirm `again`, set
+    OUTBOX_SECRET and OUTBOX_ENV as the app has them.
+    """
+    from dispatchers.admin import proposals
+
+    if id is None:
+        with reading(target) as (connection, tables):
+            found = proposals.read_proposals(connection, tables)
+        answer({"proposals": found}, lambda: _drawn(found))
+        return
+    if withdraw:
+        with deciding(target) as (connection, tables):
+            closed = proposals.withdraw(connection, tables, id, actor=actor)
+        answer(closed, f"withdrawn: {closed.sentence}")
+        return
+    with deciding(target) as (connection, tables):
+        done = proposals.confirm(connection, tables, id, actor=actor, configuration=configuration_of(env, target))
+    lines = [f"confirmed: {done.proposal.sentence}", f"{done.done:,} entries changed"]
+    lines += [f"{count:,} left alone: {clean(why)}" for why, count in done.skipped.items()]
+    answer(done, "\n".join(lines))
+
+
+def _drawn(found: "Sequence[Proposal]") -> "Iterator[RenderableType]":
+    if not found:
+        yield prose("none")
+        return
+    drawn = table("ID", "STATE", "BY", "UNTIL", "DECISION", elastic=["DECISION"])
+    for each in found:
+        state = each.state if each.decided_by is None else f"{each.state} by {each.decided_by}"
+        drawn.add_row(*map(cell, (each.id, state, each.actor, instant(each.expires_at), each.sentence)))
+    yield drawn

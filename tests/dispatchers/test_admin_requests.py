@@ -1,0 +1,120 @@
+"""Requests as operators see them: lists of their records, and one with its entries."""
+
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from support.accepted import Checkout
+from support.database import TABLES, Database
+
+import outbox
+from dispatchers.admin.requests import RequestFilter, RequestPlace, list_requests, read_request
+from outbox.errors import EntryNotFound, InvalidValue
+from outbox.sql.dialect import clock_plus
+from outbox.times import SPAN_MAX
+
+
+def answer(database: Database, ob: outbox.Outbox, key: str, *, scope: str = "acct_1", status: int = 201) -> UUID:
+    with database.begin() as session, ob.idempotent(session, key, scope=scope, request={}) as claim:
+        ob.enqueue(session, "crm.x", {})
+        claim.respond(status)
+    return claim.id
+
+
+def pages(database: Database, requests_max: int = 50, rows_max: int = 100, **wanted: Any) -> list[UUID]:
+    """The requests of every page."""
+    found: list[UUID] = []
+    after: RequestPlace | None = None
+    for _ in range(100):
+        with database.engine.begin() as connection:
+            page = list_requests(
+                connection,
+                TABLES,
+                RequestFilter(**wanted),
+                requests_max=requests_max,
+                after=after,
+                rows_max=rows_max,
+            )
+        found += [request.id for request in page.requests]
+        if page.next is None:
+            return found
+        after = page.next
+    raise AssertionError("the list has no end")
+
+
+def test_answered_requests_are_listed_the_newest_first(database: Database, ob: outbox.Outbox) -> None:
+    ids = [answer(database, ob, f"key {number}") for number in range(5)]
+    Checkout(database, ob).accept()
+
+    assert pages(database) == ids[::-1]
+    assert pages(database, requests_max=2) == ids[::-1]
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"key": "mine"}, {"scope": "acct_2"}, {"status": 402}, {"key": "mine", "env": "test", "source": "http"}]
+)
+def test_a_filter_selects_requests_within_a_bound(
+    database: Database, ob: outbox.Outbox, wanted: dict[str, Any]
+) -> None:
+    mine = answer(database, ob, "mine", scope="acct_2", status=402)
+    for number in range(4):
+        answer(database, ob, f"key {number}")
+
+    with database.engine.begin() as connection:
+        near = list_requests(connection, TABLES, RequestFilter(**wanted), requests_max=5, rows_max=2)
+
+    assert near.requests == []
+    assert near.next is not None
+    assert pages(database, rows_max=2, **wanted) == [mine]
+
+
+def test_open_requests_are_listed_by_their_state_the_oldest_first(database: Database, ob: outbox.Outbox) -> None:
+    checkout = Checkout(database, ob)
+    for number in range(3):
+        checkout.accept(key=f"key {number}")
+    answer(database, ob, "answered")
+    opened = [row.id for row in sorted(database.records, key=lambda row: row.created_at) if row.state == "accepted"]
+
+    assert pages(database, state="accepted", requests_max=2) == opened
+    assert pages(database, state="leased") == []
+    assert pages(database, state="accepted", key="key 1", rows_max=1) == [opened[1]]
+
+
+def test_a_request_is_shown_with_its_entries(database: Database, ob: outbox.Outbox) -> None:
+    Checkout(database, ob).accept("bank.charge", "mail.send", key="mine")
+    (record,) = database.records
+
+    with database.engine.begin() as connection:
+        request = read_request(connection, TABLES, record.id)
+
+    assert request.record is not None
+    assert (request.record.key, request.record.state, request.record.completion) == ("mine", "accepted", "checkout")
+    assert {entry.operation for entry in request.entries} == {"bank.charge", "mail.send"}
+
+
+def test_a_deleted_request_is_shown_by_its_tombstone(database: Database, ob: outbox.Outbox) -> None:
+    id = answer(database, ob, "mine")
+    (record,) = database.records
+    kept = {
+        name: getattr(record, name) for name in ("id", "env", "scope", "source", "fingerprint", "fingerprint_version")
+    }
+    database.execute(sa.insert(TABLES.tombstone).values(**kept, forget_at=clock_plus(SPAN_MAX)))
+    database.execute(sa.delete(TABLES.record))
+
+    with database.engine.begin() as connection:
+        request = read_request(connection, TABLES, id)
+
+    assert request.record is None
+    assert request.forget_at is not None
+    assert len(request.entries) == 1
+
+
+def test_a_request_that_was_never_made_is_not_found(database: Database) -> None:
+    with database.engine.begin() as connection, pytest.raises(EntryNotFound, match="request"):
+        read_request(connection, TABLES, uuid4())
+
+
+def test_answered_is_no_state_of_an_open_request(database: Database) -> None:
+    with database.engine.begin() as connection, pytest.raises(InvalidValue, match="must be one of"):
+        list_requests(connection, TABLES, RequestFilter(state="failed"), requests_max=1, rows_max=1)

@@ -1,0 +1,192 @@
+"""Which entries a filter selects, and how a list of them is paged."""
+
+import json
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from support.cli_runner import put_ended, put_suspended, put_uncertain
+from support.database import TABLES, Database
+from support.entries import HOUR, age, change, put, put_one
+
+import outbox
+from dispatchers.admin.entries import list_entries
+from dispatchers.admin.entry_filter import ENDED_STATES, Filter, ParentWanted, select_ids
+from dispatchers.admin.entry_pages import Place
+from outbox.errors import InvalidValue
+from outbox.sql.dialect import clock_plus, database_now
+from outbox.times import NEVER
+
+
+def listed(database: Database, entries_max: int = 50, **wanted: Any) -> list[UUID]:
+    with database.engine.begin() as connection:
+        page = list_entries(connection, TABLES, Filter(**wanted), entries_max=entries_max)
+    return [entry.id for entry in page.entries]
+
+
+def selected(database: Database, **wanted: Any) -> set[UUID]:
+    with database.engine.begin() as connection:
+        return set(connection.execute(select_ids(TABLES, Filter(**wanted), database_now(connection))).scalars())
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"operation": "mail"},
+        {"operation": "mail.send"},
+        {"destination": "mail"},
+        {"parent": ParentWanted("order:1")},
+        {"parent": ParentWanted("order:1", "test", "", "app")},
+        {"ordering_key": "customer:7"},
+        {"reason": "within 30"},
+        {"states": ["uncertain"]},
+        {"states": ["uncertain"], "operation": "mail", "reason": "no answer", "ordering_key": "customer:7"},
+    ],
+)
+def test_a_filter_selects_what_meets_every_condition(
+    database: Database, ob: outbox.Outbox, wanted: dict[str, Any]
+) -> None:
+    put(database, ob, count=1)
+    mail = put_uncertain(database, ob, ordering_key="customer:7")
+    put_one(database, ob, "crm.mail.send", ordering_key="customer:8")
+
+    assert listed(database, **wanted) == [mail]
+    assert selected(database, **wanted) == {mail}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"operation": "stripe"},
+        {"destination": "stripe"},
+        {"reason": "no such"},
+        {"states": ["failed"]},
+        {"ordering_key": "customer:7"},
+        {"parent": ParentWanted(None, scope="acct_1")},
+    ],
+)
+def test_a_filter_selects_among_what_ended(database: Database, ob: outbox.Outbox, wanted: dict[str, Any]) -> None:
+    put_uncertain(database, ob)
+    parent = outbox.ParentKey("order:1", scope="acct_1", source="http")
+    failed = put_ended(database, ob, good=False, ordering_key="customer:7", parent=parent)
+    other = put_one(database, ob)
+    settle_as(database, other, "cancelled")
+
+    assert listed(database, **{"states": ENDED_STATES} | wanted) == [failed]
+    assert selected(database, **{"states": ENDED_STATES} | wanted) == {failed}
+
+
+def settle_as(database: Database, id: UUID, state: str) -> None:
+    database.execute(sa.delete(TABLES.queue).where(TABLES.queue.c.id == id))
+    ended = {"id": id, "state": state, "deliveries": 0, "attempts": 0, "key_epoch": 0, "settled_at": clock_plus(-HOUR)}
+    database.execute(sa.insert(TABLES.settlement).values(ended))
+
+
+def test_a_filter_selects_by_the_time_of_the_enqueue(database: Database, ob: outbox.Outbox) -> None:
+    old = put_one(database, ob)
+    age(database, 2 * HOUR)
+    new = put_one(database, ob)
+
+    assert listed(database, enqueued_before=HOUR) == [old]
+    assert listed(database, enqueued_since=HOUR) == [new]
+    assert listed(database, enqueued_since=3 * HOUR, enqueued_before=HOUR) == [old]
+
+
+@pytest.mark.parametrize("part", ['the "card"', "é", "100 % (sure)", "a\\b", "restored"])
+def test_a_reason_is_searched_letter_for_letter(database: Database, ob: outbox.Outbox, part: str) -> None:
+    put_one(database, ob)
+    reason = put_one(database, ob)
+    change(database, reason, outcome=json.dumps({"reason": f"it says: {part}!", "deliveries": 1}))
+    suspended = put_suspended(database, ob)
+    change(database, suspended, suspended_reason=f"restored: {part}")
+
+    assert selected(database, reason=part) == {reason, suspended}
+
+
+def test_a_reason_is_not_searched_in_what_the_service_answered(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    result = {"text": 'it says "reason": "card declined"', "deliveries": "declined"}
+    outcome = {"reason": "waits", "known": {"state": "delivered", "attempts": 1, "result": result}}
+    change(database, id, outcome=json.dumps(outcome))
+
+    assert selected(database, reason="declined") == set()
+    assert selected(database, reason="wait") == {id}
+
+
+def test_uncertain_entries_are_listed_by_the_oldest_doubt(database: Database, ob: outbox.Outbox) -> None:
+    unsent, newer, older = (put_uncertain(database, ob) for _ in range(3))
+    change(database, newer, in_doubt_since=clock_plus(-HOUR))
+    change(database, older, in_doubt_since=clock_plus(-2 * HOUR))
+    retried = put_one(database, ob)  # in doubt, and not uncertain
+    change(database, retried, state="retry", maybe_sent=True, in_doubt_since=clock_plus(-3 * HOUR))
+
+    assert listed(database, states=["uncertain"]) == [older, newer, unsent]
+    assert pages(database, Filter(states=["uncertain"]), entries_max=1) == [older, newer, unsent]
+    assert pages(database, Filter(states=["uncertain"]), entries_max=1, rows_max=2) == [older, newer, unsent]
+
+
+def pages(database: Database, wanted: Filter, *, entries_max: int, rows_max: int | None = None) -> list[UUID]:
+    """The entries of every page."""
+    found: list[UUID] = []
+    after: Place | None = None
+    for _ in range(100):
+        with database.engine.begin() as connection:
+            page = list_entries(connection, TABLES, wanted, entries_max=entries_max, after=after, rows_max=rows_max)
+        found += [entry.id for entry in page.entries]
+        if page.next is None:
+            return found
+        after = page.next
+    raise AssertionError("the list has no end")
+
+
+@pytest.mark.parametrize("state", ["waiting", "ended"])
+def test_a_bounded_list_has_short_pages_and_reaches_everything(
+    database: Database, ob: outbox.Outbox, state: str
+) -> None:
+    first, _, third, *_, last = put(database, ob, count=10)
+    others = [put_one(database, ob, "mail.send", parent=f"mail:{number}") for number in range(3)]
+    wanted = Filter(parent=ParentWanted(None, source="app"), operation="crm", reason="slow")
+    for id in (first, third, last):
+        change(database, id, outcome=json.dumps({"reason": "slow"}), due_at=clock_plus(HOUR))
+    if state == "ended":
+        wanted = Filter(states=["failed"])
+        for id in [first, third, last]:
+            settle_as(database, id, "failed")
+        for id in others:
+            settle_as(database, id, "delivered")
+
+    with database.engine.begin() as connection:
+        page = list_entries(connection, TABLES, wanted, entries_max=10, rows_max=2)
+    found = pages(database, wanted, entries_max=10, rows_max=2)
+
+    assert len(page.entries) <= 2
+    assert page.next is not None
+    assert len(found) == 3
+    assert set(found) == {first, third, last}
+
+
+def test_a_list_is_bounded_where_nothing_has_a_due_time(database: Database, ob: outbox.Outbox) -> None:
+    ids = put(database, ob, count=5)
+    for id in ids:
+        change(database, id, due_at=NEVER)
+
+    assert pages(database, Filter(states=["pending"]), entries_max=2, rows_max=3) == sorted(
+        ids, key=lambda id: id.bytes
+    )
+
+
+@pytest.mark.parametrize("states", [["uncertain", "failed"], [], ["lost"]])
+def test_a_filter_has_states_of_one_kind(database: Database, states: list[str]) -> None:
+    with pytest.raises(InvalidValue, match="must be some of"):
+        listed(database, states=states)
+
+
+def test_a_time_may_be_an_instant(database: Database, ob: outbox.Outbox) -> None:
+    id = put_one(database, ob)
+    with database.engine.begin() as connection:
+        now = database_now(connection)
+
+    assert listed(database, enqueued_before=now, since=now - timedelta(days=1)) == [id]
+    assert listed(database, enqueued_since=now) == []

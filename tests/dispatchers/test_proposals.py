@@ -1,0 +1,210 @@
+"""Decisions by two people: proposed by one operator, carried out when another one confirms, within a time limit."""
+
+import json
+import threading
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import sqlalchemy as sa
+from support.cli_runner import document, error_of, succeeded
+from support.database import TABLES, Database
+from support.entries import change, put, put_one, run_once, states
+
+import outbox
+from dispatchers import Rejected
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import proposals
+from dispatchers.admin.bulk import BulkDecision
+from dispatchers.admin.entry_filter import Filter
+from dispatchers.admin.proposals import VALID_FOR, Confirmed, Proposal
+from dispatchers.maintenance.audit_log import AUDIT_KEPT_FOR, delete_old_decisions
+from outbox.errors import DecisionRefused, EntryNotFound, InvalidValue
+
+CANCEL = BulkDecision(action="cancel", actor="ada", reason="ordered twice")
+WAITING = Filter(states=("pending", "retry"))
+
+
+def propose(database: Database, wanted: Filter = WAITING, decision: BulkDecision = CANCEL, **more: Any) -> Proposal:
+    with database.engine.begin() as connection:
+        return proposals.propose(connection, TABLES, wanted, decision, **more)
+
+
+def confirm(database: Database, id: UUID, actor: str = "bob", **more: Any) -> Confirmed:
+    with database.engine.begin() as connection:
+        return proposals.confirm(connection, TABLES, id, actor=actor, **more)
+
+
+def listed(database: Database) -> list[tuple[str, str | None]]:
+    with database.engine.connect() as connection:
+        return [(each.state, each.decided_by) for each in proposals.read_proposals(connection, TABLES)]
+
+
+def audit(database: Database) -> list[tuple[str, str, int, str | None]]:
+    return [(row.actor, row.action, row.count, row.reason) for row in database.rows(TABLES.audit)]
+
+
+def test_nothing_changes_until_another_operator_confirms(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=3)
+
+    made = propose(database)
+    before = len([row for row in database.rows(TABLES.event) if row.kind == "decision"])
+    done = confirm(database, made.id)
+
+    assert made.sentence == "cancel 3 entries that are pending or retry"
+    assert (before, done.done, done.skipped) == (0, 3, {})
+    assert listed(database) == [("confirmed", "bob")]
+    assert audit(database) == [
+        ("ada", "propose", 3, "ordered twice"),
+        ("bob", "cancel", 3, "ordered twice (proposed by ada)"),
+    ]
+    assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 3
+    assert states(database) == {"cancelled": 3}
+
+
+@pytest.mark.parametrize("same", ["ada", "Ada", " ADA "])
+def test_who_proposed_it_cannot_confirm_it(database: Database, ob: outbox.Outbox, same: str) -> None:
+    put_one(database, ob)
+    made = propose(database)
+
+    with pytest.raises(DecisionRefused, match="was made by 'ada': another operator must confirm it"):
+        confirm(database, made.id, actor=same)
+    assert listed(database) == [("open", None)]
+
+
+def test_after_its_time_limit_it_is_refused(database: Database, ob: outbox.Outbox) -> None:
+    put_one(database, ob)
+    made = propose(database)
+    database.execute(sa.update(TABLES.proposal).values(expires_at=made.expires_at - VALID_FOR - timedelta(seconds=1)))
+
+    with pytest.raises(DecisionRefused, match="has expired: propose the decision again"):
+        confirm(database, made.id)
+    assert listed(database) == [("expired", None)]
+
+
+def test_a_confirmation_that_is_rolled_back_leaves_it_open(database: Database, ob: outbox.Outbox) -> None:
+    put_one(database, ob)
+    made = propose(database)
+
+    with database.engine.connect() as connection:
+        proposals.confirm(connection, TABLES, made.id, actor="bob")
+        connection.rollback()
+
+    assert listed(database) == [("open", None)]
+    assert [row for row in database.rows(TABLES.event) if row.kind == "decision"] == []
+    assert confirm(database, made.id).done == 1
+
+
+def test_of_two_who_confirm_at_once_one_carries_it_out(database: Database, ob: outbox.Outbox) -> None:
+    put(database, ob, count=20)
+    made = propose(database)
+    barrier, results = threading.Barrier(2), []
+
+    def operate(actor: str) -> None:
+        barrier.wait()
+        try:
+            results.append(str(confirm(database, made.id, actor=actor).done))
+        except DecisionRefused as error:
+            results.append(error.state)
+
+    operators = [threading.Thread(target=operate, args=(actor,)) for actor in ("bob", "eve")]
+    for operator in operators:
+        operator.start()
+    for operator in operators:
+        operator.join()
+
+    assert sorted(results) == ["20", "confirmed"]
+    assert len([row for row in database.rows(TABLES.event) if row.kind == "decision"]) == 20
+
+
+def test_what_changed_since_the_proposal_is_left_alone(database: Database, ob: outbox.Outbox) -> None:
+    gone, suspended, _ = put(database, ob, count=3)
+    made = propose(database)
+    with database.begin() as session:
+        assert ob.cancel(session, gone)
+    change(database, suspended, suspended_reason="a clone")
+    put_one(database, ob, parent="order:9")
+
+    done = confirm(database, made.id)
+
+    assert (done.done, done.skipped) == (
+        1,
+        {"it is suspended (a clone): `release` it first": 1, "it has ended as cancelled": 1},
+    )
+
+
+def test_a_withdrawn_proposal_cannot_be_confirmed(database: Database, ob: outbox.Outbox) -> None:
+    put_one(database, ob)
+    made = propose(database)
+
+    with database.engine.begin() as connection:
+        proposals.withdraw(connection, TABLES, made.id, actor="ada")
+
+    assert listed(database) == [("withdrawn", "ada")]
+    with pytest.raises(DecisionRefused, match="was withdrawn by 'ada'"):
+        confirm(database, made.id)
+
+
+def test_asking_again_and_an_answer_can_be_proposed(database: Database, ob: outbox.Outbox) -> None:
+    failed = put_one(database, ob)
+    run_once(database, ob, adapters={"crm": MemoryAdapter([Rejected("no")])})
+    lost = put_one(database, ob)
+    change(database, lost, state="uncertain", maybe_sent=True)
+    why = {"actor": "ada", "reason": "seen in their log"}
+    answer = BulkDecision(action="resolve", verdict="happened", result={"id": "ch_1"}, **why)
+    again = BulkDecision(action="again", configuration=ob.configuration, **why)
+
+    first = propose(database, Filter(states=("uncertain",)), answer, among=[lost])
+    second = propose(database, Filter(states=("failed",)), again, among=[failed])
+    confirm(database, first.id)
+    confirm(database, second.id, configuration=ob.configuration)
+
+    run_once(database, ob, adapters={"crm": MemoryAdapter()})
+    assert states(database) == {"delivered": 2, "failed": 1}
+    assert [json.loads(row.result) for row in database.rows(TABLES.settlement) if row.id == lost] == [{"id": "ch_1"}]
+
+
+def test_what_cannot_be_proposed_is_refused(
+    database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DecisionRefused, match="nothing to propose: no entry meets the filter"):
+        propose(database)
+    put(database, ob, count=3)
+    monkeypatch.setattr(proposals, "ENTRIES_MAX", 2)
+    with pytest.raises(InvalidValue, match="are more than 2 entries"):
+        propose(database)
+    with pytest.raises(InvalidValue, match="valid_for"):
+        propose(database, valid_for=timedelta(days=8))
+    with pytest.raises(EntryNotFound, match="no proposal has the id"):
+        confirm(database, uuid4())
+    assert listed(database) == []
+
+
+def test_old_proposals_are_deleted_with_the_audit_log(database: Database, ob: outbox.Outbox) -> None:
+    put_one(database, ob)
+    made = propose(database)
+    database.execute(sa.update(TABLES.proposal).values(at=made.at - AUDIT_KEPT_FOR))
+
+    with database.engine.begin() as connection:
+        assert delete_old_decisions(connection, TABLES) == 1
+    assert listed(database) == []
+
+
+def test_the_commands_propose_list_and_confirm(database: Database, ob: outbox.Outbox) -> None:
+    one, *_ = put(database, ob, count=3)
+    why = ("--reason", "ordered twice", "--actor", "ada", "--propose")
+
+    made = document("cancel", str(one), *why, database=database)
+    rest = document("cancel", "--destination", "crm", *why, database=database)
+    refused = error_of("confirm", made["id"], "--actor", "ada", database=database)
+    confirmed = document("confirm", made["id"], "--actor", "bob", database=database)
+    withdrawn = succeeded("confirm", rest["id"], "--withdraw", "--actor", "ada", database=database)
+    shown = document("confirm", database=database)["proposals"]
+
+    assert (refused[0], refused[1]) == (4, "wrong_state")
+    assert (confirmed["done"], confirmed["proposal"]["decided_by"]) == (1, "bob")
+    assert withdrawn == "withdrawn: cancel 3 entries that are pending or retry, for destination 'crm'\n"
+    assert [each["state"] for each in shown] == ["withdrawn", "confirmed"]
+    assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 3
+    assert states(database) == {"cancelled": 1, "delivered": 2}
