@@ -227,7 +227,7 @@ def _name(kind: Kind, name: str) -> str:
 class CallbackFailed(Exception):
     """The callback raised, as its `__cause__` says; nothing of its transaction is kept."""
 
-    what: ClassVar[str] = "callback"
+    what: ClassVar[Literal["callback", "completion"]] = "callback"
 
 
 class CompletionFailed(CallbackFailed):

@@ -16,11 +16,13 @@ from typing import Any, Protocol
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from dispatchers.maintenance.audit_log import forget_old_decisions
 from dispatchers.maintenance.jobs import Maintenance, forget_dead_dispatchers, keep_bodies, retain
 from dispatchers.maintenance.retention import Retention
 from dispatchers.pipeline.heartbeat import Heartbeats
 from dispatchers.store.outage_log import OutageLog, cause_of, ends_by_itself, is_outage
 from dispatchers.store.protocol import Store
+from dispatchers.telemetry.errors import ErrorReports
 from dispatchers.telemetry.http_server import HttpServer
 
 log = logging.getLogger("outbox.daemon")
@@ -53,6 +55,7 @@ class Work(Protocol):
     outages: OutageLog
     grace: timedelta
     heartbeats: Heartbeats
+    errors: ErrorReports
 
     @property
     def described(self) -> str: ...
@@ -248,7 +251,7 @@ def _schedule(dispatcher: Work, stopping: asyncio.Event) -> AsyncIOScheduler:
 
     def add(work: Callable[..., Awaitable[Any]], *arguments: Any, seconds: int, jitter: int | None = None) -> None:
         schedule.add_job(
-            partial(_patiently, dispatcher.outages),
+            partial(_patiently, dispatcher),
             "interval",
             [work, *arguments],
             seconds=seconds,
@@ -263,11 +266,12 @@ def _schedule(dispatcher: Work, stopping: asyncio.Event) -> AsyncIOScheduler:
     maintenance = Maintenance(store.run, tables, dispatcher.retention)
     add(retain, maintenance, stopping, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
     add(forget_dead_dispatchers, store.run, tables, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
+    add(forget_old_decisions, store.run, tables, seconds=RETENTION_SECONDS, jitter=RETENTION_JITTER_SECONDS)
     add(keep_bodies, store.run, store.run_apart, tables, seconds=BODIES_SECONDS, jitter=RETENTION_JITTER_SECONDS)
     return schedule
 
 
-async def _patiently(outages: OutageLog, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+async def _patiently(dispatcher: Work, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
     """Run one scheduled job. A failure is logged, and the job runs again at its next time."""
     name = getattr(work, "__name__", type(work).__name__)
     try:
@@ -276,6 +280,7 @@ async def _patiently(outages: OutageLog, work: Callable[..., Awaitable[Any]], *a
         log.info("job %s cancelled by shutdown; the next process runs it", name)  # nothing awaits it any more
     except Exception as error:
         if is_outage(error):
-            outages.failed(error)
+            dispatcher.outages.failed(error)
         else:  # not the error's text: it shows the statement's parameters
             log.warning("job %s failed and will run again at its next time: %s", name, cause_of(error))
+            dispatcher.errors.report("job", error)

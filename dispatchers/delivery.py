@@ -41,6 +41,7 @@ class Delivery(NamedTuple):
     attempt: 1 for the first attempt: how many sends of this entry may have left, this one included. For a lookup: the sends
         before it.
     options: what `outbox.enqueue(options=...)` stored, e.g. {"account": "acct_1"}.
+    headers: the W3C headers that go out: of this attempt's span, or of the enqueue if the dispatcher has no `trace`.
     deadline: when the dispatcher cancels this send, on the event loop's clock (`asyncio.timeout_at(deadline)`).
     due_at: when the app wanted the entry sent, by the database's clock: the same for every attempt.
     age: how long ago the entry was enqueued, by the same clock. No attempt is older, even if clocks differ.

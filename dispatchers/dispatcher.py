@@ -1,27 +1,25 @@
 """The dispatcher as an app sees it: how it is set up, in which order its parts work, and how it stops.
 
-`pipeline.claim_loops` claims, sends and settles entries; `decide` decides what an attempt means. The clock, the random source
-and the store are arguments.
+`pipeline.claim_loops` claims, sends and settles entries; `decide` decides what an attempt means. A test can replace the store,
+the clock and the random source.
 """
 
 import asyncio
 import logging
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID, uuid4
 
 from dispatchers.admin.doctor import Context, Diagnosis, diagnose
 from dispatchers.callbacks import Callbacks
 from dispatchers.delivery import Adapter
-from dispatchers.flow_control.state import Limits
 from dispatchers.maintenance.jobs import report_gauges, report_lag
-from dispatchers.maintenance.retention import KEEP, Retention
+from dispatchers.maintenance.retention import Retention
 from dispatchers.operations import Operations
 from dispatchers.pipeline.activity_log import ActivityLog
 from dispatchers.pipeline.claim_loops import ClaimLoops
@@ -30,11 +28,12 @@ from dispatchers.pipeline.failover_guard import FailoverGuard, IdentityFile
 from dispatchers.pipeline.heartbeat import Heartbeats, declared
 from dispatchers.pipeline.routing import Routes, merge
 from dispatchers.pipeline.unmatched_names import unmatched
-from dispatchers.settings import Settings
+from dispatchers.settings import GivenSettings, Settings
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.gauges import count_blocked_groups
 from dispatchers.store.outage_log import OutageLog
 from dispatchers.store.protocol import Store
+from dispatchers.telemetry.errors import Reporter
 from dispatchers.telemetry.events import Backlog, Observer
 from dispatchers.telemetry.http_server import HttpServer, address_of
 from dispatchers.telemetry.tracing import Trace
@@ -53,6 +52,15 @@ def steady_clock() -> float:
 
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What a test may replace. store: used instead of the target. clock: monotonic seconds. rng: the source of randomness."""
+
+    store: Store | None = None
+    clock: Callable[[], float] = steady_clock
+    rng: random.Random = field(default_factory=random.SystemRandom)
 
 
 class Dispatcher:
@@ -77,8 +85,9 @@ class Dispatcher:
     promotions_lose_nothing: declares that replication is synchronous. After the promotion of a standby the dispatchers then
         continue without an operator, and record it: see docs/restore.md.
     observe: called each second with what the dispatcher has done: see docs/monitoring.md.
-    trace: called before each send and status lookup, for a span: see docs/monitoring.md.
-    store, clock, rng: for tests and simulations.
+    trace: called for each send, status lookup and callback, for a span: see docs/monitoring.md.
+    report: called with each unexpected exception, for an error reporter: see docs/monitoring.md.
+    simulation: for tests.
 
     Raises `ConfigurationError` for adapters that break the guarantees.
     """
@@ -91,40 +100,15 @@ class Dispatcher:
         include: Sequence[Operations] = (),
         keyring: Keyring | None = None,
         outbox: Outbox | None = None,
-        lease: timedelta = timedelta(seconds=60),
-        margin: timedelta = timedelta(seconds=5),
-        concurrency: int = 100,
-        in_flight_max: int = 1000,
-        limits: Mapping[str, Limits] | None = None,
-        callbacks_at_once: int = 4,
-        callback_timeout: timedelta | None = None,
-        poll: timedelta = timedelta(milliseconds=250),
-        grace: timedelta = timedelta(seconds=30),
-        keep: timedelta = KEEP,
-        identity_file: str | os.PathLike[str] | None = None,
-        promotions_lose_nothing: bool = False,
         observe: Observer | None = None,
         trace: Trace | None = None,
-        store: Store | None = None,
-        clock: Callable[[], float] = steady_clock,
-        rng: random.Random | None = None,
+        report: Reporter | None = None,
+        simulation: Simulation | None = None,
+        **settings: Unpack[GivenSettings],
     ) -> None:
-        settings = Settings(
-            lease=lease,
-            margin=margin,
-            concurrency=concurrency,
-            in_flight_max=in_flight_max,
-            limits=limits or {},
-            callbacks_at_once=callbacks_at_once,
-            callback_timeout=callback_timeout,
-            poll=poll,
-            grace=grace,
-            keep=keep,
-            identity_file=identity_file,
-            promotions_lose_nothing=promotions_lose_nothing,
-        )
-        self._activity = ActivityLog(observe, trace)
-        self._set_up(settings, target, adapters or {}, include, keyring, outbox or default, store, clock, rng)
+        self._activity = ActivityLog(observe, trace, report)
+        self._keyring, self._outbox = keyring, outbox or default
+        self._set_up(Settings.of(settings), target, adapters or {}, include, simulation or Simulation())
 
     def _set_up(
         self,
@@ -132,24 +116,23 @@ class Dispatcher:
         target: Any,
         adapters: Mapping[str, Adapter],
         include: Sequence[Operations],
-        keyring: Keyring | None,
-        outbox: Outbox,
-        store: Store | None,
-        clock: Callable[[], float],
-        rng: random.Random | None,
+        simulation: Simulation,
     ) -> None:
         _check_include(include)
-        rng = rng or random.SystemRandom()
-        self._settings, self._outbox, self._keyring = settings, outbox, keyring
+        clock, rng = simulation.clock, simulation.rng
+        self._settings = settings
         self._callbacks = Callbacks(operations.callbacks for operations in include)
         self._routes = Routes(
-            merge(adapters, *(o.adapters for o in include)), lease=settings.lease, margin=settings.margin
+            merge(adapters, *(o.adapters for o in include)),
+            lease=settings.lease,
+            margin=settings.margin,
+            errors=self._activity.errors,
         )
         for warning in unmatched(self._routes, self._callbacks.names, settings.limits):
             log.warning("%s", warning)
         self.grace = settings.grace
         self.retention = Retention.of(settings.keep, self._routes.windows)
-        self.store: Store = store or DatabaseStore(
+        self.store: Store = simulation.store or DatabaseStore(
             target,
             self._outbox.configuration,
             lease=settings.lease,
@@ -157,7 +140,8 @@ class Dispatcher:
             promotions_lose_nothing=settings.promotions_lose_nothing,
         )
         self._require_async_for(self._callbacks.first_async())
-        self.outages = OutageLog(clock)
+        self.errors = self._activity.errors
+        self.outages = OutageLog(clock, report=partial(self.errors.report, "dispatcher"))
         self._guard = FailoverGuard(
             self.store,
             env=self._env,
@@ -178,8 +162,10 @@ class Dispatcher:
             rng=rng,
         )
         shown = declared(settings, self._routes, self._callbacks.to_record, self.store.connections_max)
-        self.heartbeats = Heartbeats(self.store, uuid4(), shown, self._loops.in_flight)
-        self._completion = CompletionWorker(self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed)
+        self.heartbeats = Heartbeats(self.store, uuid4(), shown, self._loops.in_flight, self._activity.tally)
+        self._completion = CompletionWorker(
+            self.store, self._callbacks, clock=clock, rng=rng, away=self.outages.failed, errors=self.errors
+        )
         self._sought: UUID | None = None
         self._stopping: asyncio.Event | None = None
 
@@ -250,7 +236,7 @@ class Dispatcher:
 
     async def report_backlog(self) -> None:
         """Log what waits for each destination, and report it to the observer; the schedule repeats this."""
-        gauges = await report_gauges(self.store)
+        gauges = await report_gauges(self.store.run, self.store.tables)
         lags = await report_lag(self.store.run, self.store.tables)
         if self._activity.is_observed:
             blocked_groups = await self.store.run(partial(count_blocked_groups, self.store.tables))
@@ -283,15 +269,7 @@ class Dispatcher:
         """Raise if this dispatcher cannot work: tables are missing or outdated, the database or unsettled entries belong to
         another env, a secret differs under its kid, or entries have an unknown kid. Writes nothing.
         """
-        await self.store.check()
-        await self.store.require_environment(self._env())
-        await self.store.require_secrets(self.keyring, recording=False)
-        kid = await self.store.unknown_kid(self.keyring.kids)
-        if kid is not None:
-            raise ConfigurationError(
-                f"unsettled entries were enqueued under kid {kid!r}, which is not in the key ring {self.keyring.kids}:"
-                " keep an old secret until its last entry has settled"
-            )
+        await self.store.require_usable(self._env(), self.keyring)
 
     def run(self, *, http: str | None = None) -> None:
         """Work until SIGTERM or Ctrl-C, then drain. Needs the extra `dispatcher`.

@@ -2,19 +2,20 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypedDict
 
 from dispatchers.flow_control.state import Limits, check_limits
 from outbox.errors import ConfigurationError
 
+KEEP = timedelta(days=35)
+"""The default: longer than records are kept (`outbox.configuration.AUDIT_WINDOW`, 30 days), and than the windows of 30 days
+that several services publish (Stripe API v2: docs.stripe.com/api-v2-overview)."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The settings of one dispatcher. Raises `ConfigurationError` for values that break the guarantees.
 
-    keep: checked by `Retention`, which knows the adapters' windows.
-    """
+class GivenSettings(TypedDict, total=False):
+    """The settings that an app gives; `Settings` has the defaults of the others."""
 
     lease: timedelta
     margin: timedelta
@@ -28,6 +29,35 @@ class Settings:
     keep: timedelta
     identity_file: str | os.PathLike[str] | None
     promotions_lose_nothing: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one dispatcher. Raises `ConfigurationError` for values that break the guarantees.
+
+    keep: checked by `Retention`, which knows the adapters' windows.
+    """
+
+    lease: timedelta = timedelta(seconds=60)
+    margin: timedelta = timedelta(seconds=5)
+    concurrency: int = 100
+    in_flight_max: int = 1000
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+    callbacks_at_once: int = 4
+    callback_timeout: timedelta | None = None
+    poll: timedelta = timedelta(milliseconds=250)
+    grace: timedelta = timedelta(seconds=30)
+    keep: timedelta = KEEP
+    identity_file: str | os.PathLike[str] | None = None
+    promotions_lose_nothing: bool = False
+
+    @classmethod
+    def of(cls, given: GivenSettings) -> "Settings":
+        """The given settings, with the defaults of the others. Raises `TypeError` for one that does not exist."""
+        names = GivenSettings.__annotations__
+        if unknown := sorted(given.keys() - names.keys()):
+            raise TypeError(f"a dispatcher has no setting {unknown[0]!r}; its settings are {', '.join(names)}")
+        return cls(**given)
 
     def __post_init__(self) -> None:
         if self.concurrency < 1 or self.in_flight_max < 1:

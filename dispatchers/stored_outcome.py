@@ -46,7 +46,8 @@ class Known:
     The entry is not sent while it is stored, unless `state` is `send_again`.
 
     state: the entry's end; `uncertain` for one whose callback is due. attempts: None if an operator decided.
-    decided_at: of an operator's cancellation.
+    decided_at: of an operator's cancellation. key_epoch: of a `send_again`, the only epoch that the operator allows; None for
+    the safest at the time.
     """
 
     state: Literal["delivered", "failed", "cancelled", "uncertain", "send_again"]
@@ -55,10 +56,11 @@ class Known:
     reason: str | None = None
     stored: bool = False
     decided_at: datetime | None = None
+    key_epoch: int | None = None
 
 
 _STATES = ("delivered", "failed", "cancelled", "uncertain", SEND_AGAIN)
-_KNOWN = ("state", "attempts", "result", "reason")
+_KNOWN = ("state", "attempts", "result", "reason", "key_epoch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ class StoredOutcome:
     @property
     def reason(self) -> str | None:
         """Why the entry waits or is uncertain."""
-        return self.members.get("reason")
+        reason = self.members.get("reason")
+        return reason if isinstance(reason, str) else None
 
     @property
     def is_unserved(self) -> bool:

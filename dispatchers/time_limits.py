@@ -29,6 +29,14 @@ def last_safe_send(in_doubt_since: datetime | None, memory: Memory) -> datetime 
     return in_doubt_since + min(memory.window, CENTURY) - memory.timeout - memory.margin
 
 
+def same_key_is_safe(last: datetime | None, memory: Memory, sent_at: datetime, *, stored: bool) -> bool:
+    """Whether a send at `sent_at` under the present key cannot make it happen twice. last: as `last_safe_send` returns.
+
+    stored: the service has an answer on record under this key, and would only repeat it.
+    """
+    return memory.window is not None and not stored and (last is None or sent_at < last)
+
+
 def backoff(tries: int, jitter: float, first: timedelta = BACKOFF_FIRST, most: timedelta = BACKOFF_MAX) -> timedelta:
     """Exponential with full jitter, capped. Source: AWS Architecture Blog, "Exponential Backoff And Jitter"."""
     doublings = min(max(tries - 1, 0), DOUBLINGS_MAX)

@@ -48,7 +48,7 @@ class Settings(TypedDict, total=False):
     """A function that is called with an `outbox.ObservedClaim` for every claim, after its transaction. It must not block."""
 
     trace_headers: TraceHeaders | None
-    """A function that returns the W3C headers of the current span, which are stored with each entry. It must not block."""
+    """A function that returns the W3C headers which are stored with the entry that it gets, an `Enqueued`. It must not block."""
 
     status_url: str | None
     """The status URL of accepted requests, with `{id}` in it. `claim.accept` sends it as Location."""

@@ -63,8 +63,9 @@ class HintSender:
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
-                    self._thread = Thread(target=self._run, name="outbox-hints", daemon=True)
-                    self._thread.start()
+                    thread = Thread(target=self._run, name="outbox-hints", daemon=True)
+                    thread.start()  # if it fails, the next hint tries again
+                    self._thread = thread
 
     def stop(self) -> None:
         """Send what waits, close the connection, and end."""
@@ -137,6 +138,8 @@ class HintSender:
             log.warning("hints to the dispatchers of the database %s can be sent again", self._place)
 
     def _failed(self, error: Exception) -> None:
+        if isinstance(error, EngineGone):  # the thread ends, and the engine's next commit starts another one
+            return
         first, most = RETRY_SECONDS
         delay = min(first * 2 ** min(self._failures, 10), most)
         self._again_at = math.inf if isinstance(error, SharedConnection) else time.monotonic() + delay
@@ -170,6 +173,10 @@ def _await_commit(committing: Committing) -> None:
 # --- the connection
 
 
+class EngineGone(Exception):
+    """The engine was disposed of, or no longer exists."""
+
+
 class _Link:
     """One connection, opened when it is needed. All but `break_off` is called on the sender's thread.
 
@@ -196,7 +203,7 @@ class _Link:
     def _new_pool(self) -> Pool:
         pool = self._pool()
         if pool is None:
-            raise ConnectionError("the engine no longer exists")
+            raise EngineGone("the engine no longer exists")
         return pool.recreate()
 
     def break_off(self) -> None:

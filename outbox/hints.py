@@ -82,7 +82,7 @@ class UnsentHints:
     def committed(self) -> None:
         """The session has committed: send them, or wait for the commit of a transaction around the session's."""
         notes, self._notes = self._notes, []
-        try:
+        with _harmless():
             for note in notes:
                 after_commit = note.connection.get_execution_options().get(AFTER_OUTER_COMMIT)
                 if after_commit is not None:
@@ -91,8 +91,15 @@ class UnsentHints:
                     _hint_after(note)
                 else:
                     _hint(note)
-        except Exception as error:  # no thread to be had, for one; what is committed must not look as if it had failed
-            log.warning("a hint to the dispatchers was not sent: %s", type(error).__name__)
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    """Log what fails in the block, for example that no thread can be started. The commit must not fail, or seem to fail."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("a hint to the dispatchers was not sent: %s", type(error).__name__)
 
 
 def _is_due(entry: NewEntry) -> bool:
@@ -151,11 +158,12 @@ def _commits(connection: Connection) -> None:
     transaction = connection.get_transaction()
     if transaction is None:  # for the type checker: what commits is one
         return
-    for note in notes:
-        committing = Committing(transaction, partial(_wake, note))
-        sender = _sender_of(note.engine)
-        if sender is not None:
-            sender.send(note.channel, Hint(note.due), taken=note.pid, committing=committing)
+    with _harmless():
+        for note in notes:
+            committing = Committing(transaction, partial(_wake, note))
+            sender = _sender_of(note.engine)
+            if sender is not None:
+                sender.send(note.channel, Hint(note.due), taken=note.pid, committing=committing)
 
 
 # --- the senders of this process, one for each pool

@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from typing import Final
+from typing import Final, NamedTuple
+from uuid import UUID
 
 from outbox.errors import ConfigurationError
 
@@ -17,12 +18,21 @@ NAMES: Final = ("traceparent", "tracestate")
 CHARS_MAX: Final = 512
 NO_HEADERS: Final = "{}"
 
-TraceHeaders = Callable[[], Mapping[str, str]]
+
+class Enqueued(NamedTuple):
+    """The entry that an enqueue adds: the argument of `outbox.configure(trace_headers=...)`."""
+
+    id: UUID
+    operation: str
+    destination: str
+
+
+TraceHeaders = Callable[[Enqueued], Mapping[str, str]]
 
 
 @dataclass(slots=True)
 class GuardedTraceHeaders:
-    """An app's function, by which no enqueue fails: its first exception is logged, and none gets out."""
+    """Calls an app's function. An exception in it fails no enqueue: the first one is logged."""
 
     read: TraceHeaders
     _has_failed: bool = field(default=False, init=False, compare=False, repr=False)
@@ -33,17 +43,21 @@ class GuardedTraceHeaders:
                 f"trace_headers must be a plain function that returns headers, not {self.read!r}: each enqueue calls it"
             )
 
-    def stored(self) -> str:
-        """The headers as JSON, without those that are none of the trace context, or not printable."""
+    def stored(self, entry: Enqueued) -> str:
+        """The headers as JSON, without those that are not part of the trace context, or not printable."""
         try:
-            found = self.read()
-            headers = {name: found[name] for name in NAMES if name in found and _is_printable(found[name])}
+            headers = of_trace(self.read(entry))
         except Exception:
             if not self._has_failed:
                 self._has_failed = True
                 log.exception("trace_headers= raised; enqueues are not affected, and its further errors are not logged")
             return NO_HEADERS
         return json.dumps(headers) if headers else NO_HEADERS
+
+
+def of_trace(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of the trace context, without those that are not printable."""
+    return {name: headers[name] for name in NAMES if name in headers and _is_printable(headers[name])}
 
 
 def _is_printable(value: object) -> bool:

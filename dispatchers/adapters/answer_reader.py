@@ -1,6 +1,6 @@
 """Reads one HTTP/1.1 answer with httptools, and returns whether the connection may be used again. No I/O.
 
-Everything doubtful ends the connection: it is used again only after an answer that ends exactly where its framing says.
+A connection is used again only after an answer that ends exactly where its framing says. In any doubt it is closed.
 """
 
 import re
@@ -10,10 +10,10 @@ from typing import Any, Final
 import httpx
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-HEAD_BYTES_MAX: Final = 100 * 1024  # of what comes before an answer's body, and between two reads of some of it
+HEAD_BYTES_MAX: Final = 100 * 1024  # limit of the bytes before the body, and of the framing between two parts of it
 SHORT_KEEP_ALIVE: Final = re.compile(r'\btimeout\s*=\s*"?0*[01]?(?!\d)', re.I)
 """A server that closes idle connections sooner than `connection_pool.KEEP_SECONDS`. Source: RFC 2068, 19.7.1.1."""
-BEGINNING: Final = b"HTTP/"  # the parser takes the answers of other protocols too
+BEGINNING: Final = b"HTTP/"  # the parser also accepts answers of other protocols
 
 
 class AnswerHeaders(Mapping[str, str]):
@@ -42,10 +42,10 @@ class AnswerHeaders(Mapping[str, str]):
 class AnswerReader:
     """Takes an answer in pieces, as they come.
 
-    body_bytes_max: how much of the body is kept. has_body: False for the answer to HEAD or CONNECT, which ends with its head.
+    body_bytes_max: how much of the body is kept. has_body: False for the answer to HEAD or CONNECT, which has no body.
 
-    status, headers: of the answer, the headers' names in lower case; status is None until the head is complete. 1xx answers
-    before it are skipped. body: what came of it. ended: nothing more is wanted. whole: the body ended where it should.
+    status, headers: of the answer, with the headers' names in lower case; status is None until the head is complete. 1xx
+    answers are skipped. body: the bytes so far. ended: no more bytes are needed. whole: the body ended where it should.
     has_left_overs: the server sent more than the answer, or closed.
     """
 
@@ -64,7 +64,7 @@ class AnswerReader:
         self.on_body = self.body.extend if has_body else None  # called by the parser, as are the methods below
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._parser.set_dangerous_leniencies(
-            lenient_chunked_length=True,  # the chunks count, and the connection is not used again: RFC 9112, 6.3
+            lenient_chunked_length=True,  # use the chunks, and close the connection afterwards: RFC 9112, 6.3
             lenient_optional_cr_before_lf=True,  # RFC 9112, 2.2
             lenient_spaces_after_chunk_size=True,
         )
@@ -73,7 +73,7 @@ class AnswerReader:
     def reusable(self) -> bool:
         """Whether the answer was whole, nothing followed it, and the server keeps the connection for long enough.
 
-        After two framings, or one that is not understood, servers and proxies on the way may have seen another end.
+        With two framings, or an unknown one, servers and proxies may disagree about the end of the answer.
         """
         return (
             self.whole
@@ -87,10 +87,10 @@ class AnswerReader:
         )
 
     def feed(self, data: bytes) -> None:
-        """Take what came; no bytes mean that the server has closed.
+        """Read these bytes; no bytes mean that the server has closed the connection.
 
-        Raises `httpx.RemoteProtocolError` without the head of an answer; the text shows nothing of what came. A broken body
-        ends the answer, which is then not whole.
+        Raises `httpx.RemoteProtocolError` if there is no head of an answer; its text shows none of the bytes. After a broken
+        body the answer has ended, but is not whole.
         """
         try:
             if data:
@@ -113,7 +113,7 @@ class AnswerReader:
                     raise HttpParserError("the head is too long")
                 data = data[self._room :]
         kept = len(self.body)
-        # The answer ends with the last byte that came, or more than the answer came.
+        # The answer ends with the last byte, or more bytes than the answer have arrived.
         self._take(data[:-1])
         self._take(data[-1:])
         self._room = self._room - len(data) if len(self.body) == kept else HEAD_BYTES_MAX
@@ -161,7 +161,9 @@ class AnswerReader:
         if status >= 200:
             self.status, self._room = status, HEAD_BYTES_MAX
             self._keeps_alive = version == "1.1" and self._parser.should_keep_alive()
-            self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=False)  # between chunks it is an attack
+            self._parser.set_dangerous_leniencies(
+                lenient_optional_cr_before_lf=False
+            )  # between chunks a bare LF is an attack
             self.ended = self.whole = not self._has_body
         elif {"content-length", "transfer-encoding"} & self.headers.keys():
             raise HttpParserError("an interim answer with a body")  # RFC 9110, 8.6

@@ -1,6 +1,7 @@
-"""One HTTP/1.1 connection: it carries one request at a time, and is used again only where that is surely harmless."""
+"""One HTTP/1.1 connection. It carries one request at a time, and is used again only if that is certainly harmless."""
 
 import asyncio
+import re
 import select
 import ssl
 from typing import Final
@@ -9,27 +10,33 @@ import httpx
 
 from dispatchers.adapters.answer_reader import AnswerReader
 
-READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR | select.POLLNVAL
+CLOSED: Final = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
+READABLE: Final = CLOSED | select.POLLIN
+
+CERTIFICATE_REFUSED: Final = re.compile(r"ALERT_(.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)")
+"""Alerts about the client certificate. In TLS 1.3 they come after the client's handshake, so the request is written already, but
+the server has not read it. Source: RFC 8446, 4.4.2.4 and 6.2."""
 
 
 class Connection(asyncio.Protocol):
-    """loop: the one it was opened on; it is used on no other. idle_since: on that loop's clock, while nothing is asked."""
+    """loop: the event loop of the connection, which no other loop may use. idle_since: by the loop's clock, between requests."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
         self._is_encrypted = False
+        self._has_received = False
         self._reader: AnswerReader | None = None
         self._answered: asyncio.Future[None] | None = None
         self._deadline = 0.0
         self._alarm: asyncio.TimerHandle | None = None
 
     async def ask(self, request: bytes, reader: AnswerReader, deadline: float) -> None:
-        """Send the request, and read until the answer has ended, or broken off after its head.
+        """Send the request, and read until the answer has ended, or the connection broke after the answer's head.
 
         deadline: on the loop's clock.
-        Raises: `httpx.RemoteProtocolError` or `httpx.ReadError` without the head of an answer; `TimeoutError` in any case.
+        Raises: `httpx.RemoteProtocolError` or `httpx.ReadError` if there is no head of an answer; `TimeoutError` at the deadline.
         """
         if self._transport is None or self._reader is not None:
             raise RuntimeError("this connection is not open, or it is in use")
@@ -45,25 +52,32 @@ class Connection(asyncio.Protocol):
             self._reader = self._answered = None
 
     def can_be_used_again(self, reader: AnswerReader) -> bool:
-        """Whether the answer that `reader` read leaves it fit for another request."""
+        """Whether the connection may carry another request after the answer in `reader`."""
         transport = self._transport
         return (
             reader.reusable
             and transport is not None
             and not transport.is_closing()
-            and not transport.get_write_buffer_size()  # the answer came before the request was taken
+            and not transport.get_write_buffer_size()  # otherwise the answer came before the whole request was sent
         )
 
     def is_quiet(self) -> bool:
-        """Whether it is open, and the server has neither closed it nor said anything that no one asked for.
+        """Whether it is open, and the server has neither closed it nor sent unexpected bytes.
 
-        The event loop may not have come to report it yet, so the socket itself is asked.
+        It reads the socket itself, because the event loop may not have reported that yet.
         """
+        return not self._has(READABLE)
+
+    def is_closed(self) -> bool:
+        """Whether one side has closed it: a request would be lost. After the TLS handshake, a quiet server may send data."""
+        return self._has(CLOSED)
+
+    def _has(self, events: int) -> bool:
         if self._transport is None or self._transport.is_closing():
-            return False
+            return True
         poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), READABLE)
-        return not poll.poll(0)
+        poll.register(self._transport.get_extra_info("socket").fileno(), events)
+        return bool(poll.poll(0))
 
     def abort(self) -> None:
         """Close it at once, whatever is in flight."""
@@ -71,28 +85,29 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def encrypt(self, tls: ssl.SSLContext, host: str) -> None:
-        """Have TLS over what carries it now. host: whose certificate is wanted."""
+        """Begin TLS on this connection. host: the name that the certificate must have."""
         if self._transport is None:
             raise ConnectionResetError("the connection was closed before TLS")
-        self._is_encrypted = True
+        self._is_encrypted, self._has_received = True, False
         self._transport = await self.loop.start_tls(self._transport, self, tls, server_hostname=host)
         if self._transport is None:
             raise ConnectionResetError("the connection was closed during TLS")
 
-    # --- what the event loop calls
+    # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self._reader is None:  # no one asked
+        self._has_received = True
+        if self._reader is None:  # no request is open
             self.abort()
         else:
             self._take(self._reader, data)
 
     def eof_received(self) -> None:
-        """The server has said its last word: what is closed for it is closed for us."""
+        """Close the connection too, if the server closes its side."""
         if self._reader is not None:
             self._close(self._reader)
 
@@ -105,13 +120,19 @@ class Connection(asyncio.Protocol):
         if exc is None:
             self._close(self._reader)
         elif self._reader.status is None:
-            self._fail(httpx.ReadError("the connection broke off before an answer"))
+            self._fail(self._without_answer(exc))
         else:
             self._finish()
 
+    def _without_answer(self, exc: Exception) -> httpx.NetworkError:
+        reason = exc.reason or "" if isinstance(exc, ssl.SSLError) else ""
+        if CERTIFICATE_REFUSED.search(reason) and not self._has_received:
+            return httpx.ConnectError(f"the server refused the client certificate ({reason})")
+        return httpx.ReadError("the connection broke off before an answer")
+
     def _close(self, reader: AnswerReader) -> None:
-        """Over TLS a close may be an attacker's, since the event loop does not report whether the server announced it: a body
-        that only it would end is not whole. Source: RFC 9112, 9.8.
+        """End the answer at a close. A body that only the close would end is not whole over TLS: the event loop does not report
+        whether the server announced the close, so an attacker may have caused it. Source: RFC 9112, 9.8.
         """
         if self._is_encrypted and reader.status is not None:
             self._finish()
@@ -128,7 +149,7 @@ class Connection(asyncio.Protocol):
                 self._finish()
 
     def _set_alarm(self) -> None:
-        """One timer for all requests of the connection: one for each would cost as much as to write it."""
+        """Set the timer. All requests of the connection share one: a timer for each would cost as much as writing the request."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = self.loop.call_at(self._deadline, self._ring)

@@ -1,4 +1,4 @@
-"""The credentials of one adapter, and the removal of what a service quotes of them from what would be stored. Pure."""
+"""The credentials of one adapter. Removes them from outcomes, because services quote them in their answers. Pure."""
 
 import base64
 import html
@@ -16,14 +16,14 @@ Sanitized = TypeVar("Sanitized", bound=Outcome | Finding)
 
 HIDDEN: Final = "(hidden: it quotes the adapter's credentials)"
 CHARS_MIN: Final = 8  # a shorter value may occur in answers by accident
-SEGMENT_CHARS_MIN: Final = 16  # of a URL's path, if it does not mix letters and digits: "notifications" is no secret
-READINGS_MAX: Final = 20  # of one text: encoded in two ways, three times over
-ENCODED: Final = re.compile(r"[\\%&]")  # what a text in any encoding has: see `_decoded`
+SEGMENT_CHARS_MIN: Final = 16  # of a URL's path, if it has no letters or no digits: "notifications" is no secret
+READINGS_MAX: Final = 20  # of one text: two encodings, up to three times each
+ENCODED: Final = re.compile(r"[\\%&]")  # every encoded text has one of these: see `_decoded`
 PUBLIC_HEADERS: Final = frozenset({"accept", "accept-charset", "accept-language", "user-agent"})
 
 
 class Credentials:
-    """What must not be stored: values of at least 8 characters. Its repr shows none of them."""
+    """Values of at least 8 characters that must not be stored. The repr shows none of them."""
 
     def __init__(self, values: Iterable[str]) -> None:
         kept = {value for value in values if len(value) >= CHARS_MIN}
@@ -42,9 +42,9 @@ class Credentials:
         return replace(outcome, **changed) if changed else outcome
 
     def hidden(self, value: Any) -> Any:
-        """A JSON value with each text that quotes a credential replaced; `value` itself if none does, or if it cannot be stored.
+        """A JSON value, in which each text with a credential is replaced. A value without one is returned itself.
 
-        It checks the value as it is stored: parsed and serialized again.
+        It checks the value in its stored form: parsed and serialized again.
         """
         try:
             text = json.dumps(value)
@@ -53,9 +53,9 @@ class Credentials:
             stored = json.loads(text)
         except (TypeError, ValueError, RecursionError):
             return value
-        if len(text) > RESULT_BYTES_MAX:  # that is not stored either
+        if len(text) > RESULT_BYTES_MAX:  # such a value is not stored
             return value
-        # First all of it as one text: what quotes nothing, as nearly every answer, is decoded once.
+        # First check the value as one text: nearly all answers have no credential, and are decoded only once.
         return self._hidden_in(stored) if self._is_quoted_in("\n".join(_texts(stored))) else value
 
     def _hidden_in(self, value: Any) -> Any:
@@ -80,7 +80,7 @@ class Credentials:
 
 
 def credentials_of(headers: Mapping[str, str], urls: Iterable[str | None] = ()) -> Credentials:
-    """Those in an adapter's headers and in its URLs' paths."""
+    """The credentials in an adapter's headers and in the paths of its URLs."""
     values = [
         each for name, value in headers.items() if name.lower() not in PUBLIC_HEADERS for each in _in_header(value)
     ]
@@ -88,7 +88,7 @@ def credentials_of(headers: Mapping[str, str], urls: Iterable[str | None] = ()) 
 
 
 def _in_header(value: str) -> Iterator[str]:
-    """The value, each word of it (a token comes after its scheme, "Bearer"), a cookie's value, and what Basic encodes."""
+    """The value, each word of it (a token follows its scheme, "Bearer"), a cookie's value, and the decoded text of Basic."""
     yield value
     for word in re.split(r"[\s;,]+", value):
         yield word
@@ -107,7 +107,7 @@ def _basic(word: str) -> str:
 
 
 def _in_path(url: str) -> Iterator[str]:
-    """The segments of its path that are secret by their form, as a webhook's are."""
+    """The segments of the URL's path that look like secrets, as in webhooks."""
     for segment in re.sub(r"^[^:/]+://[^/]*", "", url).partition("?")[0].split("/"):
         is_mixed = re.search(r"[A-Za-z]", segment) and re.search(r"\d", segment)
         if is_mixed or len(segment) >= SEGMENT_CHARS_MIN:
@@ -128,18 +128,18 @@ def _texts(value: Any) -> Iterator[str]:
             yield str(value)
 
 
-# --- how a credential may be written, and a text be read
+# --- the encodings of a credential, and of a text
 
 
 def _written(value: str) -> Iterator[str]:
-    """The value, and what of it every text in base64 or hex has that it is a part of, wherever it begins there."""
+    """The value, and the parts of its base64 and hex forms that appear wherever the value is in an encoded text."""
     yield value
     for text in {value, json.dumps(value)[1:-1], value.replace("/", "\\/"), quote(value, safe="")}:
         data = text.encode()
         yield data.hex()
         yield data.hex().upper()
         for before in range(3):
-            # Three bytes make four characters; those that its neighbours have a part in are cut off.
+            # Three bytes make four characters. Characters that also depend on the bytes before or after the value are cut off.
             whole = base64.b64encode(bytes(before) + data).decode().rstrip("=")
             part = whole[(0, 2, 3)[before] : len(whole) - bool((before + len(data)) % 3)]
             yield part
@@ -150,7 +150,7 @@ _URL_SAFE: Final = str.maketrans("+/", "-_")
 
 
 def _readings(text: str) -> Iterator[str]:
-    """The text, and what it is once decoded, and once more, by whatever may have encoded it."""
+    """The text, and its decoded forms, by all encodings and up to three times."""
     seen = {text}
     current = [text]
     while current:
@@ -161,7 +161,7 @@ def _readings(text: str) -> Iterator[str]:
 
 
 def _decoded(text: str) -> Iterator[str]:
-    if "\\" in text:  # a JSON string in a text: PHP writes \\/ for each slash, others \\u003d
+    if "\\" in text:  # a JSON string inside the text: PHP writes \\/ for a slash, others write \\u003d
         yield re.sub(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", _unescaped, text)
     if "%" in text:
         yield unquote(text)

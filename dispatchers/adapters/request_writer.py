@@ -1,4 +1,4 @@
-"""A request as it leaves: nothing in a header begins another header, or another request."""
+"""Writes a request so that no value of a header can begin another header or another request."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -8,17 +8,19 @@ import httpx
 
 PORTS: Final = {"http": 80, "https": 443}
 OURS: Final = frozenset({"accept-encoding", "content-length", "host", "transfer-encoding"})
-WITH_CONTENT: Final = frozenset({"POST", "PUT", "PATCH"})  # they say so where they have none: RFC 9110, 8.6
+WITH_CONTENT: Final = frozenset(
+    {"POST", "PUT", "PATCH"}
+)  # these send Content-Length: 0 if they have no content: RFC 9110, 8.6
 WITHOUT_ANSWERED_BODY: Final = frozenset({"HEAD", "CONNECT"})
 HEAD: Final = re.compile(
     r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [\x21-\x7e]+ HTTP/1\.1\r\n"
     r"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+: (?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?\r\n)*"
 )
-"""A request line and headers. Source: RFC 9110, 5.5 and 5.6.2; RFC 9112, 3."""
+"""A valid request line with headers. Source: RFC 9110, 5.5 and 5.6.2; RFC 9112, 3."""
 
 
 class Origin(NamedTuple):
-    """Where a connection leads. host: in ASCII, without the brackets of an IPv6 address."""
+    """The server of a connection. host: in ASCII, without the brackets of an IPv6 address."""
 
     scheme: str
     host: str
@@ -33,7 +35,7 @@ class Origin(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where a request goes. host: as its header names it. path: with the query, percent-encoded."""
+    """The target of a request. host: for the header Host. path: with the query, percent-encoded."""
 
     url: httpx.URL
     origin: Origin
@@ -50,9 +52,9 @@ class Target(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """A request to be sent. headers: those of HTTP itself are left out, and written with it.
+    """A request to be sent. headers: without those of HTTP itself, which `written` adds.
 
-    is_last: it asks the server to close the connection.
+    is_last: the request asks the server to close the connection.
     """
 
     method: str
@@ -75,10 +77,10 @@ class Outgoing(NamedTuple):
         return httpx.Request(self.method, self.target.url, headers=headers, content=self.content or None)
 
     def written(self, target: str, for_proxy: Iterable[tuple[str, str]]) -> bytes:
-        """The bytes of it. target: as it is named to who reads it. for_proxy: headers beside its own.
+        """The bytes of the request. target: for the request line. for_proxy: additional headers.
 
-        No compression is asked for, because a compressed answer can be a bomb.
-        Raises `httpx.LocalProtocolError` for what cannot be sent; the text shows nothing of it.
+        The request asks for no compression, because a compressed answer can be a bomb.
+        Raises `httpx.LocalProtocolError` for a request that cannot be sent; its text shows nothing of the request.
         """
         headers = [("Host", self.target.host), *self.headers, *for_proxy, ("Accept-Encoding", "identity")]
         if self.content or self.method in WITH_CONTENT:
@@ -87,9 +89,9 @@ class Outgoing(NamedTuple):
 
 
 def head_of(method: str, target: str, headers: Sequence[tuple[str, str]]) -> bytes:
-    """A request's head of these headers alone. Raises `httpx.LocalProtocolError`, which shows nothing of it."""
+    """A request's head with exactly these headers. Raises `httpx.LocalProtocolError`, whose text shows none of them."""
     lines = f"{method} {target} HTTP/1.1\r\n" + "".join([f"{name}: {value}\r\n" for name, value in headers])
-    # Every line is a header, and there are as many as were given: so none of them contains another.
+    # Every line is a header, and there are as many lines as headers, so no header contains another one.
     if HEAD.fullmatch(lines) is None or lines.count("\n") != len(headers) + 1:
         raise httpx.LocalProtocolError("a method, a URL or a header of the request cannot be sent")
     return f"{lines}\r\n".encode("latin-1")

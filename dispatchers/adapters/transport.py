@@ -27,9 +27,9 @@ from dispatchers.adapters.request_writer import WITHOUT_ANSWERED_BODY, Origin, O
 from outbox.errors import ConfigurationError
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-CONNECT_SECONDS_MAX: Final = 10.0  # later connections do not succeed
+CONNECT_SECONDS_MAX: Final = 10.0  # a connection that takes longer will not succeed
 HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
-"""What every server takes as a header's value. Source: RFC 9110, 5.5, without the obsolete bytes."""
+"""Values of headers that every server accepts. Source: RFC 9110, 5.5, without the obsolete bytes."""
 
 NEVER_SENT: Final = (
     httpx.ConnectError,
@@ -38,13 +38,13 @@ NEVER_SENT: Final = (
     httpx.ProxyError,
     httpx.UnsupportedProtocol,
 )
-"""Refused, unresolved, no TLS, no tunnel through the proxy, not in time: no byte of the request left."""
+"""The exceptions after which no byte of the request was sent: no connection, no TLS, no tunnel, or not in time."""
 
 _is_sending: ContextVar[bool] = ContextVar("is_sending", default=False)
 
 
 def _is_not_ours(record: logging.LogRecord) -> bool:
-    """At DEBUG httpcore logs the headers of answers, which quote requests, and set cookies."""
+    """Suppress DEBUG logs of httpcore: they show headers of answers, which quote requests and set cookies."""
     return not _is_sending.get()
 
 
@@ -154,7 +154,7 @@ class Transport:
             raise httpx.ConnectTimeout("not connected in time") from None
 
     async def _send_over(self, transport: httpx.AsyncBaseTransport, request: httpx.Request) -> Answer:
-        """Over what is not ours, in the same time, and to an answer of the same size."""
+        """Send over a transport of httpx, with the same deadline and the same limit for the answer's size."""
         request.headers["Accept-Encoding"] = "identity"  # a compressed answer can be a bomb
         request.extensions["timeout"] = self._timeouts
         response: httpx.Response | None = None
@@ -177,11 +177,11 @@ class Transport:
         try:
             async for chunk in cast(
                 AsyncIterable[bytes], response.stream
-            ):  # as it was sent: `aiter_bytes` decompresses
+            ):  # the bytes as they were sent: `aiter_bytes` would decompress them
                 body += chunk
                 if len(body) > self._answer_bytes_max:
                     return False
-        except Exception:  # whatever breaks the body, the status counts
+        except Exception:  # the status is known, so an error in the body does not matter
             return False
         finally:
             with suppress(Exception):
@@ -194,11 +194,11 @@ _HTTPX_SENDS = (httpx.AsyncHTTPTransport.handle_async_request, httpcore.AsyncCon
 
 @cache
 def _trusting_as_httpx() -> ssl.SSLContext:
-    """Once for all adapters of a process, none of which changes it: to read the authorities takes longer than to send."""
+    """One context for all adapters of a process, which do not change it: reading the authorities takes longer than a send."""
     return httpx.create_ssl_context(trust_env=False)
 
 
 def _is_httpx_replaced() -> bool:
-    """Whether a test has put something of its own there: then no request may reach the network."""
+    """Whether a test has replaced how httpx sends: then no request may reach the network."""
     now = (httpx.AsyncHTTPTransport.handle_async_request, httpcore.AsyncConnectionPool.handle_async_request)
     return now != _HTTPX_SENDS

@@ -1,11 +1,11 @@
-"""How the permits of a fair destination are shared out over the scopes that wait there. No I/O.
+"""Shares the permits of a fair destination out over its scopes. No I/O.
 
-The scopes form a ring, in the order of their names; at its end are the entries without a scope, which were enqueued before
-the destination was fair, as if they were one scope more. A claim deals its permits out one at a time, round after round, and
-the next claim continues where it stopped. A scope without entries is skipped, so that the others get its share.
+The scopes form a ring, in the order of their names. At its end are the entries without a scope, which were enqueued before the
+destination was fair; they count as one more scope. A claim gives out its permits one at a time, round after round, and the next
+claim continues where this one stopped. A scope without entries is skipped, so that the other scopes get its share.
 
-A claim checks `SCOPES_MAX` scopes at most. If there are more, it deals to those, and the next claim continues after the last of
-them: each scope is checked within as many claims as that takes.
+A claim checks at most `SCOPES_MAX` scopes. If there are more, the next claim continues after the last one that was checked. So
+every scope is checked after some claims.
 """
 
 from collections import Counter
@@ -18,23 +18,23 @@ from dispatchers.transitions import DUE_FROM_SLACK
 from outbox.times import EPOCH
 
 SCOPES_MAX = 500
-"""Each costs about 8 us where nothing of it is due, and 20 where something is: PostgreSQL 18, 2 cores."""
+"""Measured with PostgreSQL 18 on 2 cores: a scope costs about 8 us if none of its entries is due, and 20 us otherwise."""
 
 
 class Waiting(NamedTuple):
-    """How many entries of one scope may be claimed, counted up to `counted_max`; None for those without a scope."""
+    """How many entries of one scope may be claimed, counted up to `counted_max`. scope: None for entries without a scope."""
 
     scope: str | None
     entries: int
 
 
 class Backlog(NamedTuple):
-    """What a claim finds at a fair destination.
+    """The entries of a fair destination that may be claimed.
 
-    oldest: the due time of the first entry that may be claimed; None if there is none.
-    entries: how many there are, counted up to one more than there are permits. unscoped: how many of those have no scope.
-    after, before: the scopes after the place where the last claim stopped, and those up to it. Only where there are more
-    entries than permits; and no more of them than it takes to find one with entries for each permit.
+    oldest: the due time of the first entry; None if there is none.
+    entries: how many there are, counted up to one more than the permits. unscoped: how many of these have no scope.
+    behind, before: the scopes after the place where the last claim stopped, and the scopes up to it. They are read only if there
+    are more entries than permits, and only until as many scopes with entries are found as there are permits.
     """
 
     oldest: datetime | None
@@ -45,9 +45,9 @@ class Backlog(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a claim takes of each scope; what is left of its permits goes to the oldest, of any scope.
+    """How many entries a claim takes of each scope. The remaining permits are for the oldest entries of any scope.
 
-    after: where it stopped. None for the ring's end.
+    after: the scope where the claim stopped; None for the ring's end.
     """
 
     of: Mapping[str, int]
@@ -55,12 +55,12 @@ class Share(NamedTuple):
 
 
 def counted_max(permits: int, scopes: int) -> int:
-    """How many entries of each scope are worth counting, where so many have any. Who has as many may have more."""
+    """Up to which number to count the entries of a scope, if so many scopes have entries."""
     return permits // max(scopes, 1) + 1
 
 
 def share_out(permits: int, backlog: Backlog, after: str | None) -> Share:
-    """What the scopes get of so many permits, from after the place `after`."""
+    """Share the permits out over the scopes, beginning after the scope `after`."""
     walked = [*backlog.behind, *backlog.before]
     waiting = sum(scope.entries > 0 for scope in walked)
     ring = [*backlog.behind, Waiting(None, backlog.unscoped), *backlog.before]
@@ -71,7 +71,7 @@ def share_out(permits: int, backlog: Backlog, after: str | None) -> Share:
 
 
 def deal(permits: int, ring: Sequence[Waiting], many: int) -> list[str | None]:
-    """Whose each permit is, one after another. many: who has so many entries may have any number."""
+    """The scope of each permit, in order. many: a scope with this count was not counted to its end, so it may have any number."""
     dealt: list[str | None] = []
     rounds = 0
     while (ring := [scope for scope in ring if scope.entries > rounds or scope.entries >= many]) and len(
@@ -83,7 +83,7 @@ def deal(permits: int, ring: Sequence[Waiting], many: int) -> list[str | None]:
 
 
 class FairCursor:
-    """Where this process's last claims of the fair destinations stopped, and from which due time on they had seen all."""
+    """Stores where this process's last claims of the fair destinations stopped, and up to which due time they have seen all."""
 
     def __init__(self, fair: Collection[str] = ()) -> None:
         self._fair = frozenset(fair)
@@ -97,15 +97,15 @@ class FairCursor:
         return self._after.get(destination)
 
     def due_from(self, quota: Quota) -> datetime:
-        """No entry due before this was skipped; the quota's own cursor counts only what comes oldest first."""
+        """No entry that is due earlier was skipped. The quota's own cursor is valid only for claims of the oldest entries."""
         return min(quota.due_from, self._oldest.get(quota.destination, EPOCH))
 
     def share_out(self, quota: Quota, backlog: Backlog) -> Mapping[str, int]:
-        """How many entries of each scope to claim; the rest of the permits is for the oldest."""
+        """How many entries of each scope to claim. The remaining permits are for the oldest entries."""
         name = quota.destination
         if backlog.oldest is not None:
             self._oldest[name] = backlog.oldest - DUE_FROM_SLACK
-        if backlog.entries <= quota.permits:  # there is nothing to share out
+        if backlog.entries <= quota.permits:  # every entry gets a permit
             return {}
         share = share_out(quota.permits, backlog, self.after(name))
         self._after[name] = share.after

@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 
 class Quota(NamedTuple):
-    """At most `permits` entries of one destination. due_from: entries due earlier were seen already. admitted: whether its flow
-    state was checked under its row's lock; else the claim checks it.
-    reserved: how many of the permits are also taken from those for all destinations together; a claim brings no more than
-    those of all its quotas.
-    called_back: whether its permits are counted by the pace of the callbacks, too.
-    recent: what became due longer ago than that was seen already, all of it; None if it was not.
+    """At most `permits` entries of one destination.
+
+    due_from: entries that are due earlier were seen already.
+    admitted: whether the flow state was checked while the destination's row was locked; otherwise the claim checks it.
+    reserved: how many permits are also taken from the total of all destinations. A claim brings at most the sum over its quotas.
+    called_back: whether `CallbackPace` also counts the permits.
+    recent: all entries that became due longer ago than this were seen already; None if they were not.
     """
 
     destination: str

@@ -1,7 +1,7 @@
 """The flow control of one destination. Pure: the rules of cooldown, breaker, rate, permits and pause.
 
-A `FlowState` is one row of the database, shared by all dispatchers. Each rule takes it as it is, says what it becomes, and is
-applied while the row is locked; `now` is always the database's. A refusal to send is no attempt: what is refused is not claimed.
+A `FlowState` is one row of the database, which all dispatchers share. A rule takes the present state and returns the new one,
+while the row is locked; `now` is the database's time. A refused entry is not claimed, so a refusal does not count as an attempt.
 """
 
 import json
@@ -17,17 +17,17 @@ from outbox.errors import ConfigurationError
 from outbox.times import NEVER
 
 COOLDOWN_MAX = timedelta(days=1)
-"""One answer stops the whole fleet for so long at most; its own entry waits for all of what was asked."""
+"""One answer stops the whole fleet for this long at most. The entry itself waits for the whole time that the service asks for."""
 
-COOLDOWN_DEFAULT = timedelta(seconds=1)  # where the service does not say how long
-BLOCK_SECONDS = 0.1  # a rate is handed out in portions of so much time, or each entry would cost a claim of its own
-PERMITS_WAIT = timedelta(seconds=0.25)  # until it is worth asking whether another dispatcher has left a permit
-ROUNDING_SECONDS = 1.5e-6  # an instant is rounded to a microsecond: that of the schedule, of the wait and of the clock
+COOLDOWN_DEFAULT = timedelta(seconds=1)  # if the service gives no time
+BLOCK_SECONDS = 0.1  # a claim takes the rate for this time at once; otherwise each entry would cost a claim of its own
+PERMITS_WAIT = timedelta(seconds=0.25)  # between two checks whether another dispatcher has released a permit
+ROUNDING_SECONDS = 1.5e-6  # three instants are each rounded to a microsecond: the schedule, the wait and the clock
 DOUBLINGS_MAX = 20
-UNLIMITED = 1_000_000  # more than any claim wants
+UNLIMITED = 1_000_000  # more than any claim takes
 
 
-# --- what a dispatcher is configured with
+# --- the settings of a dispatcher
 
 
 def _require_whole(name: str, value: Any) -> None:
@@ -37,7 +37,7 @@ def _require_whole(name: str, value: Any) -> None:
 
 def _is_rate(rate: Any) -> bool:
     is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    return is_number and 0.0001 <= rate <= 1_000_000  # nan is neither
+    return is_number and 0.0001 <= rate <= 1_000_000  # false for nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Breaker:
             raise ConfigurationError(f"Breaker.wait, {self.wait}, must not be longer than wait_max, {self.wait_max}")
 
     def wait_after(self, failures: int) -> timedelta:
-        """Until the next probe, after so many failures: those that opened it, and one for each probe."""
+        """The time until the next probe. failures: those that opened the breaker, and one for each failed probe."""
         doublings = min(max(failures - self.failures, 0), DOUBLINGS_MAX)
         wait: timedelta = min(self.wait * 2**doublings, self.wait_max)
         return wait
@@ -110,12 +110,14 @@ class Limits:
 
     @property
     def are_shared(self) -> bool:
-        """Whether every claim is counted against them, by all dispatchers together."""
+        """Whether these limits count the sends of all dispatchers together."""
         return self.rate is not None or self.concurrency_in_all is not None
 
 
 def check_limits(limits: Mapping[str, Limits]) -> dict[str, Limits]:
-    """A copy. Raises `ConfigurationError` for what is not limits by destination."""
+    """A copy of the limits. Raises `ConfigurationError` unless they are `Limits` by destination."""
+    if not isinstance(limits, Mapping):
+        raise ConfigurationError(f"limits must be a mapping of destinations to Limits, not {limits!r}")
     for name, given in limits.items():
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
             raise ConfigurationError(f"the keys of limits must be destinations, texts of 1 to 255 bytes: {name!r}")
@@ -128,24 +130,24 @@ NO_LIMITS = Limits()
 
 
 def limits_of(limits: Mapping[str, Limits], destination: str) -> Limits:
-    """The destination's own limits; else those of its service, for each of the service's destinations by itself."""
+    """The destination's own limits, or else the limits of its service, which apply to each of its destinations separately."""
     return limits.get(destination) or limits.get(service_of(destination), NO_LIMITS)
 
 
 def service_of(destination: str) -> str:
-    """`stripe` of `stripe:acct_1`: what is before the first colon, all of it if there is none."""
+    """The part before the first colon: `stripe` of `stripe:acct_1`."""
     return destination.partition(":")[0]
 
 
-# --- the permits that all dispatchers of a destination share, stored in its row by lease token. A claim takes them while that row
-# is locked; they are released one by one as its sends end, or all at once when its lease ends, which is the first sign that a
-# dispatcher has crashed.
+# --- the permits that all dispatchers of a destination share
+# The destination's row stores them by lease token. A claim takes permits while the row is locked. They are released one by one
+# as the sends of the claim end, or all at once when its lease ends: then its dispatcher may have crashed.
 
 NONE_LEFT: Mapping[UUID, int] = MappingProxyType({})
 
 
 class Taken(NamedTuple):
-    """What one claim has taken. token: its lease's. permits: how many of its sends may be in flight. until: its lease's end."""
+    """The permits of one claim. token: of its lease. permits: how many of its sends may be in flight. until: its lease's end."""
 
     token: UUID
     permits: int
@@ -153,9 +155,9 @@ class Taken(NamedTuple):
 
 
 def still_taken(taken: Iterable[Taken], now: datetime, left: Mapping[UUID, int] = NONE_LEFT) -> tuple[Taken, ...]:
-    """Without what has come free. left: of how many sends of a claim it is known that they have not ended.
+    """`taken` without the permits that were released. left: how many sends of a claim have not ended, if that is known.
 
-    A claim's permits only decrease: a late or repeated report takes none.
+    The permits of a claim only decrease, so a late or repeated report cannot take any.
     """
     lasting = (each for each in taken if each.until > now)
     kept = (each._replace(permits=min(each.permits, left.get(each.token, each.permits))) for each in lasting)
@@ -163,7 +165,7 @@ def still_taken(taken: Iterable[Taken], now: datetime, left: Mapping[UUID, int] 
 
 
 def as_record(taken: Iterable[Taken]) -> str | None:
-    """The text of the destination's `permits_taken`: [lease token, permits, until] of each claim."""
+    """The text for the column `permits_taken`: [lease token, permits, until] of each claim."""
     rows = [[each.token.hex, each.permits, each.until.isoformat()] for each in taken]
     return json.dumps(rows) if rows else None
 
@@ -173,17 +175,17 @@ def on_record(text: str | None) -> tuple[Taken, ...]:
     return tuple(Taken(UUID(token), permits, datetime.fromisoformat(until)) for token, permits, until in rows)
 
 
-# --- what else all dispatchers share
+# --- the state that all dispatchers share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowState:
     """One destination's row.
 
-    cooldown_until: it demanded a cooldown until then. breaker: `open` lets nothing through before `breaker_until`; `half_open` is
-    under trial by the one entry whose lease token is `breaker_token`, until `breaker_until` at the latest. breaker_failures: in
-    a row. rate_at: up to when its rate is used up. permits_taken: of those that all dispatchers share, of which there are
-    `permits_max`. resumed_at: when an operator last ended a pause.
+    cooldown_until: the end of the cooldown that the service demanded. breaker: while it is `open`, nothing is sent before
+    `breaker_until`; while it is `half_open`, only the probe with the lease token `breaker_token` is sent, until `breaker_until`
+    at the latest. breaker_failures: the failures in a row. rate_at: the time up to which the rate is used up.
+    permits_taken: the shared permits in use, of `permits_max`. resumed_at: when an operator last ended a pause.
     """
 
     paused: bool = False
@@ -200,18 +202,18 @@ class FlowState:
 
 
 class FlowStates(NamedTuple):
-    """Destinations' rows at one moment of the database's clock."""
+    """The states of destinations at one time of the database's clock."""
 
     at: datetime
     of: Mapping[str, FlowState]
 
 
 class News(NamedTuple):
-    """What one dispatcher's sends showed of a destination since its last report.
+    """What one dispatcher has learned about a destination since its last report.
 
-    answered: it did its work, or refused for what was asked. failures: sends that it did not serve, since it last answered.
-    cooldown: the service demanded one. probe: the lease token of a probe that has ended; passed: whether it got through, None
-        if unknown, as it was never sent. left: how many sends of a claim have not ended, by lease token.
+    answered: the service executed a request, or refused it because of its content. failures: failed sends since that answer.
+    cooldown: the time that the service demanded. probe: the lease token of a probe that has ended. passed: whether the probe
+    succeeded; None if it was never sent. left: how many sends of a claim have not ended, by lease token.
     """
 
     answered: bool = False
@@ -222,7 +224,7 @@ class News(NamedTuple):
     left: Mapping[UUID, int] = NONE_LEFT
 
     def then(self, later: "News") -> "News":
-        """Both, one after the other."""
+        """This news, followed by `later`, as one."""
         cooldown = [cooldown for cooldown in (self.cooldown, later.cooldown) if cooldown is not None]
         probe, passed = (self.probe, self.passed) if later.probe is None else (later.probe, later.passed)
         return News(
@@ -237,9 +239,9 @@ class News(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowUpdate:
-    """What an exchange with the database must do for flow control.
+    """The work of an exchange for flow control.
 
-    news: by destination. decided: the destinations for which a claim must be decided under their row's lock.
+    news: by destination. decided: the destinations whose rows must be locked while their claim is decided.
     """
 
     news: Mapping[str, News]
@@ -251,9 +253,9 @@ class FlowUpdate:
 
 
 def heard(state: FlowState, news: News, limits: Limits, now: datetime) -> FlowState:
-    """What `news` makes of it.
+    """The state after `news`.
 
-    While the breaker is not closed only its probe counts: the other answers are to sends from before.
+    While the breaker is not closed, only the probe changes it: all other answers belong to earlier sends.
     """
     if news.left:
         state = replace(state, permits_taken=still_taken(state.permits_taken, now, news.left))
@@ -284,7 +286,7 @@ def _opened(state: FlowState, failures: int, until: datetime) -> FlowState:
 
 
 def admitted(state: FlowState, limits: Limits, now: datetime, wanted: int) -> int:
-    """How many entries may be claimed now, of so many: none, one as a probe, or what rate and permits leave."""
+    """How many of the wanted entries may be claimed now: none, one as a probe, or as many as rate and permits allow."""
     if closed_until(state, now) is not None:
         return 0
     most = wanted if state.breaker == "closed" else 1
@@ -292,7 +294,7 @@ def admitted(state: FlowState, limits: Limits, now: datetime, wanted: int) -> in
 
 
 def claimed(state: FlowState, limits: Limits, now: datetime, entries: int, token: UUID, lease: timedelta) -> FlowState:
-    """What a claim of so many entries, under this lease token, makes of it."""
+    """The state after a claim of `entries` entries with this lease token."""
     if not entries:
         return state
     if state.breaker != "closed":
@@ -307,7 +309,7 @@ def claimed(state: FlowState, limits: Limits, now: datetime, entries: int, token
 
 
 def closed_until(state: FlowState, now: datetime) -> datetime | None:
-    """Until when nothing may be sent at all, whatever rate and permits: NEVER for a pause; None if something may."""
+    """When sending may begin again, apart from rate and permits: NEVER during a pause; None if it may begin now."""
     if state.paused:
         return NEVER
     untils = [state.cooldown_until] if state.breaker == "closed" else [state.cooldown_until, state.breaker_until]
@@ -315,7 +317,7 @@ def closed_until(state: FlowState, now: datetime) -> datetime | None:
 
 
 def opens_at(state: FlowState, limits: Limits, now: datetime) -> datetime | None:
-    """When it is worth asking again; None for now. Of a rate a whole portion is waited for."""
+    """When to try the next claim; None for now. With a rate, wait until a whole portion is free."""
     until = closed_until(state, now)
     if until is not None:
         return until
@@ -326,15 +328,15 @@ def opens_at(state: FlowState, limits: Limits, now: datetime) -> datetime | None
     return _used_up(state, now) - timedelta(seconds=(burst - portion) / limits.rate)
 
 
-# The rate: the generic cell rate algorithm as a virtual schedule (ITU-T I.371, Annex A). `rate_at` is the theoretical arrival
-# time; a claim of n entries moves it on by n / rate, and may not move it further from now than burst / rate.
+# The rate is limited by the generic cell rate algorithm as a virtual schedule (ITU-T I.371, Annex A). `rate_at` is the
+# theoretical arrival time. A claim of n entries adds n / rate to it. It may be at most burst / rate after now.
 
 
 def _left_of_rate(state: FlowState, limits: Limits, now: datetime) -> int:
     if limits.rate is None:
         return UNLIMITED
     ahead = (_used_up(state, now) - now).total_seconds()
-    rounding = ROUNDING_SECONDS * limits.rate + 1e-9  # what instants and floats leave over is no entry
+    rounding = ROUNDING_SECONDS * limits.rate + 1e-9  # rounding must not add or lose an entry
     return max(0, math.floor(_burst(limits) - ahead * limits.rate + rounding))
 
 

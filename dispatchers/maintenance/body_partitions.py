@@ -1,6 +1,6 @@
-"""Keep the partitions of responses' bodies: make those of the days to come, take away those that nothing needs any more.
+"""Maintains the partitions of responses' bodies: creates those of the next days, and drops those that no record needs.
 
-Both do nothing where `outbox db partition` never switched that layout on.
+It does nothing unless `outbox db partition` has switched this layout on.
 """
 
 from datetime import date, timedelta
@@ -13,50 +13,50 @@ from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables
 
 LOCK_WAIT_SECONDS = 5
-"""How long the making of a partition waits for other changes of the bodies' table; readers and writers do not queue after it."""
+"""How long the creation of a partition waits for other schema changes of the bodies' table. Readers and writers do not wait."""
 
 DROPPING_LOCK = int.from_bytes(b"bodies")
-"""The advisory lock, of a transaction, under which days are dropped: a second maintenance leaves it to the first."""
+"""The advisory transaction lock for dropping days: if one maintenance run holds it, another one drops nothing."""
 
 GRACE = timedelta(hours=1)
-"""How long after its last record's time a day is left to the deletion of records, before what remains is carried over."""
+"""How long retention may delete the expired records of a day, before the remaining bodies are carried over."""
 
 CARRIED_MAX = 10_000
-"""So many bodies of records that cannot be deleted are carried over to let a day go; a day with more of them stays."""
+"""At most this many bodies, of records that cannot be deleted yet, are carried over. A day with more of them is kept."""
 
 BATCH_ROWS = 500
 
 
 class Drops(NamedTuple):
-    """dropped: the days whose bodies are gone. due: those that need not be kept and are there still."""
+    """dropped: the days whose partitions were dropped. due: the days that could be dropped but still exist."""
 
     dropped: tuple[date, ...] = ()
     due: tuple[date, ...] = ()
 
 
 def add_days(tables: Tables, connection: Connection) -> int:
-    """Make the partitions of today and the days to come that are missing. Returns how many were."""
+    """Create the missing partitions of today and the next days. Returns how many were created."""
     connection.execute(text(f"SELECT set_config('lock_timeout', '{LOCK_WAIT_SECONDS}s', true)"))
     function = quoted(f"{prefix_of(tables)}add_body_days", tables.record.schema)
     return int(connection.execute(text(f"SELECT {function}()")).scalar_one())
 
 
 def drop_days(tables: Tables, connection: Connection, *, dry: bool = False) -> Drops:
-    """Detach and drop the days that no record needs, for the owner of the tables only. dry: only say which they are.
+    """Detach and drop the days that no record needs. Only the owner of the tables can do this. dry: only return these days.
 
-    What it does, it does on a second connection of the engine, statement by statement: nothing can be detached concurrently in
-    a transaction. Detaching waits for all current readers and writers of bodies, without limit; no other transaction waits for
-    it. `connection`'s transaction only holds the lock meanwhile.
+    All statements run on a second connection without a transaction, because DETACH CONCURRENTLY needs that. Detaching waits for
+    all current readers and writers of bodies, without a limit, but no other transaction waits for it. Meanwhile the transaction
+    of `connection` only holds the advisory lock.
     """
     if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": DROPPING_LOCK}).scalar_one():
         return Drops()
-    # After a savepoint: the snapshot of the last SELECT is kept up to the next statement, and finalizing would wait for it.
+    # A savepoint, because it releases the snapshot of the last SELECT; FINALIZE would wait for that snapshot.
     with connection.begin_nested(), connection.engine.connect() as other:
         other.execution_options(isolation_level="AUTOCOMMIT")
         layout = read_layout(other, tables)
         if layout is None:
             return Drops()
-        # Not today and not yesterday: a transaction that began before midnight may not have committed yet.
+        # Keep today and yesterday: a transaction that began before midnight may not have committed yet.
         old = [day for day in layout.days if day.day < layout.today - ONE_DAY]
         due = [day for day in old if not _is_needed(other, tables, day)]
         may_drop = layout.is_owner and not dry
@@ -65,21 +65,21 @@ def drop_days(tables: Tables, connection: Connection, *, dry: bool = False) -> D
 
 
 def _is_needed(connection: Connection, tables: Tables, day: Day) -> bool:
-    """Whether the time of a record has not passed, or only just, whose body is of this day. One probe of an index."""
+    """Whether a record with a body of this day has not expired, or only recently. One probe of an index."""
     query = f"SELECT EXISTS (SELECT FROM {_record(tables)} WHERE body_day = :day AND keep_until >= clock_timestamp() - :grace)"
     return bool(connection.execute(text(query), {"day": day.day, "grace": GRACE}).scalar_one())
 
 
 def _drop(connection: Connection, tables: Tables, day: Day) -> bool:
-    """Detach a day, and drop it if even then no record names it. Returns whether it is gone."""
+    """Detach a day, and drop it if no record refers to it afterwards. Returns whether it was dropped."""
     body, partition = body_table(tables), body_partition(tables, day.day)
-    if day.is_pending:  # a process died while it waited
+    if day.is_pending:  # another process crashed while its DETACH waited
         connection.exec_driver_sql(f"ALTER TABLE {body} DETACH PARTITION {partition} FINALIZE")
     elif day.is_attached:
         if not _carry_over(connection, tables, day):
             return False
         connection.exec_driver_sql(f"ALTER TABLE {body} DETACH PARTITION {partition} CONCURRENTLY")
-    if _is_named(connection, tables, day):  # by a transaction that was longer than a day
+    if _is_named(connection, tables, day):  # a transaction that took longer than a day has stored a body there
         until = day.day + ONE_DAY
         connection.exec_driver_sql(
             f"ALTER TABLE {body} ATTACH PARTITION {partition} FOR VALUES FROM ('{day.day}') TO ('{until}')"
@@ -90,9 +90,9 @@ def _drop(connection: Connection, tables: Tables, day: Day) -> bool:
 
 
 def _carry_over(connection: Connection, tables: Tables, day: Day) -> bool:
-    """Store again, as of today, the bodies of the few expired records whose entries are unsettled.
+    """Copy the bodies of expired records with unsettled entries into today's partition.
 
-    Returns whether no record names the day any more.
+    Returns whether no record refers to the day any more.
     """
     record = _record(tables)
     body_of = quoted(f"{prefix_of(tables)}body_of", tables.record.schema)

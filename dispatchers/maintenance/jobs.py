@@ -1,4 +1,4 @@
-"""The scheduled jobs: retention in small batches, the bodies' partitions, and gauges."""
+"""The scheduled jobs: retention in small batches, the partitions of bodies, and gauges."""
 
 import asyncio
 import logging
@@ -15,19 +15,20 @@ from sqlalchemy.exc import DBAPIError
 from dispatchers.maintenance.body_partitions import add_days, drop_days
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Batch, Place, Scan
-from dispatchers.store.gauges import Gauge
+from dispatchers.store.gauges import Gauge, read_gauges
 from dispatchers.store.heartbeats import forget_dead
-from dispatchers.store.protocol import Run, Store
+from dispatchers.store.protocol import Run
 from dispatchers.store.queries import read_lags
+from dispatchers.store.send_counts import forget_old
 from outbox.sql.body_partitions import Layout, read_layout
 from outbox.sql.dialect import database_now, sqlstate
 from outbox.sql.schema import Tables
 
 log = logging.getLogger("outbox.maintenance")
 
-ROWS_MAX = 500  # a batch holds its locks for some 20 ms
-BATCHES_MAX = 200  # of each step in one run: 100,000 rows, so that a backlog never hogs
-PAUSE_RATIO = 2.0  # after each batch, for those who send: so that retention uses a third of one core at most
+ROWS_MAX = 500  # a batch holds its locks for about 20 ms
+BATCHES_MAX = 200  # batches of each step in one run: 100,000 rows, so that a backlog cannot occupy the database
+PAUSE_RATIO = 4.0  # pause after a batch, in multiples of its duration: retention uses at most a fifth of one core
 LAG_WARNED = timedelta(minutes=5)
 
 
@@ -35,14 +36,13 @@ LAG_WARNED = timedelta(minutes=5)
 
 
 class Maintenance:
-    """Deletes what has outlived its use, a batch at a time; several at once divide the work.
+    """Deletes expired rows in batches. Several processes that run it at the same time divide the work.
 
-    It goes through each table from the oldest row to the youngest that is old enough, and then begins again; rows that must
-    stay are skipped.
+    It reads each table from the oldest row to the last one that is old enough, and then begins again. Rows that must be kept
+    are skipped.
 
-    run: its way to the database. rows_max: how many rows a batch reads. pause_ratio: how long it pauses between two batches, for
-    those who send, in multiples of what the first one took by `clock`: a busy machine needs longer pauses. dry: count, but delete
-    nothing.
+    run: runs work in a transaction. rows_max: how many rows a batch reads. pause_ratio: the pause after a batch, in multiples of
+    the batch's duration by `clock`, so that a busy database gets longer pauses. dry: count the rows, but delete nothing.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Maintenance:
         self._places: dict[str, Place | None] = dict.fromkeys(STEPS)
 
     async def sweep(self, *, batches_max: int | None = None) -> AsyncGenerator[tuple[str, Batch], None]:
-        """Do one batch after another, at most `batches_max` of each step, and yield each: (step, what it did).
+        """Run at most `batches_max` batches of each step, and yield the step and the batch after each one.
 
-        Each step continues where the sweep before this one stopped, to its table's end. It may be left after any batch.
+        Each step continues where the last sweep stopped, until the end of its table. The caller may stop after any batch.
         """
         for name in STEPS:
             done = 0
@@ -83,9 +83,9 @@ class Maintenance:
                 await asyncio.sleep(self._pause_ratio * took)
 
     async def run_once(self, stopping: asyncio.Event | None = None, *, batches_max: int = BATCHES_MAX) -> Counter[str]:
-        """One bounded sweep, until `stopping` is set. Returns how many rows each step deleted.
+        """Sweep with a limited number of batches, or until `stopping` is set. Returns how many rows each step deleted.
 
-        Raises what the database raises; batches before that one are committed.
+        Raises what the database raises; the earlier batches are committed.
         """
         deleted: Counter[str] = Counter()
         async with aclosing(self.sweep(batches_max=batches_max)) as sweep:
@@ -97,38 +97,39 @@ class Maintenance:
 
     async def _batch(self, name: str) -> Batch:
         scan = Scan(self._retention, self._rows_max, self._places[name], self._dry)
-        batch = await self._run(partial(_work, name, self._tables, scan))
+        batch = await self._run(partial(_delete_next, name, self._tables, scan))
         self._places[name] = batch.after
         return batch
 
 
-def _work(name: str, tables: Tables, scan: Scan, connection: Connection) -> Batch:
+def _delete_next(name: str, tables: Tables, scan: Scan, connection: Connection) -> Batch:
     return STEPS[name](connection, tables, scan)
 
 
 async def retain(maintenance: Maintenance, stopping: asyncio.Event) -> None:
-    """Run retention once, bounded, and log what was deleted."""
+    """Run retention once, with a limited number of batches, and log what was deleted."""
     deleted = await maintenance.run_once(stopping)
     if deleted.total():
         log.info("deleted %s", ", ".join(f"{deleted[name]} {name}" for name in STEPS))
 
 
 async def forget_dead_dispatchers(run: Run, tables: Tables) -> int:
-    """Delete the heartbeats of dispatchers that died long ago."""
-    return await run(partial(_forget_dead, tables))
+    """Delete the heartbeats of dispatchers that crashed long ago, and the counts of what was sent long ago."""
+
+    def forget(connection: Connection) -> int:
+        forget_old(connection, tables)
+        return forget_dead(connection, tables)
+
+    return await run(forget)
 
 
-def _forget_dead(tables: Tables, connection: Connection) -> int:
-    return forget_dead(connection, tables)
-
-
-# --- the layout at scale
+# --- the partitions of bodies
 
 
 async def keep_bodies(run: Run, run_apart: Run, tables: Tables) -> None:
-    """Make the partitions of the days to come, drop those that nothing needs, and report; an error if tomorrow's is missing.
+    """Create the partitions of the next days, and drop those that no record needs. Log an error if tomorrow's is missing.
 
-    run_apart: runs work that may wait long for others' transactions.
+    run_apart: runs work that may wait long for other transactions.
     """
     layout = await run(lambda connection: read_layout(connection, tables))
     if layout is None:
@@ -150,7 +151,7 @@ async def keep_bodies(run: Run, run_apart: Run, tables: Tables) -> None:
 
 
 async def _with_days(run: Run, tables: Tables) -> Layout | None:
-    """The layout with its partitions made, or as it was if that failed: then it has a reason to be reported."""
+    """The layout after the creation of partitions. If that failed, the layout as it is: its `alarm` is then logged."""
     try:
         added = await run(partial(add_days, tables))
         log.info("created %d body partitions for the coming days", added)
@@ -162,9 +163,9 @@ async def _with_days(run: Run, tables: Tables) -> Layout | None:
 # --- gauges
 
 
-async def report_gauges(store: Store) -> dict[str, Gauge]:
-    """Log each destination's entries by state; as a warning if some are uncertain, since those need an operator."""
-    gauges = await store.gauges()
+async def report_gauges(run: Run, tables: Tables) -> dict[str, Gauge]:
+    """Log each destination's entries by state. If some are uncertain, log a warning, because these need an operator."""
+    gauges = await run(lambda connection: read_gauges(connection, tables))
     for destination, gauge in sorted(gauges.items()):
         level = logging.WARNING if gauge.states.get("uncertain") else logging.INFO
         counts = ", ".join(f"{count} {state}" for state, count in sorted(gauge.states.items()))
@@ -173,9 +174,9 @@ async def report_gauges(store: Store) -> dict[str, Gauge]:
 
 
 async def report_lag(run: Run, tables: Tables) -> dict[str, timedelta]:
-    """How long the oldest due entry of each destination has been waiting for a sender; logged from five minutes on.
+    """How long the oldest due entry of each destination has been waiting; logged if it is five minutes or more.
 
-    Destinations where nothing waits are left out. One probe of the index for each destination.
+    Destinations without waiting entries are left out. Each destination costs one probe of the index.
     """
     lags = await run(lambda connection: read_lags(connection, tables, database_now(connection)))
     for destination, lag in sorted(lags.items()):

@@ -1,9 +1,9 @@
-"""How long what has ended is kept. Pure: its SQL is in `retention_sql`, its pace in `jobs`.
+"""How long settled entries and answered requests are kept. Pure: the SQL is in `retention_sql`, the schedule in `jobs`.
 
-Three ages follow one another. A request's record goes when its `keep_until` has passed and none of its entries is unsettled;
-while entries of it remain, a tombstone replaces it, so that its key is refused when it is used again; likewise for one that was
-abandoned under a lease, as its handler's effects are unknown. An entry goes, with its settlement and its events, `keep` after
-it was settled and once it has no record. A tombstone goes last.
+Rows are deleted in three steps. First a request's record: when its `keep_until` has passed and all its entries are settled. If it
+has entries, a tombstone replaces it, which refuses its key. So does the tombstone of a request whose lease expired, because its
+handler may have had effects. Next an entry with its settlement and events: `keep` after its settling, if it has no record any
+more. Last the tombstone.
 """
 
 from collections.abc import Iterable
@@ -15,31 +15,27 @@ from dispatchers.delivery import FOREVER, Window
 from dispatchers.time_limits import CENTURY
 from outbox.errors import ConfigurationError
 
-KEEP = timedelta(days=35)
-"""The default: longer than records are kept (`outbox.configuration.AUDIT_WINDOW`, 30 days), and than the windows of 30 days
-that several services publish (Stripe API v2: docs.stripe.com/api-v2-overview)."""
-
 MARGIN = timedelta(days=1)
-"""What `keep` must have over the longest window: a send's time, and 1 % for clocks that run apart, up to 100 days."""
+"""`keep` must exceed the longest window by this: the time of a send, and 1 % of up to 100 days for different clocks."""
 
 BEHIND = timedelta(days=7)
-"""How far maintenance may lag: a key is refused for this much longer than its entries are kept, so that it never meets one."""
+"""How late maintenance may be: a key is refused for this much longer than its entries are kept, so that it never meets one."""
 
 REMEMBERED = timedelta(days=365)
-"""How long a key is refused whose children went to a service that never forgets. There is no end to its window, and there must
-be one to the tombstones: clients' keys are random, and one that comes back after a year is taken for a new one."""
+"""How long a key is refused if its entries went to a service that never forgets keys. Such a window has no end, but tombstones
+must not be kept without end. Clients' keys are random, so a key that returns after a year counts as new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """keep: how long an entry is kept, from its settling. refuse: how long its request's key is refused, from there too."""
+    """Both count from an entry's settling. keep: how long it is kept. refuse: how long the key of its request is refused."""
 
     keep: timedelta
     refuse: timedelta
 
     @classmethod
     def of(cls, keep: timedelta, windows: Iterable[Window]) -> "Retention":
-        """The retention under which every service has forgotten a key before we do.
+        """The retention with which every service forgets a key before its entry is deleted.
 
         windows: those of ALL adapters that send from this database, also in other processes.
         Raises `ConfigurationError` if `keep` is shorter than the longest of them and `MARGIN`.
@@ -59,17 +55,17 @@ class Retention:
 
 
 class Children(NamedTuple):
-    """What a record's entries say: how many have not ended, and when the last of the others did (None: there are none)."""
+    """The entries of a record: how many are unsettled, and when the last one was settled (None: no entry is settled)."""
 
     unsettled: int = 0
     last_settled_at: datetime | None = None
 
     def forget_at(self, retention: Retention) -> datetime | None:
-        """Until when a key whose record goes is refused; None if nothing was done under it that anyone could remember."""
+        """Until when the key of a deleted record is refused; None if no service can remember anything under it."""
         return None if self.last_settled_at is None else self.last_settled_at + retention.refuse
 
     def __add__(self, other: object) -> "Children":
-        """Both together: a record's entries under its own key, and those under other parents."""
+        """Combine a record's entries under its own key with its entries under other parents."""
         if not isinstance(other, Children):
             return NotImplemented
         instants = [at for at in (self.last_settled_at, other.last_settled_at) if at is not None]

@@ -1,8 +1,8 @@
-"""Delete what has outlived its use, one bounded batch at a time: in plain SQL for every database.
+"""Deletes expired rows in batches, in plain SQL for every database.
 
-A batch is a transaction of the caller's. It reads the next rows that are old enough, oldest first, locks those that are free
-(`SKIP LOCKED`: two maintenance runs divide the work) and deletes what the rules let go. What it leaves is passed
-over: a batch returns where the next one begins. Conditions get "now" as a value, as an index needs a constant.
+The caller runs each batch in a transaction. A batch reads the next rows that are old enough, oldest first, and locks those that
+are free (`SKIP LOCKED`: two maintenance runs divide the work). It deletes the rows that the rules allow, skips the others, and
+returns where the next batch begins. Conditions get "now" as a value, because an index condition needs a constant.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,14 +34,14 @@ from outbox.sql.schema import Tables
 
 
 class Place(NamedTuple):
-    """A row's place in the order in which a step goes through its table."""
+    """A row's place in the order in which a step reads its table."""
 
     at: datetime
     id: UUID
 
 
 class Scan(NamedTuple):
-    """What a batch is to do. after: where the one before it ended. dry: delete nothing."""
+    """The task of a batch. after: where the last batch ended. dry: delete nothing."""
 
     retention: Retention
     rows_max: int
@@ -50,7 +50,7 @@ class Scan(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a batch did. after: where the next one begins, None at the end: there is nothing more that is old enough."""
+    """The result of a batch. after: where the next batch begins; None if no more rows are old enough."""
 
     scanned: int
     deleted: int
@@ -61,10 +61,10 @@ Step: TypeAlias = Callable[[Connection, Tables, Scan], Batch]
 
 
 def tombstone_records(connection: Connection, tables: Tables, scan: Scan) -> Batch:
-    """Delete answered records past their `keep_until` whose entries have all ended; tombstones refuse their keys from then on.
+    """Delete answered records past their `keep_until` whose entries are all settled. Tombstones then refuse their keys.
 
-    A request under an expired lease that was not taken over is deleted too: no attempt may take it over now. What its handler
-    did at a service is unknown, so it always leaves a tombstone. A record that is open otherwise is never deleted.
+    A request whose lease expired is deleted too, because no attempt may take it over any more. Its handler may have had effects,
+    so a tombstone always replaces it. No other open record is ever deleted.
     """
     now = database_now(connection)
     places = _next(connection, _of_records(tables), now, scan)
@@ -76,9 +76,9 @@ def tombstone_records(connection: Connection, tables: Tables, scan: Scan) -> Bat
 
 
 def delete_entries(connection: Connection, tables: Tables, scan: Scan) -> Batch:
-    """Delete settled entries, their settlements and their events, `keep` after the settling and once they have no record.
+    """Delete settled entries without a record, with their settlements and events, `keep` after they were settled.
 
-    An entry that blocks its group is kept until the group is released. A dry run takes records that may go for gone.
+    An entry that blocks its group is kept until the group is released. A dry run ignores records that may be deleted.
     """
     entry, settlement = tables.entry, tables.settlement
     now, aged = database_now(connection), _of_entries(tables)
@@ -96,7 +96,7 @@ def delete_entries(connection: Connection, tables: Tables, scan: Scan) -> Batch:
 
 
 def forget_tombstones(connection: Connection, tables: Tables, scan: Scan) -> Batch:
-    """Delete tombstones past their `forget_at`: no service remembers what was done under their keys."""
+    """Delete tombstones past their `forget_at`: no service remembers their keys any more."""
     now, aged = database_now(connection), _of_tombstones(tables)
     places = _next(connection, aged, now, scan)
     expired = _taken(connection, aged, now, [place.id for place in places], scan)
@@ -106,7 +106,7 @@ def forget_tombstones(connection: Connection, tables: Tables, scan: Scan) -> Bat
 
 
 STEPS: Mapping[str, Step] = {
-    # In this order: what goes in one step lets others go in the next.
+    # The order matters: rows that one step deletes allow the next step to delete others.
     "records": tombstone_records,
     "entries": delete_entries,
     "tombstones": forget_tombstones,
@@ -114,7 +114,7 @@ STEPS: Mapping[str, Step] = {
 
 
 def overdue(connection: Connection, tables: Tables, retention: Retention) -> dict[str, int]:
-    """How many rows each step has to read: the total of a progress bar. Reads all of them."""
+    """How many rows each step has to read, for a progress bar. It reads all of them."""
     now = database_now(connection)
     before = {"records": now, "entries": now - retention.keep, "tombstones": now}
     aged = {"records": _of_records(tables), "entries": _of_entries(tables), "tombstones": _of_tombstones(tables)}
@@ -128,7 +128,7 @@ def overdue(connection: Connection, tables: Tables, retention: Retention) -> dic
 
 
 class _Aged(NamedTuple):
-    """A table's rows in order of age, as far as they may go at all."""
+    """The rows of a table that may be deleted at some time, in order of age."""
 
     id: Column[Any]
     at: Column[Any]
@@ -155,7 +155,7 @@ def _old_enough(aged: _Aged, before: datetime) -> tuple[ColumnElement[bool], ...
 
 
 def _next(connection: Connection, aged: _Aged, before: datetime, scan: Scan) -> list[Place]:
-    """Each step begins with it: what follows in its transaction is read by indexes, too."""
+    """The rows of the next batch. From here on, the transaction reads its tables by their indexes."""
     read_by_index(connection)
     query = select(aged.at, aged.id).where(*_old_enough(aged, before)).order_by(aged.at, aged.id).limit(scan.rows_max)
     if scan.after is not None:
@@ -171,8 +171,8 @@ def _taken(
     scan: Scan,
     *conditions: ColumnElement[bool],
 ) -> list[UUID]:
-    """Those of `ids` that are not locked, for this transaction; on a dry run all. Their age is asked for again: another
-    maintenance may have put a new row in the place of the one that was checked.
+    """Lock the rows that are free; returns their ids. A dry run returns all ids. Their age is checked again, because another
+    maintenance run may have replaced the row that was checked by a new one.
     """
     query = select(aged.id).where(_among(connection, aged.id, ids), *_old_enough(aged, before), *conditions)
     if not scan.dry:
@@ -184,22 +184,22 @@ def _batch(places: Sequence[Place], deleted: int, scan: Scan) -> Batch:
     return Batch(len(places), deleted, places[-1] if len(places) == scan.rows_max else None)
 
 
-# --- which of them may go
+# --- which rows may be deleted
 
 
 def _that_may_go(
     connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, scan: Scan
 ) -> dict[UUID, Children]:
-    """Those of the records `ids` that may go, taken for this transaction, each with what its entries say."""
+    """Lock the records that may be deleted. Returns each with its entries' state."""
     taken = _taken(connection, _of_records(tables), now, ids, scan)
     children = _children(connection, tables, taken)
     for id, until in _abandoned(connection, tables, taken).items():
-        children[id] += Children(last_settled_at=until)  # what was called under the lease was called by its end
+        children[id] += Children(last_settled_at=until)  # the handler's calls to services ended with the lease
     return {id: children[id] for id in taken if not children[id].unsettled}
 
 
 def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: datetime, scan: Scan) -> set[UUID]:
-    """Those of the settled entries `ids` that stay: they have a record, or they block their groups."""
+    """The settled entries that must be kept, because they have a record or block their group."""
     entry, blocked, record = tables.entry, tables.blocked_group, tables.record
     blocks = select(blocked.c.entry_id).where(blocked.c.ordering_key == entry.c.ordering_key).scalar_subquery()
     asked = select(entry.c.id, entry.c.parent_id, entry.c.record_id, blocks).where(_among(connection, entry.c.id, ids))
@@ -212,13 +212,13 @@ def _needed(connection: Connection, tables: Tables, ids: Collection[UUID], now: 
 
 
 def _children(connection: Connection, tables: Tables, ids: Collection[UUID]) -> dict[UUID, Children]:
-    """What the entries of each of the records `ids` say: those under its own key, and those that it caused under others."""
+    """The state of each record's entries: those under its own key, and those that it caused under other keys."""
     entry, queue, settlement, record = tables.entry, tables.queue, tables.settlement, tables.record
     unsettled = func.count(_row_of(queue, entry.c.id))
     last_settled_at = func.max(_row_of(settlement, entry.c.id, settlement.c.settled_at))
     own = is_under(entry, record.c.id)
     elsewhere = and_(entry.c.record_id == record.c.id, entry.c.record_id != entry.c.parent_id)
-    # Subqueries, not a join: of a range of ids the planner knows so little that it would read the whole table.
+    # Subqueries instead of a join: the planner cannot estimate a range of ids, and would read the whole table.
     counts = [
         select(column).where(entries).correlate(record).scalar_subquery()
         for entries in (own, elsewhere)
@@ -237,14 +237,14 @@ def _abandoned(connection: Connection, tables: Tables, ids: Collection[UUID]) ->
 
 
 def _row_of(table: Table, id: Column[Any], column: Column[Any] | None = None) -> Any:
-    """A column of the row of this id, or NULL. Not a join: that may read the whole table, where it holds a few hundred pages."""
+    """A column of the row with this id, or NULL. Not a join, which may read the whole table if it has a few hundred pages."""
     return select(table.c.id if column is None else column).where(table.c.id == id).scalar_subquery()
 
 
 def _write_tombstones(
     connection: Connection, tables: Tables, tombstoned: Mapping[UUID, Children], retention: Retention
 ) -> None:
-    """For the records that entries remain of. An older tombstone belongs to the key's previous use."""
+    """Write a tombstone for each deleted record that has entries. It replaces a tombstone of an earlier use of the key."""
     record, tombstone = tables.record, tables.tombstone
     forget_at = {id: at for id, children in tombstoned.items() if (at := children.forget_at(retention)) is not None}
     if not forget_at:
@@ -260,7 +260,7 @@ def _delete(connection: Connection, column: Column[Any], ids: Collection[UUID]) 
 
 
 def _among(connection: Connection, column: Column[Any], ids: Collection[UUID]) -> ColumnElement[bool]:
-    """As an array where there is such a thing: as 500 parameters, they doubled what a batch costs this process."""
+    """The condition that the column is one of `ids`. PostgreSQL gets an array: 500 parameters doubled the CPU time of a batch."""
     if connection.dialect.name == "postgresql":
         return column == any_(literal(list(ids), ARRAY(column.type)))
     return column.in_(ids)

@@ -1,4 +1,4 @@
-"""Collects what the dispatcher does for its observer, and reports it each second: no send waits for the observer."""
+"""Collects the dispatcher's events for the app's observer, and reports them each second. No send waits for the observer."""
 
 import asyncio
 import logging
@@ -20,7 +20,10 @@ from dispatchers.delivery import (
     Unknown,
 )
 from dispatchers.store.protocol import Exchange
+from dispatchers.telemetry.errors import ErrorReports, Reporter
 from dispatchers.telemetry.events import Activity, Attempt, Event, GuardedObserver, Levels, Observer
+from dispatchers.telemetry.log_ids import of_entry
+from dispatchers.telemetry.tally import WAITED, Tally
 from dispatchers.telemetry.tracing import GuardedTrace, Trace
 from dispatchers.transitions import (
     AwaitLookup,
@@ -64,13 +67,17 @@ class ActivityLog:
     """Counts attempts, claims and settlements between two reports.
 
     trace: begins a span for each attempt; None if there is no tracing.
-    is_observed: whether there is an observer; without one nothing is collected, and callers spare the call for each entry.
+    errors: reports unexpected exceptions to the app.
+    tally: counts the attempts for the next heartbeat.
+    is_observed: whether there is an observer. Without one nothing else is collected.
     """
 
-    def __init__(self, observe: Observer | None, trace: Trace | None) -> None:
+    def __init__(self, observe: Observer | None, trace: Trace | None, report: Reporter | None = None) -> None:
+        self.errors = ErrorReports(report)
         self.trace = None if trace is None else GuardedTrace(trace)
         self._observer = None if observe is None else GuardedObserver(observe)
         self.is_observed = observe is not None
+        self.tally = Tally()
         self._levels: Callable[[], Levels] | None = None
         self._attempts: list[Attempt] = []
         self._claims: Counter[str] = Counter()
@@ -84,19 +91,22 @@ class ActivityLog:
     def read_levels_from(self, levels: Callable[[], Levels]) -> None:
         self._levels = levels
 
-    # --- what the pipeline notes
+    # --- called by the pipeline
 
     def note_attempt(self, entry: ClaimedEntry, answer: Outcome | Finding, *, seconds: float, waited: float) -> None:
-        """waited: seconds from before the claim until the adapter was called."""
+        """waited: the seconds from the claim's start until the adapter was called."""
         is_lookup = isinstance(answer, Found | Absent | CannotTell)
         result = result_of(answer)
         delay = None
         if entry.deliveries == 1 and not (is_lookup or entry.maybe_sent):
             delay = (entry.leased_at - max(entry.due_at, entry.created_at)).total_seconds() + waited
-        self._attempts.append(Attempt(entry.destination, entry.operation, is_lookup, result, seconds, delay))
+            self.tally.add(entry.destination, WAITED, delay)
+        self.tally.add(entry.destination, result, seconds)
+        if self.is_observed:
+            self._attempts.append(Attempt(entry.destination, entry.operation, is_lookup, result, seconds, delay))
 
     def note_exchange(self, settlements: Sequence[Ending], exchange: Exchange) -> Sequence[Ending]:
-        """Note the claims and settlements of an exchange, and log lost leases. Returns the settlements that took effect."""
+        """Note the claims and settlements of an exchange, and log lost leases. Returns the settlements that were stored."""
         written, lost = settlements, list[Ending]()
         if len(exchange.settled) != len(settlements):
             written = [ending for ending in settlements if ending[0].id in exchange.settled]
@@ -110,12 +120,17 @@ class ActivityLog:
         return written
 
     def note_settled(self, entry: ClaimedEntry, change: Transition) -> None:
-        """An entry settled with its callback, in a transaction of its own."""
+        """Note an entry that settled together with its callback, in a transaction of its own."""
         if self.is_observed:
             self._settlements[entry.destination, _transition(change)] += 1
 
     def note_lost(self, entry: ClaimedEntry, change: Transition) -> None:
-        log.warning("entry %s: its lease was lost before it was settled (%s)", entry.id, type(change).__name__)
+        log.warning(
+            "entry %s: its lease was lost before it was settled (%s)",
+            entry.id,
+            type(change).__name__,
+            extra=of_entry(entry),
+        )
         if self.is_observed:
             self._lost[entry.destination] += 1
 
@@ -162,7 +177,7 @@ def _transition(change: Transition) -> str:
 
 
 def result_of(answer: object) -> str:
-    """By its class, or the one that an adapter's own class extends. What is no answer is `unknown`."""
+    """The name of the answer's class, or of its base class. An object of another class is `unknown`."""
     if isinstance(answer, Delivered) and answer.replayed:
         return "replayed"
     return next((result for kind, result in _RESULTS.items() if isinstance(answer, kind)), "unknown")

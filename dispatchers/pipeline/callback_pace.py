@@ -1,4 +1,4 @@
-"""How many entries with callbacks a dispatcher may hold: as many as its callbacks settle before the leases end. No I/O."""
+"""How many entries with callbacks a dispatcher may claim: as many as its callbacks can settle before the leases end. No I/O."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,17 +6,17 @@ from datetime import timedelta
 
 from dispatchers.flow_control.state import service_of
 
-ASSUMED_SECONDS = 1.0  # of a callback, until one has been measured
-WEIGHT = 0.1  # of the newest measurement in the average
+ASSUMED_SECONDS = 1.0  # assumed duration of a callback, until one was measured
+WEIGHT = 0.1  # weight of the newest measurement in the average
 UNLIMITED = 1_000_000
 
 
 class CallbackPace:
-    """Counts the claimed entries that may need a callback, and bounds them by what the callbacks have taken so far.
+    """Counts the claimed entries that may need a callback, and limits them by the measured duration of callbacks.
 
-    at_once: how many callbacks run at the same time. usable: how long a lease lasts, less the margin; half of it is planned for
-    callbacks, the other half for sending. seconds_each: what a callback takes on average.
-    destinations: those that have operations with callbacks; others are learned.
+    at_once: how many callbacks run at the same time. usable: the lease without the margin; callbacks may use half of it, sends
+    the other half. seconds_each: the average duration of a callback.
+    destinations: those that have operations with callbacks. `reserve` adds others.
     """
 
     def __init__(self, at_once: int, usable: timedelta, destinations: Iterable[str]) -> None:
@@ -30,13 +30,13 @@ class CallbackPace:
 
     @property
     def entries_max(self) -> int:
-        """How many entries may be held in all. At least one waits for each that runs, so that no callback waits for a claim."""
+        """How many such entries may be claimed in all: at least two for each running callback, so that none waits for a claim."""
         if self.seconds_each * UNLIMITED <= self._at_once * self._seconds_planned:
             return UNLIMITED
         return max(2 * self._at_once, int(self._at_once * self._seconds_planned / self.seconds_each))
 
     def measure(self, seconds: float) -> None:
-        """A callback has taken so long; 0 for an entry that has ended without one."""
+        """Note the duration of a callback; 0 for an entry that ended without one."""
         weight = WEIGHT if self._is_measured else 1.0
         self._is_measured = True
         self.seconds_each += weight * (seconds - self.seconds_each)
@@ -45,7 +45,7 @@ class CallbackPace:
         return destination in self._destinations or service_of(destination) in self._destinations
 
     def free(self, destination: str) -> int:
-        """How many more entries of it may be claimed: half of all at most, so that no destination keeps the others waiting."""
+        """How many more of its entries may be claimed. One destination gets half of all at most, so that others need not wait."""
         most = self.entries_max
         return max(0, min(most - self._taken_in_all, (most + 1) // 2 - self._taken[destination]))
 

@@ -1,6 +1,6 @@
-"""How many entries are claimed beyond those that are being sent, from how fast sends end. No I/O.
+"""How many entries to claim ahead, beyond those that are being sent: it depends on how many sends end in a second. No I/O.
 
-Where sends end fast, the next claim would come too late for them: the database's answer takes longer than they do.
+If sends are shorter than a claim, permits would stay unused until the next claim.
 """
 
 from collections.abc import Callable, Collection
@@ -11,19 +11,19 @@ from dispatchers.pipeline.routing import Routes
 from dispatchers.settings import Settings
 
 AHEAD_SECONDS: Final = 0.1
-"""An entry that is claimed ahead waits about so long: far less than a lease, and no less than a claim takes."""
+"""How long an entry that is claimed ahead waits, about: much shorter than a lease, but longer than a claim."""
 
 AHEAD_SHARE_MAX: Final = 0.7
-"""Of `in_flight_max`, for one destination: the others need the rest if its sends suddenly take longer."""
+"""The share of `in_flight_max` for one destination. If its sends suddenly become slow, the others need the rest."""
 
 MEASURED_SECONDS: Final = 0.02
 
 
 class ClaimAhead:
-    """Measures the sends of each destination.
+    """Measures how many sends of each destination end in a second.
 
-    is_allowed: whether entries of a destination may be claimed ahead. After a crash each claimed entry may have been sent, so
-    only services for which a repeated send is harmless qualify. entries_max: for one destination.
+    is_allowed: whether entries of a destination may be claimed ahead. After a crash every claimed entry may have been sent, so
+    a repeated send must be harmless there. entries_max: the limit for one destination.
     """
 
     def __init__(self, is_allowed: Callable[[str], bool], *, entries_max: int) -> None:
@@ -31,15 +31,15 @@ class ClaimAhead:
         self._entries_max = entries_max
         self._excluded: set[str] = set()
         self._ended: dict[str, int] = {}
-        self._measured: dict[str, tuple[float, float]] = {}  # since when, and the rate before
+        self._measured: dict[str, tuple[float, float]] = {}  # the start of the present measurement, and the last rate
 
     def note_end(self, name: str) -> None:
-        """A send to this destination has ended. An entry that was released without one is no end: the service may hang."""
+        """Count a send that has ended. Entries that were released without a send do not count, because the service may hang."""
         if name in self._ended:
             self._ended[name] += 1
 
     def entries(self, name: str, now: float) -> int:
-        """How many entries of this destination to claim ahead now, by our clock in seconds."""
+        """How many entries of this destination to claim ahead. now: the process's clock, in seconds."""
         if name in self._excluded or not self._is_allowed(name):
             return 0
         since, rate = self._measured.get(name, (now, 0.0))
@@ -52,7 +52,7 @@ class ClaimAhead:
         return min(int(rate * AHEAD_SECONDS), self._entries_max)
 
     def exclude(self, name: str) -> None:
-        """Entries wait there for which no repeated send is harmless."""
+        """Stop claiming ahead for a destination with an entry for which a repeated send is not harmless."""
         self._excluded.add(name)
 
     def forget_all_but(self, names: Collection[str]) -> None:
@@ -62,7 +62,7 @@ class ClaimAhead:
 
 
 def claim_ahead_for(settings: Settings, routes: Routes) -> ClaimAhead:
-    """Allowed where a repeated send is harmless, and no limit is shared with other dispatchers."""
+    """Allows it if a repeated send is harmless and the destination shares no limit with other dispatchers."""
 
     def is_allowed(name: str) -> bool:
         return service_of(name) in routes.repeatable and not limits_of(settings.limits, name).are_shared

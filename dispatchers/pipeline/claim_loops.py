@@ -1,7 +1,7 @@
 """The loops that claim entries, have them sent, and settle them.
 
-A claim is committed before anything is sent, and no transaction is open during a send. While one loop waits for the database,
-what the other has claimed is sent.
+A claim is committed before its entries are sent, and no transaction is open during a send. While one loop waits for the
+database, the entries that the other loop has claimed are sent.
 """
 
 import asyncio
@@ -40,19 +40,21 @@ from outbox.times import NEVER
 
 log = logging.getLogger("outbox.dispatcher")
 
-CLAIM_LOOPS = 2  # exchanges with the database at once
-SWEEP_SECONDS = 1.0  # entries that became due before the cursors are found by then
-IDLE_SWEEP_SECONDS = 5.0  # while nothing is claimed: then there are no cursors, and hints bring what is new
+CLAIM_LOOPS = 2  # exchanges with the database at the same time
+SWEEP_SECONDS = 1.0  # a sweep finds entries that became due before the cursors
+IDLE_SWEEP_SECONDS = 5.0  # while nothing is claimed: there are no cursors then, and hints announce new entries
 HINTED_SWEEP_SECONDS = 0.25  # between two sweeps for hints that name no destination
-LINGER_SECONDS = 0.01  # settling waits so long for company
-AHEAD_LINGER_SECONDS = 0.03  # while entries that were claimed ahead are sent: no permit waits for the next claim
-PERMIT_REPORTS_MAX = 20  # attempts to report free permits, `BUSY_SECONDS` apart; then they expire with their lease
+LINGER_SECONDS = 0.01  # settling waits for more outcomes, to settle them together
+AHEAD_LINGER_SECONDS = 0.03  # the same while entries claimed ahead are sent: then no permit is unused
+PERMIT_REPORTS_MAX = (
+    20  # attempts to report free permits, `BUSY_SECONDS` apart; later the permits expire with their lease
+)
 
 
 class Progress(NamedTuple):
-    """The result of an exchange. asked: whether it had quotas. claimed: including the entries that were passed over.
+    """The result of an exchange. asked: whether it had quotas. claimed: with the entries that were passed over.
 
-    has_more: whether more may be due where it asked.
+    has_more: whether more entries of these destinations may be due.
     """
 
     asked: bool = False
@@ -64,8 +66,9 @@ class Progress(NamedTuple):
 class ClaimLoops:
     """Claims entries, has them sent, and settles them with a later exchange.
 
-    guard: stops the claims after a failover. env, keyring: asked when they are needed, as the app may configure them late.
-    clock: ours, in seconds. refusal: why this process must end, if it must. in_flight: how many entries are being sent.
+    guard: stops the claims after a failover. env, keyring: functions, because the app may configure the outbox later.
+    clock: the process's clock, in seconds. refusal: why this process must end, if it must. in_flight: how many entries are
+    being sent.
     """
 
     def __init__(
@@ -124,13 +127,13 @@ class ClaimLoops:
         )
         self.in_flight = lambda: len(self._sender) + len(self._collector.alone)
         self._exchanging, self._cutoff = 0, NEVER
-        self._swept_at, self._has_claimed = -math.inf, False  # and whether since then
-        self._round_at = -math.inf  # when a loop last began to ask every destination
-        self._has_refreshed = False  # before it has, it does not know whose age a pause has stopped
+        self._swept_at, self._has_claimed = -math.inf, False  # whether a claim since the last sweep brought entries
+        self._round_at = -math.inf  # when a loop last began a round of all destinations
+        self._has_refreshed = False  # before the first sweep, pauses are unknown, and an entry's age could be wrong
         self.refusal: ConfigurationError | None = None
 
     def begin(self) -> None:
-        """Start on this event loop."""
+        """Prepare for this event loop."""
         self._cutoff = NEVER
         self._scheduler.claims_ahead = False
         self._collector.begin()
@@ -145,17 +148,17 @@ class ClaimLoops:
                 break
             await asyncio.sleep(BUSY_SECONDS)
             settled += await self._drain_in_loops()
-        await self._sender.abandon()  # nothing is in flight: this only ends the workers
+        await self._sender.abandon()  # this ends idle workers only, because nothing is in flight
         return settled + self._collector.settled_alone
 
     def until(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
-        """The loops, to be awaited together; while the database is unavailable they wait."""
+        """The loops, to be awaited together. While the database is unavailable, they wait."""
         self._scheduler.claims_ahead = True
         loops = [self._claim_loop(stopping, is_first=number == 0) for number in range(CLAIM_LOOPS)]
         return [*loops, self._wakeup.pump(stopping)]
 
     async def drain(self, grace: timedelta) -> None:
-        """Finish what is in flight within the grace, settle it, and leave the rest to their leases' end."""
+        """Finish the sends in flight within the grace, and settle them. The other leases expire."""
         until = self._clock() + grace.total_seconds()
         await self._sender.finish(grace)
         await self._collector.alone.finish(timedelta(seconds=until - self._clock()))
@@ -186,8 +189,8 @@ class ClaimLoops:
     # --- the loops
 
     async def _claim_first(self) -> int:
-        """One group alone, until the first claim says what "now" is: the other's claim could otherwise come so late that it
-        finds what has become due again meanwhile.
+        """Claim with one loop until the first claim fixes the cutoff. Otherwise the other loop could claim so late that it finds
+        entries that have become due again since the start.
         """
         settled, asked = 0, True
         while self._cutoff == NEVER and asked and not self._scheduler.all_asked:
@@ -200,7 +203,7 @@ class ClaimLoops:
         for count in counts:
             if isinstance(count, BaseException):
                 raise count
-        await self._exchange([], self._cutoff)  # what of the last ones is still to be reported
+        await self._exchange([], self._cutoff)  # report the last sends' results
         return sum(count for count in counts if isinstance(count, int))
 
     async def _drain_what_is_due(self) -> int:
@@ -215,11 +218,11 @@ class ClaimLoops:
                 self._collector.news.clear()
                 await first_set(self._collector.news, seconds=self._collector.outcomes.again_in)
             elif self._scheduler.all_asked:
-                self._collector.news.set()  # the other claim loop may wait for the end of this one's exchange
+                self._collector.news.set()  # wake the other claim loop, which may wait for this one's exchange
                 return settled
 
     async def _claim_loop(self, stopping: asyncio.Event, *, is_first: bool) -> None:
-        """The first loop follows hints and polls; the others help when there is something to do."""
+        """Claim and settle until `stopping` is set. The first loop follows hints and polls; the others help under load."""
         while not stopping.is_set():
             if is_first:
                 self._follow_hints()
@@ -237,23 +240,23 @@ class ClaimLoops:
                 if self._must_sweep():
                     await self.sweep()
                     self._guard.report()
-                    if stopping.is_set():  # meanwhile: what is claimed now would never be sent
+                    if stopping.is_set():  # it was set during the sweep: entries claimed now would never be sent
                         break
                 await self._settle_postponed()
                 return await self._exchange(self._scheduler.take(self._clock()) if self._has_refreshed else [], NEVER)
-            except ConfigurationError as refusal:  # no waiting mends it: this process ends, the others continue
+            except ConfigurationError as refusal:  # waiting cannot help: end this process
                 self.refusal = refusal
                 stopping.set()
             except Exception as error:
                 self._outages.failed(error)
-                self._swept_at = -math.inf  # it may be another database when it is back
+                self._swept_at = -math.inf  # sweep first, because it may be another database then
                 delay = min(first * 2 ** min(tries, 10), most) * (0.5 + self._rng.random() / 2)
                 tries += 1
                 await first_set(stopping, seconds=delay)
         return Progress()
 
     async def _rest(self, stopping: asyncio.Event, *, is_first: bool) -> None:
-        """Wait until there is something to settle, a hint, or it is time to poll; then a moment longer, for company."""
+        """Wait for an outcome, a hint, or the time to poll; then a moment longer, to settle more outcomes together."""
         now = self._clock()
         until = now + min(self._flow.opens_in(now, since=self._round_at), self._collector.outcomes.again_in)
         until = min(until, self._wakeup.polls_at(self._rng.random(), is_first=is_first))
@@ -271,7 +274,7 @@ class ClaimLoops:
             await first_set(stopping, seconds=AHEAD_LINGER_SECONDS if self._sender.has_waiting else LINGER_SECONDS)
 
     def _follow_hints(self) -> None:
-        """Ask the destinations that hints have named before all others; if a hint names none, sweep first."""
+        """Claim for the destinations named by hints before all others. If a hint names none, sweep first."""
         if not self._wakeup.hinted.is_set() or (heard := self._wakeup.take()) is None:
             return
         if heard.destinations is not None:
@@ -284,7 +287,7 @@ class ClaimLoops:
     # --- one exchange
 
     async def _exchange(self, quotas: Sequence[Quota], cutoff: datetime) -> Progress:
-        """Settle what has come back, claim what is wanted, start the sending of what was claimed."""
+        """Settle the outcomes, claim entries for the quotas, and start to send them."""
         settlements = self._collector.take()
         if not (quotas or settlements or self._flow.has_news):
             return Progress()
@@ -295,7 +298,7 @@ class ClaimLoops:
             exchange = await self._store.exchange(settlements, request)
         except BaseException as error:
             self._scheduler.give_all_back(quotas)
-            self._collector.outcomes.put_back(settlements)  # kept until the database is back
+            self._collector.outcomes.put_back(settlements)  # keep them until the database is available
             self._collector.news.set()
             if not isinstance(error, CallbacksChanged):
                 raise
@@ -318,15 +321,15 @@ class ClaimLoops:
             self._collector.note_claim(exchange.claimed, request.token, started)
         self._sender.start(self._triage.sort(exchange.claimed, started))
         if exchange.claimed:
-            await asyncio.sleep(0)  # the sends begin before anything else is asked
+            await asyncio.sleep(0)  # let the sends begin before the next exchange
             if has_more:
-                self._collector.news.set()  # not for nothing: two idle loops would wake each other without end
+                self._collector.news.set()  # only if there is more: two idle loops would wake each other without end
         settled = self._take_note(settlements, exchange)
-        claimed = len(exchange.claimed) + exchange.passed_over  # of which others may be due after
+        claimed = len(exchange.claimed) + exchange.passed_over  # passed-over entries may hide others that are due
         return Progress(bool(quotas), claimed, settled, has_more=has_more or bool(exchange.passed_over))
 
     async def _settle_postponed(self, *, is_final: bool = False) -> int:
-        """Apart from what others wait for: another process may still have a row locked. Returns how many were settled."""
+        """Settle postponed entries in an exchange of their own, because a locked row would delay others. Returns how many."""
         postponed = self._collector.take_postponed(is_final=is_final)
         if not postponed:
             return 0
@@ -341,7 +344,7 @@ class ClaimLoops:
         return self._take_note(postponed, exchange)
 
     def _take_note(self, settlements: Sequence[Ending], exchange: Exchange) -> int:
-        """Keep the postponed ones, and note the others; returns how many took effect."""
+        """Keep the postponed settlements and note the others; returns how many entries were settled."""
         self._collector.outcomes.postpone(settlements, exchange.postponed)
         written = self._activity.note_exchange(settlements, exchange)
         return sum(not isinstance(change, Release) for _, change in written)
@@ -361,10 +364,10 @@ class ClaimLoops:
             unserved=self._scheduler.unserved,
         )
 
-    # --- what changes without us
+    # --- changes by other processes
 
     def _must_sweep(self) -> bool:
-        """What was hinted at is claimed first, unless that has kept a sweep waiting for as long again."""
+        """Whether a sweep is due. While hinted entries wait to be claimed, it may be late by the same time again."""
         is_idle = self._wakeup.is_listening and not self._has_claimed
         seconds = IDLE_SWEEP_SECONDS if is_idle else SWEEP_SECONDS
         return self._clock() - self._swept_at >= (2 * seconds if self._scheduler.is_hinted else seconds)
@@ -374,19 +377,20 @@ class ClaimLoops:
         self._swept_at, self._has_claimed = self._clock(), False
         await self._guard.refresh()
         if not self._has_refreshed:
-            await self._store.require_secrets(self._keyring(), recording=True)
+            await self._store.record_secrets(self._keyring())
         await self._refresh_callbacks()
-        self._scheduler.learn(await self._store.destinations())
-        self._flow.refresh(await self._store.flow_states())
+        survey = await self._store.survey()
+        self._scheduler.learn(survey.destinations)
+        self._flow.refresh(survey.flow_states)
         self._has_refreshed = True
 
     async def _refresh_callbacks(self) -> None:
-        """Put ours on record at the start; then take over the entries that wait for them."""
+        """Record this process's callbacks at the start; then take over the entries that wait for them."""
         if not self._has_refreshed:
             self._callbacks.learn(await self._store.callbacks(self._callbacks.to_record))
         if self._callbacks.to_record and (taken := await self._store.take_over(self._callbacks.to_record)):
             log.info("took over %d entries whose callbacks other processes do not have", taken)
 
     async def _learn_callbacks(self) -> None:
-        """The record of callbacks has changed: what must be settled may have a callback that only another process has."""
+        """Read the recorded callbacks again: an entry may have got a callback that only another process has."""
         self._callbacks.learn(await self._store.callbacks())

@@ -1,4 +1,4 @@
-"""The completions that no settling brings: of requests whose last entry the app cancelled, or another release settled."""
+"""Completes requests without a settling of this process: the app cancelled their last entry, or another release settled it."""
 
 import asyncio
 import logging
@@ -9,9 +9,9 @@ from uuid import UUID
 from dispatchers.callbacks import CallbackFailed, Callbacks
 from dispatchers.names import did_you_mean
 from dispatchers.pipeline.wakeup import until_set
-from dispatchers.store.callback_plan import described
 from dispatchers.store.protocol import Store
 from dispatchers.store.queries import ACCEPTED_MAX, Accepted
+from dispatchers.telemetry.errors import ErrorReports, described
 from outbox.sql.dialect import is_passing
 
 log = logging.getLogger("outbox.dispatcher")
@@ -21,10 +21,10 @@ RETRY_SECONDS = (2.0, 300.0)
 
 
 class CompletionWorker:
-    """Goes through the accepted requests, a page at a time, and completes those that wait for nothing.
+    """Reads the accepted requests page by page, and completes those whose entries have all ended.
 
-    One whose completion failed is left alone for a while; how long, only this process remembers.
-    away: called with what the database raises; it is tried again.
+    A request whose completion failed is skipped for a while. Only this process stores for how long.
+    away: called with errors of the database, which are retried.
     """
 
     def __init__(
@@ -35,25 +35,27 @@ class CompletionWorker:
         clock: Callable[[], float],
         rng: random.Random,
         away: Callable[[Exception], None],
+        errors: ErrorReports,
     ) -> None:
         self._store = store
         self._callbacks = callbacks
         self._clock = clock
         self._rng = rng
         self._away = away
+        self._errors = errors
         self._after: Accepted | None = None
-        self._failed: dict[UUID, tuple[int, float]] = {}  # how often, and until when it is left alone
+        self._failed: dict[UUID, tuple[int, float]] = {}  # the number of failures, and until when to skip it
         self._unknown: set[str] = set()
 
     async def run_once(self) -> None:
-        """Look at every accepted request once. Raises what the database raises."""
+        """Check every accepted request once. Raises what the database raises."""
         self._after = None
         await self._poll()
         while self._after is not None:
             await self._poll()
 
     async def pump(self, stopping: asyncio.Event) -> None:
-        """Look at a page now and then until `stopping` is set; what has begun then is given up, and nothing of it is kept."""
+        """Check a page at regular times until `stopping` is set. A completion that runs then is cancelled and rolled back."""
         if self._callbacks.complete_requests:
             await until_set(stopping, self._poll_repeatedly())
 
@@ -96,9 +98,18 @@ class CompletionWorker:
     def _report_failed(self, request: Accepted, tries: int, problem: BaseException) -> None:
         first, most = RETRY_SECONDS
         now = self._clock()
-        self._failed = {id: failed for id, failed in self._failed.items() if now < failed[1] + most}  # others' are done
+        self._failed = {
+            id: failed for id, failed in self._failed.items() if now < failed[1] + most
+        }  # forget old failures
         self._failed[request.id] = tries + 1, now + min(first * 2 ** min(tries, 10), most)
-        log.error("request %s: on_completed(%r) raised %s", request.id, request.completion, described(problem))
+        log.error(
+            "request %s: on_completed(%r) raised %s",
+            request.id,
+            request.completion,
+            described(problem),
+            extra={"request_id": str(request.id)},
+        )
+        self._errors.report("completion", problem, request_id=request.id)
 
     def _report_unknown(self, request: Accepted) -> None:
         if request.completion not in self._unknown:
@@ -109,4 +120,5 @@ class CompletionWorker:
                 request.id,
                 request.completion,
                 did_you_mean(request.completion, completions),
+                extra={"request_id": str(request.id)},
             )

@@ -1,6 +1,5 @@
-"""Failover guard: suspends sending while the database's identity contradicts what this process, or a file, remembers."""
+"""Failover guard: suspends sending while the database's identity contradicts the one in this process's memory or in a file."""
 
-import asyncio
 import json
 import logging
 import math
@@ -12,19 +11,20 @@ from pathlib import Path
 
 from dispatchers.database_identity import DatabaseIdentity
 from dispatchers.store.protocol import Store
+from dispatchers.threads import on_own_thread
 from outbox.errors import ConfigurationError, Suspended
 
 log = logging.getLogger("outbox.dispatcher")
 
 REPORT_EVERY_SECONDS = 60.0
-CURRENT_SECONDS = 30.0  # after which a check is too old; an idle dispatcher checks every 5 s
+CURRENT_SECONDS = 30.0  # a check that is older does not count; an idle dispatcher checks every 5 s
 RESUME = "see `outbox status`, then resume with `outbox resume --after-restore`"
 
 
 class FailoverGuard:
     """Checks whether the database is still the same, and suspends sending if it is not.
 
-    env: the deployment's name. file: keeps the database identity outside this process and the database.
+    env: the deployment's name. file: stores the database identity outside this process and the database.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class FailoverGuard:
 
     @property
     def seen(self) -> int:
-        """The number of the last identity known to be committed. Where only an earlier one is stored, nothing is claimed."""
+        """The number of the last committed identity. A claim brings nothing if the database has an earlier one."""
         return 0 if self._known is None else self._known.number
 
     @property
     def is_current(self) -> bool:
-        """Whether the database has answered the last check, a moment ago."""
+        """Whether the last check succeeded, and is recent."""
         return self._clock() - self._checked_at < CURRENT_SECONDS
 
     async def refresh(self) -> None:
-        """Raises what the database raises, and `ConfigurationError` if it is another env's."""
+        """Check the identity. Raises what the database raises, and `ConfigurationError` if it belongs to another env."""
         try:
             checked = await self._store.check_identity(self._env(), self._known)
         except BaseException:
@@ -63,7 +63,8 @@ class FailoverGuard:
         if checked.suspended is None and checked.identity != self._known:
             self._known = checked.identity
             if self._file and checked.identity:
-                await asyncio.to_thread(self._file.write, checked.identity)
+                # Not on a thread of the event loop's: adapters may occupy all of them.
+                await on_own_thread("outbox-identity", self._file.write, checked.identity)
         self.suspended = checked.suspended
 
     def require_trust(self) -> None:
@@ -71,7 +72,7 @@ class FailoverGuard:
             raise Suspended(f"sending is suspended in every dispatcher of this database: {self.suspended}; {RESUME}")
 
     def report(self) -> None:
-        """Log once a minute that sending is suspended, and log when it is resumed."""
+        """Log once a minute while sending is suspended, and once when it is resumed."""
         now = self._clock()
         if self.suspended is not None and (self._reported is None or now - self._reported_at >= REPORT_EVERY_SECONDS):
             self._reported_at = now
@@ -82,13 +83,13 @@ class FailoverGuard:
 
 
 class IdentityFile:
-    """A database identity in a file outside the database, which a restore does not set back."""
+    """A database identity in a file outside the database, so that a restore does not change it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> DatabaseIdentity | None:
-        """Raises ConfigurationError for a malformed file; None if there is no file yet."""
+        """The stored identity; None if there is no file yet. Raises `ConfigurationError` for a malformed file."""
         try:
             stored = json.loads(self._path.read_bytes())
             instants = {

@@ -1,6 +1,6 @@
-"""How this dispatcher's destinations are throttled, as far as it knows, and what it must report to the others. No I/O.
+"""Stores how this dispatcher's destinations are throttled, and what to report to the other dispatchers. No I/O.
 
-The database's rows decide; what is kept here spares it questions whose answer is known.
+The database's rows decide. This copy avoids queries with known answers.
 """
 
 import logging
@@ -33,19 +33,19 @@ from outbox.times import NEVER
 
 log = logging.getLogger("outbox.dispatcher")
 
-BUSY_SECONDS = 0.05  # a row that another dispatcher is deciding about is asked for again then
+BUSY_SECONDS = 0.05  # until the next try, if another dispatcher has locked the destination's row
 UNTHROTTLED = FlowState()
 
 
 def news_of(outcome: Outcome, destination: str) -> News:
-    """What an outcome says about its destination as a whole."""
+    """The news in an outcome about the state of its destination."""
     match outcome:
         case Deferred(account=str() as account) if destination != f"{service_of(destination)}:{account}":
-            return News(answered=True)  # it is running: only one of the accounts that share it is refused
+            return News(answered=True)  # the service works: it refuses only one account
         case Unknown(final=True):
-            return News(answered=True)  # it repeats what it has stored
+            return News(answered=True)  # a repeated answer proves only that the service works
         case Deferred(cooldown=True, after=timedelta() as after) | Unknown(cooldown=True, after=timedelta() as after):
-            return News(cooldown=after)  # it is well, and busy
+            return News(cooldown=after)  # the service works, but is busy
         case Deferred(cooldown=cooldown) | Unknown(cooldown=cooldown):
             return News(failures=1, cooldown=COOLDOWN_DEFAULT if cooldown else None)
         case _:
@@ -55,7 +55,7 @@ def news_of(outcome: Outcome, destination: str) -> News:
 class FlowMonitor:
     """Combines the outcomes of this dispatcher's sends with the flow state in the database.
 
-    limits: by destination. clock: ours, by which `shut_until` counts. rng: spreads those that ask again.
+    limits: by destination. clock: the process's clock, also for `shut_until`. rng: spreads the retries of several processes.
     """
 
     def __init__(self, limits: Mapping[str, Limits], *, clock: Callable[[], float], rng: random.Random) -> None:
@@ -64,17 +64,17 @@ class FlowMonitor:
         self._rng = rng
         self._seen: dict[str, FlowState] = {}
         self._news: dict[str, News] = {}
-        self._reporting: Counter[str] = Counter()  # bad news on its way to the database
+        self._reporting: Counter[str] = Counter()  # failures that an exchange is reporting now
         self._reported: dict[str, str] = {}
         self._probes: dict[str, UUID] = {}
-        self._under_way: dict[tuple[str, UUID], int] = {}  # sends that take a permit that is shared, by their claim
-        self._full: set[str] = set()  # shut for want of a permit, and for nothing else
+        self._under_way: dict[tuple[str, UUID], int] = {}  # sends with a shared permit, by destination and lease token
+        self._full: set[str] = set()  # destinations that are shut only because no permit is free
         self.shut_until: dict[str, float] = {}
 
-    # --- what the sends bring
+    # --- called by the sends
 
     def hear(self, entry: ClaimedEntry, outcome: Outcome) -> None:
-        """No state to update where the destination is unthrottled and the send succeeded."""
+        """Note an outcome. A success for a destination that is not throttled changes nothing."""
         name = entry.destination
         if name not in self._seen and name not in self._news and isinstance(outcome, Delivered):
             return
@@ -84,14 +84,14 @@ class FlowMonitor:
         self._record(name, news)
 
     def end(self, entry: ClaimedEntry) -> None:
-        """Its send has ended. A probe of which nothing was heard leaves its place to another."""
+        """Note that the entry's send has ended. A probe without an outcome is reported: another entry can be the probe."""
         if self._probes and self._probes.get(entry.destination) == entry.lease_token:
             self._record(entry.destination, News(probe=self._probes.pop(entry.destination)))
         if self._under_way and (entry.destination, entry.lease_token) in self._under_way:
             self._free_permit(entry.destination, entry.lease_token)
 
     def _free_permit(self, name: str, token: UUID) -> None:
-        """Its report may come with a claim at once, which uses our own free permit."""
+        """Release a shared permit. The same exchange may report it and use it for a claim, so the destination opens at once."""
         left = self._under_way.pop((name, token)) - 1
         if left:
             self._under_way[name, token] = left
@@ -111,16 +111,16 @@ class FlowMonitor:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to know, even with nothing to settle or to claim."""
+        """Whether an exchange is needed for news only."""
         return bool(self._news)
 
     @property
     def has_unreported_permits(self) -> bool:
-        """Whether there are permits that no send of ours needs any more, and the others do not know."""
+        """Whether free permits are not reported to the other dispatchers yet."""
         return any(news.left for news in self._news.values())
 
     def take(self, quotas: Sequence[Quota]) -> FlowUpdate | None:
-        """What the next exchange is to know and to decide; None for nothing, as nearly always."""
+        """The flow update of the next exchange; None in most cases."""
         decided = [quota.destination for quota in quotas if self._is_decided(quota.destination)]
         if not (self._news or decided):
             return None
@@ -132,9 +132,9 @@ class FlowMonitor:
         return limits_of(self._limits, name).are_shared or (name in self._seen and self._seen[name].breaker != "closed")
 
     def learn(self, flow_update: FlowUpdate, flow_states: FlowStates | None, token: UUID) -> bool:
-        """What came of an exchange; returns whether a destination was opened that was shut.
+        """Note the result of an exchange; returns whether a shut destination has opened.
 
-        News that were not taken, because another held the row, are reported again. token: of the claim.
+        News that was not stored, because another dispatcher had locked the row, is reported again. token: of the claim.
         """
         found = flow_states.of if flow_states is not None else {}
         shut = self.shut_until.keys() & found.keys()
@@ -144,7 +144,9 @@ class FlowMonitor:
                 later = self._news.get(name)
                 self._news[name] = news if later is None else news.then(later)
         urgent = flow_update.decided.union(name for name, news in flow_update.news.items() if news.left)
-        for name in sorted(urgent.difference(found)):  # a seed's run repeats only if theirs is an order
+        for name in sorted(
+            urgent.difference(found)
+        ):  # sorted, so that a simulation with one seed always runs in the same way
             self._full.discard(name)
             self.shut_until[name] = self._clock() + BUSY_SECONDS * (0.5 + self._rng.random())
         if flow_states is not None:
@@ -158,7 +160,7 @@ class FlowMonitor:
         return not shut <= self.shut_until.keys()
 
     def refresh(self, flow_states: FlowStates) -> None:
-        """What a sweep found: of every destination that is not reported of, nothing throttles it any more."""
+        """Store the states that a sweep has read. Destinations without a state are not throttled any more."""
         for name in self._seen.keys() - flow_states.of.keys():
             del self._seen[name]
             self._full.discard(name)
@@ -193,7 +195,7 @@ class FlowMonitor:
             self._reported[name] = reason
             log.warning("destination %r %s", name, text)
 
-    # --- what the dispatcher asks
+    # --- read by the dispatcher
 
     @property
     def throttled(self) -> Mapping[str, str]:
@@ -201,25 +203,25 @@ class FlowMonitor:
         return dict(self._reported)
 
     def opens_in(self, now: float, *, since: float) -> float:
-        """Seconds until the next of those that were shut at `since` may be asked; infinity if none was."""
+        """Seconds until the first destination that was shut at `since` may be asked; infinity if none was shut."""
         return min((max(0.0, until - now) for until in self.shut_until.values() if until > since), default=math.inf)
 
     def is_shut(self, name: str) -> bool:
-        """Whether nothing may be sent to this destination for longer than a dispatcher waits for another one's decision."""
+        """Whether this destination is shut for longer than the short wait for another dispatcher's lock."""
         return self.is_paused(name) or self.shut_until.get(name, 0.0) > self._clock() + 2 * BUSY_SECONDS
 
     def is_paused(self, name: str) -> bool:
-        """Whether an operator has paused its service: a pause of `stripe` pauses its accounts."""
+        """Whether an operator has paused the destination's service: a pause of `stripe` pauses its accounts."""
         return self.shut_until.get(service_of(name)) == math.inf
 
     def is_in_question(self, name: str) -> bool:
-        """Whether the database has not yet decided what follows from a failure: whether it shuts the destination."""
+        """Whether the database has not yet decided if a failure shuts the destination."""
         news = self._news.get(name)
         busy = self.shut_until.get(name, 0.0) > self._clock()
         return busy or name in self._reporting or (news is not None and _is_bad(news))
 
     def memory(self, entry: ClaimedEntry, memory: Memory) -> Memory:
-        """What the policy must know of the service: an entry does not age while its destination is paused."""
+        """The service's memory for the policy: an entry does not age while its destination is paused."""
         if not self._seen:
             return memory
         names = (entry.destination, service_of(entry.destination))

@@ -1,6 +1,6 @@
-"""The heartbeat of a running dispatcher: who it is and what it serves, for `outbox status` and `outbox doctor`.
+"""The heartbeat of a running dispatcher: its process, its operations and what it has sent, for `outbox status` and the dashboard.
 
-It never stops a send: a heartbeat that cannot be written is logged once, and tried again at its next time.
+A heartbeat never stops a send. If it cannot be written, this is logged once, and the next heartbeat is written at its usual time.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass
 from datetime import timedelta
@@ -26,17 +26,22 @@ from dispatchers.store import heartbeats
 from dispatchers.store.heartbeats import BEAT_SECONDS, DispatcherSeen, Heartbeat
 from dispatchers.store.outage_log import cause_of, is_outage
 from dispatchers.store.protocol import Store
+from dispatchers.store.send_counts import add_counts
+from dispatchers.telemetry.tally import Tallied, Tally
 from outbox.times import EPOCH
 
 log = logging.getLogger("outbox.dispatcher")
 
-LEAVE_SECONDS = 1.0  # of the time in which a process that ends closes its connections
+LEAVE_SECONDS = 1.0  # within the time that a process has to close its connections
 
 
 def declared(
     settings: Settings, routes: Routes, callbacks: frozenset[str], connections_max: int | None
 ) -> dict[str, Any]:
-    """What dispatchers of one fleet should have alike. Durations are seconds; the identity file's path is each host's own."""
+    """The settings that should be equal in all dispatchers of a fleet. Durations are seconds.
+
+    The path of the identity file is left out, because it may differ between hosts.
+    """
     own = {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
     del own["identity_file"]
     return own | {
@@ -77,19 +82,25 @@ def _plain(value: Any) -> Any:
 
 
 class Heartbeats:
-    """Writes this process's heartbeat while it runs, and removes it when it stops cleanly. in_flight: how much it sends now."""
+    """Writes this process's heartbeat, and deletes it at a clean stop.
 
-    def __init__(self, store: Store, id: UUID, declared: dict[str, Any], in_flight: Callable[[], int]) -> None:
+    in_flight: returns the number of sends in flight. tally: what it has sent since its last heartbeat.
+    """
+
+    def __init__(
+        self, store: Store, id: UUID, declared: dict[str, Any], in_flight: Callable[[], int], tally: Tally
+    ) -> None:
         self._store = store
         self._declared = json.dumps(declared, sort_keys=True)
         self._in_flight = in_flight
+        self._tally = tally
         self._id = id
         self._is_failing = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Write heartbeats until the end of the block."""
-        beating = asyncio.ensure_future(self._beat_again_and_again())
+        beating = asyncio.ensure_future(self._beat_regularly())
         try:
             yield
         finally:
@@ -98,21 +109,20 @@ class Heartbeats:
                 await beating
 
     async def leave(self) -> None:
-        """Remove it: the process has stopped cleanly. Should that fail, it is taken for dead."""
+        """Delete the heartbeat at a clean stop. If this fails, the process counts as crashed."""
         with suppress(Exception):
             async with asyncio.timeout(LEAVE_SECONDS):
-                await self._store.run(partial(self._work, heartbeats.leave, self._id))
+                await self._store.run(partial(self._leave, self._tally.take()))
 
-    async def _beat_again_and_again(self) -> None:
+    async def _beat_regularly(self) -> None:
         while True:
             await self.beat()
             await asyncio.sleep(BEAT_SECONDS)
 
     def as_seen(self) -> DispatcherSeen:
-        """This process as the others will see it."""
-        return heartbeats.seen(
-            asdict(self._heartbeat()) | {"since": EPOCH, "seen_at": EPOCH}, EPOCH
-        )  # alive, at any time
+        """This process, as the heartbeat shows it to others."""
+        times = {"since": EPOCH, "seen_at": EPOCH}  # with equal times, `is_live` is true
+        return heartbeats.seen(asdict(self._heartbeat()) | times, EPOCH)
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
@@ -125,10 +135,12 @@ class Heartbeats:
         )
 
     async def beat(self) -> None:
-        """Write it once. A failure is logged, unless the claims log it too: an outage."""
+        """Write the heartbeat once. A failure is logged, except an outage, which the claims log."""
+        counts = self._tally.take()
         try:
-            await self._store.run(partial(self._work, heartbeats.beat, self._heartbeat()))
+            await self._store.run(partial(self._write, self._heartbeat(), counts))
         except Exception as error:
+            self._tally.give_back(counts)
             if not (is_outage(error) or self._is_failing):
                 self._is_failing = True
                 log.warning(
@@ -138,8 +150,13 @@ class Heartbeats:
         else:
             self._is_failing = False
 
-    def _work(self, write: Callable[..., None], what: Any, connection: Connection) -> None:
-        write(connection, self._store.tables, what)
+    def _write(self, heartbeat: Heartbeat, counts: Mapping[Tallied, int], connection: Connection) -> None:
+        heartbeats.beat(connection, self._store.tables, heartbeat)
+        add_counts(connection, self._store.tables, counts)
+
+    def _leave(self, counts: Mapping[Tallied, int], connection: Connection) -> None:
+        heartbeats.leave(connection, self._store.tables, self._id)
+        add_counts(connection, self._store.tables, counts)
 
 
 def _version() -> str:

@@ -1,4 +1,4 @@
-"""What came back and must be settled: with the next exchange, or apart from it where another process has locked a row. No I/O."""
+"""Outcomes that must be settled: with the next exchange, or separately if another transaction has locked a row. No I/O."""
 
 import math
 from collections.abc import Callable, Collection, Iterable
@@ -8,16 +8,15 @@ from uuid import UUID
 from dispatchers.decide import store_first
 from dispatchers.transitions import ClaimedEntry, Ending, Lease, Transition
 
-AGAIN_FIRST_SECONDS = 0.02  # until a postponed one is tried again: who has its row locked is a claim, most often
-AGAIN_SECONDS = 0.25  # or an app's transaction, which may be long
-KEEP = timedelta(seconds=5)  # until an outcome that was stored must be settled again
+AGAIN_FIRST_SECONDS = 0.02  # until the first retry: most often a claim, which is short, has locked the row
+AGAIN_SECONDS = 0.25  # between later retries: an app's transaction may take long
+KEEP = timedelta(seconds=5)  # until the next try to settle, after the outcome was stored
 
 
 class OutcomeBuffer:
-    """Outcomes in the order in which they came, and those that were postponed.
+    """Outcomes in the order of their arrival, and postponed ones. clock: in seconds.
 
-    timeout: how long one is postponed, by `clock` in seconds; then its outcome is stored, which needs no other process's
-        row.
+    timeout: how long an outcome is postponed. Then it is only stored, which needs no row that another process locks.
     """
 
     def __init__(self, *, clock: Callable[[], float], timeout: timedelta) -> None:
@@ -25,7 +24,7 @@ class OutcomeBuffer:
         self._timeout_seconds = timeout.total_seconds()
         self._waiting: list[Ending] = []
         self._postponed: list[Ending] = []
-        self._since: dict[Lease, float] = {}  # of those that are postponed, or tried again just now
+        self._since: dict[Lease, float] = {}  # when each was first postponed, also of those that are tried now
         self._again_at = math.inf
 
     def __len__(self) -> int:
@@ -40,10 +39,10 @@ class OutcomeBuffer:
         return taken
 
     def put_back(self, taken: Iterable[Ending]) -> None:
-        """They were not settled, as the database is unavailable."""
+        """Take back outcomes that were not settled, because the database is unavailable."""
         self._waiting[:0] = taken
 
-    # --- those that another process keeps from being settled
+    # --- the postponed outcomes
 
     @property
     def has_postponed(self) -> bool:
@@ -51,11 +50,11 @@ class OutcomeBuffer:
 
     @property
     def again_in(self) -> float:
-        """Seconds until the postponed ones must be tried again; infinity if there are none."""
+        """Seconds until the next retry of the postponed outcomes; infinity if there are none."""
         return max(0.0, self._again_at - self._clock()) if self._postponed else math.inf
 
     def postpone(self, tried: Iterable[Ending], ids: Collection[UUID]) -> None:
-        """Those of `tried` with these ids must be tried again, in a moment; for the others it is over."""
+        """Note the result of a try: the outcomes with these ids are postponed, the others of `tried` are settled."""
         if not (ids or self._since):
             return
         now = self._clock()
@@ -70,7 +69,7 @@ class OutcomeBuffer:
             self._postponed.append(ending)
 
     def take_postponed(self, *, is_final: bool = False) -> list[Ending]:
-        """Those that must be tried again now, if it is time; to be followed by `postpone`."""
+        """The outcomes whose retry is due. Call `postpone` with the result of the retry."""
         now = self._clock()
         if not self._postponed or (now < self._again_at and not is_final):
             return []

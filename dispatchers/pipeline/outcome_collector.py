@@ -1,9 +1,10 @@
-"""Collects the transitions of claimed entries: frees their permits, and settles them in the next batch or with a callback."""
+"""Collects the transitions of claimed entries, releases their permits, and settles them in a batch or with a callback."""
 
 import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import UUID
 
 from dispatchers.callbacks import Callbacks
@@ -30,10 +31,10 @@ MISSING = (
 
 
 class OutcomeCollector:
-    """Receives one event for each claimed entry, `done`, and chooses how the entry is settled.
+    """Gets one call of `done` for each claimed entry, and chooses how the entry is settled.
 
-    outcomes: what the next batches settle. alone: settles the entries that commit together with a callback.
-    news: set for the claim loops when there is something to settle, a claim, a free permit, or a loop's end.
+    outcomes: those for the next batches. alone: settles the entries that commit together with a callback.
+    news: wakes the claim loops when there is an outcome, a new claim, a free permit, or the end of a loop.
     settled_alone: how many entries settled with a callback since `begin`.
     """
 
@@ -68,12 +69,14 @@ class OutcomeCollector:
             callbacks=callbacks,
             ended=self._ended_alone,
             away=outages.failed,
+            trace=activity.trace,
+            errors=activity.errors,
         )
         self.news = asyncio.Event()
         self.settled_alone = 0
 
     def begin(self) -> None:
-        """Start on this event loop: each `asyncio.run` brings another."""
+        """Prepare for this event loop: each `asyncio.run` creates a new one."""
         self.news = asyncio.Event()
         self.settled_alone = 0
         self.alone.begin()
@@ -81,37 +84,38 @@ class OutcomeCollector:
     # --- before the send
 
     def note_claim(self, claimed: Sequence[ClaimedEntry], token: UUID, started: float) -> None:
-        """These entries were claimed with this token; `started`, by our clock, was before the claim."""
+        """Note a claim. token: of the leases. started: the process's clock before the claim."""
         if self._callbacks:
             self.alone.note_claim(token, started)
             for entry in claimed:
                 if self._callbacks.may_call(entry):
                     self._pace.reserve(entry.destination)
 
-    # --- after it
+    # --- after the send
 
     def done(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
-        """The entry no longer needs its permit.
+        """Note that the entry needs its permit no longer.
 
-        outcome: what the adapter answered, if the entry was sent. change: None if the claim is left to its lease's end.
+        outcome: the adapter's answer, if the entry was sent. change: None if the lease must expire by itself.
         """
         if outcome is not None:
             self._flow.hear(entry, outcome)
             self._scheduler.ahead.note_end(entry.destination)
         self._free_permit(entry)
+        trace_context = None if self._activity.trace is None else self._activity.trace.context_of(entry)
         if change is not None:
             self._flow.end(entry)
-            self._settle(entry, change)
+            self._settle(entry, change, trace_context)
 
-    def _settle(self, entry: ClaimedEntry, change: Transition) -> None:
-        """With the next batch, or alone if a callback or its request's completion commits with it."""
+    def _settle(self, entry: ClaimedEntry, change: Transition, trace_context: Any) -> None:
+        """Settle with the next batch, or alone if a callback or the request's completion commits in the same transaction."""
         if self._callbacks and isinstance(change, Settle | MarkUncertain):
             calls = self._callbacks.calls(entry, change)
             if any(calls):
-                # Its permit stays taken, or slow callbacks would let outcomes pile up until their leases end.
+                # Keep its permit: otherwise outcomes would pile up before slow callbacks, and their leases would expire.
                 self._scheduler.reserve(entry.destination)
                 self._pace.reserve(entry.destination)
-                self.alone.start(entry, change, calls)
+                self.alone.start(entry, change, calls, trace_context)
                 return
             if self._callbacks.may_call(entry):
                 self._pace.measure(0.0)
@@ -131,7 +135,7 @@ class OutcomeCollector:
             self._settle_in_batch(entry, result.instead)
         self.settled_alone += result.settled
         self._free_permit(entry)
-        self._scheduler.begin_round()  # its callback may have enqueued something, and others of its kind may be claimed
+        self._scheduler.begin_round()  # the callback may have enqueued entries, and `pace` may allow more claims
 
     def _free_permit(self, entry: ClaimedEntry) -> None:
         self._scheduler.give_back(entry.destination)
@@ -146,11 +150,14 @@ class OutcomeCollector:
         return [self._hand_over(ending) for ending in self.outcomes.take()]
 
     def take_postponed(self, *, is_final: bool) -> list[Ending]:
-        """What must be tried again now because another transaction had locked a row."""
+        """The postponed settlements whose retry is due."""
         return [self._hand_over(ending) for ending in self.outcomes.take_postponed(is_final=is_final)]
 
     def _hand_over(self, ending: Ending) -> Ending:
-        """The ending, or the outcome stored for another process. Decided just before the store is asked, by the same record."""
+        """The ending, or, if only another process has its callback, the outcome to store for that process.
+
+        This is decided just before the exchange, by the recorded callbacks that the exchange compares.
+        """
         entry, change = ending
         if type(change) is Settle and not self._callbacks.is_any_on_record:
             return ending

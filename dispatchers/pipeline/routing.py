@@ -1,4 +1,4 @@
-"""Which adapter serves which operation, and what each declares: checked once, before anything is sent."""
+"""Finds the adapter of an operation, and checks what each adapter declares, once, before anything is sent."""
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -8,6 +8,7 @@ from typing import Any
 from dispatchers.decide import is_repeatable
 from dispatchers.delivery import FOREVER, Adapter, CannotTell, Delivery, KeyFormat, Memory
 from dispatchers.names import did_you_mean, prefixes
+from dispatchers.telemetry.errors import ErrorReports
 from dispatchers.threads import as_async
 from dispatchers.transitions import ClaimedEntry
 from outbox.errors import ConfigurationError
@@ -19,12 +20,16 @@ SEND_THREAD = "outbox-send"
 
 
 class Route:
-    """An adapter as the dispatcher uses it: its declaration as plain values."""
+    """An adapter for the dispatcher, with its declaration as plain values."""
 
-    __slots__ = ("adapter", "encode_key", "find", "form", "is_repeatable", "memory", "name", "send", "timeout_seconds")
+    __slots__ = (
+        *("adapter", "encode_key", "errors", "find", "form", "is_repeatable", "memory", "name", "send"),
+        "timeout_seconds",
+    )
 
-    def __init__(self, name: str, adapter: Adapter, lease: timedelta, margin: timedelta) -> None:
+    def __init__(self, name: str, adapter: Adapter, lease: timedelta, margin: timedelta, errors: ErrorReports) -> None:
         self.name = name
+        self.errors = errors
         self.adapter = adapter
         find = finder_of(adapter)
         self.form = f"{adapter.key_format} {adapter.pinned}".rstrip()
@@ -36,7 +41,7 @@ class Route:
             age_max=adapter.age_max,
             failure_blocks_group=adapter.failure_blocks_group,
             margin=margin,
-            fencing_delay=lease + margin,  # by then a sender that lost its lease has noticed
+            fencing_delay=lease + margin,  # after this delay a sender has noticed that its lease is lost
             can_look_up=find is not None,
             form=self.form,
         )
@@ -47,7 +52,7 @@ class Route:
         self.encode_key = adapter.key_format.encode
 
     def sends_alike(self, entry: ClaimedEntry) -> bool:
-        """Whether `entry` would leave now as it may have left before: under the same key, for the same account and version."""
+        """Whether a send now has the same key, account and version as an earlier send of `entry` may have had."""
         if entry.sent_as in (None, self.form):
             return True
         key_format, _, pinned = entry.sent_as.partition(" ")
@@ -55,22 +60,31 @@ class Route:
             return False
         try:
             return self.adapter.sends_alike(pinned, entry.options)
-        except Exception:  # after the claim: the other entries of the claim must not suffer
+        except Exception as error:  # the entry is claimed already, and other entries with it must still be sent
             log.exception(
                 "the adapter of %r raised in sends_alike() for entry %s; the entry waits", self.name, entry.id
             )
+            self.errors.report("adapter", error, entry)
             return False
 
 
 class Routes:
     """The registered adapters; the longest dotted prefix of an operation's name wins."""
 
-    def __init__(self, adapters: Mapping[str, Adapter], *, lease: timedelta, margin: timedelta) -> None:
+    def __init__(
+        self,
+        adapters: Mapping[str, Adapter],
+        *,
+        lease: timedelta,
+        margin: timedelta,
+        errors: ErrorReports | None = None,
+    ) -> None:
         self._routes: dict[str, Route] = {}
+        self._errors = errors or ErrorReports()
         for name, adapter in adapters.items():
             check_operation(name)
             check_adapter(name, adapter, lease=lease, margin=margin)
-            self._routes[name] = Route(name, adapter, lease, margin)
+            self._routes[name] = Route(name, adapter, lease, margin, self._errors)
         self._found: dict[str, Route | None] = {}
         self.forms = {name: route.form for name, route in self._routes.items()}
         self.windows = [route.memory.window for route in self._routes.values()]
@@ -84,38 +98,38 @@ class Routes:
         return self._routes.values()
 
     def find(self, operation: str) -> Route | None:
-        """The route of `operation`, or None if no one here serves it."""
+        """The route of `operation`, or None if no adapter of this process serves it."""
         if operation not in self._found:
-            if len(self._found) > 10_000:  # names come from rows: keep the memo from growing without end
+            if len(self._found) > 10_000:  # the names come from rows, so the memo needs a limit
                 self._found.clear()
             self._found[operation] = self._longest_prefix(operation)
         return self._found[operation]
 
     def covers(self, name: str) -> bool:
-        """Whether `name`, or an operation below it, may be served here."""
+        """Whether this process may serve `name` or an operation that begins with it."""
         if self.find(name) is not None or any(route.startswith(f"{name}.") for route in self._routes):
             return True
         return self._known_to(name) == name
 
     def suggestion(self, operation: str) -> str:
-        """What an operation that no one here serves was meant to be, as the end of a sentence; empty if nothing is like it."""
+        """A similar name for an operation that this process does not serve, as the end of a sentence; empty if there is none."""
         return did_you_mean(operation, self._routes, self._known_to(operation))
 
     def _known_to(self, operation: str) -> str | None:
-        """What the adapter whose prefix it has knows that is most like it."""
+        """The most similar name that the adapter of the operation's prefix knows."""
         route = self._registered(operation)
         try:
             return None if route is None else route.adapter.nearest(operation)
-        except Exception:  # only a hint, and an adapter need not inherit from `Adapter`
+        except Exception:  # an adapter need not inherit from `Adapter`, and this is only a hint
             return None
 
     def may_look_up(self, operation: str, sent_as: str | None) -> bool:
-        """Whether an entry of `operation` that was sent in this form can be looked up here."""
+        """Whether this process can look up an entry of `operation` that was sent in this form."""
         route = self.find(operation)
         return route is not None and route.memory.can_look_up and sent_as in (None, route.form)
 
     def closing(self) -> list[Callable[[], Awaitable[None]]]:
-        """The adapters' `aclose`, of those that have one."""
+        """The `aclose` methods of the adapters that have one."""
         adapters = {id(route.adapter): route.adapter for route in self._routes.values()}
         return [close for adapter in adapters.values() if (close := getattr(adapter, "aclose", None)) is not None]
 
@@ -125,8 +139,9 @@ class Routes:
             return None
         try:
             return route if route.adapter.serves(operation) else None
-        except Exception:  # after the claim: it must not take the other claims along
+        except Exception as error:  # the entry is claimed already, and other entries with it must still be sent
             log.exception("the adapter of %r raised in serves(%r); the entry waits", route.name, operation)
+            self._errors.report("adapter", error)
             return None
 
     def _registered(self, operation: str) -> Route | None:
@@ -134,7 +149,7 @@ class Routes:
 
 
 def merge(*sources: Mapping[str, Adapter]) -> dict[str, Adapter]:
-    """All adapters together. Raises `ConfigurationError` if a name is registered twice, and for what is no mapping."""
+    """All adapters in one dict. Raises `ConfigurationError` if a name is registered twice, or a source is no mapping."""
     merged: dict[str, Adapter] = {}
     for source in sources:
         if not isinstance(source, Mapping):
@@ -170,7 +185,7 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
             raise refuse(f"its {name_of} must be a positive timedelta, not {value!r}")
     if not isinstance(adapter.attempts_max, int) or adapter.attempts_max < 1:
         raise refuse(f"its attempts_max must be an int of at least 1, not {adapter.attempts_max!r}")
-    for name_of in ("at_least_once", "failure_blocks_group"):  # the text "no" would count as a yes
+    for name_of in ("at_least_once", "failure_blocks_group"):  # the text "no" would count as true
         if not isinstance(getattr(adapter, name_of), bool):
             raise refuse(f"its {name_of} must be True or False, not {getattr(adapter, name_of)!r}")
     if adapter.timeout + margin >= lease:
@@ -195,5 +210,5 @@ def check_adapter(name: str, adapter: Adapter, *, lease: timedelta, margin: time
 
 
 def finder_of(adapter: Adapter) -> Callable[[Delivery], Any] | None:
-    """Its `find`, if it has one: an adapter need not inherit from `Adapter`."""
+    """The adapter's `find`; None if it has none, because an adapter need not inherit from `Adapter`."""
     return getattr(adapter, "find", None)

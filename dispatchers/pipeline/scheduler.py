@@ -1,4 +1,4 @@
-"""Whose turn it is: which destinations to claim for next, how many entries of each, and from which due time on. No I/O."""
+"""Chooses the next destinations to claim for, how many entries of each, and from which due time on. No I/O."""
 
 import math
 from collections import Counter, OrderedDict
@@ -14,28 +14,28 @@ from dispatchers.pipeline.claim_ahead import ClaimAhead
 from dispatchers.transitions import DUE_FROM_SLACK, ClaimedEntry
 from outbox.times import EPOCH
 
-BATCH_ENTRIES_MAX = 500  # storage.md: beyond it a larger claim gains little and holds its lease longer
-DESTINATIONS_MAX = 100  # in one claim; more take turns
-UNSERVED_SECONDS = 10.0  # between two complete reads of a destination with entries that this process does not serve
-LATE_SECONDS = 5.0  # a transaction that takes longer to commit there is seen by the next complete read
-UNSERVED_MAX = 500  # operations: their names come from rows, so the number has a limit
+BATCH_ENTRIES_MAX = 500  # a larger claim saves little, and its entries wait longer for their sends
+DESTINATIONS_MAX = 100  # destinations in one claim; the others follow in the next ones
+UNSERVED_SECONDS = 10.0  # between two full reads of a destination with entries that this process does not serve
+LATE_SECONDS = 5.0  # an entry whose transaction commits later than this is found by the next full read
+UNSERVED_MAX = 500  # operations: their names come from rows, so their number needs a limit
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def entries_max(quotas: Sequence[Quota]) -> int:
-    """How many entries a claim with these quotas may bring."""
+    """The maximal number of entries of a claim with these quotas."""
     return sum(quota.reserved for quota in quotas)
 
 
 class Scheduler:
-    """The destinations in their order, and the permits of each.
+    """The order of the destinations, and the permits of each.
 
-    home: the destinations that are always asked, because adapters are registered for them.
-    permits: sends at once to one destination, permits_of: to those that have a number of their own. permits_in_all: entries
-    claimed at once. ahead: how many are claimed beyond a destination's permits.
-    shut_until: the destinations to which nothing may be sent before then.
-    pace: bounds what is claimed of destinations with callbacks; None where there are no callbacks.
+    home: the destinations of registered adapters, for which every round claims.
+    permits: how many sends to one destination run at the same time. permits_of: other numbers for single destinations.
+    permits_in_all: the total of claimed entries. ahead: how many entries are claimed beyond a destination's permits.
+    shut_until: destinations to which nothing may be sent before a time.
+    pace: limits the claims for destinations with callbacks; None if there are no callbacks.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Scheduler:
         ahead: ClaimAhead | None = None,
     ) -> None:
         self.home = frozenset(home)
-        self._names = OrderedDict.fromkeys(sorted(self.home))  # in the order of their turns
+        self._names = OrderedDict.fromkeys(sorted(self.home))  # in the order of the next claims
         self._permits = permits
         self._own_permits = permits_of
         self._shut_until = shut_until
@@ -62,60 +62,60 @@ class Scheduler:
         self._due_from: dict[str, datetime] = {}
         self._alone_until: dict[str, float] = {}
         self._unserved: dict[str, None] = {}
-        self._read_at: dict[str, float] = {}  # when everything due was last read, where something unserved waits
-        self._asked_at: dict[str, float] = {}  # when such a read began
+        self._read_at: dict[str, float] = {}  # the last full read of each destination with unserved entries
+        self._asked_at: dict[str, float] = {}  # when a full read began
         self._unasked = 0
-        self._hinted: list[str] = []  # the next to be asked, before those whose turn it is
-        self._met: set[str] = set()  # by hints, since the last sweep: it may have begun before their commit
-        self.claims_ahead = False  # `run_once` sends all that is due: nothing may be released for later
+        self._hinted: list[str] = []  # these come before all others
+        self._met: set[str] = set()  # named by hints since the last sweep, which may have begun before the commit
+        self.claims_ahead = False  # false for `run_once`, which must send all due entries and may release none
 
     @property
     def destinations(self) -> Collection[str]:
-        """Those that are asked in turn."""
+        """All known destinations."""
         return tuple(self._names)
 
     @property
     def all_asked(self) -> bool:
-        """Whether every destination was asked since something was last found, or a round began."""
+        """Whether the round is over: every destination was asked, and none brought an entry."""
         return self._unasked <= 0 and not self._hinted
 
     @property
     def is_hinted(self) -> bool:
-        """Whether the next to be asked have new entries."""
+        """Whether hints have named the next destinations."""
         return bool(self._hinted)
 
     def begin_round(self) -> None:
         self._unasked = len(self._names)
 
     def learn(self, found: Iterable[str]) -> None:
-        """Add destinations with entries. The next round also claims entries due before the cursors."""
+        """Set the destinations with entries. The next round also claims entries that are due before the cursors."""
         self._due_from.clear()
         known = self.home.union(found, self._met)
         self._met.clear()
         kept = [name for name in self._names if name in known]
         new = sorted(known.difference(kept))
-        self._names = OrderedDict.fromkeys([*new, *kept])  # new ones come first, the others keep their turn
+        self._names = OrderedDict.fromkeys([*new, *kept])  # new ones come first, the others keep their order
         self.ahead.forget_all_but(known)
         self.begin_round()
 
     def meet(self, found: Iterable[str]) -> None:
-        """These destinations have new entries: they are asked next, and alone unless a round is under way."""
+        """Claim next for these destinations, which have new entries. If no round is running, claim for no others."""
         names = set(found)
         self._met |= names
         self._names.update(dict.fromkeys(sorted(names.difference(self._names))))
         self._hinted = sorted(names.union(self._hinted))
 
     def permits_of(self, name: str) -> int:
-        """How many entries of this destination may be sent at once."""
+        """How many entries of this destination may be sent at the same time."""
         return self._own_permits.get(name) or self._own_permits.get(service_of(name), self._permits)
 
     @property
     def unserved(self) -> list[str] | None:
-        """The operations that claims pass over, with what only a newer release can read; None while none was met."""
+        """The operations that claims must pass over; None if no unserved entry was met. See `ClaimRequest.unserved`."""
         return list(self._unserved) if self._read_at else None
 
     def pass_over(self, operation: str | None, destination: str) -> None:
-        """Something waits there that this process does not serve: it is left for others, and costs next to nothing.
+        """Pass over an operation that this process does not serve, so that its entries cost hardly any reads.
 
         operation: None for an entry that only a newer release can read.
         """
@@ -126,14 +126,14 @@ class Scheduler:
             self._unserved[operation] = None
 
     def leave_alone(self, name: str, until: float) -> None:
-        """Nothing of this destination is served here; others may."""
+        """Do not claim for a destination until this time, because this process serves none of its operations."""
         self._alone_until[name] = until
 
     def take(self, now: float) -> list[Quota]:
-        """The next quotas, whose permits are taken until `give_back`; fewer than there are permits, or none.
+        """The next quotas. Their permits are taken until `give_back`.
 
-        Half of what a destination may have at most, so that one half is sent while the other is settled and claimed. Together
-        they may be more than what is free in all: few destinations have so much, and many with little fill a claim, too.
+        A quota is at most half of the destination's permits, so that one half is sent while the other half is settled and
+        claimed. The sum may be more than the free total, because few destinations have so many due entries.
         """
         quotas: list[Quota] = []
         most_in_all = free = min(self._permits_in_all - self._taken_in_all, BATCH_ENTRIES_MAX)
@@ -160,7 +160,7 @@ class Scheduler:
         return quotas
 
     def _next_names(self) -> Iterator[str]:
-        """Those that hints have named; then those whose turn it is, unless no round is under way."""
+        """The destinations named by hints; then, while a round is running, the other ones in their order."""
         is_round = self._unasked > 0 or not self._hinted
         asked: set[str] = set()
         while self._hinted and len(asked) < DESTINATIONS_MAX:
@@ -185,12 +185,12 @@ class Scheduler:
         passed_over: int = 0,
         hints_follow: bool = False,
     ) -> bool:
-        """What the quotas brought: permits that stay empty are given back. Returns whether the next round begins.
+        """Note the result of a claim, and give unused permits back. Returns whether the next round begins.
 
-        It begins after each claim that brought something, as more may be due. hints_follow: whether hints report what becomes due
-        later; then it begins only where half of a limit was reached, as quotas are rounded on their way to the database.
-        passed_over: what was claimed beside `claimed`. A full claim may not have come to the last destinations: they keep their
-        turn.
+        A round begins after each claim that brought entries, because more may be due. hints_follow: whether hints announce new
+        entries; then a round begins only if half of a quota was used (not all of it, because the claim rounds quotas).
+        passed_over: how many entries were claimed beside `claimed`. If the claim is full, its last destinations may not have
+        been asked, so they come first again.
         """
         self.give_all_back(quotas)
         counts = Counter([entry.destination for entry in claimed])
@@ -223,26 +223,26 @@ class Scheduler:
                 self._unasked += 1
 
     def _note_reads(self, quotas: Sequence[Quota]) -> None:
-        """Nothing that is served here was found in these reads."""
+        """Note full reads that found no entry which this process serves."""
         for quota in quotas:
             if quota.recent is None and quota.destination in self._read_at:
-                asked_at = self._asked_at.get(quota.destination, -math.inf)  # before anything unserved was met there
+                asked_at = self._asked_at.get(quota.destination, -math.inf)  # unserved entries were unknown then
                 self._read_at[quota.destination] = asked_at
 
     def give_all_back(self, quotas: Sequence[Quota]) -> None:
-        """The permits of these quotas, of which nothing is known: the claim failed."""
+        """Give back the permits of a claim that failed."""
         for quota in quotas:
             self._free(quota.destination, quota.permits, quota.reserved)
             if quota.called_back:
                 self._pace.give_back(quota.destination, quota.permits)
 
     def reserve(self, name: str, permits: int = 1) -> None:
-        """Keep more permits taken: for an entry that was claimed, or whose send has ended but not its settling."""
+        """Take permits for entries that were claimed, or that are sent but not settled yet."""
         self._taken[name] += permits
         self._taken_in_all += permits
 
     def give_back(self, name: str) -> None:
-        """The permit of an entry that needs it no longer."""
+        """Give back the permit of an entry that does not need it any more."""
         self._free(name, 1, 1)
 
     def _free(self, name: str, permits: int, reserved: int) -> None:
@@ -252,7 +252,7 @@ class Scheduler:
             del self._taken[name]
 
     def _recent(self, name: str, now: float) -> timedelta | None:
-        """How long ago an entry may have become due without having been seen; None: read everything that is due."""
+        """How far back the next claim must read the due times; None for a full read."""
         read_at = self._read_at.get(name)
         if read_at is None:
             return None

@@ -1,4 +1,4 @@
-"""Entries that were claimed ahead: each waits until one of its destination's sends has ended. No I/O."""
+"""The queue of entries that were claimed ahead: each waits until a send to its destination has ended. No I/O."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection
@@ -8,14 +8,14 @@ from dispatchers.pipeline.routing import Route
 from dispatchers.transitions import ClaimedEntry, Lookup, Send
 
 Work: TypeAlias = tuple[ClaimedEntry, Route, Send | Lookup, float]
-"""An entry that was claimed, its adapter, what to do, and our clock before the claim."""
+"""A claimed entry, its adapter, whether to send it or look it up, and the process's clock before the claim."""
 
 WAIT_SECONDS: Final = 1.0
-"""Ten times what an entry claimed ahead should wait: its destination has become slow, and others may send it sooner."""
+"""Ten times the usual wait of an entry claimed ahead: its destination has become slow, and others may send it sooner."""
 
 
 class SendQueue:
-    """permits_of: how many entries of a destination may be sent at once. clock: ours, in seconds."""
+    """permits_of: how many entries of a destination may be sent at the same time. clock: the process's clock, in seconds."""
 
     def __init__(self, permits_of: Callable[[str], int], clock: Callable[[], float]) -> None:
         self._permits_of = permits_of
@@ -28,7 +28,7 @@ class SendQueue:
         return name not in self._waiting and self._sending[name] < self._permits_of(name)
 
     def begin(self, work: Work) -> bool:
-        """Whether it may be sent now. Else it waits here."""
+        """Return True if the entry may be sent now; otherwise put it into the queue."""
         name = work[0].destination
         if self.is_free(name):
             self._sending[name] += 1
@@ -37,28 +37,28 @@ class SendQueue:
         return False
 
     def end(self, name: str) -> None:
-        """A send to this destination has ended."""
+        """Note that a send to this destination has ended."""
         self._sending[name] -= 1
         if not self._sending[name]:
             del self._sending[name]
 
     @property
     def sending(self) -> dict[str, int]:
-        """How many sends to each destination have begun and not ended."""
+        """How many sends to each destination are running."""
         return dict(self._sending)
 
     @property
     def waiting(self) -> dict[str, int]:
-        """How many entries wait here for each destination."""
+        """How many entries wait for each destination."""
         return {name: len(waiting) for name, waiting in self._waiting.items()}
 
     @property
     def destinations(self) -> Collection[str]:
-        """Those for which something waits now."""
+        """The destinations with waiting entries."""
         return self._waiting.keys()
 
     def next(self, name: str) -> Work | None:
-        """The next one that waits for this destination, if it may be sent now."""
+        """Take the next waiting entry of this destination, if it may be sent now."""
         waiting = self._waiting.get(name)
         if waiting is None or self._sending[name] >= self._permits_of(name):
             return None
@@ -69,11 +69,11 @@ class SendQueue:
         return work
 
     def take(self, name: str) -> deque[Work]:
-        """Those that wait for this destination. They are not sent."""
+        """Take all waiting entries of this destination; they are not sent."""
         return self._waiting.pop(name)
 
     def take_late(self) -> list[Work]:
-        """Those that wait for a destination for which one has waited too long."""
+        """Take the waiting entries of each destination whose first entry has waited too long."""
         since = self._clock() - WAIT_SECONDS
         late = [name for name, waiting in self._waiting.items() if waiting[0][3] < since]
         return [work for name in late for work in self._waiting.pop(name)]

@@ -1,4 +1,4 @@
-"""The sends and status lookups in flight: each within its lease and its deadline, whatever its adapter does."""
+"""Runs sends and status lookups, each within its lease and its deadline, even if the adapter hangs."""
 
 import asyncio
 import logging
@@ -19,6 +19,7 @@ from dispatchers.pipeline.routing import Route
 from dispatchers.pipeline.send_queue import SendQueue, Work
 from dispatchers.sanitize import storable, storable_finding
 from dispatchers.store.protocol import Store
+from dispatchers.telemetry.log_ids import work_on
 from dispatchers.telemetry.tracing import GuardedTrace
 from dispatchers.transitions import ClaimedEntry, Lookup, Release, Send, Transition
 from outbox.keys import Keyring, Tag, derive_tag
@@ -27,16 +28,16 @@ log = logging.getLogger("outbox.dispatcher")
 
 IDLE = math.inf
 STOPPED = "the process stopped before it was sent"
-WATCH_SECONDS = 0.05  # how late a send may be cancelled
-ABANDON_SECONDS = 1.0  # how long an adapter may take to notice that it was cancelled
+WATCH_SECONDS = 0.05  # a send is cancelled at most this long after its deadline
+ABANDON_SECONDS = 1.0  # how long an adapter may take to end after it was cancelled
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A task that makes one send after the other. deadline: of the present one, on the event loop's clock.
+    """A task that runs one send after another. deadline: of the present send, on the event loop's clock.
 
-    overdue: the present send was cancelled for its deadline. outcome: what its adapter answered.
-    wake: what it waits on while it has nothing to send.
+    overdue: the present send was cancelled at its deadline. outcome: the adapter's answer.
+    wake: the future that it awaits while it has nothing to send.
     """
 
     deadline: float = IDLE
@@ -49,9 +50,9 @@ class Worker:
 class Sender:
     """Runs sends and status lookups, and reports the transition of each.
 
-    done: called with each entry whose send has ended, with its adapter's answer and its transition, if there are any.
-    keyring: asked only for a later key epoch. flow: knows which destinations were paused.
-    permits_of: how many entries of a destination may be sent at once; those beyond were claimed ahead, and wait.
+    done: called at the end of each send, with the entry, the adapter's answer and the transition, if there are any.
+    keyring: called only for a later key epoch. flow: stores which destinations were paused.
+    permits_of: how many entries of a destination may be sent at the same time. Entries claimed ahead wait.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Sender:
         self._ask = self._answer if activity.trace is None else partial(self._traced, activity.trace)
         self._ready: deque[Work] = deque()
         self._queue = SendQueue(permits_of, clock)
-        self._working: dict[Worker, None] = {}  # no set: a seed's run repeats only if theirs is an order
+        self._working: dict[Worker, None] = {}  # a dict keeps the order: a seed must repeat its run
         self._idle: list[Worker] = []
         self._called = False
         self._watch: asyncio.Task[None] | None = None
@@ -91,12 +92,12 @@ class Sender:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there are entries that were claimed ahead."""
+        """Whether entries that were claimed ahead wait."""
         return bool(self._queue.destinations)
 
     @property
     def in_flight(self) -> Mapping[str, int]:
-        """How many sends and lookups of each destination are under way."""
+        """How many sends and lookups of each destination are running."""
         return self._queue.sending
 
     @property
@@ -107,7 +108,7 @@ class Sender:
     def start(self, claims: Iterable[Work]) -> None:
         """Send these entries, or look them up."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # workers die with their event loop, and each `asyncio.run` brings another
+        if loop is not self._loop:  # workers end with their event loop, and each `asyncio.run` creates a new one
             self._loop, self._idle, self._watch, self._called = loop, [], None, False
         for claim in claims:
             self._under_way += 1
@@ -120,21 +121,21 @@ class Sender:
             self._watch = loop.create_task(self._cancel_overdue(loop))
 
     def follow(self) -> None:
-        """Send what waited for the database's decision about its destination."""
+        """Send the entries that waited until the database had decided about their destination."""
         if self._queue.destinations and self._loop is not None:
             for name in list(self._queue.destinations):
                 self._follow(name)
             self._set_to_work(self._loop)
 
     async def finish(self, grace: timedelta) -> None:
-        """Wait for what is in flight, and cancel it after `grace`."""
+        """Wait for the sends in flight, and cancel them after `grace`."""
         if self._under_way:
             self._all_back = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._all_back], timeout=grace.total_seconds())
         await self.abandon()
 
     async def abandon(self) -> None:
-        """Cancel what is in flight. It is in doubt, and the next claim finds it so when its lease has ended."""
+        """Cancel the sends in flight. Their entries are in doubt; the next claim after their leases records that."""
         self._release(self._queue.take_all(), STOPPED)
         while self._ready:
             entry, *_ = self._ready.popleft()
@@ -153,9 +154,9 @@ class Sender:
     # --- the workers
 
     def _set_to_work(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wake or start one more worker. It calls the next one before its own send may have to wait.
+        """Wake or start one more worker. Before a worker's own send may wait, it wakes the next one.
 
-        So there are as many workers as sends that wait; one or two do all sends that need not wait.
+        So there are as many workers as waiting sends. One or two workers run all sends that do not wait.
         """
         if not self._ready or self._called:
             return
@@ -189,7 +190,7 @@ class Sender:
             self._working.pop(worker, None)
 
     async def _cancel_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One task for all workers: a timer for each send would cost as much as the rest of the send."""
+        """Cancel overdue sends, in one task for all workers: a timer for each send would double the cost of a send."""
         while self._under_way:
             await asyncio.sleep(WATCH_SECONDS)
             self._release(self._queue.take_late(), "its destination has become slow")
@@ -206,8 +207,9 @@ class Sender:
         self, worker: Worker, entry: ClaimedEntry, route: Route, step: Send | Lookup, started: float
     ) -> None:
         change: Transition | None = None
+        work_on(entry)
         try:
-            # First: it may ask the database, and no time may pass between the checks and the call.
+            # Get the tag first, because this may query the database: no time may pass between the checks below and the send.
             tag = Tag(entry.tag) if entry.key_epoch == 0 else await self._tag_of_epoch(worker, entry)
             delivery = None if tag is None else _delivery(entry, route, tag, worker.deadline)
             before = step.before if isinstance(step, Send) else None
@@ -215,14 +217,16 @@ class Sender:
                 change = too_late(entry, route.memory, now)
             else:
                 change = await self._ask_in_time(worker, entry, route, step, delivery, started)
-        except Exception:  # a defect of ours: its lease ends, and it counts as unknown
+        except Exception as error:  # a bug in this library: the lease expires, and the outcome counts as unknown
             log.exception(
                 "entry %s (%s): internal error; its lease will expire, and a dispatcher will claim it again",
                 entry.id,
                 entry.operation,
             )
+            self._activity.errors.report("dispatcher", error, entry)
         finally:
             outcome, worker.outcome = worker.outcome, None
+            work_on(None)
             self._end(entry, outcome, change)
 
     def _end(self, entry: ClaimedEntry, outcome: Outcome | None, change: Transition | None) -> None:
@@ -232,9 +236,9 @@ class Sender:
             self._follow(entry.destination)
 
     def _follow(self, name: str) -> None:
-        """Send what was claimed ahead for this destination, as far as its permits go.
+        """Send the entries that were claimed ahead for this destination, as far as its permits allow.
 
-        After a failure it waits until the database has decided what follows: as if it had not been claimed ahead.
+        After a failure they wait until the database has decided, as if they had not been claimed ahead.
         """
         if self._flow.is_shut(name):
             self._release(self._queue.take(name), "its destination is paused")
@@ -253,15 +257,16 @@ class Sender:
         self._done(entry, outcome, change)
 
     async def _tag_of_epoch(self, worker: Worker, entry: ClaimedEntry) -> Tag | None:
-        """The tag of a later key epoch, after a "send again": only the first epoch's is stored. None if it is unavailable."""
+        """The tag of a later key epoch. Only the first epoch's tag is stored, so this one is derived; None if that fails."""
         try:
             return derive_tag(self._keyring(), entry.kid, await self._store.key_fields(entry.id), entry.key_epoch)
         except asyncio.CancelledError:
             if not _is_overdue_only(worker):
                 raise
             log.warning("entry %s (%s): timed out while deriving its key", entry.id, entry.operation)
-        except Exception:
+        except Exception as error:
             log.exception("entry %s (%s) cannot be sent: deriving its key failed", entry.id, entry.operation)
+            self._activity.errors.report("dispatcher", error, entry)
         return None
 
     async def _ask_in_time(
@@ -273,20 +278,20 @@ class Sender:
         delivery: Delivery | None,
         started: float,
     ) -> Transition:
-        """Send it or look it up, unless the lease could end before the answer: then another process may have it already."""
+        """Send the entry or look it up. If the lease could end before the answer, release it: another process may claim it."""
         began = self._clock()
         if began - started > self._usable_seconds - route.timeout_seconds:
             return Release("its lease was nearly over when it could be sent")
         if isinstance(step, Lookup):
             finding = await self._finding(worker, entry, route, delivery, started)
-            if self._activity.is_observed and delivery is not None:
+            if delivery is not None:
                 self._note(entry, finding, began, started)
             memory, now = self._flow.memory(entry, route.memory), self._database_now(entry, started)
             return decide_lookup(entry, step.state, finding, memory, now, self._rng.random())
         outcome = await self._outcome(worker, entry, route, delivery)
-        if self._activity.is_observed and delivery is not None:
+        if delivery is not None:
             self._note(entry, outcome, began, started)
-        if isinstance(outcome, Delivered):  # neither the time nor the jitter counts
+        if isinstance(outcome, Delivered):  # neither the time nor the jitter matters for it
             return decide(entry, outcome, route.memory, entry.leased_at, 0.0)
         memory = self._flow.memory(entry, route.memory)
         return decide(entry, outcome, memory, self._database_now(entry, started), self._rng.random())
@@ -319,7 +324,8 @@ class Sender:
         ask: Callable[[Delivery], Any],
         delivery: Delivery,
     ) -> Any:
-        end, result = trace.begin(delivery, entry.destination, is_lookup=ask is route.find), None
+        delivery, end = trace.attempt(delivery, entry, is_lookup=ask is route.find)
+        result = None
         try:
             answer = await self._answer(worker, entry, route, ask, delivery)
             result = result_of(answer)
@@ -330,7 +336,7 @@ class Sender:
     async def _answer(
         self, worker: Worker, entry: ClaimedEntry, route: Route, ask: Callable[[Delivery], Any], delivery: Delivery
     ) -> Any:
-        """The adapter's answer. An exception proves nothing about the remote service."""
+        """The adapter's answer; `Unknown` after an exception, which proves nothing about the remote service."""
         try:
             return await ask(delivery)
         except asyncio.CancelledError:
@@ -341,20 +347,21 @@ class Sender:
             )
         except (Exception, BaseExceptionGroup, SystemExit) as error:
             log.exception("the adapter of %r raised for entry %s", route.name, entry.id)
+            self._activity.errors.report("adapter", error, entry)
             return Unknown(f"the adapter raised {type(error).__name__}")
 
     def _database_now(self, entry: ClaimedEntry, started: float) -> datetime:
-        """The database's time: its clock at the lease's start, and our own since before it. Never too early."""
+        """The database's time, never too early: its clock at the lease's start, plus the time since before the claim."""
         return entry.leased_at + timedelta(seconds=self._clock() - started)
 
 
 def _is_overdue_only(worker: Worker) -> bool:
-    """Whether only the deadline has cancelled it, if anything has."""
+    """Whether nothing but the deadline has cancelled the worker."""
     return (worker.task.cancelling() if worker.task is not None else 0) <= worker.overdue
 
 
 def _delivery(entry: ClaimedEntry, route: Route, tag: Tag, deadline: float) -> Delivery | None:
-    """None if it cannot be made into one; the reason is logged."""
+    """The delivery for the adapter; None if it cannot be made, for a reason that is logged."""
     try:
         return Delivery(
             entry.id,

@@ -1,4 +1,4 @@
-"""Settles the entries that commit alone, each with a callback or with the completion of its request."""
+"""Settles entries in transactions of their own, each with a callback or with the completion of its request."""
 
 import asyncio
 import logging
@@ -13,23 +13,27 @@ from uuid import UUID
 from dispatchers.callbacks import CallbackFailed, CallbackOverdue, Callbacks, Calls, CompletionFailed
 from dispatchers.decide import hand_over, keep, release
 from dispatchers.pipeline.callback_pace import CallbackPace
-from dispatchers.store.callback_plan import described
 from dispatchers.store.ordering import NextIsLocked
 from dispatchers.store.protocol import CallbacksChanged, Store
+from dispatchers.telemetry.errors import ErrorReports, Where, described
+from dispatchers.telemetry.log_ids import work_on
+from dispatchers.telemetry.tracing import GuardedTrace
 from dispatchers.transitions import ClaimedEntry, End, Lease, Transition
 from outbox.sql.dialect import is_passing
 
 log = logging.getLogger("outbox.dispatcher")
 
 STORE_RETRY_SECONDS = (0.1, 5.0)
-ABANDON_SECONDS = 1.0  # how long an async callback may take to notice that it was cancelled
-REPORT_SECONDS = 60.0  # between two reports that callbacks are too slow for their leases
+ABANDON_SECONDS = 1.0  # how long an async callback may take to end after it was cancelled
+REPORT_SECONDS = 60.0  # between two warnings that callbacks are too slow for the leases
 
 
 class Waiting(NamedTuple):
     """An entry that must settle with its callback.
 
-    until: our clock when it is released, because its lease is nearly over. tries: how often the database was away.
+    until: when to release it, by the process's clock, because its lease ends soon. tries: how often the database was
+    unavailable.
+    trace_context: of the span of the attempt before it; None if there was none, or it was not traced.
     """
 
     entry: ClaimedEntry
@@ -37,10 +41,11 @@ class Waiting(NamedTuple):
     calls: Calls
     until: float
     tries: int = 0
+    trace_context: Any = None
 
 
 class Result(NamedTuple):
-    """Whether an entry settled, and else the transition that a batch stores instead, or whether its lease was lost."""
+    """The result of a settlement. instead: the transition that a batch stores instead. is_lost: the lease was lost."""
 
     settled: bool
     instead: Transition | None = None
@@ -48,11 +53,11 @@ class Result(NamedTuple):
 
 
 class SettlementWorker:
-    """Settles entries together with their callbacks, a few at once.
+    """Settles entries together with their callbacks, a few at the same time.
 
-    at_once: how many callbacks run at the same time. usable: how long after its claim an entry may wait for its turn; then its
-    outcome is stored, and the entry is released for any dispatcher. clock: ours, in seconds.
-    callbacks: knows which callbacks only another process has. ended: called after each entry, with its result. away: called with
+    at_once: how many callbacks run at the same time. usable: how long after its claim an entry may wait; then its
+    outcome is stored, and the entry is released for any dispatcher. clock: the process's clock, in seconds.
+    callbacks: shows which callbacks only another process has. ended: called after each entry, with its result. away: called with
     the error when the database is unavailable; the settlement is retried.
     """
 
@@ -68,6 +73,8 @@ class SettlementWorker:
         callbacks: Callbacks,
         ended: Callable[[Waiting, Result], None],
         away: Callable[[Exception], None],
+        trace: GuardedTrace | None,
+        errors: ErrorReports,
     ) -> None:
         self._store = store
         self._pace = pace
@@ -78,11 +85,13 @@ class SettlementWorker:
         self._callbacks = callbacks
         self._ended = ended
         self._away = away
-        self._until: dict[UUID, float] = {}  # of each claim, by its lease token, in the order of the claims
+        self._trace = trace
+        self._errors = errors
+        self._until: dict[UUID, float] = {}  # the end of each claim by its lease token, in the order of the claims
         self._waiting: deque[Waiting] = deque()
         self._delayed: dict[Lease, tuple[asyncio.TimerHandle, Waiting]] = {}
         self._at_work = 0
-        self._workers: dict[asyncio.Task[Any], None] = {}  # no set: a seed's run repeats only if theirs is an order
+        self._workers: dict[asyncio.Task[Any], None] = {}  # a dict keeps the order: a seed must repeat its run
         self._loop: asyncio.AbstractEventLoop | None = None
         self._release_timer: asyncio.TimerHandle | None = None
         self._release_at = math.inf
@@ -92,7 +101,7 @@ class SettlementWorker:
         return len(self._waiting) + len(self._delayed) + self._at_work
 
     def begin(self) -> None:
-        """Continue on this event loop: workers and timers end with their loop, and each `asyncio.run` brings another."""
+        """Continue on this event loop: workers and timers end with their loop, and each `asyncio.run` creates a new one."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._workers, self._at_work, self._release_timer = loop, {}, 0, None
@@ -103,32 +112,33 @@ class SettlementWorker:
             self._watch_lease(waiting, loop)
 
     def note_claim(self, token: UUID, started: float) -> None:
-        """The leases with this token count from `started`, by our clock."""
+        """Note a claim: leases with this token count from `started`, by the process's clock."""
         for other, until in list(self._until.items()):
             if until > started:
                 break
             del self._until[other]
         self._until[token] = started + self._usable_seconds
 
-    def start(self, entry: ClaimedEntry, end: End, calls: Calls) -> None:
+    def start(self, entry: ClaimedEntry, end: End, calls: Calls, trace_context: Any = None) -> None:
         loop = asyncio.get_running_loop()
-        waiting = Waiting(entry, end, calls, until=self._until.get(entry.lease_token, self._clock()))
+        until = self._until.get(entry.lease_token, self._clock())
+        waiting = Waiting(entry, end, calls, until, trace_context=trace_context)
         self._waiting.append(waiting)
         self._set_to_work(loop)
         self._watch_lease(waiting, loop)
 
     async def finish(self, grace: timedelta) -> None:
-        """Wait for the callbacks, and give up after `grace`."""
+        """Wait for the callbacks, at most for `grace`."""
         until = self._clock() + grace.total_seconds()
         while self and (left := until - self._clock()) > 0:
             if self._workers:
                 await asyncio.wait(self._workers, timeout=left)
-            else:  # all of them wait for the database
+            else:  # all entries wait for the database
                 await asyncio.sleep(min(left, STORE_RETRY_SECONDS[0]))
         await self.abandon()
 
     async def abandon(self) -> None:
-        """Stop. Where no callback has begun, the outcome is stored; one that has begun may still commit, or its lease expires."""
+        """Stop. Outcomes whose callback has not begun are stored. A running callback may commit; otherwise its lease expires."""
         not_begun = [*self._waiting, *self._stop_delays()]
         self._waiting = deque()
         for worker in self._workers:
@@ -149,16 +159,16 @@ class SettlementWorker:
             self._release_timer = None
         return [waiting for _, waiting in delayed.values()]
 
-    # --- those whose leases are nearly over
+    # --- entries whose leases end soon
 
     def _watch_lease(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
-        """Release it when its lease is nearly over and it still waits. One timer for all: that of the earliest."""
+        """Release the entry if it still waits shortly before its lease ends. One timer serves all entries: for the earliest."""
         if self._release_timer is not None:
             if waiting.until >= self._release_at:
                 return
             self._release_timer.cancel()
         self._release_at = waiting.until
-        seconds = max(waiting.until - self._clock(), STORE_RETRY_SECONDS[0])  # an idle worker takes it first
+        seconds = max(waiting.until - self._clock(), STORE_RETRY_SECONDS[0])  # so that an idle worker can take it first
         self._release_timer = loop.call_later(seconds, self._release_late, loop)
 
     def _all_waiting(self) -> Iterable[Waiting]:
@@ -204,12 +214,14 @@ class SettlementWorker:
             while self._waiting:
                 waiting = self._waiting.popleft()
                 self._at_work += 1
+                work_on(waiting.entry)
                 try:
                     result = await self._settle_one(waiting, loop)
                 except asyncio.CancelledError:
-                    self._waiting.appendleft(waiting)  # there may be another event loop yet
+                    self._waiting.appendleft(waiting)  # another event loop may continue
                     raise
                 finally:
+                    work_on(None)
                     self._at_work -= 1
                 if result is not None:
                     self._ended(waiting, result)
@@ -218,11 +230,23 @@ class SettlementWorker:
                 workers.pop(me, None)
 
     async def _settle_one(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> Result | None:
-        """The result; None if the database is unavailable or another transaction has locked a row: it is tried again."""
+        """The result; None if the database is unavailable or another transaction has locked a row, so that it must be retried."""
+        if (missing := self._callbacks.missing(waiting.entry, waiting.end)) is not None:
+            return Result(False, hand_over(waiting.end, missing))
+        if self._trace is None:
+            return await self._commit_one(waiting, loop)
+        ended, traced = self._trace.callback(waiting.entry, waiting.trace_context), None
+        try:
+            result = await self._commit_one(waiting, loop)
+            traced = _traced_as(result)
+            return result
+        finally:
+            ended(traced)
+
+    async def _commit_one(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> Result | None:
+        """Settle it in one transaction with what its callback writes."""
         entry, end, calls = waiting.entry, waiting.end, waiting.calls
         began = self._clock()
-        if (missing := self._callbacks.missing(entry, end)) is not None:
-            return Result(False, hand_over(end, missing))
         try:
             settled = await self._store.settle_with(entry, end, calls)
         except CallbackFailed as failed:
@@ -234,7 +258,7 @@ class SettlementWorker:
             return None
         except Exception as error:
             is_locked = isinstance(error, NextIsLocked)
-            if not (is_locked or is_passing(error)):  # what the callback wrote is refused at the commit
+            if not (is_locked or is_passing(error)):  # the commit refused what the callback wrote
                 what = CallbackFailed.what if calls.ended is not None else CompletionFailed.what
                 return self._keep_failed(entry, end, what, error)
             if not is_locked:
@@ -245,7 +269,7 @@ class SettlementWorker:
         return Result(settled, is_lost=not settled)
 
     async def _learn_patiently(self) -> None:
-        """Read the record of callbacks again. If the database is unavailable, the next try finds the record changed again."""
+        """Read the recorded callbacks again. If the database is unavailable, the next settlement causes another try."""
         try:
             self._callbacks.learn(await self._store.callbacks())
         except Exception as error:
@@ -253,7 +277,7 @@ class SettlementWorker:
                 raise
 
     def _try_later(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
-        """The outcome is known and must not be lost: it is settled when the database is back, or stored in a batch then."""
+        """Retry later: the outcome is known and must not be lost. When the database is available, it is settled or stored."""
         first, most = STORE_RETRY_SECONDS
         seconds = min(first * 2 ** min(waiting.tries, 10), most) * (0.5 + self._rng.random() / 2)
         again = waiting._replace(tries=waiting.tries + 1)
@@ -265,7 +289,8 @@ class SettlementWorker:
         self._waiting.append(waiting)
         self._set_to_work(loop)
 
-    def _keep_failed(self, entry: ClaimedEntry, end: End, what: str, problem: BaseException) -> Result:
+    def _keep_failed(self, entry: ClaimedEntry, end: End, what: Where, problem: BaseException) -> Result:
+        self._errors.report(what, problem, entry, text=problem.report if isinstance(problem, CallbackOverdue) else None)
         summary = problem.summary if isinstance(problem, CallbackOverdue) else f"raised {type(problem).__name__}"
         change = keep(entry, end, f"its {what} {summary}", self._rng.random())
         log.error(
@@ -278,3 +303,10 @@ class SettlementWorker:
             change.delay.total_seconds(),
         )
         return Result(False, change)
+
+
+def _traced_as(result: Result | None) -> str:
+    """The result, as the span of a callback shows it."""
+    if result is None:
+        return "postponed"
+    return "settled" if result.settled else "lost" if result.is_lost else "failed"

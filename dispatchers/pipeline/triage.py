@@ -1,4 +1,4 @@
-"""Sorts the entries of a claim: sends and status lookups go to the sender, every other transition ends the lease at once."""
+"""Sorts the entries of a claim: the sender gets sends and status lookups; every other transition ends the lease at once."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -13,15 +13,15 @@ from dispatchers.pipeline.unserved_log import UnservedLog
 from dispatchers.transitions import ClaimedEntry, Lookup, Plan, Release, Send, Transition
 from outbox.sql.schema import SCHEMA_VERSION
 
-_AT_THE_SERVICE = (Send, Lookup)  # a union costs each entry as much as all of `plan`
-UNSERVED_SECONDS = 5.0  # how long this process claims nothing of a destination of which it serves nothing
+_AT_THE_SERVICE = (Send, Lookup)  # isinstance with a union would cost each entry as much as `plan`
+UNSERVED_SECONDS = 5.0  # pause of the claims for a destination of which this process serves nothing
 
 
 class Triage:
-    """Asks `plan` for each claimed entry, and acts on the answer.
+    """Calls `plan` for each claimed entry, and executes the result.
 
-    env: this process's, which is the database's. flow: knows which destinations were paused. done: called with each entry that is
-    not sent.
+    env: of this process, which is also the database's. flow: stores which destinations were paused. done: called for each entry
+    that is not sent.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Triage:
         self._reports = UnservedLog(clock)
 
     def sort(self, claimed: Iterable[ClaimedEntry], started: float) -> Iterator[Work]:
-        """The entries that this process sends or looks up. started: our clock before the claim."""
+        """The entries to send or to look up. started: the process's clock before the claim."""
         env = self._env()
         for entry in claimed:
             route = self._routes.find(entry.operation)
@@ -57,7 +57,7 @@ class Triage:
                 continue
             if not route.is_repeatable:
                 self._scheduler.ahead.exclude(entry.destination)
-            if entry.deliveries == 1 and not entry.maybe_sent:  # no rule asks for the jitter, a pause or the form
+            if entry.deliveries == 1 and not entry.maybe_sent:  # no rule needs the jitter, a pause or the form
                 step = plan(entry, route.memory, entry.leased_at, 0.0, env=env, alike=True)
             else:
                 step = self._plan_again(entry, route, env)
@@ -72,7 +72,7 @@ class Triage:
         return plan(entry, memory, entry.leased_at, self._rng.random(), env=env, alike=alike)
 
     def _leave_unserved(self, entry: ClaimedEntry) -> None:
-        """Another process may serve it. A destination of which nothing is served here is left to the others."""
+        """Leave the entry for other processes. If this one serves nothing of its destination, stop claiming there for a while."""
         self._scheduler.pass_over(entry.operation, entry.destination)
         if entry.destination not in self._scheduler.home:
             self._scheduler.leave_alone(entry.destination, self._clock() + UNSERVED_SECONDS)

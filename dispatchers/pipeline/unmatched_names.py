@@ -1,4 +1,4 @@
-"""Names in a dispatcher's settings that match nothing that it serves: without this, a slip would show in production only."""
+"""Finds names in a dispatcher's settings that match no operation or destination, so that a typing error shows at the start."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +9,7 @@ from dispatchers.pipeline.routing import Routes
 
 
 def unmatched(routes: Routes, callbacks: Iterable[tuple[Kind, str]], limits: Iterable[str]) -> Iterator[str]:
-    """A warning for each callback of an operation that is not served here, and each limit of a destination that is not."""
+    """A warning for each callback, and each limit, that matches no operation or destination of this dispatcher."""
     for kind, name in callbacks:
         if kind != "on_completed" and not routes.covers(name):
             yield (

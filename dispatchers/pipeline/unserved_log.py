@@ -6,25 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from dispatchers.telemetry.log_ids import of_entry
 from dispatchers.transitions import ClaimedEntry
 
 log = logging.getLogger("outbox.dispatcher")
 
 REPORT_SECONDS = 60.0
-OPERATIONS_MAX = 1000  # names come from rows: the memory for them must be bounded
+OPERATIONS_MAX = 1000  # the names come from rows, so their number needs a limit
 ENTRIES_MAX = 10_000
 
 
 @dataclass(slots=True)
 class Report:
-    """reported_at: by our clock. unreported: the entries skipped since then, up to ENTRIES_MAX."""
+    """reported_at: by the process's clock. unreported: the entries skipped since then, up to `ENTRIES_MAX`."""
 
     reported_at: float = -math.inf
     unreported: set[UUID] = field(default_factory=set)
 
 
 class UnservedLog:
-    """Per operation: when it was last logged, by `clock` in seconds, and which entries were skipped since."""
+    """Stores for each operation when it was last logged, and which entries were skipped since. clock: in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -42,6 +43,6 @@ class UnservedLog:
             return
         others = len(report.unreported - {entry.id})
         addition = f"; {others} more entries of this operation wait too" if others else ""
-        log.warning("entry %s (%s) waits: %s%s", entry.id, entry.operation, reason, addition)
+        log.warning("entry %s (%s) waits: %s%s", entry.id, entry.operation, reason, addition, extra=of_entry(entry))
         report.reported_at = now
         report.unreported.clear()

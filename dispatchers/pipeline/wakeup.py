@@ -1,7 +1,7 @@
-"""Wakes the claim loops when apps have committed entries, and says how long they may rest while hints arrive.
+"""Wakes the claim loops when apps have committed entries, and decides how long the loops may rest while hints arrive.
 
-Hints only save time: with or without them every entry is found by asking the database. They are believed to arrive after one
-that this dispatcher sent to itself, over an ordinary connection, has come back; and for as long as the next ones do.
+Hints only save time: polling finds every entry without them. The dispatcher tests its connection: it sends a hint to itself
+over an ordinary connection. It relies on hints only while these tests succeed.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from outbox.sql.hint_messages import Due, Hint, merged, process_token
 
 log = logging.getLogger("outbox.dispatcher")
 
-POLLS_RESTED = 4  # an idle dispatcher that hears hints asks so much more seldom: by default once a second
-HELPERS_REST = 10  # how much longer than the first loop the others then rest before they ask
+POLLS_RESTED = 5  # with hints, the time between two polls is multiplied by this: by default 1.25 s
+HELPERS_REST = 10  # the other loops rest this many times longer than the first one
 PROBE_SECONDS = 30.0  # between two tests of a connection that listens
-ECHO_SECONDS = 5.0  # until a test has failed
-RETRY_SECONDS = (1.0, 60.0)  # until the next try to listen, doubling up to the second
-APART_SECONDS = 0.02  # between two hints that are followed, if the earlier one brought no entry
+ECHO_SECONDS = 5.0  # after this time a test has failed
+RETRY_SECONDS = (1.0, 60.0)  # until the next try to listen: first this long, then doubled up to the second value
+APART_SECONDS = 0.02  # between two claims after hints, if the earlier one brought no entry
 
 
 _NOTHING: Due = frozenset()
 
 
 class Heard(NamedTuple):
-    """What the hints since the last look were about. destinations: None for "anywhere"."""
+    """The hints since the last `take`. destinations: None for any destination."""
 
     destinations: frozenset[str] | None
 
@@ -36,7 +36,7 @@ class Heard(NamedTuple):
 class Wakeup:
     """hinted: set when there is a hint that `take` has not returned yet.
 
-    listener: None where there is nothing to listen to. serves: whether this dispatcher serves an operation.
+    listener: None if hints are off. serves: whether this dispatcher serves an operation.
     poll: how long an idle dispatcher rests without hints.
     """
 
@@ -57,7 +57,7 @@ class Wakeup:
         self.is_listening = False
 
     def begin(self) -> None:
-        """Start on this event loop."""
+        """Prepare for this event loop."""
         self.hinted, self._echo = asyncio.Event(), asyncio.Event()
         self._due, self.is_listening = _NOTHING, False
 
@@ -65,15 +65,12 @@ class Wakeup:
 
     @property
     def rest_seconds(self) -> float:
-        """How long an idle dispatcher rests before it asks by itself."""
+        """How long an idle dispatcher rests between two polls."""
         return self._poll * POLLS_RESTED if self.is_listening else self._poll
 
     def polls_at(self, jitter: float, *, is_first: bool) -> float:
-        """When a loop that rests asks for everything by itself. What the first loop asks for hints does not put that off.
-
-        jitter: from 0 to 1.
-        """
-        least = 0.75 if self.is_listening else 0.5  # polls without hints are rather too soon than too late
+        """When a resting loop polls. Claims for hints do not delay the first loop's poll. jitter: from 0 to 1."""
+        least = 0.75 if self.is_listening else 0.5  # without hints a poll may come sooner
         resting = self.rest_seconds * (least + jitter / 2)
         if not is_first:
             return self._clock() + (resting * HELPERS_REST if self.is_listening else resting)
@@ -81,7 +78,7 @@ class Wakeup:
         return self._poll_at
 
     def polled(self) -> None:
-        """The first loop has begun to ask for everything."""
+        """Note that the first loop polls now."""
         self._poll_at = math.inf
 
     def take(self) -> Heard | None:
@@ -93,18 +90,18 @@ class Wakeup:
         return Heard(None if due is None else frozenset([destination for destination, _ in due]))
 
     def asked(self, claimed: int) -> None:
-        """A claim has brought so much. One after a hint that brought nothing: others were faster, and hints are collected for
-        a moment, so that many dispatchers do not ask for each entry of one.
+        """Note how many entries a claim has brought. If a claim after a hint brings none, other dispatchers were faster. Hints
+        are then collected for a moment, so that many dispatchers do not claim for every single entry.
         """
         if self._is_followed and not claimed:
             self._quiet_until = self._clock() + APART_SECONDS
         self._is_followed = False
 
     def hint_again_in(self, seconds: float) -> None:
-        """A hint of anything came too early to be followed."""
+        """Repeat a hint for any destination after this time, because it came too early."""
         asyncio.get_running_loop().call_later(seconds, self._follow, None)
 
-    # --- what is heard
+    # --- received hints
 
     def _hear(self, hint: Hint) -> None:
         if hint.probe is not None:
@@ -114,7 +111,7 @@ class Wakeup:
             self._follow(hint.due)
 
     def _follow(self, due: Due) -> None:
-        """What is served elsewhere is left to those who are woken there: to claim it first would only keep them from it."""
+        """Follow a hint, unless only other dispatchers serve the operation: a claim here would only delay them."""
         if due is not None:
             due = frozenset([pair for pair in due if self._serves(pair[1])])
             if not due:
@@ -138,7 +135,7 @@ class Wakeup:
         loop = asyncio.get_running_loop()
 
         def heard_here(due: Due) -> None:
-            with suppress(RuntimeError):  # the loop has just been closed
+            with suppress(RuntimeError):  # the event loop was closed just now
                 loop.call_soon_threadsafe(self._follow, due)
 
         with self._listener.heard_here(heard_here):
@@ -149,7 +146,7 @@ class Wakeup:
 
     async def _listen_again_and_again(self, listener: Listener) -> None:
         if not listener.can_listen:
-            await asyncio.Event().wait()  # only this process's own hints are heard
+            await asyncio.Event().wait()  # only hints of this process arrive
         first, most = RETRY_SECONDS
         tries = 0
         while True:
@@ -159,11 +156,11 @@ class Wakeup:
                 tries = 0 if self.is_listening else tries + 1
                 self.is_listening = False
                 self._report_silence(error)
-                self._follow(None)  # what was hinted at meanwhile was not heard
+                self._follow(None)  # hints were lost meanwhile, so check all destinations
             await asyncio.sleep(min(first * 2 ** min(tries, 10), most))
 
     async def _listen(self, listener: Listener) -> None:
-        """Listen until the connection is lost, or a hint of our own does not come back. Raises either way."""
+        """Listen until the connection is lost or a test hint does not come back. It ends with an exception in both cases."""
         async with listener.listening(self._hear) as lost:
             while True:
                 await self._prove(listener, lost)
@@ -217,7 +214,7 @@ async def until_set(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) ->
 
 
 async def first_set(*events: asyncio.Event, seconds: float) -> None:
-    """Wait for one of them, but so long at most; infinity for as long as it takes."""
+    """Wait until one of the events is set, at most `seconds`, which may be infinity."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=None if seconds == math.inf else seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,14 +1,13 @@
-"""What is called in a transaction that settles an entry, or completes an accepted request: in turn, and what goes between."""
+"""The app's functions that run in a transaction which settles an entry or completes an accepted request, and their order."""
 
 import asyncio
-import traceback
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from dispatchers.callbacks import (
@@ -25,14 +24,13 @@ from dispatchers.callbacks import (
 )
 from dispatchers.transitions import ClaimedEntry, End
 from outbox.configuration import Configuration
-from outbox.errors import OutboxError
 from outbox.requests.accepted import answer_accepted, lock_complete
 from outbox.session import flush_all, hint_after_commit
 from outbox.sql.dialect import CONFLICTS, LOCK_NOT_AVAILABLE, sqlstate
 
 
 class Call(NamedTuple):
-    """A function of the app's, what it is handed beside the session, and what it is called when it fails."""
+    """A call of the app's function with the session and `argument`. failure: the exception class to raise if it fails."""
 
     function: Function
     argument: Any
@@ -40,7 +38,7 @@ class Call(NamedTuple):
 
 
 Calling: TypeAlias = Generator[Call, None, bool]
-"""Yields what must be called next, works on the connection between, and returns whether it has done what it is for."""
+"""Yields the calls one after another, and uses the connection between them. Returns whether it settled or completed."""
 
 
 def call_settled(
@@ -51,7 +49,7 @@ def call_settled(
     end: End,
     calls: Calls,
 ) -> Calling:
-    """After the settling of `claimed`: its callback; then, if it was its request's last entry, the completion."""
+    """Run the callback of the settled entry, and then the completion of its request if this was the last entry."""
     if calls.ended is not None:
         yield Call(calls.ended, prepare(connection, configuration, session, claimed, end))
     if calls.completed is not None and claimed.record_id is not None:
@@ -62,7 +60,7 @@ def call_settled(
 def call_completed(
     connection: Connection, configuration: Configuration, session: Session, record_id: UUID, function: OnCompleted
 ) -> Calling:
-    """Have the accepted request's final response built, if every entry of it has ended, and store it."""
+    """Store the final response of the accepted request, which `function` builds. Do nothing if an entry has not ended yet."""
     row = lock_complete(connection, configuration.tables, record_id)
     if row is None:
         return False
@@ -75,7 +73,7 @@ def call_completed(
 
 
 def call_at_once(session: Session, connection: Connection, call: Call) -> None:
-    """Call a sync function, with what it leaves to be flushed. Raises `call.failure` for whatever it raises."""
+    """Call a sync function, and flush its session. Raises `call.failure` for every exception of the function."""
     with named_failures(connection, call.failure):
         require_no_awaitable(call.function(session, call.argument))
         flush_all(session)
@@ -85,7 +83,7 @@ def call_at_once(session: Session, connection: Connection, call: Call) -> None:
 
 @contextmanager
 def named_failures(connection: Connection, failure: type[CallbackFailed]) -> Iterator[None]:
-    """Raise `failure` for what the app's function raises. What the database did to its transaction is raised as it is."""
+    """Raise `failure` for the exceptions of the app's function. Errors of the database pass through unchanged."""
     try:
         yield
     except asyncio.CancelledError as error:
@@ -103,7 +101,7 @@ def named_failures(connection: Connection, failure: type[CallbackFailed]) -> Ite
 
 
 def is_of_the_database(connection: Connection, error: Exception) -> bool:
-    """Whether the callback may succeed later as it is: the database has ended its connection, is full, or preferred another."""
+    """Whether the callback may succeed later without a change: the database closed the connection, is full, or had a conflict."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, ConnectionError) and connection.invalidated
     if connection.dialect.name == "sqlite":
@@ -112,31 +110,16 @@ def is_of_the_database(connection: Connection, error: Exception) -> bool:
     return connection.invalidated or (code is not None and code.startswith(_PASSING_IN_A_STATEMENT))
 
 
-# PostgreSQL, appendix A: victims of a conflict, resources, lock_timeout. Of a lost connection our own says so: the callback may
-# have another one, to another database.
+# PostgreSQL, appendix A: victims of a conflict, resources, lock_timeout. Codes of lost connections are not in the list: the
+# callback may use a connection to another database, so only the state of our own connection counts.
 _PASSING_IN_A_STATEMENT = (*CONFLICTS, "53", LOCK_NOT_AVAILABLE)
 _SQLITE_PASSING = (5, 6, 10, 13)  # sqlite.org/rescode.html: BUSY, LOCKED, IOERR, FULL
 
 
 def _is_being_cancelled() -> bool:
-    """Whether a CancelledError is ours; a callback may bring one of its own."""
+    """Whether our own task is being cancelled: a callback may also raise a CancelledError of its own."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # on a thread without an event loop
         return False
     return task is not None and task.cancelling() > 0
-
-
-def described(error: BaseException) -> str:
-    """The error with its trace, for the log. Others' texts are left out: they show rows, parameters and payloads."""
-    text = f": {error}" if isinstance(error, OutboxError) else ""
-    code = sqlstate(getattr(error, "orig", None))
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    return f"{type(error).__name__}{f' {code}' if code else ''}{text}\n{frames}{_cause(error)}".rstrip()
-
-
-def _cause(error: BaseException) -> str:
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if cause is None or isinstance(error, SQLAlchemyError):  # below it is the driver's error, whose code is reported
-        return ""
-    return f"after {described(cause)}"

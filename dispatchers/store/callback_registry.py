@@ -1,10 +1,10 @@
-"""The callbacks on record: which ones some dispatcher of this database has registered, now or in an earlier deploy.
+"""The recorded callbacks: those that any dispatcher of this database has registered, now or in an earlier deploy.
 
-An entry whose callback is on record settles only in a process that has that callback. A process that does not have it stores the
-outcome and names the callback in the entry's row of the queue; the processes that have it search there for their names.
+If an entry's callback is recorded, only a process with this callback settles the entry. Another process stores the outcome and
+writes the callback's name into the entry's queue row. A process with the callback searches the queue for its names.
 
-A name is the callback's kind and what it was registered for: `on_settled bank.charge`. `on_completed` is not among them: what
-answers a request is in the request's record.
+A name is the callback's kind and its operation or prefix: `on_settled bank.charge`. `on_completed` is not recorded here, because
+the request's record names its completion.
 """
 
 from collections.abc import Collection
@@ -23,11 +23,11 @@ TAKE_OVER_MAX = 1000  # in one transaction
 
 
 def register(connection: Connection, tables: Tables, names: Collection[str]) -> frozenset[str]:
-    """Put these on record, as a dispatcher that has them starts; returns all that are on record."""
+    """Record these callbacks of a dispatcher that starts; returns all recorded callbacks."""
     callback = tables.callback
     on_conflict = {"index_elements": ["name"], "set_": {"started_at": clock()}}
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    for name in sorted(names):  # in one order for all that start at once
+    for name in sorted(names):  # in one order, so that two dispatchers that start together do not deadlock
         started = dialect.insert(callback).values(name=name, recorded_at=clock(), started_at=clock())
         connection.execute(started.on_conflict_do_update(**on_conflict))
     _release_unserved_callbacks(connection, tables)
@@ -35,9 +35,9 @@ def register(connection: Connection, tables: Tables, names: Collection[str]) -> 
 
 
 def _release_unserved_callbacks(connection: Connection, tables: Tables) -> int:
-    """Let any process settle what waits for a callback that is not on record; returns how many entries.
+    """Let any process settle the entries that wait for a callback without a record; returns how many.
 
-    Also when a process starts: an entry may have been handed over just when its callback was forgotten.
+    This also runs when a process starts, because an entry may begin to wait at the moment when its callback is forgotten.
     """
     read_by_index(connection)
     queue = tables.queue
@@ -51,7 +51,7 @@ def read(connection: Connection, tables: Tables) -> frozenset[str]:
 
 
 def take_over(connection: Connection, tables: Tables, names: Collection[str]) -> int:
-    """Make entries due that wait for one of these callbacks, for those that have it; returns how many."""
+    """Make the entries due that wait for one of these callbacks; returns how many."""
     read_by_index(connection)
     queue = tables.queue
     waits = queue.c.callback.in_(sorted(names)), queue.c.lease_token.is_(None), queue.c.due_at > clock()
@@ -63,8 +63,8 @@ def take_over(connection: Connection, tables: Tables, names: Collection[str]) ->
 
 
 def forget(connection: Connection, tables: Tables, name: str) -> int | None:
-    """Take a callback off the record. Returns how many entries waited for it, which now settle without it; None if it was not
-    on record.
+    """Delete a callback's record. Returns how many entries waited for the callback and now settle without it; None if there
+    was no record.
     """
     if not connection.execute(delete(tables.callback).where(tables.callback.c.name == name)).rowcount:
         return None
@@ -72,14 +72,17 @@ def forget(connection: Connection, tables: Tables, name: str) -> int | None:
 
 
 def is_due(connection: Connection, tables: Tables, kind: str, operation: str) -> bool:
-    """Whether a callback of this kind is on record for the operation, or for the beginning of its name."""
+    """Whether a callback of this kind is recorded for the operation or for one of its prefixes."""
     on_record = read(connection, tables)
     return any(f"{kind} {name}" in on_record for name in prefixes(operation))
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackOnRecord:
-    """recorded_at: when a dispatcher first had it. started_at: when the last one that has it started. waiting: entries."""
+    """A recorded callback.
+
+    recorded_at: when a dispatcher with it first started. started_at: when one last started. waiting: how many entries wait.
+    """
 
     name: str
     recorded_at: datetime
@@ -88,22 +91,22 @@ class CallbackOnRecord:
 
 
 def list_all(connection: Connection, tables: Tables) -> list[CallbackOnRecord]:
-    """By name, each with how many entries wait for a dispatcher that has it."""
+    """All recorded callbacks by name."""
     queue, callback = tables.queue, tables.callback
     waiting = select(func.count()).where(queue.c.callback == callback.c.name).scalar_subquery()
     listed = select(callback.c.name, callback.c.recorded_at, callback.c.started_at, waiting).order_by(callback.c.name)
     return [CallbackOnRecord(*row) for row in connection.execute(listed)]
 
 
-# --- what a settlement asks: whether the record still is what this process has read
+# --- for the settlements, which check whether the recorded callbacks are still those that this process has read
 
 
 def summary(names: Collection[str]) -> str:
-    """The whole record as one text."""
+    """All names as one text."""
     return ",".join(sorted(names))
 
 
 def summary_sql(tables: Tables) -> str:
-    """The registered names as a PostgreSQL array."""
+    """The SQL expression for `summary` of the recorded names, in PostgreSQL."""
     listed = "string_agg(c.name, ',' ORDER BY c.name COLLATE \"C\")"
     return f"COALESCE((SELECT {listed} FROM {quoted_table(tables.callback)} AS c), '')"

@@ -1,7 +1,7 @@
 """The transactions in which the app's callbacks run: on a thread or on the event loop, each callback with a deadline.
 
-A callback that is overdue is given up. An async one is cancelled; a sync one keeps its thread until it returns. Its transaction
-is ended by the server in any case, so that it keeps no locks, no worker, and no rows from vacuum.
+The dispatcher gives up a callback that is overdue. It cancels an async one; a sync one keeps its thread until it returns. In
+both cases the server ends the transaction, so that it keeps no locks, occupies no worker, and does not hinder vacuum.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ log = logging.getLogger("outbox.dispatcher")
 Result = TypeVar("Result")
 
 CALLBACK_TIMEOUT = timedelta(seconds=30)
-FRAMES_MAX = 8  # of a callback that hangs, from its own on
+FRAMES_MAX = 8  # frames of a hanging callback that the log shows, from its own function on
 ABANDON_SECONDS = 1.0  # how long an async callback may take to notice that it was cancelled
 
 
 class Backend(NamedTuple):
-    """A transaction as PostgreSQL's other sessions see it."""
+    """A transaction as other PostgreSQL sessions identify it."""
 
     pid: int
     began: datetime
 
 
 class Run:
-    """One such transaction, as the one who works in it and the one who waits for it both see it."""
+    """One such transaction. Two threads use it: one runs the callback, the other waits for the deadline."""
 
     def __init__(self, timeout: timedelta) -> None:
         self.seconds = timeout.total_seconds()
@@ -56,8 +56,8 @@ class Run:
 
     @contextlib.contextmanager
     def calling(self, connection: Connection, call: Call) -> Iterator[None]:
-        """Time what is called inside. Raises `call.failure` at its end if it was given up meanwhile, as nothing may commit, or if
-        the server ended it at the same limit.
+        """Measure the call in the block. If the call was given up, or the server ended it at the same limit, raise `call.failure`
+        at the end of the block, so that nothing commits.
         """
         with self._lock:
             self.call, self._connection, self._thread = call, connection, threading.get_ident()
@@ -75,7 +75,7 @@ class Run:
                     raise self.overdue()
 
     def seconds_left(self) -> float:
-        """Until the running callback is overdue, or until it is worth asking again."""
+        """Until the running callback is overdue; between two callbacks a whole timeout."""
         with self._lock:
             if self._connection is None:
                 return self.seconds
@@ -90,7 +90,7 @@ class Run:
             return True
 
     def detach(self) -> Any:
-        """Take the driver's connection of a running callback out of its pool, which opens another one when it needs one."""
+        """Take the connection of a running callback out of its pool. The pool can then open another one."""
         with self._lock:
             if self._connection is None:
                 return None
@@ -100,7 +100,7 @@ class Run:
             return raw
 
     def overdue(self, place: str = "") -> Exception:
-        """What is raised when the callback was given up."""
+        """The exception for a callback that was given up."""
         call = self.call
         assert call is not None
         error = call.failure()
@@ -108,7 +108,7 @@ class Run:
         return error
 
     def place(self) -> str:
-        """Where its thread is now: files, lines and names, no values."""
+        """Where the callback's thread is now: files, lines and names, but no values."""
         frame = sys._current_frames().get(self._thread)
         if frame is None:
             return ""
@@ -120,7 +120,7 @@ class Run:
 class CallbackTransactions:
     """Runs callbacks in transactions at the engine's own isolation level.
 
-    timeout: how long a callback may take. schema: of our tables. run: does work in a transaction of its own.
+    timeout: how long a callback may take. schema: of our tables. run: runs work in another transaction.
     """
 
     def __init__(
@@ -137,19 +137,19 @@ class CallbackTransactions:
         self._timeout = timeout
         self._schema = schema
         self._run = run
-        limits = Guards(statement=timeout, silence=timeout)  # what it waits for is the app's: no lock_timeout
+        limits = Guards(statement=timeout, silence=timeout)  # no lock_timeout: the app decides how long it waits
         self._begin = text(f"SELECT pg_backend_pid(), now(), {limits.sql}")
 
     async def run(self, begin: Callable[[Connection, Session], Calling]) -> bool:
-        """Call what `begin` yields, one after another in one transaction; returns what it returns.
+        """Call the functions that `begin` yields, one after another in one transaction; returns its result.
 
-        On an engine in autocommit mode it is a transaction at READ COMMITTED. Raises `CallbackFailed`, and what the database
-        raises.
+        An engine in autocommit mode gets a transaction at READ COMMITTED. Raises `CallbackFailed`, and what the database raises.
         """
         run = Run(self._timeout)
         if self._async_engine is not None:
             return await self._finish(run, asyncio.ensure_future(self._run_async(run, begin)))
-        working = on_own_thread("outbox-callback", self._run_on_thread, run, begin)  # a user's: it may hang
+        # A thread of its own, because the app's function may hang.
+        working = on_own_thread("outbox-callback", self._run_on_thread, run, begin)
         return await self._finish(run, asyncio.ensure_future(working))
 
     async def _finish(self, run: Run, working: "asyncio.Future[bool]") -> bool:
@@ -174,7 +174,7 @@ class CallbackTransactions:
             await self._end(run)
             working.cancel()
         elif not working.cancelled():
-            working.exception()  # it is the one that is raised here
+            working.exception()  # `overdue` replaces it
         raise overdue
 
     async def _end(self, run: Run) -> None:
@@ -185,7 +185,7 @@ class CallbackTransactions:
                 await self._run(lambda other: other.execute(_TERMINATE, backend._asdict()))
             elif raw is not None:
                 await on_own_thread("outbox-callback-end", raw.close)
-        except Exception as error:  # the limits that the transaction began with end it then
+        except Exception as error:  # then the server's limits end the transaction
             log.warning("cannot end the transaction of a callback that timed out: %s", type(error).__name__)
 
     def _run_on_thread(self, run: Run, begin: Callable[[Connection, Session], Calling]) -> bool:
@@ -225,7 +225,7 @@ class CallbackTransactions:
             return bool(call)
 
     def _prepare(self, connection: Connection) -> Backend | None:
-        """Set the server's own limits, by which it ends what this process cannot end any more."""
+        """Set the server's limits: they end the transaction if this process cannot do it any more."""
         require_transaction(connection, self._schema)
         if connection.dialect.name != "postgresql":
             return None
@@ -242,4 +242,4 @@ def _next(calling: Calling) -> Call | bool:
 _TERMINATE = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = :pid AND xact_start = CAST(:began AS timestamptz)"
 )
-"""Only while it is in that transaction: with a pooler the session may serve another client by now."""
+"""Compares the transaction's start, because with a pooler the session may serve another client by now."""

@@ -1,4 +1,4 @@
-"""What a dispatcher asks its store for."""
+"""The request of a dispatcher to its store for entries."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from outbox.times import NEVER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """What a dispatcher claims: at most `entries_max` in all, the first destinations first.
+    """What a dispatcher wants to claim: `entries_max` entries at most, beginning with the first quotas.
 
-    token: random, new for each claim. cutoff: only what was due by then.
-    forms: what an operation's first send is pinned to, by dotted prefix.
-    completions: whether to ask who answers the entries' requests; else `record_id` and `completion` may stay None.
-    callbacks: the names of those that this process has; an entry that waits for another one is passed over.
-    seen: the number of the last database identity that this process has seen; nothing is claimed where the stored number is
-        lower.
-    flow_update: what to store for the destinations, and to decide under their rows' lock; None for nothing.
-    unserved: operations that this process does not serve. Their entries are passed over, as are those that only a newer release
-        can read, unless an operator has cancelled them. None while none of either was met.
-    only: the entries that may be claimed; None for any.
+    token: random, new for each claim. cutoff: entries that are due later are not claimed.
+    forms: the form to store at an operation's first send, by dotted prefix.
+    completions: whether to read which completion answers an entry's request; otherwise `record_id` and `completion` may be None.
+    callbacks: the names of this process's callbacks. An entry that waits for another callback is not claimed.
+    seen: the number of the last database identity that this process has seen. If the stored number is lower, nothing is
+        claimed, because the database was set back.
+    flow_update: what to store and to decide for the destinations while their rows are locked; None for nothing.
+    unserved: operations that this process does not serve. Their entries are not claimed, nor are entries that only a newer
+        release can read; except those that an operator has cancelled. None until the process meets such an entry.
+    only: the ids of the entries that may be claimed; None for any.
     """
 
     quotas: Sequence[Quota]

@@ -1,4 +1,4 @@
-"""A claimed row of the queue as a `ClaimedEntry`: its JSON is parsed here, and nowhere else."""
+"""Makes a `ClaimedEntry` of a claimed row, and parses the row's JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,19 @@ _make = ClaimedEntry._make
 
 
 def claimed_entry(row: Sequence[Any], token: UUID) -> ClaimedEntry:
-    """row: the fields of `ClaimedEntry` in their order, without the token; its last three are texts of JSON.
+    """row: the fields of `ClaimedEntry` in their order, without the token; the last three are JSON texts.
 
-    Raises `ValueError` for a text that cannot be read: the claim fails, and the row is then set aside.
+    Raises `ValueError` for a text that cannot be read. The claim then fails, and the store suspends the entry.
     """
-    if row[-3] is None and row[-2] == row[-1] == "{}":  # most
+    if row[-3] is None and row[-2] == row[-1] == "{}":  # true of most rows
         return _make((*row[:-3], NOTHING_STORED, _EMPTY, _EMPTY, token))
     return _make((*row[:-3], read_outcome(row[-3]), read_object(row[-2]), read_object(row[-1]), token))
 
 
 def read_object(text: str) -> Mapping[str, Any]:
-    """A stored JSON object; most are empty."""
     if text == "{}":
         return _EMPTY
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError("the stored JSON is not an object")  # of a row, not of a caller
+        raise ValueError("the stored JSON is not an object")  # the stored row is wrong, so no `InvalidValue`
     return value

@@ -26,7 +26,7 @@ from outbox.sql.identifiers import quoted_table
 from outbox.sql.schema import SCHEMA_VERSION, STATEMENTS_MAX, Tables
 from outbox.times import NEVER
 
-LIMITS_MAX = 3  # of one claim, each a statement
+LIMITS_MAX = 3  # different LIMITs in one claim, because each needs a statement of its own
 
 
 def claim(
@@ -36,10 +36,10 @@ def claim(
     rounds: FairCursor = NO_CURSOR,
     guards: Guards | None = None,
 ) -> list[ClaimedEntry]:
-    """Lease the oldest due entries of each wanted destination; an expired lease is taken over, and leaves doubt.
+    """Lease the oldest due entries of each wanted destination. An entry with an expired lease is taken over, and is in doubt.
 
-    connection: in a transaction. guards: for one that has none yet.
-    One statement for all destinations of which as many are wanted. Those in `rounds` are shared out over their scopes.
+    One statement claims for all destinations with an equal quota. The quotas of the destinations in `rounds` are shared out
+    over their scopes. guards: the limits to set, if this transaction has none yet.
     """
     claimed: list[ClaimedEntry] = []
     for permits, wanted in _alike(request.quotas, rounds).items():
@@ -57,9 +57,10 @@ def claim(
 
 
 def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[int, list[Quota]]:
-    """Quotas by their LIMIT: of one that differs between rows the planner knows nothing. Under 0 those that are shared out.
+    """Group the quotas by their LIMIT, because the planner cannot estimate a LIMIT that differs between rows.
 
-    Where more than a few differ they are rounded, to powers of two.
+    Group 0 has the destinations that are shared out. If there are too many different LIMITs, they are rounded down to powers
+    of two.
     """
     several = len({quota.permits for quota in quotas}) > LIMITS_MAX
     alike: dict[int, list[Quota]] = {}
@@ -70,7 +71,7 @@ def _alike(quotas: Sequence[Quota], rounds: FairCursor) -> dict[int, list[Quota]
 
 
 def _share_out(connection: Connection, tables: Tables, request: ClaimRequest, rounds: FairCursor) -> list[ClaimedEntry]:
-    """Claim for fair destinations: the scopes' shares, then the oldest of any scope."""
+    """Claim for fair destinations: first each scope's share, then the oldest entries of any scope."""
     quotas = [quota._replace(due_from=rounds.due_from(quota)) for quota in request.quotas]
     claimed: list[ClaimedEntry] = []
     left: list[Quota] = []
@@ -142,10 +143,10 @@ def settle(
     guards: Guards = GUARDS,
     callbacks: str | None = None,
 ) -> set[UUID]:
-    """Record the outcome of claimed entries, each only if its lease is still ours; returns the ids for which it was.
+    """Record the outcomes of claimed entries whose leases are still valid; returns the ids of these entries.
 
-    One exception: proof of success is accepted after the lease, while the key is the same.
-    callbacks: the record of callbacks as this process has read it. Nothing is settled if it has changed since; None to not ask.
+    One exception: proof of success is also accepted after the lease, as long as the key is the same.
+    callbacks: the recorded callbacks as this process has read them. If they have changed, nothing is settled. None: no check.
     """
     ended = [_ended_row(entry, change) for entry, change in settlements if isinstance(change, Settle)]
     moved = [
@@ -163,7 +164,7 @@ def settle(
     return ids - lost if lost else ids
 
 
-# --- the values of one statement, column by column
+# --- the columns of the statements' values
 
 _ENDED = typed_columns(
     "id uuid, token uuid, key_epoch smallint, state text, attempts integer, result text, reason text, note text"
@@ -196,22 +197,24 @@ def _quoted(tables: Tables) -> dict[str, str]:
     return quoted | {"unchanged": unchanged, "is_suspended": suspended_sql(quoted["meta"])}
 
 
-# --- the statements. `now()` is the transaction's start: an index condition needs a stable clock, and both a lease that
-# ends a little early and a doubt that began a little early are on the safe side. `= ANY (ARRAY(...))`, not a join: on stale
-# statistics a join flips to a sequential scan. `= ANY (ARRAY[q.id])`, not `= q.id`: where a table was empty when it was
-# last vacuumed, reading its whole index in order, for a merge, seems to cost as little as reading one row of it. `holding`:
-# a database that may have forgotten commits is asked in the statement itself, on the very server that would lease the
-# entry, however the connection came to lead there; of what was sent before, only success is accepted until an operator
-# resumes.
+# --- the statements
+# `now()` is the start of the transaction. An index condition needs a stable clock. A lease that ends a little early, and a
+# doubt that begins a little early, are both safe.
+# `= ANY (ARRAY(...))` instead of a join: with stale statistics the planner runs a join as a sequential scan.
+# `= ANY (ARRAY[q.id])` instead of `= q.id`: if the table was empty at its last vacuum, the planner expects that a merge over the
+# whole index is as cheap as reading one row.
+# `is_suspended`: the statement itself checks whether the database may have forgotten commits. So the check runs on the server
+# that leases the entry, even if the connection leads to another server than before. Until an operator resumes sending, only
+# proof of success is accepted for entries that were sent before.
 
 
-# Asked for only where there are completions: it takes some 3 % of a claim from entries without a record, 11 % from the others
-# (medians of 40 batches of 500).
+# Selected only if this process has completions: it costs about 3 % of a claim of entries without a record, and 11 % of a claim
+# of entries with a record (medians of 40 batches of 500).
 _COMPLETION = """e.record_id, CASE WHEN e.record_id IS NOT NULL
             THEN (SELECT r.completion FROM {record} AS r WHERE r.id = e.record_id AND r.state = 'accepted') END"""
 
 
-# An entry that waits for a callback that this process does not have is left to those that have it.
+# An entry that waits for a callback is claimed only by a process that has this callback.
 _CALLED_HERE = "(c.callback IS NULL OR c.callback = ANY (CAST(:called AS text[])))"
 
 _OLDEST = """{quotas} CROSS JOIN LATERAL (
@@ -241,7 +244,7 @@ _SHARES = f"""{_QUOTAS},
 
 
 def _oldest(request: ClaimRequest) -> str:
-    """What is due, the oldest first. What this process cannot serve is passed over, and read again only now and then."""
+    """The due entries, oldest first. Entries that this process cannot serve are passed over, and read again only sometimes."""
     only = " AND c.id = ANY (CAST(:only AS uuid[]))" if request.only is not None else ""
     if request.unserved is None:
         return _OLDEST.format(called_here=_CALLED_HERE, quotas=_QUOTAS, since="d.due_from", served=only)
@@ -294,13 +297,13 @@ def _claim_statement(tables: Tables, completions: bool, forms: int, due: str) ->
 
 
 def _form(forms: int) -> str:
-    """What an operation is sent as, by the first of so many prefixes that fits. A subquery would be run for each entry."""
+    """The form of the first matching prefix. forms: the number of prefixes. A subquery would run once for each entry."""
     fitting = (f"WHEN starts_with(e.operation || '.', :prefix_{n}) THEN CAST(:form_{n} AS text)" for n in range(forms))
     return f"CASE {' '.join(fitting)} END" if forms else "NULL"
 
 
 def _form_parameters(forms: Mapping[str, str]) -> dict[str, str]:
-    """The longest prefix wins: it comes first."""
+    """The longest prefix comes first, so it wins."""
     parameters: dict[str, str] = {}
     for n, prefix in enumerate(sorted(forms, key=len, reverse=True)):
         parameters |= {f"prefix_{n}": f"{prefix}.", f"form_{n}": forms[prefix]}

@@ -1,6 +1,6 @@
-"""Claim and settle in plain SQL, row by row: SQLite's way, where a statement costs no round trip.
+"""Claim and settle on SQLite, row by row in plain SQL: a statement costs no round trip there.
 
-The rules are those of `claims_postgresql`, which explains them; one suite of tests runs over both.
+`claims_postgresql` explains the rules, which are equal. The same tests run for both modules.
 """
 
 import json
@@ -33,7 +33,7 @@ def claim(
     rounds: FairCursor = NO_CURSOR,
     guards: object = None,
 ) -> list[ClaimedEntry]:
-    """As on PostgreSQL; each destination by itself. guards: not needed."""
+    """See `claims_postgresql.claim`. This one claims for each destination separately, and needs no guards."""
     stored = select(tables.meta.c.number).scalar_subquery()
     now, is_suspended, number = connection.execute(select(clock(), _is_suspended(tables), stored)).one()
     if is_suspended or (number or 0) < request.seen:
@@ -90,7 +90,7 @@ def _take(
 
 
 def _served(tables: Tables, request: ClaimRequest) -> list[Any]:
-    """That this process may serve it: see `ClaimRequest.unserved`."""
+    """The condition that this process may serve the entry: see `ClaimRequest.unserved`."""
     entry = tables.entry
     if request.unserved is None:
         return []
@@ -148,7 +148,7 @@ def settle(
     guards: object = None,
     callbacks: str | None = None,
 ) -> set[UUID]:
-    """As on PostgreSQL. guards: not needed."""
+    """See `claims_postgresql.settle`. It needs no guards here."""
     if callbacks is not None and callbacks != callback_registry.summary(callback_registry.read(connection, tables)):
         return set()
     return {entry.id for entry, change in settlements if _settle_one(connection, tables, entry, change)}
@@ -193,14 +193,15 @@ def _end(connection: Connection, tables: Tables, entry: ClaimedEntry, change: Se
 
 
 def _row(queue: Table, values: QueueUpdate, now: datetime) -> dict[str, Any]:
-    """The queue row's new values; what is not named stays."""
+    """The new values of the queue row. Other columns keep their values."""
     row = {
         "state": values.state,
         "due_at": NEVER if values.delay is None else now + values.delay,
         "lease_token": None,
         "lease_until": None,
         "leased_at": None,
-        "deliveries": queue.c.deliveries - values.uncounted,  # late proof comes from an earlier delivery
+        "deliveries": queue.c.deliveries
+        - values.uncounted,  # relative: later deliveries may have been counted meanwhile
         "attempts": values.attempts,
         "maybe_sent": values.maybe_sent,
         "in_doubt_since": values.in_doubt_since,

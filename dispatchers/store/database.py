@@ -1,7 +1,7 @@
-"""Claim entries for a while, and settle them only while holding the lease: the dispatcher's only way to the database.
+"""The store on a real database: leases entries, and settles them only while their leases are valid.
 
-Everything happens in short transactions of its own, committed before anything is sent. The SQL is in `claims_postgresql`
-and `claims_sqlite`; here is what they share.
+Every method uses short transactions of its own, which are committed before anything is sent. `claims_postgresql` and
+`claims_sqlite` have the SQL of the two databases.
 """
 
 import logging
@@ -19,7 +19,7 @@ from sqlalchemy.pool import QueuePool
 from dispatchers.callbacks import Calls, OnCompleted
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.fair_share import FairCursor
-from dispatchers.flow_control.state import FlowStates, FlowUpdate
+from dispatchers.flow_control.state import FlowUpdate
 from dispatchers.store import callback_registry, claims_postgresql, claims_sqlite
 from dispatchers.store import database_identity as store_identity
 from dispatchers.store.callback_plan import Calling, call_completed, call_settled
@@ -27,10 +27,9 @@ from dispatchers.store.callback_transactions import CALLBACK_TIMEOUT, CallbackTr
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.exchange import Exchanges
 from dispatchers.store.flow_control import make_rows, read_flow_states
-from dispatchers.store.gauges import Gauge, read_gauges
 from dispatchers.store.guards import Guards
 from dispatchers.store.listener import Listener
-from dispatchers.store.protocol import Exchange
+from dispatchers.store.protocol import Exchange, Survey
 from dispatchers.store.queries import Accepted, Wanted, destination_names, next_accepted, request_lookups
 from dispatchers.store.transactions import MAINTENANCE, Transactions
 from dispatchers.transitions import ClaimedEntry, End, Ending
@@ -39,7 +38,7 @@ from outbox.configuration import Configuration
 from outbox.errors import ConfigurationError
 from outbox.keys import KeyFields, Keyring, ParentKey, key_fields
 from outbox.sql.connections import require_schema
-from outbox.sql.deployment import record_secrets, require_environment, require_secrets, unknown_kid
+from outbox.sql.deployment import record_secrets, require_usable
 from outbox.sql.dialect import prepare_sqlite
 from outbox.sql.engines import engine_of, require_supported
 from outbox.sql.schema import Tables
@@ -57,8 +56,8 @@ SERVER_UNREADABLE = (
 class DatabaseStore:
     """The store on a real database. Takes a URL, an Engine or an AsyncEngine.
 
-    Blocking work runs on a thread; with an AsyncEngine, on the event loop through SQLAlchemy's own bridge.
-    lease: how long the claims hold that are asked for; the limits of the transactions follow from it.
+    Blocking work runs on a thread; with an AsyncEngine, on the event loop through SQLAlchemy's `run_sync`.
+    lease: the dispatcher's lease, from which the time limits of the transactions are calculated.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class DatabaseStore:
     ) -> None:
         self._async_engine = target if hasattr(target, "sync_engine") else None
         self._engine: Engine = getattr(target, "sync_engine", None) or _engine(target)
-        self._is_ours = isinstance(target, str | URL)  # an engine that was handed in is its maker's to dispose of
+        self._is_ours = isinstance(target, str | URL)  # the app disposes of an engine that it passed in
         require_supported(self._engine.dialect.name)
         if self._engine.dialect.name == "sqlite":
             prepare_sqlite(self._engine)
@@ -81,7 +80,7 @@ class DatabaseStore:
         self.tables: Tables = configuration.tables
         self._transactions = Transactions(self._engine, self._async_engine, lease)
         self._run = self._transactions.run
-        self._callback_guards = Guards()  # its transaction has limits of its own
+        self._callback_guards = Guards()  # `CallbackTransactions` sets the limits of that transaction
         sql = claims_postgresql if self._engine.dialect.name == "postgresql" else claims_sqlite
         rounds = FairCursor(configuration.fair)
         exchange = partial(self._transactions.run_unguarded, what="settling and claiming")
@@ -95,18 +94,20 @@ class DatabaseStore:
         self._promotions_lose_nothing = promotions_lose_nothing
 
     async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
-        read = self._callbacks_read  # as of the caller's decisions
+        read = self._callbacks_read  # before any wait: the caller has decided by this record
         flow_update = request.flow_update if request else None
         if flow_update is not None:
             await self._make_rows(flow_update)
         exchange = await self._exchanges.exchange(settlements, request, read)
         if flow_update is not None and exchange.flow_states is not None:
             asked = flow_update.decided.union(flow_update.news)
-            self._made_rows -= asked - exchange.flow_states.of.keys()  # locked by another, or deleted
+            self._made_rows -= (
+                asked - exchange.flow_states.of.keys()
+            )  # another transaction has locked or deleted these rows
         return exchange
 
     async def _make_rows(self, flow_update: FlowUpdate) -> None:
-        """In a transaction of its own: two that add one row wait for each other, and must have nothing else at hand."""
+        """In a transaction of its own: two that insert the same row wait for each other, and must not hold other locks."""
         missing = flow_update.decided.union(flow_update.news) - self._made_rows
         if missing:
             await self._run(lambda connection: make_rows(connection, self.tables, missing))
@@ -122,13 +123,14 @@ class DatabaseStore:
     @property
     def connections_max(self) -> int | None:
         pool = self._engine.pool
-        overflow = getattr(pool, "_max_overflow", -1)  # SQLAlchemy has no public name for it; only shown and judged
+        overflow = getattr(pool, "_max_overflow", -1)  # SQLAlchemy has no public name for it; only reports use it
         return pool.size() + overflow if isinstance(pool, QueuePool) and overflow >= 0 else None
 
     @property
     def place(self) -> str:
         url = self._engine.url
-        kept = {name: url.query[name] for name in ("host", "port") if name in url.query}  # others may hold a password
+        # Other parameters may contain a password.
+        kept = {name: url.query[name] for name in ("host", "port") if name in url.query}
         return url.set(query=kept).render_as_string(hide_password=True)
 
     @property
@@ -136,7 +138,7 @@ class DatabaseStore:
         return self._async_engine is not None
 
     async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
-        read = self._callbacks_read  # as of the caller's decision
+        read = self._callbacks_read  # before any wait: the caller has decided by this record
 
         def calling(connection: Connection, session: Session) -> Calling:
             if not self._exchanges.settle(connection, [(entry, end)], self._callback_guards, read):
@@ -162,11 +164,6 @@ class DatabaseStore:
 
         return await self._callbacks.run(calling)
 
-    async def destinations(self) -> list[str]:
-        names = destination_names(self.tables)
-        found = select(names.c.name).where(names.c.name.is_not(None))
-        return await self._run(lambda connection: list(connection.execute(found).scalars()))
-
     async def request_lookups(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
         return await self._run(
             lambda connection: request_lookups(connection, self.tables, wanted, fencing_delay, after)
@@ -188,8 +185,14 @@ class DatabaseStore:
             self._reads_server = False
             return await self._run(work)
 
-    async def flow_states(self) -> FlowStates:
-        return await self._run(lambda connection: read_flow_states(connection, self.tables))
+    async def survey(self) -> Survey:
+        names = destination_names(self.tables)
+        found = select(names.c.name).where(names.c.name.is_not(None))
+
+        def work(connection: Connection) -> Survey:
+            return Survey(list(connection.execute(found).scalars()), read_flow_states(connection, self.tables))
+
+        return await self._run(work)
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
         entry = self.tables.entry
@@ -201,36 +204,22 @@ class DatabaseStore:
 
         return await self._run(work)
 
-    async def gauges(self) -> dict[str, Gauge]:
-        return await self._run(lambda connection: read_gauges(connection, self.tables))
-
-    async def unknown_kid(self, known: Sequence[str]) -> str | None:
-        return await self._run(lambda connection: unknown_kid(connection, self.tables, known))
-
-    async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
-        require = record_secrets if recording else require_secrets
-        await self._run(lambda connection: require(connection, self.tables, keyring))
-
-    async def require_environment(self, env: str) -> None:
-        await self._run(lambda connection: require_environment(connection, self.tables, env))
-
-    async def check(self) -> None:
+    async def require_usable(self, env: str, keyring: Keyring) -> None:
         schema, prefix = self._configuration.schema, self._configuration.prefix
         await self._run(partial(migrations.check, schema=schema, prefix=prefix))
+        await self._run(lambda connection: require_usable(connection, self.tables, env, keyring))
+
+    async def record_secrets(self, keyring: Keyring) -> None:
+        await self._run(lambda connection: record_secrets(connection, self.tables, keyring))
 
     async def close(self) -> None:
-        """Close the pooled connections of the engine that was made here."""
+        """Close the pooled connections, unless the app passed the engine in."""
         await self._transactions.close(dispose=self._is_ours)
 
     async def run(self, work: Callable[[Connection], Result]) -> Result:
-        """Do `work` in a transaction of its own, committed on return: for maintenance, which brings its own statements.
-
-        At READ COMMITTED, whatever the engine's own level: at another, each claim that meets another process's would fail.
-        """
         return await self._run(work, MAINTENANCE)
 
     async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
-        """Run work that may wait for hours, on a thread of its own: it blocks neither other maintenance nor shutdown."""
         return await self._transactions.run_apart(work)
 
 
@@ -243,7 +232,7 @@ def _engine(target: Any) -> Engine:
         url = make_url(target)
         require_supported(url.get_backend_name())
         is_async = url.get_dialect().is_async
-    except (ArgumentError, NoSuchModuleError, ValueError):  # the text is not shown: there may be a password in it
+    except (ArgumentError, NoSuchModuleError, ValueError):  # the URL is not shown, because it may contain a password
         raise ConfigurationError(
             "a dispatcher needs a SQLAlchemy URL of a known driver, such as postgresql+psycopg://user@host/name (it is not"
             " shown)"

@@ -26,7 +26,7 @@ from outbox.sql.schema import Tables
 from outbox.times import MICROSECOND
 
 REFUSALS = frozenset({"42501", "42883", "0A000"})
-"""SQLSTATEs of a server that does not let its user ask: insufficient_privilege, undefined_function, feature_not_supported."""
+"""SQLSTATEs for a user who may not read the identity: insufficient_privilege, undefined_function, feature_not_supported."""
 
 
 def check_identity(
@@ -38,13 +38,13 @@ def check_identity(
     reads_server: bool = True,
     promotions_lose_nothing: bool = False,
 ) -> IdentityCheck:
-    """Compare the database with its stored identity and with `known`. Suspend sending where they differ, else renew the identity.
+    """Compare the database with its stored identity and with `known`. If they differ, suspend sending; otherwise renew it.
 
-    reads_server: whether the server lets its user ask for its identifier, its timeline and its log's position.
-    promotions_lose_nothing: a promotion is recorded as resumed instead, if that is all that differs.
-    Raises `ConfigurationError`, with nothing written, if the database is another env's.
+    reads_server: whether this user may read the server's identifier, timeline and log position.
+    promotions_lose_nothing: if only a promotion has happened, record it as resumed instead of suspending.
+    Raises `ConfigurationError`, with nothing written, if the database belongs to another env.
     """
-    # The stored identity first: one that another process writes meanwhile would be ahead of the server's facts.
+    # Read the stored identity before the server's values. Otherwise another process could write a later identity between them.
     identity, suspended = read_identity(connection, tables)
     _require_environment(connection, tables, env, identity, known)
     now = read_server(connection, tables, env, reads_server=reads_server)
@@ -92,15 +92,15 @@ def read_identity(connection: Connection, tables: Tables) -> tuple[DatabaseIdent
 
 def _identity_of(row: Row[Any]) -> DatabaseIdentity | None:
     if row.checked_at is None:
-        return None  # suspended, and its identity is deleted
+        return None  # sending is suspended, and the identity was deleted
     return DatabaseIdentity(**{field.name: row._mapping[field.name] for field in fields(DatabaseIdentity)})
 
 
-# --- what the server says
+# --- what the server reports
 
 
 def read_server(connection: Connection, tables: Tables, env: str, *, reads_server: bool) -> DatabaseIdentity:
-    """What the server says of itself now. Raises DBAPIError where it refuses: see `refuses`."""
+    """The server's present identity. Raises DBAPIError if this user may not read it: see `refuses`."""
     if connection.dialect.name == "sqlite":
         (_, _, path), *_ = connection.exec_driver_sql("PRAGMA database_list").all()
         place = f"file {os.stat(path).st_ino}" if path else None
@@ -127,7 +127,7 @@ def can_read_server(connection: Connection, tables: Tables) -> bool:
 
 
 def refuses(error: DBAPIError) -> bool:
-    """Whether the server does not let its user ask: some managed ones may not."""
+    """Whether the user may not read the identity, as with some managed servers."""
     return sqlstate(error.orig) in REFUSALS
 
 
@@ -146,7 +146,7 @@ _SERVER = text(
 
 
 def renew(connection: Connection, tables: Tables, identity: DatabaseIdentity | None, now: DatabaseIdentity) -> None:
-    """Not if another process has done so, or suspended sending, meanwhile."""
+    """Store the present identity, unless another process has stored one, or suspended sending, since `identity` was read."""
     guard(connection)
     meta = tables.meta
     if identity is None:
@@ -162,9 +162,9 @@ def renew(connection: Connection, tables: Tables, identity: DatabaseIdentity | N
 def suspend(
     connection: Connection, tables: Tables, identity: DatabaseIdentity | None, reason: str, *, bounded: bool = True
 ) -> IdentityCheck:
-    """Suspend sending, unless it is suspended or an operator has resumed since `identity` was read.
+    """Suspend sending, unless it is suspended, or an operator has resumed it since `identity` was read.
 
-    bounded: whether the lost commits came after `identity`. If not, its time is deleted, and an operator must give one.
+    bounded: whether all lost commits came after `identity`. If not, delete its time; an operator must then give a time.
     """
     guard(connection)
     meta = tables.meta
@@ -180,9 +180,9 @@ def suspend(
 def continue_after(
     connection: Connection, tables: Tables, identity: DatabaseIdentity, now: DatabaseIdentity, promotion: str
 ) -> bool:
-    """Store the identity of the promoted server, as after an operator's `resume --nothing-lost`; returns whether this call did.
+    """Store the identity of the promoted server, as an operator's `resume --nothing-lost` does.
 
-    Not if another process did, or suspended sending, meanwhile.
+    Returns False if another process did so, or suspended sending, since `identity` was read.
     """
     guard(connection)
     meta = tables.meta
@@ -194,7 +194,7 @@ def continue_after(
 
 
 def later_resume(at: datetime, before: datetime | None) -> datetime:
-    """When sending is resumed: now, or after the resume before, whatever the clock did."""
+    """The time of a resume: `at`, but later than the resume before, because the clock may have been set back."""
     return at if before is None else max(at, before + MICROSECOND)
 
 

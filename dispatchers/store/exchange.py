@@ -1,8 +1,9 @@
-"""One exchange with the database, settling and then claiming; part by part where the database refuses it as a whole.
+"""One exchange with the database: it settles entries, then claims others. If the database refuses it as a whole, in parts.
 
-One row must never stop the others. An outcome that cannot be stored is found by halving: it is stored without its text, or its
-entry becomes uncertain, or it is set aside. A row that cannot be claimed is found in the same way, and set aside. An entry whose
-next one in its ordering group is locked by another transaction is settled a moment later.
+One row must never stop the others. If the database refuses a batch of outcomes, the batch is halved until the refused outcome
+is found. That outcome is stored without its text, or its entry becomes uncertain, or its entry is suspended. A row that cannot
+be claimed is found in the same way, and suspended. If another transaction has locked the next entry of an ordering group, the
+entry before it is settled a moment later.
 """
 
 import logging
@@ -33,15 +34,15 @@ Result = TypeVar("Result")
 
 log = logging.getLogger("outbox.dispatcher")
 
-PROBED_ROWS = 500  # at once, in the search for a row that cannot be claimed
+PROBED_ROWS = 500  # rows of one try, in the search for a row that cannot be claimed
 
 
 class NotCommitted(Exception):
-    """Ends a transaction that only tried something."""
+    """Rolls back a transaction that was only a try."""
 
 
 class Exchanges:
-    """Settles and claims through `run`. sql: the module that has the database's own statements."""
+    """Settles and claims. run: runs work in a transaction. sql: the module with the statements for this database."""
 
     def __init__(self, run: Run, tables: Tables, sql: Any, rounds: FairCursor, guards: Guards) -> None:
         self._run = run
@@ -53,9 +54,9 @@ class Exchanges:
     async def exchange(
         self, settlements: Sequence[Ending], request: ClaimRequest | None, callbacks_read: str | None
     ) -> Exchange:
-        """callbacks_read: the record of callbacks by which the settlements were decided.
+        """callbacks_read: the recorded callbacks when the settlements were decided.
 
-        Raises `CallbacksChanged`, and what the database raises, unless it is about single rows.
+        Raises `CallbacksChanged`, and those errors of the database that do not come from single rows.
         """
         left = sorted(settlements, key=lambda settlement: settlement[0].id.int)
         postponed: set[UUID] = set()
@@ -101,7 +102,7 @@ class Exchanges:
         if flow_update is not None:
             claimed, flow_states = claim_throttled(connection, self._tables, request, flow_update, claim)
         elif request.quotas:
-            claimed = claim(request, None if settlements else self._guards)  # those that settle bring their own along
+            claimed = claim(request, None if settlements else self._guards)  # the settling statement has set the guards
         else:
             claimed = []
         return Exchange(settled, claimed, len(must_wait) + len(ended), flow_states, ended=ended)
@@ -114,7 +115,7 @@ class Exchanges:
         callbacks_read: str | None,
         cutoff: datetime = NEVER,
     ) -> set[UUID]:
-        """In the transaction of `connection`. Raises `NextIsLocked` or `CallbacksChanged`: then it must not be committed."""
+        """Settle in the transaction of `connection`. After `NextIsLocked` or `CallbacksChanged` it must not be committed."""
         settled: set[UUID] = self._sql.settle(connection, self._tables, settlements, guards, callbacks_read)
         if len(settled) < len(settlements):
             now = callback_registry.summary(callback_registry.read(connection, self._tables))
@@ -133,9 +134,10 @@ class Exchanges:
         ended: dict[UUID, str],
         guards: Guards | None,
     ) -> list[ClaimedEntry]:
-        """The claims that may go. passed: gets those that are released. ended: gets those that had ended before.
+        """The claimed entries that may be sent.
 
-        guards: for a transaction that has none yet.
+        passed, ended: the released entries, and those that had ended before, are added to them.
+        guards: the limits to set, if this transaction has none yet.
         """
         found: list[ClaimedEntry] = self._sql.claim(connection, self._tables, request, self._rounds, guards)
         must_wait: list[Ending] = []
@@ -151,7 +153,7 @@ class Exchanges:
         passed += must_wait
         return sorted_out.may_go
 
-    # --- part by part
+    # --- in parts
 
     async def _part_by_part(
         self, settlements: Sequence[Ending], request: ClaimRequest | None, callbacks_read: str | None, error: Exception
@@ -190,7 +192,7 @@ class Exchanges:
     async def _end_refused(
         self, entry: ClaimedEntry, change: Transition, callbacks_read: str | None, error: Exception
     ) -> None:
-        """The database refuses one entry's outcome: end its lease in another way, and report it."""
+        """End the lease of an entry whose outcome the database refuses, in another way, and log it."""
         named, code = f"entry {entry.id} ({entry.operation})", code_of(error)
         removed = await self._try(lambda connection: remove_ended(connection, self._tables, [entry]))
         if removed is not None and removed.ended:
@@ -220,7 +222,7 @@ class Exchanges:
         return self.settle(connection, [(entry, change)], self._guards, callbacks_read)
 
     async def _try(self, work: Callable[[Connection], Result]) -> Result | None:
-        """What `work` returns; None if the database refuses that as well."""
+        """The result of `work`; None if the database refuses this too."""
         try:
             return await self._run_guarded(work)
         except Exception as error:
@@ -238,7 +240,7 @@ class Exchanges:
     # --- rows that cannot be claimed
 
     async def _set_unclaimable_aside(self, request: ClaimRequest) -> int:
-        """Find the rows for which the claim fails, a page of the queue after the other; returns how many were set aside."""
+        """Search the queue page by page for rows that cannot be claimed, and suspend them; returns how many."""
         page = 0
         while True:
             find = partial(candidates, tables=self._tables, request=request, rows_max=PROBED_ROWS, page=page)
@@ -271,7 +273,7 @@ class Exchanges:
         return 0
 
     async def _probe(self, ids: Sequence[UUID], request: ClaimRequest) -> Exception | None:
-        """Claim these, and take it back. Returns the error, if it is about one of them."""
+        """Claim these entries and roll back. Returns the error if one of their rows caused it."""
         quotas = [quota._replace(permits=len(ids), admitted=True) for quota in request.quotas]
         probing = replace(
             request, quotas=quotas, entries_max=len(ids), flow_update=None, unserved=None, only=frozenset(ids)
@@ -293,7 +295,7 @@ class Exchanges:
 
 
 def report_ended(ended: Mapping[UUID, str]) -> None:
-    """Entries that were in the queue although they have a settlement, with its state."""
+    """Log the entries that were in the queue although they have a settlement. ended: the state of each."""
     for id, state in ended.items():
         log.warning(
             "entry %s was in the queue although it had ended as %s; it is not sent, and its queue row is removed (was only a"

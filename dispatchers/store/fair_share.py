@@ -1,7 +1,7 @@
-"""What waits at fair destinations: the scopes one after another, each found by a step in the index, however much it has waiting.
+"""Counts what waits for fair destinations, by scope. Each scope costs one step in the index, however many entries it has.
 
-On PostgreSQL one statement finds whether there is anything to share out, and one more if so; in plain SQL, step by step.
-Nothing is locked here: what is then claimed of each scope may be less, where others claim at the same time.
+On PostgreSQL one statement checks whether there is anything to share out, and a second one reads the scopes. Plain SQL needs a
+statement for each step. These queries lock nothing, so a claim may get fewer entries if other dispatchers claim meanwhile.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ CLAIMABLE_OF = """c.fair = {name} AND c.scope = {scope}
     AND c.due_at >= {due_from} AND c.due_at <= LEAST(now(), CAST(:cutoff AS timestamptz))
     AND (c.lease_until IS NULL OR c.lease_until < now()){served}
     ORDER BY c.due_at"""
-"""What of one scope may be claimed, the oldest first."""
+"""The condition and order for the entries of one scope that may be claimed, oldest first."""
 
 SERVED = """
                     AND (c.outcome LIKE :cancelled OR NOT EXISTS (
                         SELECT FROM {entry} AS u WHERE u.id = c.id
                             AND (u.operation = ANY (CAST(:unserved AS text[])) OR u.schema_version > :readable)
                     ))"""
-"""That this process may serve it: see `ClaimRequest.unserved`."""
+"""The condition that this process may serve the entry: see `ClaimRequest.unserved`."""
 
 
 # --- on PostgreSQL
@@ -35,7 +35,7 @@ SERVED = """
 def read_fronts(
     connection: Connection, tables: Tables, quotas: Sequence[Quota], cutoff: datetime
 ) -> list[tuple[Quota, Backlog]]:
-    """Of the destinations where anything may be claimed, what waits there without its scopes."""
+    """The backlog of each destination where an entry may be claimed, without its scopes."""
     asked = {
         "names": [quota.destination for quota in quotas],
         "due_from": [quota.due_from for quota in quotas],
@@ -49,7 +49,7 @@ def read_fronts(
 def read_scopes(
     connection: Connection, tables: Tables, quota: Quota, cutoff: datetime, after: str | None
 ) -> tuple[list[Waiting], list[Waiting]]:
-    """The scopes after `after`, and those up to it."""
+    """The scopes after `after`, and the scopes up to it."""
     asked = {
         "name": quota.destination,
         "due_from": quota.due_from,
@@ -86,9 +86,9 @@ def _front_statement(tables: Tables) -> TextClause:
 
 @lru_cache(STATEMENTS_MAX)
 def _walk_statement(tables: Tables) -> TextClause:
-    """A loose index scan around the ring of scopes: lap 0 from the last one that was dealt to, lap 1 from the ring's beginning.
+    """A loose index scan around the ring of scopes. Lap 0 begins after the scope `after`, lap 1 at the ring's beginning.
 
-    found: how many of the scopes so far have something to be claimed.
+    found: how many scopes so far have an entry that may be claimed.
     """
 
     def claimable_of(scope: str) -> str:
@@ -137,7 +137,7 @@ def _walk_statement(tables: Tables) -> TextClause:
 def read_backlog(
     connection: Connection, tables: Tables, quota: Quota, cutoff: datetime, now: datetime, after: str | None
 ) -> Backlog:
-    """What waits at one destination, from after the scope `after`."""
+    """The backlog of one destination; its scopes begin after the scope `after`."""
     queue = tables.queue
     front = (
         select(queue.c.due_at, queue.c.fair)
@@ -172,7 +172,7 @@ def read_backlog(
 def claimable_at(
     queue: Table, quota: Quota, cutoff: datetime, now: datetime, scope: str | None = None
 ) -> list[ColumnElement[bool]]:
-    """What of a destination, or of one scope there, may be claimed."""
+    """The conditions for entries of a destination, or of one of its scopes, that may be claimed."""
     of_scope = [queue.c.fair == quota.destination, queue.c.scope == scope]
     recent = [] if quota.recent is None else [queue.c.due_at >= now - quota.recent]
     return [

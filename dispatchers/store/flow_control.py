@@ -1,7 +1,7 @@
-"""The destinations' rows: read at the sweep, and locked while a claim is decided. For every database alike.
+"""Reads the destinations' rows at a sweep, and locks them while a claim is decided. For every database.
 
-A row that another transaction has locked is skipped, never waited for: a dispatcher that was stopped in the middle of a
-transaction must not stop the others.
+A dispatcher skips a row that another transaction has locked, and never waits for it: a dispatcher that was stopped in the middle
+of a transaction must not stop the others.
 """
 
 from collections import Counter
@@ -34,17 +34,17 @@ SHARED = (
     *("cooldown_until", "breaker", "breaker_until", "breaker_failures", "breaker_token"),
     *("rate_at", "rate_per_second", "permits_max"),
 )
-"""The columns that dispatchers write, beside `permits_taken`."""
+"""The columns that dispatchers write, except `permits_taken`."""
 
 
 def is_throttled(tables: Tables, now: Any) -> ColumnElement[bool]:
-    """Whether a destination's row keeps everything from being claimed, but a probe."""
+    """The condition that no entry of the destination may be claimed, except a probe."""
     destination = tables.destination
     return or_(destination.c.paused, destination.c.breaker != "closed", destination.c.cooldown_until > now)
 
 
 def read_flow_states(connection: Connection, tables: Tables) -> FlowStates:
-    """The rows of all destinations that have one."""
+    """The states of the destinations that are throttled, have failures, or were paused at some time."""
     destination = tables.destination
     now = database_now(connection)
     noteworthy = or_(
@@ -55,7 +55,7 @@ def read_flow_states(connection: Connection, tables: Tables) -> FlowStates:
 
 
 def make_rows(connection: Connection, tables: Tables, names: Iterable[str]) -> None:
-    """Rows for these destinations, where there are none yet."""
+    """Insert the missing rows of these destinations."""
     new = {"paused": False, "breaker": "closed", "breaker_failures": 0, "changed_at": clock()}
     for name in sorted(names):
         connection.execute(insert_unless_present(connection.dialect.name, tables.destination).values(name=name, **new))
@@ -68,7 +68,7 @@ def claim_throttled(
     flow_update: FlowUpdate,
     claim: Callable[[ClaimRequest], list[ClaimedEntry]],
 ) -> tuple[list[ClaimedEntry], FlowStates]:
-    """Store the news, and claim what may then be sent. Returns the new states of the rows that this transaction has locked."""
+    """Store the news, then claim what may be sent. Also returns the new states of the rows that this transaction has locked."""
     found = _lock(connection, tables, flow_update.decided.union(flow_update.news))
 
     def limits(name: str) -> Limits:
@@ -99,7 +99,7 @@ def _admitted(
             if permits:
                 yield quota._replace(permits=permits, admitted=True)
         elif name not in flow_update.decided:
-            yield quota  # the claim checks its row, if it has one
+            yield quota  # the claim's statement checks the destination's row
 
 
 def _lock(connection: Connection, tables: Tables, names: Iterable[str]) -> FlowStates:

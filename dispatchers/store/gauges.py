@@ -1,4 +1,4 @@
-"""How many entries each destination has that have not ended, by state: counted within bounds, however long the queue is."""
+"""Counts each destination's unsettled entries by state. However long the queue is, it reads a limited number of rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,30 +9,30 @@ from dispatchers.store.queries import destination_names
 from outbox.sql.dialect import read_by_index
 from outbox.sql.schema import Tables
 
-ROWS_MAX = 100_000  # read in all: some 100 ms
+ROWS_MAX = 100_000  # rows of all destinations together: about 100 ms
 ROWS_OF_ONE_MAX = 10_000
 ROWS_OF_ONE_MIN = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """states: how many entries are in each state. is_whole: these are all; otherwise they are those due last.
+    """states: how many entries are in each state. is_whole: all entries are counted; otherwise only those due last.
 
-    The uncertain entries without a due time come first of all.
+    Uncertain entries without a due time count as due last.
     """
 
     states: dict[str, int]
     is_whole: bool
 
 
-def read_gauges(connection: Connection, tables: Tables) -> dict[str, Gauge]:
-    """Of each destination with unsettled entries. Reads `ROWS_MAX` rows of the queue at most, by an index."""
+def read_gauges(connection: Connection, tables: Tables, rows_max: int = ROWS_MAX) -> dict[str, Gauge]:
+    """The gauge of each destination with unsettled entries. Reads at most `rows_max` rows of the queue, by an index."""
     read_by_index(connection)
     names = destination_names(tables)
     found = list(connection.execute(select(names.c.name).where(names.c.name.is_not(None))).scalars())
     if not found:
         return {}
-    most = max(min(ROWS_MAX // len(found), ROWS_OF_ONE_MAX), ROWS_OF_ONE_MIN)
+    most = max(min(rows_max // len(found), ROWS_OF_ONE_MAX), ROWS_OF_ONE_MIN)
     counts: dict[str, dict[str, int]] = {}
     for name, state, count in _counted(connection, tables, found, most):
         counts.setdefault(name, {})[state] = count
@@ -40,7 +40,7 @@ def read_gauges(connection: Connection, tables: Tables) -> dict[str, Gauge]:
 
 
 def count_blocked_groups(tables: Tables, connection: Connection) -> int:
-    """Ordering groups that an operator must release; of very many, `ROWS_OF_ONE_MAX`."""
+    """The number of ordering groups that an operator must release, counted up to `ROWS_OF_ONE_MAX`."""
     some = select(tables.blocked_group.c.ordering_key).limit(ROWS_OF_ONE_MAX).subquery()
     return connection.execute(select(func.count()).select_from(some)).scalar_one()
 
@@ -51,7 +51,7 @@ def _counted(connection: Connection, tables: Tables, found: Sequence[str], most:
     def last_of(name: object) -> Select[str]:
         return select(queue.c.state).where(queue.c.destination == name).order_by(queue.c.due_at.desc()).limit(most)
 
-    if connection.dialect.name != "postgresql":  # without LATERAL
+    if connection.dialect.name != "postgresql":  # it has no LATERAL
         counted: list[tuple[str, str, int]] = []
         for name in found:
             last = last_of(name).subquery()

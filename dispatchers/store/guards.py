@@ -1,7 +1,7 @@
-"""The settings of a dispatcher's PostgreSQL transactions, which override the role's and the session's.
+"""The settings of a dispatcher's PostgreSQL transactions. They override the settings of the role and the session.
 
-All of it is for the transaction only, so that PgBouncer in transaction mode works. The statements that settle bring it along;
-any other transaction begins with `guard`.
+They are set for one transaction only, so that PgBouncer in transaction mode works. A settling statement contains them; every
+other transaction begins with `guard`.
 """
 
 from datetime import timedelta
@@ -13,20 +13,20 @@ from sqlalchemy import Connection, TextClause, text
 from outbox.sql.schema import STATEMENTS_MAX
 
 DURABLE = "set_config('synchronous_commit', 'on', true)"
-"""A role may have it off, and a claim that a crash undoes would be a send without a record."""
+"""A role may switch it off. Then a crash could undo a claim after the send, and the send would have no record."""
 
 LEASE_MIN, LEASE_MAX = timedelta(seconds=4), timedelta(seconds=60)
 
 
 class Guards(NamedTuple):
-    """The limits of one transaction; None for no limit of ours. Where the session has a stricter one, that one holds.
+    """The limits of one transaction; None for no limit of ours. A stricter limit of the session is kept.
 
-    lock_wait: how long a statement may wait for a lock that another transaction holds. statement: how long any statement may
-    take but the first one, which sets this. silence: how long the server waits for the next statement before it ends the
-    transaction and frees its locks: the process may be stopped, or its host gone. replan: whether each statement but the first
-    one is planned for the tables as they are now. A plan that was made and kept while a table was empty reads it from end to
-    end when it has grown. Nor may it use a bitmap: where the planner expects fewer due rows than are wanted, as it does of a
-    destination with some ten thousand, it would read and sort all due rows for each claim.
+    lock_wait: how long a statement may wait for a lock that another transaction holds. statement: how long a statement may
+    take; the first one, which sets this, is not limited. silence: how long the server waits for the next statement before it
+    ends the transaction and frees its locks, because the process was stopped or its host is gone.
+    replan: plan each later statement for the present tables, without bitmap scans. A plan from the time when a table was empty
+    reads the whole table after it has grown. With a bitmap scan the planner reads and sorts all due rows for each claim, if it
+    expects fewer due rows than are wanted, as for a destination with about ten thousand.
     """
 
     lock_wait: timedelta | None = None
@@ -51,29 +51,30 @@ class Guards(NamedTuple):
 
 def _limited(setting: str, limit: timedelta) -> str:
     milliseconds = max(1, limit // timedelta(milliseconds=1))
-    own = f"NULLIF(EXTRACT(epoch FROM CAST(current_setting('{setting}') AS interval)), 0) * 1000"  # LEAST passes NULL over
+    own = f"NULLIF(EXTRACT(epoch FROM CAST(current_setting('{setting}') AS interval)), 0) * 1000"  # LEAST ignores NULL
     return f"set_config('{setting}', CAST(CAST(LEAST({own}, {milliseconds}) AS integer) AS text), true)"
 
 
 def limiting(lease: timedelta) -> timedelta:
-    """The lease that limits follow from. Beyond the default one they need not grow: nothing that a dispatcher asks takes so long.
-    Nor do they shrink without end, or a busy machine would meet them.
+    """The lease from which the limits are calculated, between a minimum and a maximum.
+
+    Longer limits are useless, because no statement of a dispatcher takes so long. A busy machine would exceed shorter ones.
     """
     return min(max(lease, LEASE_MIN), LEASE_MAX)
 
 
 def guards_for(lease: timedelta) -> Guards:
-    """The limits under which a dispatcher with such leases works: none of its transactions may use up a lease."""
+    """The limits of a dispatcher with such leases: no transaction may take longer than a lease."""
     lease = limiting(lease)
     return Guards(lock_wait=lease / 12, statement=lease * 0.3, silence=lease, replan=True)
 
 
 GUARDS = guards_for(timedelta(seconds=60))
-"""For the default lease, and for callers without one."""
+"""For the default lease, and for callers without a lease."""
 
 
 def guard(connection: Connection, guards: Guards = GUARDS) -> None:
-    """Set the limits of this transaction, and that its commit survives a crash."""
+    """Set the limits of this transaction, and make its commit durable."""
     if connection.dialect.name == "postgresql":
         connection.execute(guarding(guards))
 

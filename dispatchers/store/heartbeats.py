@@ -1,7 +1,8 @@
-"""The heartbeat rows: which dispatchers run, and which stopped reporting lately. One row for each process's run."""
+"""The heartbeat rows, one for each run of a process: which dispatchers run, and which stopped reporting recently."""
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,14 +14,14 @@ from sqlalchemy import Connection, delete, insert, select, update
 from outbox.sql.dialect import clock
 from outbox.sql.schema import Tables
 
-BEAT_SECONDS = 10.0  # between two heartbeats: a tenth of a transaction a second
-LIVE_FOR = timedelta(seconds=45)  # four are missed: one may wait for a slow batch of maintenance
-KEPT_FOR = timedelta(hours=1)  # a dead one's row
+BEAT_SECONDS = 10.0  # between two heartbeats: 0.1 transactions a second
+LIVE_FOR = timedelta(seconds=45)  # four missed heartbeats: one may wait for a slow batch of maintenance
+KEPT_FOR = timedelta(hours=1)  # the row of a crashed process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """What a process reports of itself. declared: its settings and operations, as JSON."""
+    """The report of a process about itself. declared: its settings and operations, as JSON."""
 
     id: UUID
     host: str
@@ -36,6 +37,8 @@ class DispatcherSeen:
 
     since: its first heartbeat. is_live: whether the last one is recent; a process that stopped cleanly has no row.
     settings_digest: equal for processes with equal settings. operations: the operations, or prefixes, that it serves.
+    is_readable: whether this release can read its settings. Another release may write them otherwise; `operations` and `settings`
+        are then empty.
     """
 
     host: str
@@ -48,6 +51,7 @@ class DispatcherSeen:
     settings_digest: str
     operations: list[str]
     settings: Mapping[str, Any]
+    is_readable: bool = True
 
     @property
     def name(self) -> str:
@@ -55,7 +59,7 @@ class DispatcherSeen:
 
 
 def beat(connection: Connection, tables: Tables, heartbeat: Heartbeat) -> None:
-    """Write it. A row that maintenance has deleted, of a process that was suspended for long, comes back."""
+    """Write the heartbeat. Maintenance may have deleted the row of a process that was stopped for long: insert it again."""
     dispatcher = tables.dispatcher
     seen = {"seen_at": clock(), "in_flight": heartbeat.in_flight}
     if connection.execute(update(dispatcher).where(dispatcher.c.id == heartbeat.id).values(seen)).rowcount:
@@ -65,19 +69,23 @@ def beat(connection: Connection, tables: Tables, heartbeat: Heartbeat) -> None:
 
 
 def leave(connection: Connection, tables: Tables, id: UUID) -> None:
-    """The process has stopped cleanly."""
+    """Delete the row of a process that has stopped cleanly."""
     connection.execute(delete(tables.dispatcher).where(tables.dispatcher.c.id == id))
 
 
 def forget_dead(connection: Connection, tables: Tables) -> int:
-    """Delete the rows of those that died long ago; returns how many."""
+    """Delete the rows of the processes that crashed long ago; returns how many."""
     dispatcher = tables.dispatcher
     now: datetime = connection.execute(select(clock())).scalar_one()
-    return connection.execute(delete(dispatcher).where(dispatcher.c.seen_at < now - KEPT_FOR)).rowcount
+    seen_at = dispatcher.c.seen_at
+    # A row of the future: the clock was set back after the process had died.
+    return connection.execute(
+        delete(dispatcher).where((seen_at < now - KEPT_FOR) | (seen_at > now + KEPT_FOR))
+    ).rowcount
 
 
 def read_dispatchers(connection: Connection, tables: Tables, now: datetime) -> list[DispatcherSeen]:
-    """The live ones and those that died lately, by host and process."""
+    """The running dispatchers and those that crashed recently, by host and process."""
     dispatcher = tables.dispatcher
     lately = select(dispatcher).where(dispatcher.c.seen_at >= now - KEPT_FOR)
     rows = connection.execute(lately.order_by(dispatcher.c.host, dispatcher.c.pid, dispatcher.c.since))
@@ -85,12 +93,43 @@ def read_dispatchers(connection: Connection, tables: Tables, now: datetime) -> l
 
 
 def seen(row: Mapping[Any, Any], now: datetime) -> DispatcherSeen:
-    """A heartbeat's row as of `now`."""
-    settings = json.loads(row["declared"])
+    """The dispatcher of a heartbeat row, at the time `now`."""
+    settings = _declared(row["declared"])
     return DispatcherSeen(
         **{name: row[name] for name in ("host", "pid", "version", "since", "seen_at", "in_flight")},
-        is_live=row["seen_at"] >= now - LIVE_FOR,
+        is_live=abs(now - row["seen_at"]) <= LIVE_FOR,  # not in the future either: the clock may have been set back
         settings_digest=hashlib.sha256(row["declared"].encode()).hexdigest()[:8],
-        operations=sorted(settings["operations"]),
-        settings=settings,
+        operations=sorted(settings["operations"]) if settings else [],
+        settings=settings or {},
+        is_readable=settings is not None,
     )
+
+
+_NUMBERS = ("lease", "margin", "keep", "callbacks_at_once")
+_NUMBERS_OF_OPERATION = ("timeout", "attempts_max", "age_max")
+
+
+def _declared(text: str) -> dict[str, Any] | None:
+    """The settings, or None if they lack what this release reads of them: another release wrote them."""
+    try:
+        declared = json.loads(text)
+        operations = declared["operations"].values()
+        most = declared["connections_max"]
+        is_known = (
+            _are_numbers(declared, _NUMBERS)
+            and all(_are_numbers(each, _NUMBERS_OF_OPERATION) for each in operations)
+            and all(each["window"] in (None, "forever") or _is_number(each["window"]) for each in operations)
+            and all(isinstance(name, str) for name in declared["callbacks"])
+            and (most is None or _is_number(most))
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None
+    return declared if is_known else None
+
+
+def _are_numbers(fields: Mapping[str, Any], names: tuple[str, ...]) -> bool:
+    return all(_is_number(fields[name]) for name in names)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

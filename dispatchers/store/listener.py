@@ -1,4 +1,4 @@
-"""Hears hints on a connection of its own: LISTEN, beside the engine's pool."""
+"""Receives hints (LISTEN) on a connection of its own, outside the engine's pool."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,7 +25,7 @@ class CannotListen(Exception):
 
 
 class _Opened(NamedTuple):
-    """connection: SQLAlchemy's, or its AsyncConnection. driver: the driver's. pid: the server process that has answered."""
+    """connection: of SQLAlchemy, sync or async. driver: of the driver. pid: the server process that has answered."""
 
     connection: Any
     driver: Any
@@ -33,7 +33,7 @@ class _Opened(NamedTuple):
 
 
 class Listener:
-    """Listens for one deployment. run: does work in a transaction of the engine's pool."""
+    """Listens for one deployment. run: runs work in a transaction on a connection of the engine's pool."""
 
     def __init__(self, engine: Engine, *, is_async: bool, configuration: Configuration, run: Run) -> None:
         self._engine = engine
@@ -46,11 +46,11 @@ class Listener:
         return self._engine.dialect.name == "postgresql"
 
     def heard_here(self, hear: Callable[[Due], None]) -> AbstractContextManager[None]:
-        """While this lasts, commits of this process call `hear`, on any thread."""
+        """During the block, commits of this process call `hear`, on any thread."""
         return hearing(self._engine, self._configuration, hear)
 
     async def probe(self, token: str) -> None:
-        """Send this to all who listen, ourselves among them, over a connection of the pool."""
+        """Send this token to all listeners, this one included, over a connection of the pool."""
         parameters = {"channel": self._configuration.hint_channel, "payload": encode(Hint(probe=token))}
 
         def send_probe(connection: Connection) -> None:
@@ -74,7 +74,7 @@ class Listener:
                 yield lost
         finally:
             if lost.done() and not lost.cancelled():
-                lost.exception()  # its waiter has gone: mark it as read
+                lost.exception()  # mark the exception as read: no task awaits it any more
             lost.cancel()
             await self._close(opened)
 
@@ -89,7 +89,7 @@ class Listener:
         return _Opened(connection, driver, (await connection.execute(_PID)).scalar_one())
 
     async def _close(self, opened: _Opened) -> None:
-        """A connection that does not answer is broken off."""
+        """Close the connection; if it does not answer, close its socket."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 if self._is_async:
@@ -119,7 +119,7 @@ def _close_blocking(connection: Connection) -> None:
 
 @asynccontextmanager
 async def _attached(opened: _Opened, channel: str, hear: Hear, lost: "asyncio.Future[None]") -> AsyncIterator[None]:
-    """Listen on a connection that has no other user, and that sends nothing more meanwhile."""
+    """Listen on a connection that nothing else uses."""
     if hasattr(opened.driver, "add_listener"):
         attached = _attached_to_asyncpg(opened.driver, channel, hear, lost)
     elif hasattr(opened.driver, "pgconn"):
@@ -147,7 +147,7 @@ async def _attached_to_asyncpg(
 async def _attached_to_psycopg(
     opened: _Opened, channel: str, hear: Hear, lost: "asyncio.Future[None]"
 ) -> AsyncIterator[None]:
-    """Sync and async alike: libpq is asked for notifications when there is something to read."""
+    """For sync and async connections: when the socket is readable, libpq returns the notifications."""
     listen = text(f"LISTEN {channel}")
     if asyncio.iscoroutinefunction(opened.connection.execute):
         await opened.connection.execute(listen)
@@ -165,7 +165,7 @@ async def _attached_to_psycopg(
             _lose(lost, error)
 
     loop.add_reader(descriptor, read)
-    read()  # what came with the answer to LISTEN
+    read()  # notifications that came with the answer to LISTEN
     try:
         yield
     finally:

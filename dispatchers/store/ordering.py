@@ -1,8 +1,7 @@
 """Which entry of an ordering group may be sent, and what its end does to the group.
 
-The app's side is `outbox/sql/ordering.py`, which says why the order holds.
-
-Nothing here costs a statement where no entry has an ordering key.
+The app's side is `outbox/sql/ordering.py`, which explains why the order is kept. Entries without an ordering key cost no
+statement here.
 """
 
 import logging
@@ -24,18 +23,18 @@ from outbox.times import NEVER
 log = logging.getLogger("outbox.dispatcher")
 
 MOMENT = timedelta(milliseconds=100)
-"""The delay before an entry is checked again whose head another transaction has locked."""
+"""If another transaction has locked the head of a group, its entries are checked again after this delay."""
 
 
 class Sorted(NamedTuple):
-    """The claims of an exchange: those that may go, and those that may not yet, which are released."""
+    """The claims of an exchange. may_go: they may be sent. must_wait: they may not be sent yet, and are released."""
 
     may_go: list[ClaimedEntry]
     must_wait: list[Ending]
 
 
 def sort_out(connection: Connection, tables: Tables, claimed: list[ClaimedEntry]) -> Sorted:
-    """Separate the heads of their groups from the others. An entry whose outcome is already decided waits for no other."""
+    """Separate the heads of their groups from the other entries. An entry whose outcome is already decided need not wait."""
     ordered = [entry for entry in claimed if entry.position is not None and entry.outcome.known is None]
     if not ordered:
         return Sorted(claimed, [])
@@ -59,9 +58,9 @@ def _waits(head: UUID, is_touched: bool) -> Release:
 
 
 def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
-    """For each group of these entries its first one that is not uncertain, and the entry that blocks the group.
+    """For each group of these entries: its first entry that is not uncertain, and the entry that blocks the group.
 
-    Once for a group, however many entries are asked for: each search walks over dead rows that vacuum may not remove.
+    It searches once for each group, not for each entry, because a search reads dead rows that vacuum could not remove yet.
     """
     queue, blocked = tables.queue, tables.blocked_group
     first, blocking = queue.alias("first"), queue.alias("blocking")
@@ -85,8 +84,9 @@ def _heads(tables: Tables, ids: Collection[UUID]) -> Any:
 
 
 def _is_blocked(entry: ClaimedEntry, group: Row[Any]) -> bool:
-    """A blocked group blocks the entries after the blocking one; that one and earlier ones may be sent again on an operator's
-    decision."""
+    """Whether the entry comes after the one that blocks its group. That one and earlier ones may be sent again, if an operator
+    has decided so.
+    """
     if group.blocked_by is None or entry.position is None:
         return False
     return group.blocked_at is None or entry.position > group.blocked_at
@@ -95,9 +95,10 @@ def _is_blocked(entry: ClaimedEntry, group: Row[Any]) -> bool:
 def _touch_heads(
     connection: Connection, tables: Tables, heads: set[UUID], claimed: Sequence[ClaimedEntry]
 ) -> set[UUID]:
-    """Those of `heads` that certainly still are, and cannot leave their groups without seeing what this transaction blocks.
+    """Lock the heads, so that none leaves its group before it sees the entries that this transaction blocks.
 
-    A head that is blocked itself becomes due. Ours are locked by their claim.
+    A head that is blocked itself becomes due. This transaction's own claims are locked already. Returns the heads that are
+    locked; the other ones may have left their groups.
     """
     ours = {entry.id for entry in claimed}
     if not heads - ours:
@@ -112,7 +113,7 @@ def _touch_heads(
 
 
 def _touch_blocks(connection: Connection, tables: Tables, ordering_keys: set[str]) -> set[str]:
-    """Lock blocked groups, so that a release sees what this transaction blocks."""
+    """Lock blocked groups, so that an operator's release sees the entries that this transaction blocks. Returns the locked."""
     if not ordering_keys:
         return set()
     blocked = tables.blocked_group
@@ -127,9 +128,9 @@ def _touch_blocks(connection: Connection, tables: Tables, ordering_keys: set[str
 
 
 class NextIsLocked(Exception):
-    """Another transaction has locked the next entries after these: an app may be cancelling them. Nothing may be committed.
+    """Another transaction has locked the entries that follow `ids`, for example to cancel them. Roll this transaction back.
 
-    Settled a moment later they take their place; whatever else was to be settled with them need not wait.
+    Settle `ids` a moment later; the other settlements need not wait.
     """
 
     def __init__(self, ids: Collection[UUID]) -> None:
@@ -138,7 +139,7 @@ class NextIsLocked(Exception):
 
 
 def leave(connection: Connection, tables: Tables, settled: Sequence[Ending], *, cutoff: datetime = NEVER) -> None:
-    """After the settling, in its transaction: block the groups of what ended badly, let the next of the others come.
+    """In the transaction of the settling: block the groups of failed and uncertain entries, and advance the other groups.
 
     Raises `NextIsLocked`.
     """
@@ -177,9 +178,9 @@ def _block(connection: Connection, tables: Tables, entry: ClaimedEntry, change: 
 
 
 def _lift_blocks(connection: Connection, tables: Tables, delivered: Sequence[ClaimedEntry]) -> None:
-    """They had been uncertain, or sent again, and now they happened: there is nothing to block for.
+    """Release the groups that these entries blocked while they were uncertain or had failed.
 
-    One statement for all of them: nearly none has ever blocked its group, and asking for each took most of a drain.
+    One statement checks all entries: hardly any has blocked its group, and one statement for each took most of a drain's time.
     """
     blocked = tables.blocked_group
     in_their_groups = blocked.c.ordering_key.in_({entry.ordering_key for entry in delivered})

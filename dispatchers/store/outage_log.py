@@ -13,7 +13,7 @@ from outbox.sql.dialect import is_passing, sqlstate
 
 log = logging.getLogger("outbox.dispatcher")
 
-AGAIN_SECONDS = (60.0, 900.0)  # until an outage is reported again, doubling up to the second
+AGAIN_SECONDS = (60.0, 900.0)  # until an outage is logged again: first this long, then doubled up to the second value
 
 _CAUSES = {
     "28P01": "the password is refused",
@@ -45,7 +45,7 @@ _PHRASES = {
     **dict.fromkeys(("unreachable", "no route"), "the host is unreachable"),
     **dict.fromkeys(("timeout expired", "timed out"), _LATE),
     "certificate": "TLS failed",
-    "does not exist": _UNKNOWN,  # libpq shows no SQLSTATE of it
+    "does not exist": _UNKNOWN,  # libpq gives no SQLSTATE for this error
     "no such file": _NO_SOCKET,
     **dict.fromkeys(("closed", "reset", "terminat", "eof"), _CLOSED),
 }
@@ -69,7 +69,7 @@ def cause_of(error: BaseException) -> str:
     original = getattr(error, "orig", None) or error
     if isinstance(error, TimeoutError):
         return f"timed out waiting for a connection of the pool ({_shown(original)})"
-    for found in _chain(original, contexts=False):  # asyncpg: a closed connection, and as its cause why it was closed
+    for found in _chain(original, contexts=False):  # asyncpg: the cause of its error is why the connection closed
         if (code := sqlstate(found) or "") in _CAUSES:
             return f"{_CAUSES[code]} ({_shown(found)})"
     chain = _chain(original, contexts=True)
@@ -77,11 +77,13 @@ def cause_of(error: BaseException) -> str:
         if (cause := _by_class_or_text(found)) is not None:
             return f"{cause} ({_shown(found)})"
     named = [original] if sqlstate(original) else chain
-    return " from ".join(dict.fromkeys(map(_shown, named)))  # SQLAlchemy gives the driver's error's name to its own
+    return " from ".join(
+        dict.fromkeys(map(_shown, named))
+    )  # without repeats: SQLAlchemy's error has the name of the driver's
 
 
 def _chain(error: BaseException, *, contexts: bool) -> list[BaseException]:
-    """The error, its cause, the cause of that, and so on; with `contexts` what was being handled, too, where none is given."""
+    """The error, its cause, the cause of that, and so on. contexts: if an error has no cause, follow its context instead."""
     chain: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and following not in chain:
@@ -96,18 +98,24 @@ def _shown(error: BaseException) -> str:
 
 
 def _by_class_or_text(error: BaseException) -> str | None:
-    text = str(error).lower()
+    # An error with a code is of a statement: a table "does not exist", not the database.
+    text = "" if sqlstate(error) else str(error).lower()
     of_class = next((cause for kind, cause in _CLASSES.items() if isinstance(error, kind)), None)
     return of_class or next((cause for phrase, cause in _PHRASES.items() if phrase in text), None)
 
 
 _AWAY = ("08", "25P03", "28", "3D", "53", "57P")  # PostgreSQL, appendix A
-_PREFERRED_ANOTHER = ("40001", "40P01", "55P03", "57014")  # the same: conflicts, and limits of a statement or a lock
+_PREFERRED_ANOTHER = (
+    "40001",
+    "40P01",
+    "55P03",
+    "57014",
+)  # appendix A: conflicts, and timeouts of a statement or a lock
 _SQLITE_AWAY = (5, 6, 10, 13, 14)  # sqlite.org/rescode.html: BUSY, LOCKED, IOERR, FULL, CANTOPEN
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether the database is unavailable, and not only in conflict with another transaction."""
+    """Whether the database is unavailable. A conflict with another transaction is no outage."""
     original = getattr(error, "orig", None) or error
     code = sqlstate(original)
     sqlite_code: int | None = getattr(original, "sqlite_errorcode", None)
@@ -119,16 +127,21 @@ def is_outage(error: Exception) -> bool:
 
 
 def ends_by_itself(error: Exception) -> bool:
-    """Whether an outage may end by itself: not a wrong user or password, or a database that does not exist."""
+    """Whether an outage may end without a change: not with a wrong user or password, or if the database does not exist."""
     cause = cause_of(error)
     return is_outage(error) and not any(cause.startswith(hopeless) for hopeless in _HOPELESS)
 
 
 class OutageLog:
-    """Logs the database errors of all parts of a dispatcher as one outage. clock: ours, in seconds."""
+    """Logs the database errors of all parts of a dispatcher as one outage.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+
+    clock: the process's clock, in seconds. report: called with an error that is no outage, but a defect or a missing right.
+    """
+
+    def __init__(self, clock: Callable[[], float], report: Callable[[Exception], None] = lambda error: None) -> None:
         self._clock = clock
+        self._report = report
         self._since: float | None = None
         self._again_at = 0.0
         self._again_seconds = 0.0
@@ -147,6 +160,8 @@ class OutageLog:
             self._again_seconds = min(2 * self._again_seconds, AGAIN_SECONDS[1])
         self._again_at = now + self._again_seconds
         what = "database unavailable" if is_outage(error) else "database error"
+        if not is_outage(error):
+            self._report(error)
         if is_new:
             log.warning(
                 "%s: %s; this process keeps outcomes in memory and tries again until the database answers",

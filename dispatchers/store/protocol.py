@@ -1,4 +1,4 @@
-"""What the dispatcher needs of a database, whichever it is."""
+"""The dispatcher's interface to its database."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,6 @@ from dispatchers.callbacks import Calls, OnCompleted
 from dispatchers.database_identity import DatabaseIdentity, IdentityCheck
 from dispatchers.flow_control.state import FlowStates
 from dispatchers.store.claim_request import ClaimRequest
-from dispatchers.store.gauges import Gauge
 from dispatchers.store.listener import Listener
 from dispatchers.store.queries import Accepted, Wanted
 from dispatchers.transitions import ClaimedEntry, End, Ending
@@ -29,20 +28,20 @@ class Run(Protocol):
 
 
 class CallbacksChanged(Exception):
-    """Another dispatcher has put a callback on record, or removed one, since this process read the record.
+    """The recorded callbacks have changed since this process read them: another dispatcher added or removed one.
 
-    Nothing is changed. Once `callbacks` has been asked again, it may be tried again.
+    The transaction wrote nothing. Call `callbacks` again before the next try.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one round trip brought: ids whose settling took effect, and new claims.
+    """The result of one round trip: the ids that were settled, and the new claims.
 
-    passed_over: how many were due, but are not the heads of their groups, or had ended before.
-    postponed: ids that could not be settled at this moment, and whose leases are still ours.
-    ended: entries that were in the queue although they have a settlement, with its state; they are removed from there.
-    flow_states: the destinations' rows that were locked for the request's `flow_update`; news of others were not stored.
+    passed_over: how many due entries were not claimed, because they are not the heads of their groups or had ended before.
+    postponed: ids that could not be settled now, because another transaction has locked a row. Their leases are still valid.
+    ended: the state of each entry that had a settlement and was still in the queue. Its queue row was removed.
+    flow_states: the destinations whose rows were locked for the request's `flow_update`. No news was stored for the others.
     """
 
     settled: set[UUID] = field(default_factory=set)
@@ -53,21 +52,32 @@ class Exchange:
     ended: Mapping[UUID, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a dispatcher reads about the whole queue every few seconds.
+
+    destinations: those that have unsettled entries. flow_states: those that are throttled now or were paused at some time.
+    """
+
+    destinations: list[str]
+    flow_states: FlowStates
+
+
 class Store(Protocol):
-    """What the dispatcher needs of a database. A simulation hands in one of its own."""
+    """The operations of the database that the dispatcher uses. The simulation implements them without a database."""
 
     async def exchange(self, settlements: Sequence[Ending], request: ClaimRequest | None) -> Exchange:
-        """Settle what is still ours, then claim, in one transaction that is committed on return; in several if the database
-        refuses it for the sake of one row.
+        """Settle the entries whose leases are still valid, then claim. All of it is committed on return.
 
+        It takes one transaction, or several if the database refuses one because of a single row.
         Raises `CallbacksChanged`, and what the database raises; nothing is changed then.
         """
         ...
 
     async def settle_with(self, entry: ClaimedEntry, end: End, calls: Calls) -> bool:
-        """Settle one entry and run `calls` in the same transaction, if the lease is still ours; returns whether it was.
+        """Settle one entry and run `calls` in the same transaction. Returns False if the lease was lost.
 
-        The transaction has the engine's own isolation level, which the app may count on in its callback.
+        The transaction has the engine's own isolation level, because the app's callback may rely on it.
 
         Raises `NextIsLocked` before anything is called, `CallbackFailed`, `CallbacksChanged`, and what the database raises;
         nothing is changed then.
@@ -75,34 +85,30 @@ class Store(Protocol):
         ...
 
     async def accepted(self, after: Accepted | None) -> list[Accepted]:
-        """The next accepted requests, oldest first; fewer than `ACCEPTED_MAX` at the end."""
+        """The next accepted requests, oldest first. Fewer than `ACCEPTED_MAX` mean that there are no more."""
         ...
 
     async def complete(self, record_id: UUID, function: OnCompleted) -> bool:
-        """Run the completion of an accepted request and store its response, if every entry has ended; returns whether.
+        """Run the completion of an accepted request and store its response. Returns False if an entry has not ended yet.
 
-        Raises as `settle_with` does.
+        Raises the same errors as `settle_with`.
         """
         ...
 
     async def callbacks(self, registered: Collection[str] = ()) -> frozenset[str]:
-        """Put these callbacks on record, for the process that has just started with them; returns all that are on record.
+        """Record these callbacks, which this process has, and return all recorded callbacks.
 
-        From now on nothing is settled here once the record has changed, until it is asked for again.
+        If the record changes later, this store settles nothing until this method is called again.
         """
         ...
 
     async def take_over(self, callbacks: Collection[str]) -> int:
-        """Make entries due that another process has handed over to those who have these callbacks; returns how many."""
+        """Make the entries due that wait for a process with these callbacks; returns how many."""
         ...
 
     @property
     def takes_async_callbacks(self) -> bool:
         """Whether a callback may be a coroutine function."""
-        ...
-
-    async def destinations(self) -> list[str]:
-        """Every destination that has unsettled entries."""
         ...
 
     async def request_lookups(self, wanted: Wanted, fencing_delay: timedelta, after: UUID | None) -> UUID | None:
@@ -111,26 +117,22 @@ class Store(Protocol):
     async def check_identity(self, env: str, known: DatabaseIdentity | None) -> IdentityCheck:
         """Compare the database with its stored identity and with `known`, which this process remembers.
 
-        Where they differ sending is suspended; else an old identity is renewed. The result is committed on return. Raises
-        `ConfigurationError`, with nothing written, if the database is another env's.
+        If they differ, suspend sending; otherwise renew the stored identity when it is old. The result is committed on
+        return. Raises `ConfigurationError`, with nothing written, if the database belongs to another env.
         """
         ...
 
-    async def flow_states(self) -> FlowStates:
-        """The states of the destinations that are throttled or were paused once."""
+    async def survey(self) -> Survey:
+        """Read which destinations have unsettled entries, and which of them are throttled."""
         ...
 
     async def key_fields(self, entry_id: UUID) -> KeyFields:
-        """The fields from which an entry's keys derive: needed for another key epoch only."""
-        ...
-
-    async def gauges(self) -> dict[str, Gauge]:
-        """How many unsettled entries each destination has, counted within bounds: see `gauges.read_gauges`."""
+        """The fields from which an entry's keys are derived. Only a later key epoch needs them."""
         ...
 
     @property
     def listener(self) -> Listener | None:
-        """Where hints from the apps are heard; None where there are none."""
+        """Receives hints from the apps; None if hints are off."""
         ...
 
     @property
@@ -140,22 +142,17 @@ class Store(Protocol):
 
     @property
     def place(self) -> str:
-        """Which database it is, for the log: never its password."""
+        """The database's address for the log, without the password."""
         ...
 
-    async def unknown_kid(self, known: Sequence[str]) -> str | None:
-        """A key id among the unsettled entries that are read (`SAMPLE_MAX`) that is not in `known`, if there is one."""
-        ...
-
-    async def require_secrets(self, keyring: Keyring, *, recording: bool) -> None:
-        """Raise `ConfigurationError` if a kid's secret is another than the recorded one.
-
-        recording: record the kids that have none yet, so that other processes find out.
+    async def require_usable(self, env: str, keyring: Keyring) -> None:
+        """Raise `SchemaError` if tables are missing or outdated. Raise `ConfigurationError` if the database or unsettled entries
+        belong to another env, a kid's secret differs from the recorded one, or an entry has an unknown kid. Writes nothing.
         """
         ...
 
-    async def require_environment(self, env: str) -> None:
-        """Raise `ConfigurationError` if the database, or an unsettled entry that is not suspended, is of another env."""
+    async def record_secrets(self, keyring: Keyring) -> None:
+        """Record the kids that have no record yet. Raise `ConfigurationError` if a kid's secret differs from the recorded one."""
         ...
 
     @property
@@ -164,15 +161,11 @@ class Store(Protocol):
         ...
 
     async def run(self, work: Callable[[Connection], Result]) -> Result:
-        """Do a piece of maintenance in a transaction of its own, committed on return."""
+        """Run maintenance `work` in a transaction of its own, which is committed on return."""
         ...
 
     async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
-        """Do `work` that may wait for hours: it keeps no other maintenance waiting, nor the process from ending."""
-        ...
-
-    async def check(self) -> None:
-        """Raise `SchemaError` if the tables are not there, or not those that this release needs."""
+        """Run `work` that may wait for hours. It blocks neither other maintenance nor the end of the process."""
         ...
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads beside the claims: destinations and their oldest entries, accepted requests, uncertain entries."""
+"""The other queries of a dispatcher: destinations and their oldest entries, accepted requests, uncertain entries."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -18,7 +18,7 @@ from outbox.times import NEVER
 
 
 def unreadable(connection: Connection, columns: Sequence[Column[Any]]) -> frozenset[Column[Any]]:
-    """Those of the columns that this role may not read: the dashboard's may not read what services answered, and more."""
+    """The columns that this role may not read. The dashboard's role may not read services' answers, for example."""
     if connection.dialect.name != "postgresql":
         return frozenset()
     may_read = (func.has_column_privilege(quoted_table(column.table), column.name, "SELECT") for column in columns)
@@ -30,8 +30,8 @@ def unreadable(connection: Connection, columns: Sequence[Column[Any]]) -> frozen
 
 
 def destination_names(tables: Tables) -> CTE:
-    """A query of one column, `name`, whose last row is NULL: a skip scan, one probe of the queue's index for each name,
-    however many rows each has.
+    """A query of the column `name`, whose last row is NULL. It is a skip scan: each name costs one probe of the queue's
+    index, however many rows it has.
     """
     queue = tables.queue.alias()
     names = select(func.min(queue.c.destination).label("name")).cte("names", recursive=True)
@@ -41,15 +41,15 @@ def destination_names(tables: Tables) -> CTE:
 
 # --- how long entries have been due
 
-DUE_ROWS_MAX = 100  # of each destination's first entries: after a released one there may be an older one
-RELEASED_WITHIN = timedelta(seconds=5)  # what no dispatcher serves is due again within
+DUE_ROWS_MAX = 100  # entries to read of each destination, because a release moves the due time of the oldest one
+RELEASED_WITHIN = timedelta(seconds=5)  # an entry that no dispatcher serves is due again after this time at most
 
 
 def read_lags(connection: Connection, tables: Tables, now: datetime) -> dict[str, timedelta]:
-    """How long the oldest due entry of each destination has waited; not of those where nothing waits.
+    """How long the oldest due entry of each destination has waited. Destinations without waiting entries are left out.
 
-    What a dispatcher released, because it does not serve it, counts as waiting. One probe of the index for
-    each destination.
+    An entry that a dispatcher released, because it does not serve it, counts as waiting. Each destination costs one probe of
+    the index.
     """
     read_by_index(connection)
     names = destination_names(tables)
@@ -71,7 +71,7 @@ def _oldest_due(tables: Tables, names: CTE, now: datetime) -> ScalarSelect[Any]:
 
 
 def is_claimable(tables: Tables, now: datetime) -> ColumnElement[bool]:
-    """That no dispatcher holds a lease on the entry."""
+    """The condition that no dispatcher holds a lease on the entry."""
     return or_(tables.queue.c.lease_until.is_(None), tables.queue.c.lease_until < now)
 
 
@@ -82,7 +82,7 @@ ACCEPTED_MAX = 500  # read in one statement: about 3 ms
 
 
 class Accepted(NamedTuple):
-    """An accepted request. waits: whether an entry of it has not ended."""
+    """An accepted request. waits: whether one of its entries has not ended."""
 
     created_at: datetime
     id: UUID
@@ -91,7 +91,7 @@ class Accepted(NamedTuple):
 
 
 def next_accepted(connection: Connection, tables: Tables, after: Accepted | None) -> list[Accepted]:
-    """The next `ACCEPTED_MAX` accepted requests, oldest first, from the first one or after `after`."""
+    """At most `ACCEPTED_MAX` accepted requests, oldest first. after: the last one of the page before."""
     record = tables.record
     page = select(record.c.created_at, record.c.id, record.c.completion).where(is_open(record, "accepted"))
     if after is not None:
@@ -105,8 +105,8 @@ def next_accepted(connection: Connection, tables: Tables, after: Accepted | None
 # --- uncertain entries that were never looked up
 
 
-ROWS_MAX = 200  # at a time, once a minute: a service must not be flooded with lookups of old entries
-PAGE_MAX = 10_000  # of the queue are read for them at a time: most of a long queue is not uncertain
+ROWS_MAX = 200  # entries a minute: lookups of many old entries must not flood a service
+PAGE_MAX = 10_000  # queue rows to read in one search: most entries of a long queue are not uncertain
 
 Wanted = Callable[[str, str | None], bool]
 """Whether an entry of this operation, which was sent in this form, needs a lookup."""
@@ -115,16 +115,16 @@ Wanted = Callable[[str, str | None], bool]
 def request_lookups(
     connection: Connection, tables: Tables, wanted: Wanted, fencing_delay: timedelta, after: UUID | None
 ) -> UUID | None:
-    """Request lookups for a page of them, due when no sender can be running any more; returns where the next page begins. Skipped
-    are entries that are suspended, decided by an operator or looked up before, and keys that the service has for another request,
-    whose effect a lookup would mistake for this one's.
+    """Request lookups for a page of entries; returns where the next page begins, None after the last page.
+
+    A lookup is due when no sender of the entry can be running any more. Entries are skipped that are suspended, decided by an
+    operator, or looked up before. Key conflicts are skipped too: a lookup would take another request's effect for this one's.
     """
     read_by_index(connection)
     queue, entry = tables.queue, tables.entry
     end = _page_end(connection, tables, after)
-    operation = (
-        select(entry.c.operation).where(entry.c.id == queue.c.id).scalar_subquery()
-    )  # a join might read all of them
+    # Not a join: with wrong statistics, the planner would read all entries for it.
+    operation = select(entry.c.operation).where(entry.c.id == queue.c.id).scalar_subquery()
     never_looked_up = (
         select(queue.c.id, queue.c.outcome, queue.c.deliveries, queue.c.sent_as, operation.label("operation"))
         .where(queue.c.due_at == NEVER, queue.c.state == "uncertain", queue.c.suspended_reason.is_(None))
@@ -148,12 +148,14 @@ def request_lookups(
         if row.operation is not None and not is_left_alone and wanted(row.operation, row.sent_as):
             lookup = LookupState(why, 1, now + fencing_delay, row.deliveries, outcome.stored)
             values = {"outcome": write_outcome(why, lookup=lookup), "due_at": now + fencing_delay}
-            connection.execute(update(queue).where(queue.c.id == row.id).values(values))  # locked by now
+            connection.execute(
+                update(queue).where(queue.c.id == row.id).values(values)
+            )  # the SELECT has locked the row
     return rows[-1].id if len(rows) == ROWS_MAX else end
 
 
 def _page_end(connection: Connection, tables: Tables, after: UUID | None) -> UUID | None:
-    """The last id of a page of the queue; None at its end."""
+    """The last id of a full page of the queue; None if less than a page is left."""
     id = tables.queue.c.id
     page = select(id).order_by(id).offset(PAGE_MAX - 1).limit(1)
     if after is not None:

@@ -1,4 +1,4 @@
-"""What a lease that ended, but not its entry, leaves in the queue: the row's new values, for every database alike. Pure."""
+"""The new values of a queue row whose lease ends while its entry stays in the queue; for every database. Pure."""
 
 from datetime import datetime, timedelta
 from typing import NamedTuple, TypeAlias, assert_never
@@ -20,11 +20,12 @@ Unsettled: TypeAlias = Retry | MarkUncertain | AwaitLookup | SendAgain | RetryCa
 
 
 class QueueUpdate(NamedTuple):
-    """delay: until it is due, None for never. uncounted: how many deliveries did not take place.
+    """The values to write.
 
-    reason: for the entry's history. outcome: None to leave the old one. proof: it is known to have happened, which counts even
-    when the lease is lost. by_lookup: a lookup led to this. resets_age: its age counts from the next claim. callback: which one
-    it waits for, if this process does not have it.
+    delay: the time until the entry is due; None for never. uncounted: how many deliveries to subtract, because they did not
+    take place. reason: for the entry's history. outcome: None keeps the stored one. proof: the effect is known to have
+    happened; this is stored even if the lease was lost. by_lookup: a status lookup caused the change. resets_age: the entry's
+    age counts from the next claim. callback: the callback that the entry waits for, if this process does not have it.
     """
 
     state: str
@@ -43,9 +44,8 @@ class QueueUpdate(NamedTuple):
 
 
 def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
-    """The new values of the row of `entry`."""
     match change:
-        case Release(delay=delay):  # given back as it was: nothing is counted, doubt stays what the claim found
+        case Release(delay=delay):  # the row becomes what it was before the claim
             state = _state_before(entry)
             write = entry.outcome.with_reason if change.served else entry.outcome.with_unserved_reason
             outcome = write(change.reason) if change.shown else None
@@ -71,7 +71,7 @@ def queue_update(entry: ClaimedEntry, change: Unsettled) -> QueueUpdate:
             return _after_attempt(entry, change)._replace(
                 state="pending",
                 key_epoch=change.key_epoch,
-                reason=reason if change.absent else None,  # an operator's decision is in its history already
+                reason=reason if change.absent else None,  # the history has an operator's decision already
                 outcome=write_outcome(reason),
                 by_lookup=change.absent,
                 resets_age=not change.absent,
@@ -98,8 +98,8 @@ def _callback_retry(entry: ClaimedEntry, change: RetryCallback) -> QueueUpdate:
         state="uncertain" if known.state == "uncertain" else "retry",
         delay=change.delay,
         attempts=end.attempts,
-        uncounted=0,  # also of a claim that sent nothing: proof may come twice, and would be taken off twice
-        maybe_sent=True,  # in any state: it cannot be cancelled any more
+        uncounted=0,  # proof may arrive twice, and would be subtracted twice
+        maybe_sent=True,  # the effect may have happened, so the app must not cancel the entry
         in_doubt_since=end.in_doubt_since if isinstance(end, MarkUncertain) else entry.in_doubt_since,
         reason=change.reason if change.failed else None,
         outcome=write_outcome(change.reason, stored=known.stored, known=known),
@@ -123,9 +123,9 @@ def _as_it_was(entry: ClaimedEntry) -> QueueUpdate:
 
 
 def _state_before(entry: ClaimedEntry) -> str:
-    """What the entry was before it was claimed, as far as it matters."""
+    """The entry's state before the claim, which overwrote it: derived from what else is stored."""
     known, lookup = entry.outcome.known, entry.outcome.lookup
-    # by an operator's decision
+    # Only an operator's decision has no number of attempts.
     is_resolved = known is not None and known.attempts is None and known.state != "cancelled"
     has_callback_due = known is not None and known.state == "uncertain"
     if entry.maybe_sent and (is_resolved or has_callback_due):

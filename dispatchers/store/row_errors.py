@@ -1,4 +1,4 @@
-"""What the database refuses: whether one row is to blame, and what may be stored in place of an outcome. Pure."""
+"""Errors of the database: whether one row caused them, and what to store instead of a refused outcome. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,24 +9,24 @@ from dispatchers.transitions import ClaimedEntry, MarkUncertain, Release, RetryC
 from outbox.sql.dialect import sqlstate
 
 MOMENTARY = ("55P03", "57014")
-"""PostgreSQL, appendix A: lock_timeout ran out; the statement was cancelled, as by statement_timeout."""
+"""PostgreSQL, appendix A: lock_timeout expired; the statement was cancelled, for example by statement_timeout."""
 
 OF_ONE_ROW = ("22", "23", "44", "54", "P0", "XX")
-"""Errors of one row: data, constraints, views' conditions, limits of a row or an index, what triggers raise, corruption."""
+"""Errors of one row: data, constraints, views' conditions, limits of a row or an index, triggers, corruption."""
 
 
 def is_of_the_moment(error: BaseException) -> bool:
-    """Whether the statement waited too long, for one row's lock perhaps."""
+    """Whether the statement waited too long, for example for the lock of one row."""
     return sqlstate(getattr(error, "orig", None)) in MOMENTARY
 
 
 def is_of_one_row(error: BaseException) -> bool:
-    """Whether the statement may succeed without one of its rows. Not where the server itself is the reason."""
+    """Whether the statement may succeed without one of its rows, because the server itself is not the cause."""
     if isinstance(error, DBAPIError):
         code = sqlstate(error.orig)
         if code is not None:
             return not error.connection_invalidated and code.startswith(OF_ONE_ROW)
-        # asyncpg's own checks of a value
+        # asyncpg checks values itself, before the server sees them.
         is_of_driver = isinstance(getattr(error.orig, "__cause__", None), ValueError | TypeError)
         is_of_value = is_of_driver or not isinstance(error, OperationalError | InterfaceError)
         return is_of_value and not error.connection_invalidated
@@ -34,13 +34,13 @@ def is_of_one_row(error: BaseException) -> bool:
 
 
 def code_of(error: BaseException) -> str:
-    """The error's class, with its SQLSTATE if it has one. Not its text, which may quote a row."""
+    """The error's class and its SQLSTATE, without its text, which may quote a row."""
     original = getattr(error, "orig", None) or error
     return " ".join(filter(None, (type(original).__name__, sqlstate(original))))
 
 
 def substitutes(entry: ClaimedEntry, change: Transition, code: str) -> Iterator[Transition]:
-    """What may be stored in place of `change`, the best first: without the service's texts, then as uncertain."""
+    """The transitions to try instead of `change`: first without the service's texts, then as uncertain."""
     text = f"the database refused its outcome ({code})"
     if isinstance(change, Settle):
         result = None if change.result is None else {"unstorable": code}

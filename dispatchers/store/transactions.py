@@ -1,4 +1,4 @@
-"""How the store reaches its database: each piece of work in a transaction of its own, and no wait without an end."""
+"""Runs each piece of work of the store in a transaction of its own. No wait is without a limit."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from outbox.sql.dialect import is_in_autocommit
 
 Result = TypeVar("Result")
 
-STORE_THREADS = 2  # exchanges at once
+STORE_THREADS = 2  # exchanges that run at the same time
 MAINTENANCE = "maintenance"
 
 
 class Transactions:
-    """Runs work at READ COMMITTED, whatever the engine's own level: at another, each claim that meets another process's fails.
+    """Runs work at READ COMMITTED, even if the engine has another isolation level: at that level, concurrent claims would fail.
 
-    On threads of its own, so that no hanging send keeps it waiting; with an AsyncEngine, on the event loop.
+    Work has its own threads, so that a hanging send does not delay it. With an AsyncEngine it runs on the event loop.
     """
 
     def __init__(self, engine: Engine, async_engine: Any, lease: timedelta) -> None:
@@ -31,17 +31,18 @@ class Transactions:
         self._async_engine = async_engine
         self._threads = Threads(STORE_THREADS, "outbox-store")
         self._maintenance_thread = Threads(1, "outbox-maintenance")
-        self._is_watched = engine.dialect.name == "postgresql"  # a file answers, or is locked, and SQLite says so
+        self._is_watched = engine.dialect.name == "postgresql"  # SQLite always answers: a locked file is an error
         self._timeouts = Timeouts(lease)
         if self._is_watched:
             watch_pool(engine)
-        # Asked once, at the first use: setting the level each time would fail where a listener left a transaction open.
+        # None: not read yet. It is read once, because setting the level for each transaction would fail if an event listener of
+        # the app has left a transaction open.
         self._is_at_read_committed = None if engine.dialect.name == "postgresql" else True
 
     async def run(self, work: Callable[[Connection], Result], what: str = "") -> Result:
-        """Do `work` in a transaction of its own, committed on return. what: for the log, if the database does not answer.
+        """Run `work` in a transaction of its own, which is committed on return. what: the name of the work, for the log.
 
-        Raises what the database raises; `DatabaseSilent` if it does not even answer when its connection is dropped.
+        Raises what the database raises, and `DatabaseSilent` if the work does not end when its connection is dropped.
         """
 
         def guarded(connection: Connection) -> Result:
@@ -51,7 +52,7 @@ class Transactions:
         return await self.run_unguarded(guarded, what)
 
     async def run_unguarded(self, work: Callable[[Connection], Result], what: str = "") -> Result:
-        """Run work whose first statement sets the guards."""
+        """Run `work`, whose first statement must set the guards."""
         threads = self._maintenance_thread if what == MAINTENANCE else self._threads
         silence = Silence(self._engine, self._timeouts, what or getattr(work, "__name__", "a query"), threads.start)
         working: asyncio.Future[Any]
@@ -63,14 +64,14 @@ class Transactions:
         return result
 
     async def run_apart(self, work: Callable[[Connection], Result]) -> Result:
-        """Run work without limits that may wait for hours: it blocks neither other work nor shutdown."""
+        """Run `work` without limits on a thread of its own. It may wait for hours, but blocks neither other work nor shutdown."""
         if self._async_engine is not None:
             return await self._run_async(None, work)
         done: Result = await on_own_thread("outbox-bodies", self._run_blocking, None, work)
         return done
 
     async def close(self, *, dispose: bool) -> None:
-        """dispose: whether the engine is ours."""
+        """dispose: whether to dispose of the engine, because the store has created it."""
         if dispose:
             await asyncio.wrap_future(self._threads.submit(self._engine.dispose))
         self._threads.close()
@@ -92,7 +93,7 @@ class Transactions:
             silence.connection = connection.connection.driver_connection
         if self._is_at_read_committed is None:
             level: str = connection.execute(text("SHOW transaction_isolation")).scalar_one()
-            connection.commit()  # at a rollback psycopg would forget what this connection has prepared
+            connection.commit()  # after a rollback psycopg would prepare all statements again
             self._is_at_read_committed = level == "read committed" and not is_in_autocommit(connection)
         if not self._is_at_read_committed:
             connection.execution_options(isolation_level="READ COMMITTED")

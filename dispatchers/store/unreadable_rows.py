@@ -1,4 +1,4 @@
-"""Rows of the queue that can neither be sent nor settled: they are taken out of the dispatchers' way."""
+"""Suspends or removes queue rows that can neither be sent nor settled, so that they do not stop the dispatchers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,9 +15,9 @@ from outbox.times import NEVER
 
 
 class Removed(NamedTuple):
-    """ended: the entries that were taken out of the queue, with the states of their settlements.
+    """ended: the entries that were removed from the queue, with the states of their settlements.
 
-    locked: those that could not be, as another transaction has locked the next one of their group.
+    locked: the entries that could not be removed, because another transaction has locked the next entry of their group.
     """
 
     ended: dict[UUID, str]
@@ -25,12 +25,12 @@ class Removed(NamedTuple):
 
 
 def remove_ended(connection: Connection, tables: Tables, claimed: Sequence[ClaimedEntry]) -> Removed:
-    """Take those of our claims out of the queue that have a settlement: what it records is valid, nothing is sent again."""
+    """Remove the claimed entries that have a settlement from the queue: the settlement is valid, so they are not sent again."""
     queue, settlement = tables.queue, tables.settlement
     found = select(queue.c.id, settlement.c.state).join(settlement, settlement.c.id == queue.c.id)
     ours = or_(*(and_(queue.c.id == entry.id, queue.c.lease_token == entry.lease_token) for entry in claimed))
     states = {row.id: row.state for row in connection.execute(found.where(ours).with_for_update(of=queue))}
-    # Their rows are locked by now, so entries blocked by them are visible.
+    # These rows are locked now, so this transaction sees all entries that they block.
     places = {
         Place(entry.ordering_key, entry.position): entry
         for entry in claimed
@@ -52,7 +52,7 @@ def remove_ended(connection: Connection, tables: Tables, claimed: Sequence[Claim
 def candidates(
     connection: Connection, *, tables: Tables, request: ClaimRequest, rows_max: int, page: int
 ) -> list[UUID]:
-    """A page of what may be claimed, the oldest first: ids only, as any other column may be what cannot be read."""
+    """A page of the entries that may be claimed, oldest first. Only ids, because any other column may be unreadable."""
     queue, now = tables.queue, clock()
     found = (
         select(queue.c.id)
@@ -69,7 +69,7 @@ def candidates(
 
 
 def set_aside(connection: Connection, tables: Tables, id: UUID, reason: str) -> bool:
-    """Suspend a row that cannot be claimed, until an operator releases it. Its last holder may have sent it."""
+    """Suspend an entry that cannot be claimed, until an operator releases it. If it was leased, it may have been sent."""
     queue = tables.queue
     is_free = or_(queue.c.lease_until.is_(None), queue.c.lease_until < clock())
     was_leased = queue.c.lease_token.is_not(None)
@@ -84,7 +84,7 @@ def set_aside(connection: Connection, tables: Tables, id: UUID, reason: str) -> 
 
 
 def set_aside_claimed(connection: Connection, tables: Tables, entry: ClaimedEntry, reason: str) -> bool:
-    """Suspend an entry whose outcome cannot be stored, if its lease is still ours: it is uncertain."""
+    """Suspend an entry whose outcome cannot be stored, if its lease is still valid. The entry is uncertain."""
     queue = tables.queue
     values = _suspended(reason) | {
         "state": "uncertain",

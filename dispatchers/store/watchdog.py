@@ -1,6 +1,6 @@
-"""A database that does not answer, and connections that a proxy has dropped silently.
+"""Ends the wait for a database that does not answer, for example because a proxy has dropped the connection silently.
 
-A wait for such a connection would never end: TCP does not notice, as the proxy acknowledges what it swallows.
+Such a wait would never end: the proxy still acknowledges the data, so TCP does not detect the loss.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ GIVE_UP_SECONDS_MAX = 3.0
 
 
 class DatabaseSilent(TimeoutError):
-    """The database did not answer, nor did the work end when its connection was dropped."""
+    """The database did not answer, and the work did not end when its connection was dropped."""
 
 
 class Timeouts:
-    """When silence is reported, when the connection is dropped, and when the wait is given up; all within half a lease."""
+    """When to log that the database is silent, when to drop the connection, and when to give up; all within half a lease."""
 
     def __init__(self, lease: timedelta) -> None:
         seconds = limiting(lease).total_seconds()
@@ -37,9 +37,9 @@ class Timeouts:
 
 
 class Silence:
-    """Watches one piece of work of a store: `connection` is the driver's, from when there is one to when it is given back.
+    """Watches one piece of work of a store. connection: the driver's connection, while the work has one.
 
-    what: what is done, for the log. given_up: called when the wait for the work is given up.
+    what: the name of the work, for the log. given_up: called when the wait is given up.
     """
 
     def __init__(self, engine: Engine, timeouts: Timeouts, what: str, given_up: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ class Silence:
         self._given_up = given_up
 
     async def wait(self, working: "asyncio.Future[Any]") -> Any:
-        """The result of `working`. Raises `DatabaseSilent` if it does not end although its connection was dropped."""
+        """The result of `working`. Raises `DatabaseSilent` if the work does not end after its connection was dropped."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         working.add_done_callback(lambda done: _pass_on(done, answer))
@@ -77,7 +77,7 @@ class Silence:
         )
 
     def _drop(self) -> None:
-        """Its own connection; without one it waits for the pool's, whose idle connections may be dropped."""
+        """Drop the work's connection. Without one the work waits for the pool, which may be testing a dead idle connection."""
         if self.connection is not None:
             dropped = int(break_off(self.connection))
         else:
@@ -99,7 +99,7 @@ def _pass_on(done: "asyncio.Future[Any]", answer: "asyncio.Future[Any]") -> None
     if done.cancelled():
         answer.cancel()
     elif answer.done():
-        done.exception()  # the wait was given up
+        done.exception()  # mark the exception as read: the wait was given up
     elif (error := done.exception()) is not None:
         answer.set_exception(error)
     else:
@@ -112,7 +112,7 @@ _idle: "WeakKeyDictionary[Engine, WeakSet[ConnectionPoolEntry]]" = WeakKeyDictio
 
 
 def watch_pool(engine: Engine) -> None:
-    """Keep count of the connections that lie in the pool: a ping of one that is forgotten hangs before anybody has it."""
+    """Record the idle connections of the pool, so that `Silence` can drop one whose ping hangs before a checkout."""
     if engine in _idle:
         return
     idle = _idle[engine] = WeakSet()

@@ -1,4 +1,4 @@
-"""What a dispatcher reports to its observer: `Dispatcher(observe=...)`. Counting and exporting it is done by the bindings."""
+"""What a dispatcher reports to its observer: `Dispatcher(observe=...)`. The bindings count and export it."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +83,7 @@ Observer: TypeAlias = Callable[[Event], object]
 
 
 class GuardedObserver:
-    """An app's observer, by which no send fails: its first exception is logged, and none gets out."""
+    """Calls an app's observer. An exception in it fails no send: the first one is logged."""
 
     def __init__(self, observe: Observer) -> None:
         if not callable(observe) or iscoroutinefunction(observe):

@@ -16,7 +16,8 @@ from dispatchers.telemetry.measures import (
     durations,
     values_of,
 )
-from dispatchers.telemetry.tracing import End, Trace
+from dispatchers.telemetry.tracing import AttemptSpan, End, Trace
+from dispatchers.transitions import ClaimedEntry
 from outbox.extras import missing
 from outbox.metrics.measures import Gauge
 
@@ -25,6 +26,7 @@ try:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
     from opentelemetry.trace import (
         Link,
+        Span,
         SpanKind,
         Status,
         StatusCode,
@@ -103,22 +105,31 @@ def _attributes(labels: tuple[str, ...], values: tuple[str, ...]) -> dict[str, s
 # --- traces
 
 PROCESSING = {"messaging.operation.type": "process"}
+DONE = (*SUCCESSES, "found", "absent", "settled")
+"""The results that are no errors."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def trace(tracer: Tracer | None = None) -> Trace:
-    """Make a span for each send and status lookup: what `Dispatcher(trace=...)` takes.
+    """Make a span for each send, status lookup and callback: what `Dispatcher(trace=...)` takes.
 
-    tracer: by default the global provider's, named `outbox`. The span is current while the adapter works. It begins a trace of
-    its own, as the send may come days after the enqueue, and links to the span whose headers are stored with the entry.
+    tracer: by default the global provider's, named `outbox`.
+
+    The span is current while the adapter or the callback works. The span of an attempt begins a trace of its own, as the send may
+    come days after the enqueue, and links to the span whose headers are stored with the entry. The span of a callback is its
+    child. If the callback is called again later, its span begins a trace of its own too, with the same link.
     """
-    tracer = tracer or get_tracer("outbox")
+    return _Spans(tracer or get_tracer("outbox"))
 
-    def begin(delivery: Delivery, destination: str, is_lookup: bool) -> End:
+
+class _Spans:
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def attempt(self, delivery: Delivery, destination: str, is_lookup: bool) -> AttemptSpan:
         name = "lookup" if is_lookup else "send"
-        enqueued = get_current_span(_PROPAGATOR.extract(delivery.headers, Context())).get_span_context()
         attributes = _attributes(("destination", "operation"), (destination, delivery.operation)) | PROCESSING
-        span = tracer.start_span(
+        span = self._tracer.start_span(
             f"{name} {delivery.operation}",
             Context(),
             SpanKind.CONSUMER,
@@ -128,19 +139,44 @@ def trace(tracer: Tracer | None = None) -> Trace:
                 "messaging.message.id": str(delivery.id),
                 "outbox.attempt": delivery.attempt,
             },
-            [Link(enqueued)] if enqueued.is_valid else [],
+            _links(delivery.headers),
         )
-        token = attach(set_span_in_context(span))
+        context = set_span_in_context(span, Context())
+        headers: dict[str, str] = {}
+        _PROPAGATOR.inject(headers, context)
+        return AttemptSpan(end=_current_until_end(span), headers=headers, context=context)
 
-        def end(result: str | None) -> None:
-            detach(token)
-            result = result or "cut_short"
-            span.set_attribute("outbox.result", result)
-            if result not in (*SUCCESSES, "found", "absent"):
-                span.set_attribute("error.type", result)
-                span.set_status(Status(StatusCode.ERROR))
-            span.end()
+    def callback(self, entry: ClaimedEntry, context: Any) -> End:
+        span = self._tracer.start_span(
+            f"callback {entry.operation}",
+            context or Context(),
+            SpanKind.INTERNAL,
+            {
+                **_attributes(("destination", "operation"), (entry.destination, entry.operation)),
+                "messaging.message.id": str(entry.id),
+            },
+            [] if context else _links(entry.headers),
+        )
+        return _current_until_end(span)
 
-        return end
 
-    return begin
+def _links(headers: Mapping[str, str]) -> list[Link]:
+    """To the span of the enqueue, if its headers are stored."""
+    enqueued = get_current_span(_PROPAGATOR.extract(headers, Context())).get_span_context()
+    return [Link(enqueued)] if enqueued.is_valid else []
+
+
+def _current_until_end(span: Span) -> End:
+    """Make the span current in this task, until what is returned is called."""
+    token = attach(set_span_in_context(span))
+
+    def end(result: str | None) -> None:
+        detach(token)
+        result = result or "cut_short"
+        span.set_attribute("outbox.result", result)
+        if result not in DONE:
+            span.set_attribute("error.type", result)
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+
+    return end

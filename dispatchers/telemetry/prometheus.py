@@ -5,6 +5,7 @@ from typing import Any
 
 from dispatchers.telemetry.events import Activity, Event, Observer
 from dispatchers.telemetry.measures import GAUGES, MEASURES, NAMES_MAX, Names, counts, durations, values_of
+from outbox.errors import ConfigurationError
 from outbox.extras import missing
 
 try:
@@ -19,9 +20,16 @@ def observer(registry: CollectorRegistry = REGISTRY, *, names_max: int = NAMES_M
     """Export to `registry`: what `Dispatcher(observe=...)` takes, one for each dispatcher and registry.
 
     names_max: how many destinations, and how many operations, have series of their own; all others are counted under `other`.
+    Raises `ConfigurationError` if the registry has an observer already.
     """
     names, reports = Names(names_max), _Reports(names_max)
-    registry.register(reports)
+    try:
+        registry.register(reports)
+    except ValueError as error:
+        raise ConfigurationError(
+            "this registry has the metrics of another dispatcher already: pass each dispatcher of a process a registry of its"
+            " own, prometheus.observer(CollectorRegistry())"
+        ) from error
     metrics: dict[str, Any] = {
         measure.prometheus: Histogram(
             measure.prometheus, measure.description, measure.labels, registry=registry, buckets=measure.bounds

@@ -1,13 +1,14 @@
-"""One attempt at a remote service, made as the dispatcher makes it, and all that can be seen of it from outside."""
+"""Makes one attempt at a remote service, like the dispatcher, and records what can be observed from outside."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Protocol, SupportsBytes, TypeVar
 
 from dispatchers.delivery import Adapter, Delivery, Unknown
@@ -17,8 +18,8 @@ from dispatchers.threads import as_async
 
 T = TypeVar("T")
 
-QUIET_SECONDS = 0.25  # how long a remote service that has recovered waits for a request that must not come
-SHOWN_LEVEL = logging.INFO  # below it, clients write down what they exchange with the service
+QUIET_SECONDS = 0.25  # how long the remote service then waits for a request that must not come
+SHOWN_LEVEL = logging.INFO  # at DEBUG, clients log their requests and answers
 
 
 class RemoteService(Protocol):
@@ -37,12 +38,13 @@ class RemoteService(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What was seen of one attempt.
+    """The observations of one attempt.
 
-    outcome: what the dispatcher would use, unchecked; None if the adapter raised, or was not back in time.
-    raised: what escaped from the adapter. late: it did not come back in time, although it was cancelled at its deadline.
-    requests: those that reached the remote service until the outcome. afterwards: how many more came after it.
-    left: what still ran in the event loop after `aclose`. shown: the adapter's repr and what was logged, traces included.
+    outcome: the adapter's answer, unchecked; None if the adapter raised an exception or did not return in time.
+    raised: the exception of the adapter. late: the adapter did not return in time, although it was cancelled at its deadline.
+    requests: those that reached the remote service before the outcome. afterwards: how many came after it.
+    left: the tasks that still ran in the event loop after `aclose`. shown: the adapter's repr, and what this thread and the
+    threads of the send logged, with traces.
     """
 
     outcome: Any
@@ -144,27 +146,58 @@ async def close(adapter: Adapter) -> None:
 
 @contextmanager
 def logged() -> Iterator[list[str]]:
-    """Everything that is logged meanwhile at INFO and above, formatted, traces included."""
+    """What the block logs at INFO and above, formatted, with traces.
+
+    Several blocks may be open at the same time, in any threads. A line belongs to the block in whose context it was logged; a
+    line of a thread without such a context belongs to all open blocks.
+    """
     lines: list[str] = []
-    handler = _Lines(lines)
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(SHOWN_LEVEL)
+    token = _own_lines.set(lines)
+    _handler.open(lines)
     try:
         yield lines
     finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
+        _handler.close_for(lines)
+        _own_lines.reset(token)
 
 
-class _Lines(logging.Handler):
-    def __init__(self, lines: list[str]) -> None:
+_own_lines: ContextVar[list[str] | None] = ContextVar("own_lines", default=None)
+
+
+class _SharedHandler(logging.Handler):
+    """One handler for all open blocks: the first block lowers the root logger's level, and the last one restores it."""
+
+    def __init__(self) -> None:
         super().__init__(SHOWN_LEVEL)
-        self._lines = lines
+        self._blocks: list[list[str]] = []
+        self._blocks_lock = Lock()
+        self._root_level = logging.NOTSET
+
+    def open(self, lines: list[str]) -> None:
+        root = logging.getLogger()
+        with self._blocks_lock:
+            if not self._blocks:
+                self._root_level = root.level
+                root.setLevel(min(root.level, SHOWN_LEVEL))
+                root.addHandler(self)
+            self._blocks.append(lines)
+
+    def close_for(self, lines: list[str]) -> None:
+        root = logging.getLogger()
+        with self._blocks_lock:
+            self._blocks = [each for each in self._blocks if each is not lines]
+            if not self._blocks:
+                root.removeHandler(self)
+                root.setLevel(self._root_level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(self.format(record))
+        text, own = self.format(record), _own_lines.get()
+        with self._blocks_lock:
+            for lines in self._blocks if own is None else (own,):
+                lines.append(text)
+
+
+_handler = _SharedHandler()
 
 
 def _ended(sending: asyncio.Task[Any], *, in_time: bool) -> dict[str, Any]:

@@ -18,10 +18,9 @@ scenarios.
 import asyncio
 import gc
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from types import UnionType
 from typing import Any
 
 import pytest
@@ -30,8 +29,8 @@ from dispatchers.delivery import Adapter, Deferred, Delivered, Delivery
 from dispatchers.pipeline.routing import Routes
 from dispatchers.sanitize import OUTCOMES
 from dispatchers.testing.attempts import Observation, attempt, close, in_a_loop, sent
-from dispatchers.testing.conformance_frame import BLOCKED, ENTRY, TAGS, UNHURRIED, Expected, Scenario, Suite
-from dispatchers.testing.verdicts import descendants, flaw_of, leaks, made_of
+from dispatchers.testing.conformance_frame import BLOCKED, ENTRY, TAGS, UNHURRIED, Scenario, Suite
+from dispatchers.testing.verdicts import descendants, flaw_of, leaks, made_of, names
 
 __all__ = ["ENTRY", "TAGS", "AdapterSuite", "Scenario"]
 
@@ -58,7 +57,7 @@ class AdapterSuite(Suite):
     lease: timedelta = timedelta(seconds=60)
     margin: timedelta = timedelta(seconds=5)
 
-    # --- what the author gives, beside what every suite is given
+    # --- methods that the author overrides
 
     def raising(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Adapter:
         """Return a new adapter whose client raises `error` instead of sending anything."""
@@ -80,65 +79,84 @@ class AdapterSuite(Suite):
 
         routes = Routes({self.operation: adapter}, lease=self.lease, margin=self.margin)
 
-        assert routes.find(self.operation) is not None, f"it does not serve {self.operation!r}"
+        assert routes.find(self.operation) is not None, (
+            f"the adapter must serve the suite's operation {self.operation!r}, but its `serves` returns False"
+        )
 
     def test_each_outcome_has_a_scenario_or_a_reason(self, outcome_class: type[Any]) -> None:
         name = outcome_class.__name__
         scenario = next((scenario for scenario in self.scenarios if scenario.expects is outcome_class), None)
         reason = self.never.get(outcome_class, "").strip()
 
-        assert scenario or reason, f"no scenario expects {name}: add one, or say in `never` why it cannot arise"
+        assert scenario or reason, (
+            f"no scenario expects {name}: add one to `scenarios`, or give the reason in `never` why it cannot occur"
+        )
         assert not (scenario and reason), (
-            f"`never` has {name}, and yet the scenario {scenario and scenario.name!r} expects it"
+            f"`never` contains {name}, but the scenario {scenario and scenario.name!r} expects it: remove one of the two"
         )
 
     def test_it_answers_as_the_scenario_demands(self, scenario: Scenario) -> None:
         outcome = self._outcome(scenario)
 
-        assert isinstance(outcome, scenario.expects), f"expected {_names(scenario.expects)}, not {outcome!r}"
+        assert isinstance(outcome, scenario.expects), (
+            f"scenario {scenario.name!r} expects {names(scenario.expects)}, but the adapter returned {outcome!r}"
+        )
 
     def test_it_never_answers_what_it_says_it_never_does(self, scenario: Scenario) -> None:
         outcome = self.observe(scenario).outcome
 
-        assert type(outcome) not in self.never, f"`never` has {type(outcome).__name__}, and yet: {outcome!r}"
+        assert type(outcome) not in self.never, (
+            f"scenario {scenario.name!r}: `never` contains {type(outcome).__name__}, but the adapter returned {outcome!r}"
+        )
 
     def test_no_exception_escapes(self, scenario: Scenario) -> None:
         error = self.observe(scenario).raised
 
-        assert error is None, f"it raised {type(error).__name__}; a service's failure is an outcome"
+        assert error is None, (
+            f"scenario {scenario.name!r}: the adapter must return an outcome for every failure of the service, but it raised"
+            f" {type(error).__name__}"
+        )
 
     def test_one_attempt_is_one_request(self, scenario: Scenario) -> None:
         requests = len(self.observe(scenario).requests)
 
         assert requests == scenario.requests, (
-            f"{requests} requests reached the remote service in one attempt, not {scenario.requests}:"
-            " are the client's retries and redirects off?"
+            f"scenario {scenario.name!r}: one attempt must send {scenario.requests} requests, but {requests} reached the remote"
+            " service. Switch the client's retries and redirects off"
         )
 
     def test_nothing_goes_on_after_the_outcome(self, scenario: Scenario) -> None:
         seen = self.observe(scenario)
 
-        assert not seen.afterwards, f"{seen.afterwards} requests came after the outcome"
-        assert not seen.left, f"tasks that outlive the attempt and aclose(): {', '.join(seen.left)}"
+        assert not seen.afterwards, (
+            f"scenario {scenario.name!r}: no request may follow the outcome, but {seen.afterwards} requests did"
+        )
+        assert not seen.left, (
+            f"scenario {scenario.name!r}: no task may run after the attempt and aclose(), but these do: {', '.join(seen.left)}"
+        )
 
     def test_its_outcome_can_be_stored(self, scenario: Scenario) -> None:
         flaw = flaw_of(self._outcome(scenario))
 
-        assert flaw is None, flaw
+        assert flaw is None, f"scenario {scenario.name!r}: {flaw}"
 
     def test_no_secret_is_shown(self, scenario: Scenario) -> None:
         seen = self.observe(scenario)
 
         found = list(self._leaks(seen.outcome, seen.shown))
 
-        assert not found, "; ".join(found)
+        assert not found, (
+            f"scenario {scenario.name!r}: {'; '.join(found)} (the numbers are indexes in `secrets` and `private`)"
+        )
 
     def test_every_exception_of_the_client_is_an_outcome(self) -> None:
         classes = {cls for base in self.client_exceptions for cls in descendants(base)}
         by_name = sorted(classes, key=lambda cls: cls.__name__)
         flaws = {cls.__qualname__: flaw for cls in by_name if (flaw := self._flaw_after(cls))}
 
-        assert not flaws, f"exceptions of the client without a proper outcome: {flaws}"
+        assert not flaws, (
+            f"the adapter must return a correct outcome for each exception of its client, but it does not for these: {flaws}"
+        )
 
     def test_each_attempt_sends_the_same_bytes(self) -> None:
         with self._service() as remote:
@@ -148,8 +166,8 @@ class AdapterSuite(Suite):
             first, *others = [self.sent(request) for request in remote.requests]
 
         assert others == [first, first], (
-            "an attempt sent other bytes than the first one, which the service takes for another request;"
-            " override `sent` if the protocol demands a timestamp"
+            "every attempt must send the same bytes, but one sent other bytes than the first one. The service would treat it as"
+            " another request. If the protocol needs a timestamp, override `sent` to remove it"
         )
 
     def test_it_sends_the_key_in_the_form_that_it_declares(self) -> None:
@@ -160,12 +178,12 @@ class AdapterSuite(Suite):
                 self._run(adapter, delivery)
             requests = [bytes(request) for request in remote.requests]
 
-        # FOREVER may be a natural key, and None is no key at all.
+        # FOREVER may mean a natural key instead of this one, and None means that there is no key.
         if isinstance(adapter.window, timedelta):
             carried = [[delivery.key.encode() in request for delivery in deliveries] for request in requests]
             assert carried == [[True, False], [False, True]], (
-                f"it declares that the service remembers a key for {adapter.window}, but a request does not carry the"
-                f" key of its delivery in the form {adapter.key_format}"
+                f"the adapter declares that the service remembers a key for {adapter.window}, but a request does not contain"
+                f" the key of its delivery in the format {adapter.key_format}"
             )
 
     def test_sends_at_once_do_not_mix(self) -> None:
@@ -175,35 +193,48 @@ class AdapterSuite(Suite):
             requests = {self.sent(request) for request in remote.requests}
             arrived = len(remote.requests)
 
-        assert [type(outcome) for outcome in outcomes] == [Delivered] * len(TAGS), f"of sends at once: {outcomes}"
-        assert arrived == len(TAGS), f"{arrived} requests for {len(TAGS)} sends at once"
+        assert [type(outcome) for outcome in outcomes] == [Delivered] * len(TAGS), (
+            f"all concurrent sends must be Delivered, but the outcomes are {outcomes}"
+        )
+        assert arrived == len(TAGS), (
+            f"{len(TAGS)} concurrent sends must send one request each, but {arrived} requests arrived"
+        )
         if isinstance(adapter.window, timedelta):
-            assert len(requests) == len(TAGS), "of sends at once, two sent the same"
+            assert len(requests) == len(TAGS), (
+                "concurrent sends with different keys must differ, but two sent the same bytes"
+            )
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the first loop's connections may be dropped
     def test_it_outlives_its_event_loop(self) -> None:
-        """As `asyncio.run(dispatcher.run_once())` makes it, twice."""
+        """`asyncio.run(dispatcher.run_once())` creates a new event loop each time."""
         with self._service() as remote:
             adapter = self.adapter(remote, UNHURRIED)
             outcomes = [
                 *self._run(adapter, self.delivery(adapter, tag=TAGS[0]), close_it=False),
                 *self._run(adapter, self.delivery(adapter, tag=TAGS[1])),
             ]
-        gc.collect()  # while the filter holds
+        gc.collect()  # inside the filter for warnings
 
-        assert [type(outcome) for outcome in outcomes] == [Delivered] * 2, f"in two event loops: {outcomes}"
+        assert [type(outcome) for outcome in outcomes] == [Delivered] * 2, (
+            f"a send in each of two event loops must be Delivered, but the outcomes are {outcomes}"
+        )
 
     def test_closing_it_twice_is_no_error(self) -> None:
-        """And what is sent afterwards is delivered, or refused before anything leaves."""
+        """A later send is delivered, or refused before a request is sent."""
         with self._service() as remote:
             adapter = self.adapter(remote, UNHURRIED)
             outcomes, arrived = in_a_loop(lambda: self._closed_and_sent_again(adapter, remote), UNHURRIED)
 
-        assert isinstance(outcomes[0], Delivered), f"before aclose(): {outcomes[0]!r}"
+        assert isinstance(outcomes[0], Delivered), (
+            f"the send before aclose() must be Delivered, but it was {outcomes[0]!r}"
+        )
         refused = isinstance(outcomes[1], Deferred | Exception) and arrived == 1
-        assert isinstance(outcomes[1], Delivered) or refused, f"after aclose(): {arrived - 1} requests, {outcomes[1]!r}"
+        assert isinstance(outcomes[1], Delivered) or refused, (
+            "a send after aclose() must be Delivered, or else Deferred without a request, but the adapter sent"
+            f" {arrived - 1} requests and returned {outcomes[1]!r}"
+        )
 
-    # --- what was seen
+    # --- the attempts
 
     def _attempt(self, scenario: Scenario) -> Observation:
         timeout, healthy = (self.remote_timeout, self._delivering.behaviour) if scenario.hangs else (UNHURRIED, None)
@@ -212,7 +243,8 @@ class AdapterSuite(Suite):
     def _outcome(self, scenario: Scenario) -> Any:
         seen = self.observe(scenario)
         if seen.raised is not None or seen.late:
-            pytest.fail(f"no outcome: {'it was late' if seen.late else f'it raised {seen.raised!r}'}", pytrace=False)
+            what = "did not return in time" if seen.late else f"raised {seen.raised!r}"
+            pytest.fail(f"scenario {scenario.name!r}: an outcome is expected, but the adapter {what}", pytrace=False)
         return seen.outcome
 
     @property
@@ -238,7 +270,7 @@ class AdapterSuite(Suite):
         return in_a_loop(main, UNHURRIED)
 
     async def _closed_and_sent_again(self, adapter: Adapter, remote: Any) -> tuple[list[Any], int]:
-        """The outcome before aclose() and what came after it, an exception perhaps; how many requests arrived in all."""
+        """The outcome before aclose(); the outcome or exception after it; and the number of requests in all."""
         outcomes = [await sent(adapter, self.delivery(adapter))]
         await close(adapter)
         await close(adapter)
@@ -251,17 +283,17 @@ class AdapterSuite(Suite):
     # --- exceptions and secrets
 
     def _flaw_after(self, cls: type[Exception]) -> str | None:
-        """What is wrong when the client raises a `cls` whose text shows all that must not be shown."""
+        """The mistake of the adapter if its client raises a `cls` whose text contains all secrets; None if there is none."""
         error = self.exception(cls, " ".join(["raised by the conformance suite", *self.secrets, *self.private]))
         with pytest.MonkeyPatch.context() as monkeypatch:
             adapter = self.raising(error, monkeypatch)
             seen = in_a_loop(lambda: attempt(adapter, self.delivery(adapter), _Nowhere()), adapter.timeout + BLOCKED)
         if error.__traceback__ is None:
-            return "`raising` gave an adapter whose client did not raise it"
+            return "`raising` returned an adapter whose client did not raise the exception"
         if seen.raised is not None:
-            return f"escaped as {type(seen.raised).__name__}"
+            return f"the adapter raised {type(seen.raised).__name__} instead of returning an outcome"
         if isinstance(seen.outcome, Delivered):
-            return f"answered {seen.outcome!r}, although nothing says that it happened"
+            return f"the adapter returned {seen.outcome!r}, but an exception does not prove that the effect happened"
         return flaw_of(seen.outcome) or "; ".join(self._leaks(seen.outcome, seen.shown)) or None
 
     def _leaks(self, outcome: Any, shown: str) -> Iterator[str]:
@@ -269,7 +301,7 @@ class AdapterSuite(Suite):
         yield from leaks("secret", self.secrets, texts | {"the result": getattr(outcome, "result", None)})
         yield from leaks("private text", self.private, texts)
 
-    # --- how pytest finds the scenarios
+    # --- the parameters of the tests
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         super().pytest_generate_tests(metafunc)
@@ -277,7 +309,7 @@ class AdapterSuite(Suite):
             metafunc.parametrize("outcome_class", OUTCOMES, ids=self._name_of)
 
     def _name_of(self, outcome_class: type[Any]) -> str:
-        """With the reason, so that a report shows what the adapter says it never answers."""
+        """The id of a test, with the reason in `never`, so that a report shows which outcomes the adapter never returns."""
         reason = self.never.get(outcome_class)
         return f"{outcome_class.__name__} never: {reason}" if reason else outcome_class.__name__
 
@@ -286,27 +318,35 @@ class AdapterSuite(Suite):
         name = type(self).__name__
         names = [scenario.name for scenario in (*self.scenarios, *self.fault_scenarios())]
         if twice := sorted({each for each in names if names.count(each) > 1}):
-            pytest.fail(f"{name} has several scenarios named {', '.join(map(repr, twice))}", pytrace=False)
+            pytest.fail(
+                f"{name} has several scenarios named {', '.join(map(repr, twice))}: give each its own name",
+                pytrace=False,
+            )
         if not any(scenario.expects is Delivered and scenario.payload is None for scenario in self.scenarios):
-            pytest.fail(f"{name} needs a scenario that expects Delivered for its payload", pytrace=False)
+            pytest.fail(
+                f"{name} needs a scenario that expects Delivered and has no payload of its own: add one to `scenarios`",
+                pytrace=False,
+            )
         if isinstance(self.secrets, str) or isinstance(self.private, str):
-            pytest.fail(f"{name}: secrets and private are lists of texts, not one text", pytrace=False)
+            pytest.fail(
+                f"{name}: `secrets` and `private` must be lists of texts, but one of them is a text", pytrace=False
+            )
         if "" in (*self.secrets, *self.private):
-            pytest.fail(f"{name}: an empty text is in everything, and cannot be kept secret", pytrace=False)
+            pytest.fail(
+                f"{name}: `secrets` and `private` must not contain an empty text: every text contains it", pytrace=False
+            )
         text = json.dumps(self.payload, ensure_ascii=False)
         if absent := [number for number, each in enumerate(self.private) if each not in text]:
-            pytest.fail(f"{name}: private{absent} is not in the payload, and would guard nothing", pytrace=False)
+            pytest.fail(
+                f"{name}: each text of `private` must be in the payload, but the texts at {absent} are not",
+                pytrace=False,
+            )
 
 
 class _Nowhere:
-    """The remote service of a client that exchanges nothing."""
+    """The remote service of a client that sends nothing."""
 
     requests: Sequence[bytes] = ()
 
     def behave(self, behaviour: Any) -> None:
         """No server listens."""
-
-
-def _names(expected: Expected) -> str:
-    classes: Iterable[Any] = expected.__args__ if isinstance(expected, UnionType) else (expected,)
-    return " or ".join(cls.__name__ for cls in classes)

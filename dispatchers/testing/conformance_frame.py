@@ -1,4 +1,4 @@
-"""What the suites for `send` and for `find` share: what the author gives, one attempt in each scenario, its parameters."""
+"""The base of the suites for `send` and for `find`: the author's settings, and one attempt in each scenario."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from dispatchers.delivery import Adapter, Delivery
+from dispatchers.pipeline.sender import ABANDON_SECONDS
 from dispatchers.testing.attempts import NeverBack, Observation, attempt, in_a_loop, sent
 from outbox.keys import Tag
 
@@ -19,9 +20,9 @@ Expected: TypeAlias = type[Any] | UnionType
 """An outcome's class, or several: `Delivered | Unknown`."""
 
 ENTRY = UUID("019a0000-0000-8000-8000-000000000001")
-TAGS = [Tag(bytes([number]) * 32) for number in range(1, 11)]  # ten: enough for sends to overlap in a pool
-UNHURRIED = timedelta(seconds=15)  # a remote service that answers at once, on a machine that is busy
-BLOCKED = timedelta(seconds=3)  # so long past its deadline, the event loop is blocked
+TAGS = [Tag(bytes([number]) * 32) for number in range(1, 11)]  # ten, so that sends overlap in a pool
+UNHURRIED = timedelta(seconds=15)  # for a remote service that answers at once, on a busy machine
+BLOCKED = timedelta(seconds=3)  # if an attempt ends later than this after its deadline, the event loop was blocked
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,17 @@ class Suite:
         raise NotImplementedError(f"{type(self).__name__} needs remote(self)")
 
     def fault_scenarios(self) -> Sequence[Scenario]:
-        """What the suite adds to the author's scenarios."""
+        """The scenarios that the suite adds to the author's."""
         return ()
 
     def test_it_is_back_by_its_deadline(self, scenario: Scenario) -> None:
-        assert not self.observe(scenario).late, "it was not back by its deadline, although it was cancelled"
+        assert not self.observe(scenario).late, (
+            f"scenario {scenario.name!r}: the adapter must return by its deadline, but it did not return within"
+            f" {ABANDON_SECONDS:g} s after its cancellation. Does it block the event loop, or catch CancelledError?"
+        )
 
     def observe(self, scenario: Scenario) -> Observation:
-        """The one attempt in that scenario."""
+        """The attempt in this scenario, which is made once."""
         if scenario.name not in self._observed:
             self._observed[scenario.name] = self._attempt(scenario)
         return self._observed[scenario.name]
@@ -97,7 +101,7 @@ class Suite:
                 return Observation(outcome=None, raised=None, late=True, requests=remote.requests)
 
     def delivery(self, adapter: Adapter, *, payload: Any = None, tag: Tag = TAGS[0], attempt: int = 1) -> Delivery:
-        """A delivery as the dispatcher makes it, of the suite's payload by default; its deadline comes with the send."""
+        """A delivery like the dispatcher's, by default with the suite's payload. The send sets its deadline."""
         return Delivery(
             id=ENTRY,
             operation=self.operation,
@@ -116,6 +120,9 @@ class Suite:
             metafunc.parametrize("scenario", scenarios, ids=[scenario.name for scenario in scenarios])
 
     def _require_all(self) -> None:
-        """Fail the collection, in words, for what the author has left out."""
+        """Fail the collection if the author has left out a setting."""
         if missing := [each for each in self.required if not hasattr(self, each)]:
-            pytest.fail(f"{type(self).__name__} needs {', '.join(missing)}: see its suite's docstring", pytrace=False)
+            pytest.fail(
+                f"{type(self).__name__} must set {', '.join(missing)}: see the docstring of its base class",
+                pytrace=False,
+            )

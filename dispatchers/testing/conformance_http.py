@@ -39,7 +39,7 @@ class HttpSuite(AdapterSuite):
         return faulty_http.faulty_http()
 
     def fault_scenarios(self) -> Sequence[Scenario]:
-        """Nothing arrived; it arrived and no answer came; an answer came that cannot be read; the answer quotes the request."""
+        """The request did not arrive; there was no answer; the answer is unreadable; or the answer quotes the request."""
         success, unreadable = self.success, self.unreadable
         either = unreadable | Unknown
         return [
@@ -75,27 +75,33 @@ class HttpSuite(AdapterSuite):
                 finally:
                     tracemalloc.stop()
 
-            assert peak < MEMORY_BYTES_MAX, f"{peak} bytes were held of an answer of {faulty_http.LARGE_BYTES}"
+            assert peak < MEMORY_BYTES_MAX, (
+                f"the adapter must not keep a large answer in memory, but it used {peak} bytes for an answer of"
+                f" {faulty_http.LARGE_BYTES} bytes: limit how much of the body it reads"
+            )
 
     def test_an_answer_that_nobody_asked_for_is_not_the_next_one_s(self) -> None:
-        """Left over on a connection that is kept, it would report a failed request as delivered."""
+        """Such an answer may be on a connection that is kept. Then a failed request would count as delivered."""
         with self.remote() as remote:
             adapter = self.adapter(remote, UNHURRIED)
             remote.behave(faulty_http.answer_twice(self.success))
             first, second = in_a_loop(lambda: self._before_and_after_a_failure(adapter, remote), UNHURRIED)
 
-        assert isinstance(first, Delivered), f"to the answer that was asked for: {first!r}"
-        assert not isinstance(second, Delivered), f"to a request that failed, by the answer left over: {second!r}"
+        assert isinstance(first, Delivered), f"the first request succeeded, so Delivered is expected, but not {first!r}"
+        assert not isinstance(second, Delivered), (
+            f"the second request failed, but the adapter returned {second!r}: it took the second answer to the first request for"
+            " the answer to the second one. Close a connection on which more than one answer came"
+        )
 
     def test_closing_it_leaves_no_connection_open(self) -> None:
         with self._service() as remote:
             adapter = self.adapter(remote, UNHURRIED)
             still_open = in_a_loop(lambda: self._open_after_closing(adapter, remote), UNHURRIED)
 
-        assert not still_open, f"{still_open} connections are open after a send and aclose()"
+        assert not still_open, f"aclose() must close all connections, but {still_open} connections are open after it"
 
     async def _open_after_closing(self, adapter: Adapter, remote: FaultyHttp) -> int:
-        """How many the remote service still sees, when it has had the time to see them go."""
+        """How many connections the remote service still has, after it had time to notice their end."""
         await sent(adapter, self.delivery(adapter))
         await close(adapter)
         until = asyncio.get_running_loop().time() + ABANDON_SECONDS

@@ -12,7 +12,8 @@
 
         def adapter(self, remote, timeout): return CrmAdapter(remote.url, token="crm_token_1", timeout=timeout)
 
-A wrong `Absent` is an effect that happens twice: who is not reached, or answers oddly, proves nothing. Needs pytest.
+After a wrong `Absent` the effect happens twice. A service that is not reached, or answers in an unknown form, proves nothing.
+Needs pytest.
 """
 
 import json
@@ -26,7 +27,7 @@ from dispatchers.pipeline.routing import finder_of
 from dispatchers.sanitize import storable_finding
 from dispatchers.testing.attempts import Observation, look_up
 from dispatchers.testing.conformance_frame import TAGS, UNHURRIED, Scenario, Suite
-from dispatchers.testing.verdicts import leaks
+from dispatchers.testing.verdicts import leaks, names
 from outbox.keys import Tag
 
 FINDINGS = (Found, Absent, CannotTell)
@@ -54,26 +55,35 @@ class LookupSuite(Suite):
         name, reason = finding_class.__name__, self.never.get(finding_class, "").strip()
 
         assert reason or any(scenario.expects is finding_class for scenario in self.scenarios), (
-            f"no scenario expects {name}: add one, or say in `never` why it cannot arise"
+            f"no scenario expects {name}: add one to `scenarios`, or give the reason in `never` why it cannot occur"
         )
 
     def test_it_finds_what_the_scenario_shows(self, scenario: Scenario) -> None:
         finding = self._finding(scenario)
 
-        addition = "; absence was not proved there, and the effect would happen twice" if finding == Absent() else ""
-        assert isinstance(finding, scenario.expects), f"expected {scenario.expects}, not {finding!r}{addition}"
+        addition = (
+            ". This scenario does not prove absence, so the effect would happen twice" if finding == Absent() else ""
+        )
+        assert isinstance(finding, scenario.expects), (
+            f"scenario {scenario.name!r} expects {names(scenario.expects)}, but `find` returned {finding!r}{addition}"
+        )
 
     def test_nothing_runs_after_the_lookup(self, scenario: Scenario) -> None:
         seen = self.observe(scenario)
 
-        assert not seen.left, f"tasks that outlive the lookup and aclose(): {', '.join(seen.left)}"
+        assert not seen.left, (
+            f"scenario {scenario.name!r}: no task may run after the lookup and aclose(), but these do: {', '.join(seen.left)}"
+        )
 
     def test_its_finding_can_be_stored(self, scenario: Scenario) -> None:
         finding = self._finding(scenario)
 
-        assert storable_finding(finding) == finding, f"{finding!r} cannot be stored"
+        kept = storable_finding(finding)
+        assert kept == finding, f"{finding!r} cannot be stored unchanged: the dispatcher would store {kept!r}"
         result = getattr(finding, "result", None)
-        assert json.loads(json.dumps(result)) == result, f"its result reads otherwise than it was written: {result!r}"
+        assert json.loads(json.dumps(result)) == result, (
+            f"the result must be equal after it was written and read as JSON, but {result!r} is not"
+        )
 
     def test_no_secret_is_shown(self, scenario: Scenario) -> None:
         seen, finding = self.observe(scenario), self._finding(scenario)
@@ -81,7 +91,7 @@ class LookupSuite(Suite):
 
         found = list(leaks("secret", self.secrets, addition | {"the result": getattr(finding, "result", None)}))
 
-        assert not found, "; ".join(found)
+        assert not found, f"scenario {scenario.name!r}: {'; '.join(found)} (the numbers are indexes in `secrets`)"
 
     # --- what was seen
 
@@ -89,18 +99,22 @@ class LookupSuite(Suite):
         return self._observe(scenario, self.remote_timeout if scenario.hangs else UNHURRIED, ask=look_up)
 
     def delivery(self, adapter: Adapter, *, payload: Any = None, tag: Tag = TAGS[0], attempt: int = 1) -> Delivery:
-        assert finder_of(adapter) is not None, f"{type(adapter).__name__} has no find"
+        assert finder_of(adapter) is not None, f"{type(adapter).__name__} must have a method `find`, but it has none"
         return super().delivery(adapter, payload=payload, tag=tag, attempt=attempt)._replace(age=self.age)
 
     def _finding(self, scenario: Scenario) -> Finding:
-        """As the dispatcher takes it."""
+        """The finding that the dispatcher would use."""
         seen = self.observe(scenario)
         if seen.raised is not None:
             return CannotTell(f"the adapter raised {type(seen.raised).__name__}")
         if seen.late or isinstance(seen.outcome, Unknown):
             return CannotTell("no answer within its timeout")
         if not isinstance(seen.outcome, FINDINGS):
-            pytest.fail(f"an answer of type {type(seen.outcome).__name__} is no finding", pytrace=False)
+            pytest.fail(
+                f"scenario {scenario.name!r}: `find` must return Found, Absent or CannotTell, but it returned an object of type"
+                f" {type(seen.outcome).__name__}",
+                pytrace=False,
+            )
         return seen.outcome
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

@@ -60,12 +60,12 @@ POINTS: Mapping[str, Seam] = {
         (store_database.DatabaseStore,), "settle_with", "after", lambda arguments, settled: bool(settled)
     ),
     # an operator's decision, and the dispatcher that carries it out
-    "decision.before_commit": Seam((decisions,), "_record", "after"),
+    "decision.before_commit": Seam((decisions,), "log_decision", "after"),
     "decision.before_it_is_carried_out": Seam(
         (triage,), "plan", "before", lambda arguments, _: arguments[0].outcome.known is not None
     ),
     # retention
-    "maintenance.before_commit": Seam((maintenance_jobs,), "_work", "after"),
+    "maintenance.before_commit": Seam((maintenance_jobs,), "_delete_next", "after"),
 }
 """Every point, by name."""
 

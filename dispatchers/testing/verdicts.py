@@ -1,38 +1,39 @@
-"""What the conformance suite asks of an outcome and of a client's exceptions. Pure; needs no pytest."""
+"""The conformance suite's checks of an outcome and of a client's exceptions. Pure; needs no pytest."""
 
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from types import UnionType
 from typing import Any
 
 from dispatchers.sanitize import OUTCOMES, storable
 
 
 def flaw_of(outcome: Any) -> str | None:
-    """Why the outcome could not be stored and read as it is, or None if it can."""
+    """Why the outcome cannot be stored and read back unchanged; None if it can."""
     if not isinstance(outcome, OUTCOMES):
-        return f"an answer of type {type(outcome).__name__} is no outcome"
+        return f"the adapter must return an outcome of `dispatchers`, but it returned an object of type {type(outcome).__name__}"
     if (kept := storable(outcome)) != outcome:
-        return f"{outcome!r} cannot be stored; kept would be {kept!r}"
+        return f"{outcome!r} cannot be stored unchanged: the dispatcher would store {kept!r}"
     if not getattr(outcome, "reason", "-").strip():
-        return f"{type(outcome).__name__} without a reason"
+        return f"{type(outcome).__name__} must have a reason, but its reason is empty"
     result = getattr(outcome, "result", None)
     if json.loads(json.dumps(result)) != result:
-        return f"its result reads otherwise than it was written: {result!r}"
+        return f"the result must be equal after it was written and read as JSON, but {result!r} is not"
     after = getattr(outcome, "after", None)
     if after is not None and after < timedelta(0):
-        return f"{type(outcome).__name__} asks to come again {after} from now"
+        return f"{type(outcome).__name__} must not have a negative `after`, but it is {after}"
     return None
 
 
 def leaks(what: str, texts: Sequence[str], places: Mapping[str, Any]) -> Iterator[str]:
-    """Where one of `texts` is shown: by its number, never by itself."""
+    """The places that show one of `texts`. A place is reported with the text's number, never with the text."""
     for place, value in places.items():
         shown = list(_texts_in(value))
         for number, text in enumerate(texts):
             if any(text in each for each in shown):
-                yield f"{place} shows {what} {number}"
+                yield f"{place} shows {what} {number}, which must not be shown"
 
 
 def descendants(base: type[Exception]) -> Iterator[type[Exception]]:
@@ -46,7 +47,7 @@ def descendants(base: type[Exception]) -> Iterator[type[Exception]]:
 
 
 def made_of(cls: type[Exception], text: str) -> Exception:
-    """A `cls` whose every required argument is `text`. Raises `TypeError` where that will not do."""
+    """An instance of `cls` with `text` for each required argument. Raises `TypeError` if that is not possible."""
     try:
         parameters = list(inspect.signature(cls).parameters.values())
     except ValueError:  # written in C
@@ -59,7 +60,15 @@ def made_of(cls: type[Exception], text: str) -> Exception:
     try:
         return cls(*positional, **named)
     except Exception as error:
-        raise TypeError(f"{cls.__qualname__} cannot be made of texts: override `exception` in your suite") from error
+        raise TypeError(
+            f"{cls.__qualname__} cannot be created with texts as its arguments: override `exception` in your suite"
+        ) from error
+
+
+def names(expected: type[Any] | UnionType) -> str:
+    """The class, or the classes of the union, in words."""
+    classes = expected.__args__ if isinstance(expected, UnionType) else (expected,)
+    return " or ".join(cls.__name__ for cls in classes)
 
 
 def _texts_in(value: Any) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""OpenTelemetry: a counter and a histogram of claims, and gauges that read the database when they are collected."""
+"""OpenTelemetry: a counter and a histogram of claims, gauges that read the database when they are collected, and a span for each
+enqueue.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,9 +14,11 @@ from outbox.metrics.gauges import check_engine, read_through
 from outbox.metrics.measures import CLAIMS, GROUPS, LOCK_WAIT_SECONDS, LOCK_WAITS, Gauge
 from outbox.observer import ObservedClaim, Observer
 from outbox.startup_checks import AsyncEngineLike
+from outbox.trace_headers import Enqueued
 
 try:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
+    from opentelemetry.trace import SpanKind, Tracer, get_tracer, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ModuleNotFoundError as error:
     raise missing("outbox.metrics.opentelemetry", "opentelemetry", error) from error
@@ -63,11 +67,28 @@ def register_gauges(engine: Engine | AsyncEngineLike, *, outbox: Outbox = defaul
             register(gauge, read)
 
 
-def trace_headers() -> Mapping[str, str]:
-    """The W3C headers of the current span: what `outbox.configure(trace_headers=...)` takes."""
-    headers: dict[str, str] = {}
-    _PROPAGATOR.inject(headers)
-    return headers
-
+# --- traces
 
 _PROPAGATOR = TraceContextTextMapPropagator()
+_TRACER = get_tracer("outbox")  # of the global provider, also if the app sets that later
+
+
+def trace_headers(entry: Enqueued, tracer: Tracer = _TRACER) -> Mapping[str, str]:
+    """Make a producer span of the enqueue, and return its W3C headers: what `outbox.configure(trace_headers=...)` takes.
+
+    tracer: by default the global provider's, named `outbox`; give another one with `functools.partial`. The current span is the
+        parent. The span ends at once, before the commit: a transaction that rolls back leaves a span without a send.
+    """
+    attributes = {
+        "messaging.system": "outbox",
+        "messaging.destination.name": entry.destination,
+        "messaging.operation.name": "enqueue",
+        "messaging.operation.type": "create",
+        "messaging.message.id": str(entry.id),
+        "outbox.operation": entry.operation,
+    }
+    span = tracer.start_span(f"enqueue {entry.operation}", kind=SpanKind.PRODUCER, attributes=attributes)
+    span.end()
+    headers: dict[str, str] = {}
+    _PROPAGATOR.inject(headers, set_span_in_context(span))
+    return headers

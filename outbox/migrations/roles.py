@@ -33,10 +33,13 @@ MAINTENANCE = {
     "queue": "SELECT",
     "settlement": "SELECT, UPDATE (id), DELETE",
     "event": "SELECT, DELETE",
+    "audit": "SELECT, UPDATE (id), DELETE",
+    "proposal": "SELECT, UPDATE (id), DELETE",
     "blocked_group": "SELECT",  # an entry that blocks its group is kept
     "record": "SELECT, UPDATE (id), DELETE",
     "tombstone": "SELECT, INSERT, UPDATE, DELETE",
     "dispatcher": "SELECT, DELETE",
+    "send_count": "SELECT, DELETE",
 }
 
 # What it enqueues in callbacks is written as the app writes it, and its schedule does what maintenance does.
@@ -45,14 +48,37 @@ DISPATCHER = {
     "entry": "SELECT, INSERT, UPDATE (id), DELETE",
     "settlement": "SELECT, INSERT, UPDATE (id), DELETE",
     "event": "SELECT, INSERT, DELETE",
+    "audit": "SELECT, INSERT, UPDATE (id, count), DELETE",
+    "proposal": "SELECT, INSERT, UPDATE, DELETE",
     "destination": "SELECT, INSERT, UPDATE, DELETE",
     "blocked_group": "SELECT, INSERT, UPDATE, DELETE",
     "callback": "SELECT, INSERT, UPDATE, DELETE",
     "dispatcher": "SELECT, INSERT, UPDATE, DELETE",
+    "send_count": "SELECT, INSERT, UPDATE, DELETE",
     "meta": "SELECT, INSERT, UPDATE",
     "kid": "SELECT, INSERT, DELETE",
     "record": "SELECT, INSERT, UPDATE, DELETE",
     "tombstone": "SELECT, INSERT, UPDATE, DELETE",
+}
+
+# It decides, and a dispatcher carries that out: it cannot write a lease, so it can claim nothing. It enqueues only what an ended
+# entry had, to ask for it again (`_guard_queue`). Of the audit log it changes counts, and neither changes nor deletes a decision.
+OPERATOR = {
+    "entry": "SELECT, INSERT",
+    "queue": "SELECT, INSERT, UPDATE (due_at, outcome, suspended_reason), DELETE",
+    "settlement": "SELECT, INSERT",
+    "event": "SELECT, INSERT",
+    "audit": "SELECT, INSERT, UPDATE (count)",
+    "proposal": "SELECT, INSERT, UPDATE (state, decided_by, decided_at)",
+    "destination": "SELECT, INSERT, UPDATE",
+    "blocked_group": "SELECT, DELETE",
+    "callback": "SELECT",
+    "dispatcher": "SELECT",
+    "send_count": "SELECT",
+    "meta": "SELECT",
+    "kid": "SELECT",
+    "record": "SELECT",
+    "tombstone": "SELECT",
 }
 
 OF_THE_ENTRY = {"ordering_key", "position", "fair", "scope"}
@@ -62,6 +88,7 @@ WITHHELD = {
     "entry": {"payload", "tag"},
     "queue": {"outcome", "lease_token"},
     "settlement": {"result"},
+    "proposal": {"decision"},
     "record": {"fingerprint", "body", "headers", "lease_token"},
     "tombstone": {"fingerprint"},
     "kid": {"secret_check"},
@@ -77,21 +104,25 @@ def roles(
     dispatcher: str = "outbox_dispatcher",
     maintenance: str = "outbox_maintenance",
     dashboard: str = "outbox_dashboard",
+    operator: str = "outbox_operator",
 ) -> str:
     """The SQL that gives each role its rights on PostgreSQL, for someone to read and run; running it again changes nothing.
 
     A role that does not exist is created without the right to log in: `GRANT outbox_app TO shop` makes a login one of them.
     Each loses every other right on the outbox's tables. The app may add entries, and cancel one by the function for it,
     but not change or delete one, nor put one into the queue again; of requests, it changes its open ones. The dashboard reads
-    no payload, answer or key. To be run by the tables' owner, who must be none of the four: the SQL itself refuses that.
+    no payload, answer or key. The operator reads them, and records decisions, but claims nothing, and enqueues only what it asks
+    for again. To be run by the tables' owner, who must be none of the five: the SQL itself refuses that.
     """
     defined = define_tables(MetaData(), prefix=prefix).metadata.tables.values()
     names = [table.name for table in defined]
     reading = {table.name.removeprefix(prefix): _reading(table, prefix) for table in defined}
-    everyone = list(dict.fromkeys((app, dispatcher, maintenance, dashboard)))
+    everyone = list(dict.fromkeys((app, dispatcher, maintenance, dashboard, operator)))
     tables = ", ".join(quoted(name, schema) for name in names)
     listed = ", ".join(map(quoted, everyone))
-    position, event_id = (quoted(f"{prefix}{name}", schema) for name in ("position", "event_id_seq"))
+    position = quoted(f"{prefix}position", schema)
+    counted = ", ".join(quoted(f"{prefix}{table}_id_seq", schema) for table in ("event", "audit"))
+    deciders = f"{quoted(dispatcher)}, {quoted(operator)}"
     cancel = database_functions(schema, prefix)["cancel"].signature
     senders = f"{quoted(app)}, {quoted(dispatcher)}"
     statements = [
@@ -99,24 +130,25 @@ def roles(
         _create(everyone, owned=quoted(f"{prefix}entry", schema)),
         *([] if schema is None else [f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {listed}"]),
         f"REVOKE ALL ON TABLE {tables} FROM PUBLIC, {listed}",
-        f"REVOKE ALL ON SEQUENCE {position}, {event_id} FROM PUBLIC, {listed}",
+        f"REVOKE ALL ON SEQUENCE {position}, {counted} FROM PUBLIC, {listed}",
         f"REVOKE ALL ON FUNCTION {cancel} FROM PUBLIC, {listed}",
         *_grants(APP, app, schema, prefix),
         *_grants(DISPATCHER, dispatcher, schema, prefix),
         *_grants(MAINTENANCE, maintenance, schema, prefix),
         *_grants(reading, dashboard, schema, prefix),
-        f"GRANT USAGE ON SEQUENCE {position} TO {senders}",
-        f"GRANT USAGE ON SEQUENCE {event_id} TO {quoted(dispatcher)}",
+        *_grants(OPERATOR, operator, schema, prefix),
+        f"GRANT USAGE ON SEQUENCE {position} TO {senders}, {quoted(operator)}",
+        f"GRANT USAGE ON SEQUENCE {counted} TO {deciders}",
         f"GRANT EXECUTE ON FUNCTION {cancel} TO {senders}",
         _let_read(quoted(f"{prefix}version", schema), listed),
         _let_keep_bodies(
             schema,
             prefix,
             listed,
-            readers=", ".join(map(quoted, dict.fromkeys((app, dispatcher, maintenance)))),
+            readers=", ".join(map(quoted, dict.fromkeys((app, dispatcher, maintenance, operator)))),
             keepers=f"{quoted(dispatcher)}, {quoted(maintenance)}",
         ),
-        *_guard_queue(schema, prefix),
+        *_guard_queue(schema, prefix, enqueuers=(app, dispatcher)),
         *_guard_records(schema, prefix, app=app, keepers=(dispatcher, maintenance)),
         "COMMIT",
     ]
@@ -166,13 +198,14 @@ def _let_keep_bodies(schema: str | None, prefix: str, roles: str, *, readers: st
     )
 
 
-def _guard_queue(schema: str | None, prefix: str) -> Iterator[str]:
+def _guard_queue(schema: str | None, prefix: str, *, enqueuers: Sequence[str]) -> Iterator[str]:
     """A row enters the queue with its entry, by the same statement or savepoint (`xmin`), as new and for the same as the entry.
 
     So no id that has settled comes back, whatever snapshot its transaction has. It runs with the rights of who inserts; names and
     operators are written out, as a search path and temporary tables are the inserter's own. The entry is found by a subquery: a
     join reads the whole queue where the planner believes that it is empty. Only where a row is refused it asks whether the owner
-    inserts it, who restores a backup.
+    inserts it, who restores a backup. Who is not among the enqueuers, an operator, adds only entries that ask again for one that
+    failed or was cancelled, with all that it had (`dispatchers.admin.again`).
     """
     queue, guard = quoted(f"{prefix}queue", schema), quoted(f"{prefix}guard_queue", schema)
     equal, differs = "OPERATOR(pg_catalog.=)", "OPERATOR(pg_catalog.<>)"
@@ -180,6 +213,10 @@ def _guard_queue(schema: str | None, prefix: str) -> Iterator[str]:
     untouched = ", ".join(
         f"a.{column.name}" for column in columns if column.nullable and column.name not in OF_THE_ENTRY
     )
+    settlement = quoted(f"{prefix}settlement", schema)
+    of_role = "pg_catalog.pg_has_role(current_user, {}, 'USAGE')"
+    enqueues = " OR ".join(of_role.format(literal(role).replace("%", "%%")) for role in enqueuers)
+    is_owner = of_role.format(f"(SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE c.oid {equal} TG_RELID)")
     yield f"""DO $outbox$ BEGIN EXECUTE format($make$
 CREATE OR REPLACE FUNCTION {guard}() RETURNS trigger LANGUAGE plpgsql AS $guard$
 BEGIN
@@ -196,18 +233,51 @@ BEGIN
             FROM %1$s AS q, %2$s AS e
             WHERE q.id {equal} a.id AND e.id {equal} a.id AND e.xmin {equal} q.xmin AND e.created_at {equal} pg_catalog.now()
         ), true)
-    ) AND NOT pg_catalog.pg_has_role(
-        current_user, (SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE c.oid {equal} TG_RELID), 'USAGE'
-    ) THEN
+    ) AND NOT {is_owner} THEN
         RAISE insufficient_privilege USING
             MESSAGE = 'only a new entry enters the queue of the outbox, together with its entry and as outbox.enqueue writes it';
     END IF;
+    IF NOT ({enqueues}) AND EXISTS (
+        SELECT FROM added AS a WHERE NOT EXISTS (
+            {_asks_again()}
+        )
+    ) AND NOT {is_owner} THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = 'this role may only ask again for an entry that failed or was cancelled, as `outbox again` does';
+    END IF;
     RETURN NULL;
 END
-$guard$$make$, {_in_full(queue)}, {_in_full(quoted(f"{prefix}entry", schema))});
+$guard$$make$, {_in_full(queue)}, {_in_full(quoted(f"{prefix}entry", schema))}, {_in_full(settlement)});
 END $outbox$"""
     yield f"""CREATE OR REPLACE TRIGGER {quoted(f"{prefix}guard_queue")} AFTER INSERT ON {queue}
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION {guard}()"""
+
+
+def _asks_again() -> str:
+    """The entry of the row `a`, if it has all that an entry has which failed or was cancelled, and names that one."""
+    equal, differs = "OPERATOR(pg_catalog.=)", "OPERATOR(pg_catalog.<>)"
+    is_again = "e.discriminator OPERATOR(pg_catalog.~) '^again:[0-9a-f-]{36}$'"
+    first = f"CASE WHEN {is_again} THEN CAST(pg_catalog.substr(e.discriminator, 7) AS pg_catalog.uuid) END"
+    same = (
+        "env",
+        "scope",
+        "source",
+        "parent",
+        "operation",
+        "parent_id",
+        "destination",
+        "payload",
+        "options",
+        "headers",
+    )
+    copied = " AND ".join(f"e.{name} {equal} f.{name}" for name in same)
+    optional = " AND ".join(
+        f"COALESCE(e.{name} {equal} f.{name}, e.{name} IS NULL AND f.{name} IS NULL)"
+        for name in ("record_id", "ordering_key")
+    )
+    return f"""SELECT FROM %2$s AS e, %2$s AS f, %3$s AS s
+            WHERE e.id {equal} a.id AND f.id {equal} {first} AND s.id {equal} f.id AND s.state {differs} 'delivered'
+                AND {copied} AND {optional}"""
 
 
 def _in_full(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A request that was accepted (202): what it waits for, and the response that it has in the end."""
+"""A request that was accepted (202): the entries that it waits for, and its final response."""
 
 from datetime import timedelta
 from typing import Any
@@ -39,15 +39,15 @@ def accepted_response(configuration: Configuration, id: UUID, body: Any, headers
 
 
 def poll_after(age: timedelta) -> timedelta:
-    """When to ask again after a request of this age, in whole seconds: a tenth of it, so that long waits are not hammered."""
+    """When to poll again for a request of this age, in whole seconds: a tenth of its age, so that long waits cause few polls."""
     seconds = round(age.total_seconds() / 10)
     return min(max(timedelta(seconds=seconds), POLL_FIRST), POLL_LAST)
 
 
 def is_waiting(tables: Tables, record_id: Any) -> ColumnElement[bool]:
-    """Whether an entry of the record has not ended. An uncertain one has not."""
+    """Whether an entry of the record has not ended. An uncertain entry has not ended."""
     entry, queue = tables.entry, tables.queue
-    # EXISTS would be a join, which reads the whole queue where the planner believes that it is empty.
+    # Not EXISTS: it becomes a join, which reads the whole queue if the planner expects that the queue is empty.
     unsettled = select(queue.c.id).where(queue.c.id == entry.c.id).scalar_subquery().is_not(None)
     own = exists().where(is_under(entry, record_id), unsettled)
     elsewhere = exists().where(entry.c.record_id == record_id, entry.c.record_id != entry.c.parent_id, unsettled)
@@ -55,7 +55,7 @@ def is_waiting(tables: Tables, record_id: Any) -> ColumnElement[bool]:
 
 
 def require_open_entries(connection: Connection, key: RecordKey) -> None:
-    """Raise unless the request to accept has something to wait for."""
+    """Raise unless the request has an entry to wait for."""
     tables = key.configuration.tables
     if not connection.execute(select(is_waiting(tables, key.id))).scalar_one():
         raise ClaimError(
@@ -65,11 +65,11 @@ def require_open_entries(connection: Connection, key: RecordKey) -> None:
 
 
 def lock_complete(connection: Connection, tables: Tables, record_id: UUID) -> Row[Any] | None:
-    """The accepted record of which every entry has ended, locked until the transaction does; None for any other.
+    """Lock the accepted record and return it if all its entries have ended; otherwise None.
 
-    The lock comes first, and as a statement of its own: of two last entries that settle at once, the second waits for the
-    first to commit, and only then counts. It is a write, so that under REPEATABLE READ, where the second would still count what
-    it saw before, the database fails it with 40001, and it is tried again.
+    The lock is a statement of its own, before the count. If the last two entries settle at the same time, the second
+    transaction waits for the first, and then counts. The lock is an UPDATE, because at REPEATABLE READ the second transaction
+    would count by its old snapshot: so it fails with 40001, and is retried.
     """
     record = tables.record
     locked = (
@@ -85,7 +85,7 @@ def lock_complete(connection: Connection, tables: Tables, record_id: UUID) -> Ro
 
 
 def answer_accepted(connection: Connection, tables: Tables, row: Row[Any], response: Response) -> None:
-    """Store the final response in the record `row`, which is locked. Its windows count from now on."""
+    """Store the final response in the locked record `row`. The windows of the record begin now."""
     record = tables.record
     now = database_now(connection)
     waited = now - row.created_at

@@ -1,7 +1,7 @@
-"""Keys for requests that bring none: the body's own, for a while.
+"""Keys for requests without a key: the key is derived from the body, and is valid for a window.
 
-A retry of a caller that cannot send a key is recognised by its body, within a window that the app chooses. The price: two
-identical orders within the window count as one. Where the request has an identity of its own, that is the better key:
+If a caller cannot send a key, its retry is recognised by the body, within a window that the app chooses. The price: two equal
+orders within the window count as one. If the request has an identity of its own, use that as the key:
 `idempotent(session, "invoice:42", source="app", scope="", ...)`.
 """
 
@@ -22,7 +22,7 @@ from outbox.sql.dialect import clock, database_now, require_prepared, require_tr
 from outbox.times import EPOCH, SECOND, check_span
 
 PUBLIC_SECRET = bytes(32)
-"""No secret is in these keys: a rotation must not change them within a window. The record's fingerprint has none either."""
+"""These keys contain no secret, because a rotation must not change them within a window. Nor does the record's fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class BodyKey:
 
 
 def body_key(fingerprint: bytes, window: timedelta, at: datetime) -> tuple[str, str]:
-    """The keys under which a request that comes `at` may stand: of the span of time before, and of the one that `at` is in.
+    """The two possible keys of a request at the time `at`: of the span before, and of the span with `at`.
 
-    Time is cut into spans of the window's length. What came up to one window ago is in one of these two. Pure.
+    Time is divided into spans of the window's length. An equal request of the last window is in one of these two spans. Pure.
     """
     span = (at - EPOCH) // window
     return _key(fingerprint, window, span - 1), _key(fingerprint, window, span)
@@ -56,7 +56,7 @@ def _key(fingerprint: bytes, window: timedelta, span: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyRequest:
-    """A request known by its body. Only the database knows which of its two keys applies."""
+    """A request that is identified by its body. The database decides which of its two keys applies."""
 
     configuration: Configuration
     scope: str
@@ -68,7 +68,7 @@ class BodyRequest:
     def of(
         cls, configuration: Configuration, key: BodyKey, scope: str, source: str, fingerprint: bytes
     ) -> "BodyRequest":
-        # A source of its own: no client can send a key that meets one of these.
+        # A separate source, so that no key of a client can be equal to one of these.
         request = cls(
             configuration=configuration,
             scope=scope,
@@ -76,7 +76,7 @@ class BodyRequest:
             fingerprint=fingerprint,
             window=key.window,
         )
-        request.keys(EPOCH)  # raises for a scope or source outside its limits
+        request.keys(EPOCH)  # raises for an invalid scope or source
         return request
 
     @property
@@ -99,12 +99,12 @@ def choose_key(
     observation: ClaimObservation | None = None,
     lock_wait: LockWait = wait_for_lock,
 ) -> RecordKey:
-    """The key of `request`: for a body, that of the span before while a request is in it, else the current one.
+    """The key of `request`. For a body: the key of the span before, if it has a current request; otherwise of the present span.
 
-    The clock that decides is read under the current key's lock: before it there may be any wait, at whose end the span has passed
-    and an equal request is in the next one. It then chooses again. The locks of all keys that it checked are kept to the
-    transaction's end, for a request that has begun has no record yet. Spans are locked in their order, so that no deadlock
-    occurs. Raises `KeyInFlight` if another request is in flight.
+    The clock is read after the present key is locked. The wait for the lock may be long: if the span has ended meanwhile, an
+    equal request may be in the next span, and the choice begins again. The locks of all checked keys are kept until the end of
+    the transaction, because a request that has begun has no record yet. Spans are locked in their order, to avoid deadlocks.
+    Raises `KeyInFlight` if another request is in flight.
     """
     if isinstance(request, RecordKey):
         return request
@@ -123,7 +123,7 @@ def choose_key(
 
 
 class _Waiting:
-    """Takes locks, and waits for all of them together no longer than `budget`."""
+    """Takes locks. The waits for all of them together take at most `budget`."""
 
     def __init__(
         self, connection: Connection, budget: timedelta, observation: ClaimObservation | None, lock_wait: LockWait
@@ -135,8 +135,7 @@ class _Waiting:
         self._lock_wait = lock_wait
 
     def lock_unless_current(self, key: RecordKey) -> bool:
-        """Take the key's lock; returns whether the key has a current request. If it has, the lock may be another
-        transaction's."""
+        """Take the key's lock; returns whether the key has a current request. If it has one, the lock may not be taken."""
         locked, keeps_snapshot = try_lock(self._connection, key.id)
         if _is_current(self._connection, key):
             return True
@@ -146,7 +145,7 @@ class _Waiting:
             if _is_current(self._connection, key):
                 return True
         if keeps_snapshot:
-            find_despite_snapshot(self._connection, key)  # what was answered since cannot be replayed here
+            find_despite_snapshot(self._connection, key)  # an answer after the snapshot cannot be replayed
         return False
 
     def _wait_for(self, key: RecordKey) -> bool:
@@ -158,7 +157,7 @@ class _Waiting:
 
 
 def _is_current(connection: Connection, key: RecordKey) -> bool:
-    """Whether a request was made under `key` and its window has not passed."""
+    """Whether there was a request with `key`, and its window has not passed."""
     record = key.configuration.tables.record
     found = select(record.c.id).where(record.c.id == key.id, record.c.replay_until > clock())
     return connection.execute(found).first() is not None

@@ -1,4 +1,4 @@
-"""A record under a lease: take it, renew it, end it, answer it. Every write but the first says whose lease it is."""
+"""A record under a lease: take, renew, end and answer it. Every later write compares the lease's token."""
 
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
@@ -15,7 +15,7 @@ from outbox.sql.dialect import clock, clock_plus, insert_unless_present, require
 
 
 class Lease(NamedTuple):
-    """The right to answer a request: for as long as the record bears this token. kid: what its child keys derive from."""
+    """The right to answer a request, while the record has this token. kid: of the secret from which its child keys derive."""
 
     key: RecordKey
     token: UUID
@@ -24,7 +24,7 @@ class Lease(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What came of asking for a lease: the lease, or else the answer that the request has."""
+    """The result of `take`: the lease, or the answer if the request has one."""
 
     outcome: Literal["miss", "hit", "taken_over"]
     key: RecordKey
@@ -33,9 +33,9 @@ class Taken(NamedTuple):
 
 
 def take(connection: Connection, request: RecordKey | BodyRequest, length: timedelta) -> Taken:
-    """Lease the request's key, in a short transaction that the caller commits; a lease that ran out is taken over.
+    """Lease the request's key in a short transaction, which the caller commits. An expired lease is taken over.
 
-    The fingerprint, the kid and the retry window of the first attempt stay: the child keys are the same for all of them.
+    The fingerprint, the kid and the retry window of the first attempt are kept, so all attempts have the same child keys.
     Raises `KeyInFlight` (.retry_after: the rest of the lease), `RequestMismatch`, `KeyExpired`, and `ConfigurationError` if the
     key ring lacks the kid of the first attempt.
     """
@@ -71,7 +71,7 @@ def _insert(connection: Connection, key: RecordKey, length: timedelta) -> Lease:
             **_kept(key),
         )
     )
-    if not written.rowcount:  # the lock keeps ours apart, but not from a snapshot that is older than another's commit
+    if not written.rowcount:  # despite the lock: the snapshot may be older than the commit of another attempt
         raise key_in_flight(key.name)
     return lease
 
@@ -112,21 +112,21 @@ def _take_over(connection: Connection, key: RecordKey, standing: _Standing, leng
     require_same_request(key, standing.fingerprint, standing.fingerprint_version)
     if standing.rest > timedelta(0):
         raise key_in_flight(key.name, standing.rest)
-    if standing.expired:  # a service may have forgotten by now what an earlier attempt did there
+    if standing.expired:  # a service may have forgotten the keys of an earlier attempt
         raise key_expired(key)
     key.configuration.keyring.secret(standing.kid)
     lease = Lease(key, uuid4(), standing.kid, length)
     changes = {"lease_token": lease.token, "lease_until": clock_plus(length)}
     if not _write(connection, lease, standing.token, changes, only_expired=True):
-        raise key_in_flight(key.name)  # its holder is about to answer, or another attempt was quicker
+        raise key_in_flight(key.name)  # its holder is about to answer, or another attempt was faster
     return lease
 
 
-# --- what the holder does
+# --- called by the holder of the lease
 
 
 def renew(connection: Connection, lease: Lease) -> None:
-    """The lease counts from now again. Raises `LeaseLost`. While the holder's own fence locks the record, it does nothing."""
+    """Let the lease begin again now. Raises `LeaseLost`. Does nothing while the holder's own fence locks the record."""
     if not _write(connection, lease, lease.token, {"lease_until": clock_plus(lease.length)}):
         require_lease(connection, lease)
 
@@ -137,7 +137,7 @@ def end(connection: Connection, lease: Lease) -> None:
 
 
 def require_lease(connection: Connection, lease: Lease, *, lock: bool = False) -> None:
-    """Raise `LeaseLost` unless the record bears this lease's token; `lock`: it will, to the end of the transaction."""
+    """Raise `LeaseLost` unless the record has this lease's token. lock: keep it so until the end of the transaction."""
     record = lease.key.configuration.tables.record
     current = select(record.c.id).where(*_bears(record, lease, lease.token))
     if connection.execute(current.with_for_update() if lock else current).first() is None:
@@ -168,9 +168,9 @@ def lease_lost(lease: Lease) -> LeaseLost:
 def _write(
     connection: Connection, lease: Lease, token: UUID, changes: dict[str, Any], *, only_expired: bool = False
 ) -> bool:
-    """Update the record if it bears `token`, without waiting for who else locks it. Returns whether it did.
+    """Update the record if it has `token`, without waiting for another lock. Returns whether it was updated.
 
-    only_expired: and if its lease has run out by now: it may have been renewed since it was read.
+    only_expired: only if the lease has expired. It may have been renewed since the record was read.
     """
     record = lease.key.configuration.tables.record
     free = record.alias()

@@ -1,7 +1,7 @@
-"""Renew a lease in the background: in a thread beside a sync handler, in a task beside an async one.
+"""Renews a lease in the background: in a thread for a sync handler, in a task for an async one.
 
-A renewal ends with the block, when the request is answered or the lease lost, and after the time that it was given: a handler
-that hangs must not keep its key permanently.
+It stops at the end of the block, when the request is answered, when the lease is lost, and after a maximal time: a handler that
+hangs must not keep its key permanently.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from outbox.errors import AlreadyAnswered, LeaseLost
 
 log = logging.getLogger("outbox.leases")
 
-RENEWALS_PER_LEASE = 3  # two may fail before the lease runs out
+RENEWALS_PER_LEASE = 3  # two may fail before the lease expires
 
 
 class ThreadRenewal:
-    """Calls `renew` three times a lease, from a daemon thread: it dies with the process, and the lease runs out."""
+    """Calls `renew` three times in a lease, from a daemon thread: it ends with the process, and the lease then expires."""
 
     def __init__(self, renew: Callable[[], None], record_id: UUID, lease: timedelta, renew_for: timedelta) -> None:
         self._renew = renew
@@ -59,7 +59,7 @@ class TaskRenewal:
         self._task = asyncio.create_task(self._run(), name="outbox-lease")
 
     async def stop(self) -> None:
-        # Not cancelled: that would break a connection off in the middle of a statement.
+        # Do not cancel the task, because that would close a connection in the middle of a statement.
         self._stopped.set()
         await self._task
 
@@ -78,7 +78,7 @@ class TaskRenewal:
 
 
 def retries_after(error: Exception, record_id: UUID) -> bool:
-    """Whether to try again: not once the request is answered or the lease lost. A database that is unavailable may come back."""
+    """Whether to try again: an unavailable database may return, but an answered request or a lost lease is final."""
     if isinstance(error, AlreadyAnswered):
         return False
     if isinstance(error, LeaseLost):

@@ -62,15 +62,15 @@ LockWait: TypeAlias = Callable[[Connection, UUID, timedelta], bool]
 """Waits for the lock of an id, as `wait_for_lock` does."""
 
 BUDGET = LockBudget(1000)
-"""Claims in one transaction: a consumer's batch may well have hundreds."""
+"""The locks of claims in one transaction. A consumer's batch may have hundreds of claims."""
 
 RETRY_AFTER = timedelta(seconds=1)
-"""What a 409 advises: a request in one transaction is short, and asking again costs one read."""
+"""The Retry-After of a 409. A request in one transaction is short, and a retry costs one read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordKey:
-    """Whose record, of which request, kept for how long."""
+    """The identity of a record, the fingerprint of its request, and how long it is kept."""
 
     configuration: Configuration
     id: UUID
@@ -106,11 +106,11 @@ def claim_key(
     observation: ClaimObservation | None = None,
     lock_wait: LockWait = wait_for_lock,
 ) -> Response | None:
-    """Take the key for this transaction, or return the answer that it has. Raises what refuses the request.
+    """Take the key for this transaction, or return the stored answer. Raises an error if the request is refused.
 
-    One statement finds the record and tries the lock, and takes no lock for an answer to replay, so that two replays at once
-    are both answered. It reads the record again under the lock, since the lock's last holder may just have committed. After a
-    wait another statement does.
+    One statement reads the record and tries the lock. It takes no lock to replay an answer, so that concurrent replays are all
+    answered. After it has the lock it reads the record again, because the last holder of the lock may have committed meanwhile.
+    After a wait for the lock, another statement reads it.
     """
     require_transaction(connection, key.configuration.schema)
     require_prepared(connection)
@@ -135,10 +135,10 @@ def claim_key(
 
 
 def find_despite_snapshot(connection: Connection, key: RecordKey) -> Response | None:
-    """Answer under the lock, in a transaction that keeps the snapshot of its first statement.
+    """Read the answer under the lock, in a transaction that keeps the snapshot of its first statement.
 
-    A record that was committed since is met by an insert only, here one that is taken back. Without it the request would be
-    worked through, to fail at its end. Savepoints, so that the caller's transaction lives on.
+    Only an insert detects a record that was committed after the snapshot, so this inserts the record and rolls that back.
+    Without it, the handler would run, and fail at its end. Savepoints keep the caller's transaction usable.
     """
     try:
         with connection.begin_nested():
@@ -168,21 +168,21 @@ def key_in_flight(name: str, rest: timedelta = RETRY_AFTER) -> KeyInFlight:
 def insert_record(connection: Connection, key: RecordKey, response: Response, completion: str | None = None) -> None:
     """Store the answer; it becomes visible with the caller's commit.
 
-    completion: who builds the final answer of a request that is only accepted: `response` replaces it until then.
+    completion: the function that builds the final answer of an accepted request. `response` is used until then.
     """
     statement = _insertion(key.configuration.tables, connection.dialect.name, completion is not None)
     require_written(key, execute(connection, statement, _values(key, response, completion)).rowcount)
 
 
 def record_insert(connection: Connection, key: RecordKey, response: Response) -> PiggybackedInsert | None:
-    """`insert_record` as part of the statement that inserts the entries; None where the database has no such statement."""
+    """`insert_record` as part of the statement that inserts the entries; None if the database has no such statement."""
     if connection.dialect.name != "postgresql":
         return None
     return PiggybackedInsert(key.configuration, _insertion_sql(key.configuration.tables), _values(key, response, None))
 
 
 def require_written(key: RecordKey, rows: int) -> None:
-    """Only if something else than this library writes records, it was there: the lock keeps ours apart."""
+    """Raise if the record existed already. The lock prevents this, unless other software writes records."""
     if not rows:
         raise key_in_flight(key.name)
 
@@ -216,7 +216,7 @@ _GIVEN = (
 
 @lru_cache(STATEMENTS_MAX)
 def _insertion_sql(tables: Tables) -> str:
-    """The insert of an answered request as PostgreSQL text, for use inside another statement."""
+    """The insert of an answered request as PostgreSQL text, as a part of another statement."""
     record = tables.record
     values = ", ".join(f":new_{name}" for name in _GIVEN)
     return (
@@ -244,7 +244,7 @@ def _insertion(tables: Tables, dialect: str, accepted: bool) -> Executable:
 
 
 def _answer_under_lock(connection: Connection, key: RecordKey, found: "_Found") -> Response | None:
-    """The answer to replay, or None if the key is free, as it is for the holder of the key's lock."""
+    """The answer to replay; None if the key is free. The caller has the key's lock."""
     answer = _answer(key, found)
     if answer is None and found.status is not None:
         _free_expired(connection, key)
@@ -252,7 +252,7 @@ def _answer_under_lock(connection: Connection, key: RecordKey, found: "_Found") 
 
 
 def _answer(key: RecordKey, found: "_Found") -> Response | None:
-    """The answer to replay, or None if there is none, or none any more. Raises for a mismatch or an expired key."""
+    """The answer to replay; None if there is none, or it has expired. Raises for a mismatch or an expired key."""
     if found.tombstoned:
         raise key_expired(key)
     if found.lease_until is not None:
@@ -301,15 +301,15 @@ class _Found(NamedTuple):
 
 
 def _read(connection: Connection, key: RecordKey) -> _Found:
-    """One row always: the record's answer, whether it has expired, whether a tombstone replaces it."""
+    """Always one row: the record's answer, whether it has expired, and whether a tombstone replaces it."""
     statement = _reading(key.configuration.tables)
     return _Found._make(execute(connection, statement, {"wanted": key.id}).rows[0])
 
 
 def _read_and_lock(connection: Connection, key: RecordKey) -> _Found:
-    """Read the record; unless it has an answer to replay or to refuse with, try the key's lock and read it again under it.
+    """Read the record. If it does not decide the request, try the key's lock, and read the record again under the lock.
 
-    On SQLite a writing transaction is the only one and reads once.
+    On SQLite there is only one writing transaction, so one read is enough.
     """
     if connection.dialect.name != "postgresql":
         return _read(connection, key)
@@ -338,7 +338,7 @@ def _reading(tables: Tables) -> Executable:
         record.c.headers,
         record.c.fingerprint,
         record.c.fingerprint_version,
-        # whether it has expired: an open request's key stays its own
+        # whether it has expired: an open request keeps its key
         not_(or_(record.c.state == literal_column("'accepted'"), record.c.replay_until > clock())),
         tombstone.c.forget_at > clock(),
         record.c.lease_until,
@@ -351,16 +351,16 @@ def _reading(tables: Tables) -> Executable:
 
 
 def _free_expired(connection: Connection, key: RecordKey) -> None:
-    """Free a key whose retry window has passed, unless something that it caused is still remembered.
+    """Free a key whose retry window has passed, unless a service may still remember keys of its entries.
 
-    Entries are kept for as long as any service may remember their keys, so an entry here means an open window.
+    Entries are kept for as long as any service may remember their keys. So if there is an entry, a window is open.
     """
     record, entry = key.configuration.tables.record, key.configuration.tables.entry
     elsewhere = and_(entry.c.record_id == key.id, entry.c.record_id != entry.c.parent_id)
     caused = exists().where(is_under(entry, key.id)) | exists().where(elsewhere)
     if connection.execute(delete(record).where(record.c.id == key.id, ~caused)).rowcount:
         return
-    found = _read(connection, key)  # maintenance may have deleted it just now
+    found = _read(connection, key)  # maintenance may have deleted the record meanwhile
     if found.status is not None or found.tombstoned:
         raise key_expired(key)
 

@@ -1,7 +1,7 @@
-"""What refuses a write in the block of a replay: through the session, on its connection, or as plain SQL.
+"""Refuses writes in the block of a replay: by the session, on its connection, or as plain SQL.
 
-It reports the mistake to the caller. What it cannot recognise, such as a SELECT of a function that writes, is undone with
-the block's savepoint.
+It raises an error for the app's mistake. It cannot recognise every write, such as a SELECT of a function that writes. The
+rollback of the block's savepoint undoes these.
 """
 
 import re
@@ -51,7 +51,7 @@ class ReplayGuard:
         if not self._has_savepoint:
             self._has_savepoint = True
             if word not in _SAVEPOINTS:
-                self._session.connection()  # the statement is on a connection from before the block: begin the savepoint
+                self._session.connection()  # the connection is older than the block, so begin the savepoint now
 
 
 def first_word(statement: str) -> str:

@@ -1,4 +1,4 @@
-"""A request's answer, as it is kept. Pure."""
+"""The stored answer of a request. Pure."""
 
 import json
 import re
@@ -38,7 +38,7 @@ class Response:
 
     @property
     def state(self) -> Literal["succeeded", "failed"]:
-        """What a record with this answer is called."""
+        """The state of a record with this answer."""
         return "succeeded" if self.status < 400 else "failed"
 
     @property

@@ -1,4 +1,4 @@
-"""Where the block of a claim goes back to: at `reject`, and at an exception that the caller survives."""
+"""The savepoint of a claim's block: `reject`, or an exception that the caller catches, rolls back to it."""
 
 from typing import Protocol
 
@@ -14,9 +14,9 @@ from outbox.sql.fast_execute import execute
 class Savepoint(Protocol):
     """A savepoint begun after the key's lock, so that a rollback to it keeps the lock.
 
-    is_active: whether the block can continue in it. is_open: whether it can still be gone back to. is_aborted: whether nothing
-    else can be done, as far as the driver knows. is_gone: whether it could not be released, so that the transaction cannot be
-    committed either.
+    is_active: whether the block can continue in it. is_open: whether a rollback to it is possible. is_aborted: whether nothing
+    but a rollback is possible, as the driver reports. is_gone: whether it could not be released, so that the transaction cannot
+    be committed either.
     """
 
     is_gone: bool
@@ -29,41 +29,41 @@ class Savepoint(Protocol):
     def is_aborted(self) -> bool: ...
 
     def cover(self, connection: Connection) -> None:
-        """The session has begun to work on `connection`."""
+        """Note that the session has begun to use `connection`."""
 
     def is_taken_away(self, transaction: SessionTransaction) -> bool:
-        """Whether this savepoint is the `transaction` that has ended just now, and not by `release`, `undo` or `leave`."""
+        """Whether `transaction`, which has ended now, is this savepoint, and none of `release`, `undo` and `leave` ended it."""
         ...
 
     def renew(self) -> None:
-        """Begin it again, after it was taken away."""
+        """Begin the savepoint again, after the app has ended it."""
 
     def release(self) -> None:
-        """Write what waits in the session, and let all of it be part of the transaction."""
+        """Flush the session, and make all changes part of the transaction."""
 
     def undo(self) -> None:
-        """Undo all that was done since it began, permanently."""
+        """Roll back all changes since the savepoint began, and end it."""
 
     def leave(self) -> None:
-        """Undo what was written past the session's unit of work, which has nothing to write."""
+        """Roll back writes that bypassed the session, which itself has nothing to write."""
 
 
 def nested_savepoint(session: Session) -> Savepoint:
-    """The session's own kind: the app's objects are afterwards what they were before, whatever the session held."""
+    """A nested transaction of the session. After a rollback the app's objects have their former values."""
     return _Nested(session)
 
 
 def request_savepoint(session: Session) -> Savepoint:
-    """For an empty session whose transaction begins and ends with the request: the session need not track it.
+    """A cheaper savepoint for an empty session whose transaction begins and ends with the request.
 
-    The session's own kind takes a tenth of a small request: it is released with a statement, where COMMIT does as well, and
-    keeps a second set of books for objects that have no past.
+    A nested transaction of the session takes a tenth of a small request: it needs a RELEASE statement before the COMMIT, and
+    stores the former values of objects, which new objects do not have.
     """
     return _Bare(session)
 
 
 class _Nested:
-    """The database begins it with the first statement that the session sends in it."""
+    """The database begins this savepoint before the first statement that the session sends in it."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -83,7 +83,7 @@ class _Nested:
 
     @property
     def is_open(self) -> bool:
-        """Be it under others, or after a flush in it failed."""
+        """Also true if the app has begun savepoints inside it, or if a flush in it has failed."""
         current = self._session.get_nested_transaction()
         while current is not None and current is not self._transaction:
             current = current.parent
@@ -115,14 +115,16 @@ class _Nested:
             self.undo()
             return
         self._is_ending = True
-        self._transaction.close()  # no statement, and no listener hears of a rollback
+        self._transaction.close()  # without a statement, and without an event for rollback listeners
 
 
 class _Bare:
-    """It ends with the transaction, which the claim asks after by itself. Going back empties the session."""
+    """A savepoint that the session does not track. It ends with the transaction, which the claim checks. A rollback expunges all
+    objects of the session.
+    """
 
     is_active = is_open = True
-    is_aborted = is_gone = False  # the record's INSERT finds it out
+    is_aborted = is_gone = False  # the INSERT of the record detects both
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -131,12 +133,12 @@ class _Bare:
         execute(self._connection, _BEGIN, {})
 
     def cover(self, connection: Connection) -> None:
-        # it comes again for each savepoint of the handler's own
+        # called again for each savepoint of the handler
         if connection is not self._connection and connection not in self._elsewhere:
             self._elsewhere[connection] = connection.begin_nested()
 
     def is_taken_away(self, transaction: SessionTransaction) -> bool:
-        return False  # it ends with the transaction alone
+        return False  # only the end of the transaction ends it
 
     def renew(self) -> None:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Short transactions that the outbox begins itself, on an engine or a sessionmaker of the app's."""
+"""Short transactions that the outbox begins itself, on the app's engine or sessionmaker."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
@@ -13,11 +13,11 @@ from outbox.startup_checks import AsyncEngineLike
 Result = TypeVar("Result")
 
 Source: TypeAlias = Engine | AsyncEngineLike | Callable[[], Session] | Callable[[], AsyncSessionLike]
-"""What short transactions are begun on."""
+"""The app's objects on which a short transaction can begin."""
 
 
 def checked_source(source: Any) -> Any:
-    """Raise unless transactions of our own can be begun on it. Returns it."""
+    """Return `source`, or raise if no transaction can begin on it."""
     is_engine = isinstance(source, Engine) or hasattr(source, "sync_engine")
     if is_engine or (callable(source) and not hasattr(source, "registry")):
         return source

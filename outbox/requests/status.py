@@ -53,14 +53,14 @@ def check_sources(sources: object) -> None:
 def read_request(
     configuration: Configuration, session: Session, id: UUID, scope: str, sources: Collection[str]
 ) -> RequestStatus | None:
-    """The request of this id, if it is of this scope and of one of these sources."""
+    """The request with this id, if it has this scope and one of these sources."""
     check_id("id", id)
     check_field("scope", scope)
     check_sources(sources)
     flush_all(session)
     tables = configuration.tables
     record = tables.record
-    # Under `.body` stand a source's requests that have a `BodyKey`.
+    # Requests with a `BodyKey` have the source with the suffix `.body`.
     stored = [*sources, *(f"{source}.body" for source in sources)]
     mine = (record.c.id == id, record.c.env == configuration.env, record.c.scope == scope, record.c.source.in_(stored))
     asked = select(record, stored_body(record).label("answer"), clock().label("now")).where(*mine)

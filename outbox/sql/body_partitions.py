@@ -1,9 +1,8 @@
-"""The layout at scale: responses' bodies in one partition a day, beside the small table of records.
+"""The partitioned layout: the bodies of responses are in one partition for each day, apart from the small table of records.
 
-`outbox db partition` switches it on, in PostgreSQL only: a trigger then moves the body of every answer into the partition of
-the day (UTC) and leaves in its record which day that was. So a writer of records need not know of it. A day whose
-partition is missing keeps its bodies in the records, as the ordinary layout does: no request fails for it.
-Readers find both: `outbox.sql.dialect.stored_body`.
+`outbox db partition` switches this layout on, in PostgreSQL only. Then a trigger moves the body of each answer into the
+partition of its day (UTC), and stores the day in the record. Code that writes records works with both layouts. If a day's
+partition is missing, its bodies stay in the records, so no request fails. `outbox.sql.dialect.stored_body` reads both.
 """
 
 import re
@@ -16,14 +15,14 @@ from outbox.sql.identifiers import quoted
 from outbox.sql.schema import Tables
 
 DAYS_AHEAD = 7
-"""How many days have their partition in advance: what a long weekend without any dispatcher or maintenance does not use up."""
+"""How many partitions are created in advance: enough for a long weekend without a dispatcher or maintenance."""
 
 ONE_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A partition. is_attached: it is one still. is_pending: it is being detached."""
+    """A day's partition. is_attached: it is part of the bodies' table. is_pending: it is being detached."""
 
     day: date
     is_attached: bool
@@ -32,9 +31,9 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the catalogue says of the bodies' table.
+    """The state of the bodies' table in the catalogue.
 
-    is_on: new answers go into it. is_owner: whether this role may take partitions away. days: the partitions, oldest first.
+    is_on: new bodies go into it. is_owner: whether this role may drop partitions. days: the partitions, oldest first.
     """
 
     is_on: bool
@@ -44,7 +43,7 @@ class Layout:
 
     @property
     def ahead(self) -> int:
-        """For how many days to come, without a gap, there is a partition. Zero: tomorrow's is missing."""
+        """How many of the next days have a partition, without a gap. Zero: tomorrow's is missing."""
         present = {day.day for day in self.days if day.is_attached and not day.is_pending}
         ahead = 0
         while self.today + (ahead + 1) * ONE_DAY in present:
@@ -53,7 +52,7 @@ class Layout:
 
     @property
     def lacks_days(self) -> bool:
-        """Whether partitions must be made."""
+        """Whether partitions must be created."""
         return self.is_on and not (self.has_today and self.ahead >= DAYS_AHEAD)
 
     @property
@@ -62,7 +61,7 @@ class Layout:
 
     @property
     def alarm(self) -> str | None:
-        """What is wrong with the partitions to come, and what to do; None if nothing is."""
+        """The problem with the next partitions, and what to do; None if there is no problem."""
         if not self.is_on or (self.has_today and self.ahead):
             return None
         missing = self.today if not self.has_today else self.today + ONE_DAY
@@ -93,7 +92,7 @@ def prefix_of(tables: Tables) -> str:
 
 
 def read_layout(connection: Connection, tables: Tables) -> Layout | None:
-    """The layout at scale as it is, or None where it was never switched on. Locks nothing."""
+    """The present layout, or None if partitions were never switched on. Locks nothing."""
     if connection.dialect.name != "postgresql":
         return None
     prefix = prefix_of(tables)
@@ -116,7 +115,7 @@ SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(:record) AND t
        CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date) AS today
 """)
 
-# What was detached and not yet dropped, when a process died in between, is no child any more: it is known by its name.
+# After a crash, a partition may be detached but not dropped. It is no child any more, so it is found by its name.
 _DAYS = text("""
 SELECT c.relname AS name, i.inhrelid IS NOT NULL AS is_attached, coalesce(i.inhdetachpending, false) AS is_pending
 FROM pg_class AS c

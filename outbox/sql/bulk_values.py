@@ -1,4 +1,4 @@
-"""Many rows in one PostgreSQL statement: a value that all rows share goes once, what differs goes as an array."""
+"""Many rows in one PostgreSQL statement: a value that all rows share is sent once, and other columns as arrays."""
 
 import operator
 import struct
@@ -11,9 +11,9 @@ from outbox.sql.fast_execute import forget_cursor, speaks_binary
 
 
 class Shape(NamedTuple):
-    """What a statement depends on: which columns differ between a batch's rows, and which are not NULL in all of them.
+    """The properties of a batch that its statement depends on: the columns that differ between rows, and those with a value.
 
-    A batch of one row differs in nothing.
+    In a batch of one row no column differs.
     """
 
     differing: frozenset[str]
@@ -45,7 +45,9 @@ class Batch:
 
 
 def _is_one_value(column: Sequence[Any]) -> bool:
-    return column[0] == column[-1] and column.count(column[0]) == len(column)  # most that differ do so at the ends
+    return column[0] == column[-1] and column.count(column[0]) == len(
+        column
+    )  # first the ends, where most columns differ
 
 
 def batch_query(types: Mapping[str, str], shape: Shape) -> str:
@@ -84,7 +86,7 @@ def _pack(element_oid: int, items: Sequence[bytes | None]) -> bytes:
     return _HEAD.pack(1, None in items, element_oid, len(items), 1) + b"".join(data)
 
 
-# dimensions, whether there are NULLs, the elements' type; the dimension's size, its first index
+# number of dimensions, whether there are NULLs, the elements' type; size and first index of the dimension
 _HEAD = struct.Struct("!iiIii")
 _NULL = (-1).to_bytes(4, "big", signed=True)
 
@@ -99,9 +101,9 @@ class _ByteaArray(bytes): ...
 
 
 class _Packing(NamedTuple):
-    """How an array of one type is packed here: psycopg's own packing is Python, and takes three times as long.
+    """How to pack an array of one type. psycopg's own packing is Python code too, but takes three times as long.
 
-    array: the class by which psycopg knows it. The oids of built-in types never change: src/include/catalog/pg_type.dat.
+    array: the class for psycopg. The oids of built-in types never change: src/include/catalog/pg_type.dat.
     """
 
     array: type[bytes]
@@ -118,14 +120,14 @@ _PACKINGS: Mapping[str, _Packing] = {
 
 
 class _BinaryList(list[Any]):
-    """A list that psycopg sends in binary: as text, each element costs it several regular expressions."""
+    """A list that psycopg sends in binary format: in text format, each element costs several regular expressions."""
 
 
 def _teach(connection: Connection) -> None:
-    """Let psycopg know these types, once for each connection, which `connection.info` goes with."""
+    """Register these types with psycopg, once for each connection; `connection.info` stores that."""
     if _BinaryList in connection.info:
         return
-    from psycopg.adapt import Dumper  # only where psycopg is in use
+    from psycopg.adapt import Dumper  # psycopg may not be installed
     from psycopg.pq import Format
     from psycopg.types.array import ListBinaryDumper
 

@@ -32,7 +32,7 @@ OPEN = "('accepted', 'leased')"
 
 
 def _storable(name: str, *instants: str) -> CheckConstraint:
-    """These columns hold what every driver reads back in every time zone, and every claim finds."""
+    """A constraint for values that every driver can read in every time zone, and that every claim finds."""
     low, high = literal(EPOCH, Instant), literal(NEVER, Instant)
     return CheckConstraint(and_(*(column(instant, Instant).between(low, high) for instant in instants)), name=name)
 
@@ -69,7 +69,7 @@ def entry(prefix: str) -> list[Any]:
         Column("due_at", Instant, nullable=False),
         Column("created_at", Instant, nullable=False),
         _storable(f"{prefix}entry_instants", "due_at", "created_at"),
-        # serves the completion of an accepted request: its entries under other parents; the others are found by parent_id
+        # serves the completion of an accepted request: its entries under other parents. Its own are found by parent_id
         _partial(f"{prefix}entry_record", "record_id", where="record_id <> parent_id"),
     ]
 
@@ -94,13 +94,13 @@ def queue(prefix: str) -> list[Any]:
         Column("position", BigInteger),
         Column("suspended_reason", Text),
         Column("outcome", Text),
-        Column("waiting_since", Instant),  # it was due then, and was only released since
-        Column("fair", String(255)),  # its destination, where that is fair; else NULL, as is
-        Column("scope", String(255)),  # its parent's
-        # it waits for a dispatcher that has this one: `dispatchers.store.callback_registry`
+        Column("waiting_since", Instant),  # when it first became due, if it was only released since
+        Column("fair", String(255)),  # the destination, if it is fair; otherwise NULL, like
+        Column("scope", String(255)),  # the parent's scope
+        # the entry waits for a dispatcher with this callback: `dispatchers.store.callback_registry`
         Column("callback", String(160)),
         CheckConstraint("state IN ('pending', 'sending', 'retry', 'uncertain')", name=f"{prefix}queue_state"),
-        # a lease is whole or absent, and is what `sending` means
+        # all columns of a lease are set or none, and they are set in the state `sending` only
         CheckConstraint(
             "(state = 'sending') = (lease_token IS NOT NULL)"
             " AND (lease_token IS NULL) = (lease_until IS NULL)"
@@ -108,7 +108,7 @@ def queue(prefix: str) -> list[Any]:
             name=f"{prefix}queue_lease",
         ),
         CheckConstraint("in_doubt_since IS NULL OR maybe_sent", name=f"{prefix}queue_doubt"),
-        # far below what the types hold, as the claim counts on
+        # far below the limits of the types, so that a claim cannot overflow
         CheckConstraint(
             f"deliveries BETWEEN 0 AND {COUNT_MAX} AND attempts BETWEEN 0 AND {COUNT_MAX} AND key_epoch BETWEEN 0 AND 32000",
             name=f"{prefix}queue_counts",
@@ -122,13 +122,22 @@ def _queue_indexes(prefix: str) -> list[Index]:
     return [
         # serves the claim: the oldest due rows of each destination. No lease column is in any index, so leases stay HOT
         Index(f"{prefix}queue_due", "destination", "due_at"),
-        # serves the claim of a fair destination: the scopes one after another, and the oldest due rows of each. What asks for
-        # `fair` can be planned through no other index; by `destination` it might read all that the others have waiting
+        # serves the claim of a fair destination: the scopes one after another, and the oldest due rows of each. A condition on
+        # `fair` can use no other index. An index by `destination` could read the waiting rows of all scopes
         _partial(f"{prefix}queue_fair", "fair", "scope", "due_at", where="fair IS NOT NULL"),
         # serves the head of an ordering key's group
         _partial(f"{prefix}queue_group", "ordering_key", "position", where="ordering_key IS NOT NULL"),
-        # serves the dispatchers that have a callback: the entries that wait for it
+        # serves the dispatchers with a callback: the entries that wait for it
         _partial(f"{prefix}queue_callback", "callback", where="callback IS NOT NULL"),
+        # serves the list of uncertain entries, oldest doubt first: they are among these. Not by `state`, which each claim
+        # changes: leases stay HOT, as these two columns change only when doubt begins or ends
+        Index(
+            f"{prefix}queue_in_doubt",
+            "in_doubt_since",
+            "id",
+            postgresql_where=text("maybe_sent"),
+            sqlite_where=text("maybe_sent = 1"),
+        ),
     ]
 
 
@@ -143,9 +152,9 @@ def settlement(prefix: str) -> list[Any]:
         Column("key_epoch", SmallInteger, nullable=False),
         Column("settled_at", Instant, nullable=False),
         CheckConstraint("state IN ('delivered', 'failed', 'cancelled')", name=f"{prefix}settlement_state"),
-        # serves retention: what was settled long enough ago, in the order in which it goes through them: with the id, as
-        # thousands may bear one instant. Not a block range index: the pages that retention frees are filled again, so that
-        # each range soon holds rows of every age
+        # serves retention: the entries that were settled long enough ago, in the order of retention. The id is in it, because
+        # thousands of rows may have one instant. Not a block range index: new rows fill the pages that retention frees, so
+        # each range soon has rows of every age
         Index(f"{prefix}settlement_settled", "settled_at", "id"),
     ]
 
@@ -166,7 +175,7 @@ def destination(prefix: str) -> list[Any]:
         Column("decided_by", String(255)),
         Column("decided_at", Instant),
         Column("permits_max", Integer),
-        Column("permits_taken", Text),  # by which claims: `dispatchers.flow_control.state`
+        Column("permits_taken", Text),  # the permits of each claim: `dispatchers.flow_control.state`
         CheckConstraint("breaker IN ('closed', 'open', 'half_open')", name=f"{prefix}destination_breaker"),
     ]
 
@@ -182,15 +191,15 @@ def blocked_group() -> list[Any]:
 
 def callback() -> list[Any]:
     return [
-        Column("name", String(160), primary_key=True),  # its kind and the operation, or the beginning of several
+        Column("name", String(160), primary_key=True),  # the callback's kind and its operation or prefix
         Column("recorded_at", Instant, nullable=False),
-        Column("started_at", Instant, nullable=False),  # the last dispatcher that has it
+        Column("started_at", Instant, nullable=False),  # when a dispatcher with it last started
     ]
 
 
 def dispatcher() -> list[Any]:
     return [
-        Column("id", Uuid, primary_key=True, autoincrement=False),  # of one process's run
+        Column("id", Uuid, primary_key=True, autoincrement=False),  # of one run of a process
         Column("host", String(255), nullable=False),
         Column("pid", Integer, nullable=False),
         Column("version", String(64), nullable=False),
@@ -198,6 +207,17 @@ def dispatcher() -> list[Any]:
         Column("seen_at", Instant, nullable=False),
         Column("in_flight", Integer, nullable=False),
         Column("declared", Text, nullable=False),  # its settings and operations: `dispatchers.pipeline.heartbeat`
+    ]
+
+
+def send_count() -> list[Any]:
+    return [
+        # serves the sums of the last hour, and the deletion of older ones
+        Column("minute", Instant, primary_key=True),
+        Column("destination", String(255), primary_key=True),
+        Column("result", String(16), primary_key=True),  # `dispatchers.telemetry.tally`, as is the bucket of durations
+        Column("bucket", SmallInteger, primary_key=True, autoincrement=False),
+        Column("sends", BigInteger, nullable=False),
     ]
 
 
@@ -213,6 +233,47 @@ def event(prefix: str) -> list[Any]:
         CheckConstraint("kind IN ('attempt', 'decision', 'lookup')", name=f"{prefix}event_kind"),
         # serves the history of one entry
         Index(f"{prefix}event_entry", "entry_id"),
+    ]
+
+
+def audit(prefix: str) -> list[Any]:
+    return [
+        Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+        Column("at", Instant, nullable=False),
+        Column("actor", String(255), nullable=False),
+        Column("action", String(32), nullable=False),
+        Column("kind", String(16), nullable=False),  # of the target
+        Column("target", Text, nullable=False),
+        Column("reason", Text),
+        Column("count", Integer, nullable=False),
+        CheckConstraint(
+            "kind IN ('entry', 'entries', 'destination', 'ordering_group', 'request', 'database')",
+            name=f"{prefix}audit_kind",
+        ),
+        # serves the audit log, newest first, and retention, oldest first
+        Index(f"{prefix}audit_at", "at", "id"),
+    ]
+
+
+def proposal(prefix: str) -> list[Any]:
+    return [
+        Column("id", Uuid, primary_key=True, autoincrement=False),
+        Column("at", Instant, nullable=False),
+        Column("expires_at", Instant, nullable=False),
+        Column("actor", String(255), nullable=False),
+        Column("sentence", Text, nullable=False),
+        Column("reason", Text, nullable=False),
+        Column("decision", Text, nullable=False),  # as JSON: `dispatchers.admin.proposals`
+        Column("state", String(9), nullable=False),
+        Column("decided_by", String(255)),
+        Column("decided_at", Instant),
+        CheckConstraint("state IN ('open', 'confirmed', 'withdrawn')", name=f"{prefix}proposal_state"),
+        CheckConstraint(
+            "(state = 'open') = (decided_by IS NULL) AND (decided_by IS NULL) = (decided_at IS NULL)",
+            name=f"{prefix}proposal_decided",
+        ),
+        # serves the list of proposals, newest first, and retention, oldest first
+        Index(f"{prefix}proposal_at", "at", "id"),
     ]
 
 
@@ -237,7 +298,7 @@ def meta(prefix: str) -> list[Any]:
 def kid() -> list[Any]:
     return [
         Column("kid", String(64), primary_key=True),
-        # `keys.secret_check`: nothing of the secret follows from it
+        # `keys.secret_check`: it reveals nothing about the secret
         Column("secret_check", String(16), nullable=False),
         Column("recorded_at", Instant, nullable=False),
     ]
@@ -261,9 +322,9 @@ def record(prefix: str) -> list[Any]:
         Column("answered_at", Instant),
         Column("replay_until", Instant, nullable=False),
         Column("keep_until", Instant, nullable=False),
-        Column("body_day", Date),  # where the body is, if not here: `outbox.sql.body_partitions`
+        Column("body_day", Date),  # the partition with the body, if it is not here: `outbox.sql.body_partitions`
         CheckConstraint("state IN ('accepted', 'leased', 'succeeded', 'failed')", name=f"{prefix}record_state"),
-        # answered is whole or absent; a one-transaction claim is never visible without its answer
+        # all columns of an answer are set or none; a claim in one transaction becomes visible only with its answer
         CheckConstraint(
             "(state IN ('succeeded', 'failed')) = (answered_at IS NOT NULL)"
             " AND (answered_at IS NULL OR (status IS NOT NULL AND body IS NOT NULL AND headers IS NOT NULL))",
@@ -274,11 +335,11 @@ def record(prefix: str) -> list[Any]:
             name=f"{prefix}record_lease",
         ),
         _storable(f"{prefix}record_instants", "lease_until", "created_at", "answered_at", "replay_until", "keep_until"),
-        # serves retention: the records that no retry may use any more, in its order
+        # serves retention: the records that no retry may use any more, in the order of retention
         Index(f"{prefix}record_keep", "keep_until", "id"),
-        # serves the dispatcher's search for accepted requests that wait for nothing, and the gauges of those that are open
+        # serves the dispatcher's search for accepted requests without open entries, and the gauges of open requests
         _partial(f"{prefix}record_open", "state", "created_at", "id", where=f"state IN {OPEN}"),
-        # serves retention: whether a day's bodies are needed still
+        # serves retention: whether a record still needs a day's bodies
         _partial(f"{prefix}record_body", "body_day", "keep_until", where="body_day IS NOT NULL"),
     ]
 
@@ -292,6 +353,6 @@ def tombstone(prefix: str) -> list[Any]:
         Column("fingerprint", LargeBinary(32), nullable=False),
         Column("fingerprint_version", SmallInteger, nullable=False),
         Column("forget_at", Instant, nullable=False),
-        # serves retention: the tombstones whose last child's window has passed, in its order
+        # serves retention: the tombstones whose last child's window has passed, in the order of retention
         Index(f"{prefix}tombstone_forget", "forget_at", "id"),
     ]

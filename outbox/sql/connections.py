@@ -1,6 +1,4 @@
-"""What a connection must be before anything of ours goes over it: its encoding, where it leads our tables' names, how many locks
-its transaction may hold.
-"""
+"""Checks of a connection before the outbox uses it: its encoding, the schema of its tables, and the locks of its transaction."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +9,7 @@ from sqlalchemy import Connection, text
 from outbox.errors import ConfigurationError
 
 _IS_UTF8 = "sqlalchemy-outbox utf8"
-"""Under this name a pooled connection knows that it was asked."""
+"""The key in a pooled connection's `info` for a connection that was checked."""
 
 
 def require_connection(connection: Connection, schema: str | None) -> None:
@@ -23,8 +21,8 @@ def require_connection(connection: Connection, schema: str | None) -> None:
 def require_utf8(connection: Connection) -> None:
     """Raise `ConfigurationError` unless a PostgreSQL database, and this connection to it, write text in UTF-8.
 
-    Keys are derived from UTF-8, and services answer in it: another encoding could not store every text, and would change some
-    without an error. Once for each pooled connection; psycopg and asyncpg know it without a question to the server.
+    Keys are derived from UTF-8, and services answer in UTF-8. Another encoding could not store every text, and would change
+    some without an error. Each pooled connection is checked once. psycopg and asyncpg need no query for it.
     """
     pooled: Any = connection.connection
     if connection.dialect.name != "postgresql" or _IS_UTF8 in pooled.info:
@@ -53,15 +51,15 @@ def _encodings(connection: Connection) -> tuple[str | None, str | None]:
             found = getattr(settings, "server_encoding", None), getattr(settings, "client_encoding", None)
         case _:
             found = None, None
-    if all(found):  # a proxy may not pass them on
+    if all(found):  # a proxy may omit them
         return found
     server, client = connection.execute(_ASKED).one()
     return server, client
 
 
 _UTF8_CLIENTS = ("UTF8", "UNICODE")
-"""The one encoding. PostgreSQL reports its own name for any spelling, `utf-8` for one, but passes UNICODE on as it was set.
-PgBouncer passes on what the client sent: `'utf-8'` of asyncpg, quotes included.
+"""The names of UTF-8. PostgreSQL reports its own name for other spellings such as `utf-8`, but reports UNICODE unchanged.
+PgBouncer reports the client's text: asyncpg's `'utf-8'`, with the quotes.
 Source: check_client_encoding in its src/backend/commands/variable.c, and clean_encoding_name in its src/common/encnames.c.
 """
 
@@ -71,7 +69,7 @@ _ASKED = text("SELECT current_setting('server_encoding'), current_setting('clien
 def require_schema(options: Mapping[str, Any], schema: str | None) -> None:
     """Raise `ConfigurationError` if these execution options lead our tables to another schema than `schema`.
 
-    What is written and what is read would not be in one place: SQLAlchemy translates its own constructs, and no SQL as text.
+    SQLAlchemy translates the schema in its own constructs only, not in SQL text. So writes and reads could use two schemas.
     """
     translated = options.get("schema_translate_map")
     if translated and translated.get(schema, schema) != schema:

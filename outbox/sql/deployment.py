@@ -1,6 +1,6 @@
-"""Whose database this is: the deployment's name and a check value per key id, recorded in it by the dispatchers.
+"""The deployment's name and a check value for each key id, which the dispatchers record in the database.
 
-A process of another name, or with another secret under a key id, refuses itself. Nothing here shows a secret.
+A process with another name, or with another secret for a key id, does not start. Nothing here shows a secret.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ SAMPLE_MAX = 1000
 """How many unsettled entries a check reads: it finds a problem that affects one in a hundred."""
 
 COMPARED_MAX = 10
-"""With the tags of how many entries a secret is compared: one malformed row decides nothing."""
+"""How many entries' tags a secret is compared with, so that one malformed row decides nothing."""
 
 # --- the environment
 
 
 def recorded_environment(connection: Connection, tables: Tables) -> str | None:
-    """The env whose dispatcher was the first one here, or that an operator named since; None before that."""
+    """The env that the first dispatcher recorded, or an operator later; None before that."""
     environment: str | None = connection.execute(select(tables.meta.c.environment)).scalar_one_or_none()
     return environment
 
 
 def require_environment(connection: Connection, tables: Tables, env: str) -> None:
-    """Raise `ConfigurationError` if the database is of another env. Writes nothing.
+    """Raise `ConfigurationError` if the database belongs to another env. Writes nothing.
 
-    The database identity names the env; before there is one, the unsettled entries do. An entry of another env stops no
-    dispatcher: it is left unsent.
+    The database identity has the env. Before there is an identity, the unsettled entries show it. Later, an entry of another env
+    does not stop a dispatcher, but is not sent.
     """
     recorded = recorded_environment(connection, tables)
     if recorded is not None:
@@ -54,7 +54,7 @@ def refuse_other_environment(connection: Connection, recorded: str, env: str, *,
 
 
 def require_own_entries(connection: Connection, tables: Tables, env: str) -> None:
-    """Reads `SAMPLE_MAX` of the unsettled entries."""
+    """Raise `ConfigurationError` if an entry belongs to another env. Reads `SAMPLE_MAX` unsettled entries."""
     read_by_index(connection)
     some = _some_entries(tables, tables.entry.c.env)
     found = select(some.c.env).where(some.c.env != env, some.c.suspended_reason.is_(None)).limit(1)
@@ -69,10 +69,10 @@ def require_own_entries(connection: Connection, tables: Tables, env: str) -> Non
 
 
 def _some_entries(tables: Tables, column: Column[Any]) -> Subquery:
-    """A column of `SAMPLE_MAX` of the unsettled entries, their ids and `suspended_reason`; all of them if the queue is no longer.
+    """A column, the ids and `suspended_reason` of `SAMPLE_MAX` unsettled entries, or of all if there are fewer.
 
-    The first by their ids, which are digests: as good as drawn by lot. Each entry is a step in its index: a join might read
-    them all.
+    It takes the first ids: ids are digests, so this is a random sample. A subquery reads each entry by its index, because a join
+    might read all entries.
     """
     entry, queue = tables.entry, tables.queue
     first = select(queue.c.id, queue.c.suspended_reason).order_by(queue.c.id).limit(SAMPLE_MAX).subquery()
@@ -83,8 +83,20 @@ def _some_entries(tables: Tables, column: Column[Any]) -> Subquery:
 # --- the secrets
 
 
+def require_usable(connection: Connection, tables: Tables, env: str, keyring: Keyring) -> None:
+    """Raise `ConfigurationError` if a dispatcher with this env and key ring cannot work with the database. Writes nothing."""
+    require_environment(connection, tables, env)
+    require_secrets(connection, tables, keyring)
+    kid = unknown_kid(connection, tables, keyring.kids)
+    if kid is not None:
+        raise ConfigurationError(
+            f"unsettled entries were enqueued under kid {kid!r}, which is not in the key ring {keyring.kids}:"
+            " keep an old secret until its last entry has settled"
+        )
+
+
 def unknown_kid(connection: Connection, tables: Tables, known: Sequence[str]) -> str | None:
-    """A key id that is not in `known`, among `SAMPLE_MAX` of the unsettled entries."""
+    """A key id of an unsettled entry that is not in `known`, if there is one. Reads `SAMPLE_MAX` entries at most."""
     read_by_index(connection)
     some = _some_entries(tables, tables.entry.c.kid)
     found = select(some.c.kid).where(some.c.kid.not_in(known)).limit(1)
@@ -104,7 +116,7 @@ def require_secrets(connection: Connection, tables: Tables, keyring: Keyring) ->
 
 
 def record_secrets(connection: Connection, tables: Tables, keyring: Keyring) -> None:
-    """Record the check value of each kid that has none, for every other process to compare with.
+    """Record the check value of each kid that has none, so that other processes can compare theirs.
 
     Raises `ConfigurationError`, with nothing written, if a kid's secret is not the recorded one, or not the one from which the
     tag of an unsettled entry was derived.
@@ -117,7 +129,7 @@ def record_secrets(connection: Connection, tables: Tables, keyring: Keyring) -> 
         for name in missing:
             values = {"kid": name, "secret_check": secret_check(keyring, name), "recorded_at": clock()}
             connection.execute(recording.values(values))
-        require_secrets(connection, tables, keyring)  # of two that record at once, one finds the other's
+        require_secrets(connection, tables, keyring)  # another process may have recorded its value at the same time
 
 
 def forget_secret(connection: Connection, tables: Tables, kid: str) -> bool:
@@ -126,7 +138,7 @@ def forget_secret(connection: Connection, tables: Tables, kid: str) -> bool:
 
 
 def _require_derived(connection: Connection, tables: Tables, keyring: Keyring, kid: str) -> None:
-    """Raise unless the tag of one entry of some was derived from this secret: a row may be malformed, few are."""
+    """Raise unless the tag of at least one sampled entry was derived from this secret: single rows may be malformed."""
     read_by_index(connection)
     entry, some = tables.entry, _some_entries(tables, tables.entry.c.kid)
     few = select(some.c.id).where(some.c.kid == kid).limit(COMPARED_MAX)
@@ -136,7 +148,7 @@ def _require_derived(connection: Connection, tables: Tables, keyring: Keyring, k
             fields = key_fields(
                 row.env, ParentKey(row.parent, scope=row.scope, source=row.source), row.operation, row.discriminator
             )
-        except InvalidValue:  # a row that only SQL can have written says nothing about the secret
+        except InvalidValue:  # the row was written by other software, so it proves nothing about the secret
             continue
         if derive_tag(keyring, kid, fields) == bytes(row.tag):
             return

@@ -1,4 +1,4 @@
-"""Where databases differ: their clock, their locks, how they begin. Nothing else in this package asks which one it talks to."""
+"""The differences between databases: clock, locks, and the begin of a transaction."""
 
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -36,12 +36,15 @@ from outbox.times import Instant
 
 SUPPORTED = ("postgresql", "sqlite")
 LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A: lock_timeout ran out
-SERIALIZATION_FAILURE = "40001"  # it would have to change, or overlook, what its snapshot does not show
+SERIALIZATION_FAILURE = "40001"  # a concurrent change is not in the snapshot of the transaction
 DEADLOCK = "40P01"  # one of the deadlocked transactions is ended
 ABORTED = "25P02"  # a statement has failed, and only a rollback is possible
 SAVEPOINT_GONE = ("3B001", "25P01", ABORTED)  # no such savepoint; no transaction at all
 TIMEOUTS = (LOCK_NOT_AVAILABLE, "57014", DEADLOCK)  # query_canceled, by statement_timeout
-CONFLICTS = (SERIALIZATION_FAILURE, DEADLOCK)  # it ended the transaction in favour of another; a retry may succeed
+CONFLICTS = (
+    SERIALIZATION_FAILURE,
+    DEADLOCK,
+)  # the server ended the transaction in favour of another; a retry may succeed
 LOCK_TIMEOUT_MAX = 2**31 - 1  # milliseconds: PostgreSQL, pg_settings
 TRANSACTION_STATUS_INERROR = 3  # libpq, PQtransactionStatus
 PASSING = ("08", "40001", "40P01", "53", "55P03", "57P")
@@ -82,10 +85,10 @@ def database_now(connection: Connection) -> datetime:
 
 
 def read_by_index(connection: Connection) -> None:
-    """Have the rest of the transaction read its tables by their indexes, in the index's order.
+    """Make the rest of the transaction read its tables by their indexes, in the index's order.
 
-    Of a page of an index's order the planner may think that reading the table and sorting it is cheaper, and what it knows of a
-    queue is seldom true.
+    For a page of rows in an index's order, the planner may choose to read and sort the whole table, because its statistics of a
+    queue are seldom right.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(_BY_INDEX)
@@ -97,11 +100,11 @@ _BY_INDEX = text("SELECT set_config('enable_seqscan', 'off', true), set_config('
 # --- where a response's body is
 
 
-@lru_cache(STATEMENTS_MAX)  # every claim asks for it, and making it costs some 0.1 ms; one a set of tables
+@lru_cache(STATEMENTS_MAX)  # every claim uses it, and building it costs about 0.1 ms
 def stored_body(record: Table) -> ColumnElement[bytes]:
-    """The body of a record: its own, or on PostgreSQL the one in its day's partition; NULL if that is gone.
+    """The body of a record: from its row, or on PostgreSQL from its day's partition; NULL if the partition was dropped.
 
-    Of an ordinary record the function is never called.
+    The SQL function is called only for a record with a partition.
     """
     return _StoredBody(record)
 
@@ -123,18 +126,18 @@ class _StoredBody(FunctionElement[bytes]):
 
 
 def insert_unless_present(dialect: str, table: Table) -> Any:
-    """An INSERT that does nothing where the primary key exists: no error, so the transaction lives on."""
+    """An INSERT that does nothing if the primary key exists. An error would end the transaction."""
     name: Any = sqlite if dialect == "sqlite" else postgresql
     return name.insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
 
 
-# --- what a transaction must be
+# --- requirements for a transaction
 
 
 def require_transaction(connection: Connection, schema: str | None) -> None:
     """Raise unless `connection` is on a supported database and in a transaction that commits by itself only.
 
-    schema: that of our tables, to which the connection must lead; in UTF-8.
+    schema: of the outbox's tables. The connection must use this schema, and UTF-8.
     """
     dialect = connection.dialect
     if dialect.name not in SUPPORTED:
@@ -154,7 +157,7 @@ def is_in_autocommit(connection: Connection) -> bool:
 
 
 def leave_autocommit(connection: Connection) -> None:
-    """Give an idle connection of PostgreSQL transactions, at READ COMMITTED, until it is back in its pool."""
+    """Switch an idle PostgreSQL connection from autocommit to READ COMMITTED, until it returns to its pool."""
     if connection.dialect.name == "postgresql" and is_in_autocommit(connection):
         connection.execution_options(isolation_level="READ COMMITTED")
 
@@ -205,7 +208,7 @@ def require_prepared(connection: Connection) -> None:
 
 
 def sqlstate(error: BaseException | None) -> str | None:
-    """The code that PostgreSQL gave a driver's error, under the name that the driver has for it."""
+    """The SQLSTATE of a driver's error. Drivers have different names for the attribute."""
     return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
@@ -215,13 +218,14 @@ def is_busy(error: DBAPIError) -> bool:
 
 
 def lost_savepoint(error: DBAPIError) -> bool:
-    """Whether a savepoint could not be released: a statement had failed in it, or its transaction was ended without SQLAlchemy,
-    with a ROLLBACK as text, say. SQLAlchemy takes it for ended then, and does not go back to it."""
+    """Whether a savepoint could not be released: a statement in it had failed, or its transaction was ended without SQLAlchemy,
+    for example by a ROLLBACK as text. SQLAlchemy then treats the savepoint as ended, and does not roll back to it.
+    """
     return sqlstate(error.orig) in SAVEPOINT_GONE or "no such savepoint" in str(error.orig)
 
 
 def is_aborted(connection: Connection) -> bool:
-    """Whether a statement has failed, so that PostgreSQL takes none but a way back. Asks psycopg alone, and not the server."""
+    """Whether a statement has failed, so that PostgreSQL accepts only a rollback. psycopg shows this without a query."""
     info = getattr(connection.connection.driver_connection, "info", None)
     return getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
 
@@ -232,16 +236,18 @@ def is_timeout(error: DBAPIError) -> bool:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same transaction may commit later: the database is unavailable or busy, or ended it in favour of another."""
+    """Whether the same transaction may commit later: the database was unavailable or busy, or preferred another transaction."""
     code = sqlstate(getattr(error, "orig", None) or error)
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
-    if code is not None:  # asyncpg's own errors too, of a connection that could not be made
+    if code is not None:  # asyncpg's own errors of a failed connection have a code too
         return code.startswith(PASSING)
     if isinstance(error, DBAPIError):
-        is_of_a_value = isinstance(getattr(error.orig, "__cause__", None), ValueError | TypeError)  # as asyncpg says so
+        is_of_a_value = isinstance(
+            getattr(error.orig, "__cause__", None), ValueError | TypeError
+        )  # asyncpg's errors of values
         return isinstance(error, OperationalError | InterfaceError) and not is_of_a_value
-    return isinstance(error, TimeoutError | OSError)  # no connection in the pool, or none to be had
+    return isinstance(error, TimeoutError | OSError)  # the pool has no free connection, or the server is unreachable
 
 
 # --- locks that end with the transaction
@@ -249,8 +255,9 @@ def is_passing(error: Exception) -> bool:
 
 @renders(postgresql="pg_try_advisory_xact_lock({0})", sqlite="1")
 class _TryLocking(FunctionElement[Any]):
-    """Takes the transaction-level lock of a number if it is free; returns whether it did. Never waits. SQLite's only writer holds
-    all."""
+    """Tries to take the transaction-level lock of a number, without waiting; returns whether it did. On SQLite the only writer
+    has all locks.
+    """
 
     type = Boolean()
     inherit_cache = True
@@ -258,8 +265,9 @@ class _TryLocking(FunctionElement[Any]):
 
 @renders(postgresql="current_setting('transaction_isolation') IN ('repeatable read', 'serializable')", sqlite="0")
 class _KeepsSnapshot(FunctionElement[Any]):
-    """Whether the transaction reads as of its first statement (REPEATABLE READ, SERIALIZABLE): what a lock's last holder has
-    committed may stay unseen. Not on SQLite: BEGIN IMMEDIATE, and no one has written since its snapshot."""
+    """Whether the transaction keeps the snapshot of its first statement (REPEATABLE READ, SERIALIZABLE). Then it may not see what
+    the last holder of a lock has committed. False on SQLite: after BEGIN IMMEDIATE no other transaction writes.
+    """
 
     type = Boolean()
     inherit_cache = True
@@ -278,13 +286,14 @@ def try_lock(connection: Connection, id: UUID) -> Lock:
 
 
 def wait_for_lock(connection: Connection, id: UUID, budget: timedelta) -> bool:
-    """`try_lock` that waits up to `budget`, or to the end of a shorter statement_timeout, or until PostgreSQL finds that others
-    wait for this transaction meanwhile. The caller's transaction and its own lock_timeout survive either way."""
+    """`try_lock` that waits: at most for `budget`, for a shorter statement_timeout, or until PostgreSQL detects a deadlock. In
+    each case the caller can continue its transaction, with its own lock_timeout.
+    """
     if connection.dialect.name == "sqlite":
         return True
     milliseconds = min(max(1, int(budget.total_seconds() * 1000)), LOCK_TIMEOUT_MAX)
     before = connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one()
-    savepoint = connection.begin_nested()  # a timeout outside of one would end the caller's transaction
+    savepoint = connection.begin_nested()  # without a savepoint, a timeout would end the caller's transaction
     try:
         connection.execute(_SET_LOCK_TIMEOUT, {"value": f"{milliseconds}ms"})
         connection.execute(_LOCK, {"key": lock_number(id)})
@@ -304,5 +313,5 @@ _SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")
 
 
 def lock_number(id: UUID) -> int:
-    """The number by which PostgreSQL knows the lock of `id`."""
+    """PostgreSQL's number for the lock of `id`."""
     return int.from_bytes(id.bytes[:8], "big", signed=True)

@@ -9,6 +9,9 @@ from uuid import uuid4
 
 from sqlalchemy import text
 
+from outbox.errors import InvalidValue
+from outbox.keys import check_field
+
 NOTIFY = text("SELECT set_config('synchronous_commit', 'off', true), pg_notify(:channel, :payload)")
 """A hint may be lost: its transaction, which writes nothing else, waits for no disk."""
 
@@ -61,7 +64,7 @@ def decode(payload: str) -> Hint:
     try:
         message: dict[str, Any] = json.loads(payload)
         due, woken, probe = message["due"], message["woken"], message["probe"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return Hint()
     return Hint(_pairs(due), woken if isinstance(woken, str) else None, probe if isinstance(probe, str) else None)
 
@@ -70,9 +73,17 @@ def _pairs(due: Any) -> Due:
     if not isinstance(due, list) or len(due) > DUE_MAX:
         return None
     pairs = [tuple(pair) for pair in due if isinstance(pair, list) and len(pair) == 2]
-    return frozenset(
-        [(name, operation) for name, operation in pairs if isinstance(name, str) and isinstance(operation, str)]
-    )
+    return frozenset([(name, operation) for name, operation in pairs if _is_named(name, operation)])
+
+
+def _is_named(destination: object, operation: object) -> bool:
+    """Whether an entry can have both names. A claim for other names would fail."""
+    try:
+        check_field("destination", destination)
+        check_field("operation", operation)
+    except InvalidValue:
+        return False
+    return True
 
 
 # --- this process

@@ -1,4 +1,4 @@
-"""What the outbox's tables may be called. Pure."""
+"""Checks and quotes the names of the outbox's tables. Pure."""
 
 from sqlalchemy import Dialect, MetaData, Table, make_url
 
@@ -9,15 +9,15 @@ POSTGRESQL: Dialect = make_url("postgresql://").get_dialect()()
 
 NAME_BYTES_MAX = 63  # PostgreSQL, "Lexical Structure": it cuts a longer name off, and two of ours could become one
 PREFIX_BYTES_MAX = 32
-"""What it leaves for the rest of a name: `settlement_settled`, and what a later release may add."""
+"""The longest prefix: it leaves room for names such as `settlement_settled`, and for those of later releases."""
 
 FORBIDDEN = "%:$\\."
-"""What has a meaning of its own in the text of a statement even inside a quoted name: a parameter, the end of a function's
-body, the end of a schema's name."""
+"""Characters that are special in SQL text even in a quoted name: for a parameter, the end of a function's body, the end of a
+schema's name."""
 
 
 def check_table_names(schema: str | None, prefix: str) -> None:
-    """Raise `InvalidValue` for a schema or prefix under which the tables cannot be made, or are ambiguous."""
+    """Raise `InvalidValue` for a schema or prefix with which tables cannot be created, or would be ambiguous."""
     _check("prefix", prefix, 0, PREFIX_BYTES_MAX, "give a shorter one, or put the tables into a separate schema")
     if schema is not None:
         _check(
@@ -33,12 +33,12 @@ def _check(field: str, value: object, bytes_min: int, bytes_max: int, way_out: s
 
 
 def literal(value: str) -> str:
-    """A text as PostgreSQL takes it."""
+    """A text as a PostgreSQL literal."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def quoted(name: str, schema: str | None = None) -> str:
-    """A name as PostgreSQL takes it, quoted where it must be."""
+    """A name for PostgreSQL, quoted if necessary."""
     return quoted_table(Table(name, MetaData(), schema=schema))
 
 

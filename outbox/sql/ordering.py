@@ -1,28 +1,28 @@
-"""Groups: entries of one ordering key go out one at a time, in commit order, whatever their operation or destination.
+"""Ordering groups: the entries of one ordering key are sent one at a time, in commit order, for all operations and destinations.
 
-An entry gets its place in its group at the flush (`outbox.sql.positions`): positions are in commit order, and a visible entry has
-every earlier one of its group visible beside it.
+An entry gets its position in its group at the flush (`outbox.sql.positions`). Positions are in commit order: a transaction
+that sees an entry also sees every earlier entry of its group.
 
-Whether an entry is the head of its group is decided when it is claimed, not when it is enqueued
-(`dispatchers/store/ordering.py`): one that is not gets the due time NEVER, and is *blocked*. Nothing leaves but through that
-decision, so whatever makes an entry due too early costs one claim, and no order. It is safe because the claim of an entry sees
-every earlier one. Only "send again", by an operator or on a lookup's proof of absence, puts an entry before others that may be
-in flight, and it waits out every lease.
+The claim decides whether an entry is the head of its group (`dispatchers/store/ordering.py`); the enqueue does not. An entry
+that is not the head gets the due time NEVER, and is *blocked*. Every entry passes this decision, so an entry that becomes due too
+early costs one claim, but is not sent out of order. This is safe because a claim sees every earlier entry. Only "send again" (by
+an operator, or after a lookup's proof of absence) puts an entry before others that may be in flight, and it waits until their
+leases have ended.
 
-No group stops. A transaction that blocks an entry has locked and touched the row of the head before it. A transaction that
-takes an entry out of its group makes the next one due, by a later statement (`advance`).
+No group stops. A transaction that blocks an entry first locks and updates the row of the group's head. A transaction that
+removes an entry from its group makes the next entry due, with a later statement (`advance`). The possible races:
 
-- The head is taken out after the blocking: that transaction sees the blocked entry. At REPEATABLE READ it might not; but then the
-  touched row has changed since its snapshot, and it fails with a serialization error, to be tried again.
-- The head is being taken out while someone wants to block: its row is locked, nothing is blocked, and the entry is checked
-  again a moment later.
-- The next one's row is locked by another transaction: an app that is about to cancel it, or a claim. A dispatcher does not wait
-  for it. It does not take the head out now, but a moment later; nothing else that it has to settle waits for that.
-- `advance` touches the row that it finds, blocked or not: that one answers for the others after it from now on.
-- The process dies in between: nothing of its transaction has happened, and the head's lease runs out.
+- The head is removed after an entry was blocked. The removing transaction sees the blocked entry. At REPEATABLE READ it might
+  not see it; but then the head's row has changed since its snapshot, so it fails with a serialization error, and is retried.
+- The head is being removed while another transaction wants to block an entry. The head's row is locked, so that transaction
+  blocks nothing, and checks its entry again a moment later.
+- Another transaction has locked the next entry: an app that is about to cancel it, or a claim. A dispatcher does not wait for
+  the lock. It removes the head a moment later, and its other settlements do not wait.
+- `advance` updates the row that it finds, blocked or not. That entry is the head now, and makes the later ones due.
+- The process crashes. Its transaction is rolled back, and the head's lease expires.
 
-Of the entries of one flush only the first of a group is due. The others are blocked after it from the start: all of them become
-visible together. On SQLite all of this happens one after the other.
+Of the entries of one flush, only the first one of a group is due. The others are blocked from the start, because all of them
+become visible together. SQLite runs these transactions one after another.
 """
 
 from collections.abc import Sequence
@@ -51,17 +51,17 @@ from outbox.times import NEVER, Instant
 
 
 class Place(NamedTuple):
-    """An entry's place: its group's ordering key, and its position there."""
+    """The ordering key of an entry's group, and the entry's position in the group."""
 
     ordering_key: str
     position: int
 
 
 def advance(connection: Connection, tables: Tables, left: Sequence[Place], *, cutoff: datetime = NEVER) -> None:
-    """Make the next entry after each of these places due, if it is blocked. Called by each transaction that takes an entry out.
+    """Make the next entry after each place due, if it is blocked. Each transaction that removes an entry from a group calls this.
 
-    It waits for a transaction that has the next entry's row locked: an app that is cancelling it.
-    cutoff: as of when it is due at the latest, so that a claim with this cutoff finds it.
+    It waits for a transaction that has locked the next entry, such as an app that cancels it.
+    cutoff: the entry's due time is at most this, so that a claim with this cutoff finds it.
     """
     places = sorted(set(left))  # all transactions lock these rows in this order
     if not places:
@@ -77,9 +77,9 @@ def advance(connection: Connection, tables: Tables, left: Sequence[Place], *, cu
 
 
 def _advancing_all(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
-    """All of them in one statement. What its snapshot cannot show is no entry that waits for these heads: the transaction has
-    taken them out by an earlier statement, so a transaction that blocked an entry after them has committed, and none can do so
-    now.
+    """One statement for all places. Its snapshot shows every entry that waits for these heads. An earlier statement of this
+    transaction has removed the heads. So a transaction that blocked an entry after them has committed, and no other can block
+    one now.
     """
     queue = tables.queue
     following, places = _all_following(tables, lock=True)
@@ -91,10 +91,9 @@ def _advancing_all(connection: Connection, tables: Tables, cutoff: datetime) -> 
 def advance_unlocked(
     connection: Connection, tables: Tables, left: Sequence[Place], *, cutoff: datetime = NEVER
 ) -> list[Place]:
-    """As `advance`, but without waiting: returns the places whose next entry another transaction has locked.
+    """`advance` without waiting. Returns the places whose next entry another transaction has locked; none on SQLite.
 
-    No transaction would make that entry due, so what was taken out at these places must not be committed. On SQLite there is
-    none.
+    No transaction would make these entries due, so the caller must not commit the removal of the entries at these places.
     """
     places = sorted(set(left))
     if not places or connection.dialect.name != "postgresql":
@@ -107,7 +106,7 @@ def advance_unlocked(
 
 
 def _advancing_unlocked(connection: Connection, tables: Tables, cutoff: datetime) -> Any:
-    """The next entries are found first and locked then: passing over a locked one while looking would find the one after it."""
+    """Search for the next entries first, then lock them: a search with SKIP LOCKED would find the entry after a locked one."""
     queue, row = tables.queue, tables.queue.alias("locked_row")
     following, places = _all_following(tables)
     found = (
@@ -144,9 +143,9 @@ def _following(tables: Tables, group: Any, place: Any) -> Any:
 
 
 def unblocked(connection: Connection, tables: Tables, cutoff: datetime = NEVER) -> Any:
-    """The due time of a row of the queue once it is not blocked: now, or when it was meant for; any other row's stays."""
+    """The new due time of a queue row that is blocked: now, or its own later time. Other rows keep their due time."""
     queue, entry = tables.queue, tables.entry
-    # The transaction's start: this transaction's own claim, whose clock that is, then finds it.
+    # The start of the transaction, because a claim in this transaction uses this time, and must find the row.
     now: Any = clock() if connection.dialect.name == "sqlite" else func.now()
     if cutoff < NEVER:
         now = case((now > literal(cutoff, Instant), literal(cutoff, Instant)), else_=now)
@@ -156,12 +155,11 @@ def unblocked(connection: Connection, tables: Tables, cutoff: datetime = NEVER) 
 
 
 def is_blocked(queue: Any) -> Any:
-    """Whether a row of the queue waits for the head of its group: only these are never due without being suspended or
-    uncertain."""
+    """Whether a queue row is blocked: no other row has the due time NEVER without being suspended or uncertain."""
     return (
         queue.c.position.is_not(None) & (queue.c.due_at == NEVER) & queue.c.suspended_reason.is_(None) & _waits(queue)
     )
 
 
 def _waits(queue: Any) -> Any:
-    return (queue.c.state == "pending") | (queue.c.state == "retry")  # IN would not go with a list of parameters
+    return (queue.c.state == "pending") | (queue.c.state == "retry")  # IN would need an expanding parameter

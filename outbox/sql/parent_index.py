@@ -1,6 +1,6 @@
-"""How the entries under one parent are found: by the primary key, as their ids begin with their parent's first bytes.
+"""Finds the entries under one parent by the primary key, because their ids begin with the first bytes of their parent's id.
 
-An index on the parent's id would cost each enqueue one more random page (docs/keys.md, "The ids").
+An index on the parent's id would cost each enqueue another random page (docs/keys.md, "The ids").
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
-"""Where a database is, for error messages: its name, host and port, and nothing that a password could be part of."""
+"""The address of a database for error messages: name, host and port, without any part that may contain a password."""
 
 from sqlalchemy import Engine
 
 
 def place_of(engine: Engine | None) -> str:
-    """As in "the database 'shop' at db.internal:5432"; of SQLite the file. What the URL leaves to the driver is left out."""
+    """For "the database 'shop' at db.internal:5432"; for SQLite the file. Parts that the URL does not have are left out."""
     if engine is None:
         return "of an unknown engine"
     url = engine.url

@@ -1,12 +1,13 @@
-"""An entry's position among those of its ordering key: positions are in commit order.
+"""Gives entries their positions in their ordering groups, in commit order.
 
-A flush locks its ordering keys until its transaction ends, and then draws positions from a sequence. So a visible entry has every
-earlier one of its ordering key visible beside it. Only transactions that enqueue take these locks; no dispatcher waits for one.
+A flush locks its ordering keys until the end of its transaction, and then takes positions from a sequence. So a transaction that
+sees an entry also sees every earlier entry of its ordering key. Only transactions that enqueue take these locks, and no
+dispatcher waits for one.
 
-The locks are in PostgreSQL's lock table, which all of the server's databases share. So a transaction takes no more of them than
-`BUDGET` says, whatever it enqueues: each flush also takes one lock of the whole queue, shared with others, and a flush with
-more ordering keys than are left takes that lock for itself alone, in place of theirs. No other transaction then enqueues with
-an ordering key before this one has ended.
+The locks are in PostgreSQL's lock table, which all databases of the server share, so `BUDGET` limits their number in one
+transaction. Each flush also takes a shared lock of the whole queue. A flush with more ordering keys than the budget allows takes
+this lock exclusively, instead of the locks of its keys. Then no other transaction can enqueue with an ordering key before this
+one has ended.
 """
 
 from collections.abc import Sequence
@@ -29,10 +30,10 @@ DEADLOCK_NOTE = (
 
 
 def take_positions(connection: Connection, tables: Tables, ordering_keys: Sequence[str]) -> list[int]:
-    """Ascending positions, one for each of the keys, once all of these are locked for this transaction. PostgreSQL only.
+    """Lock the keys for this transaction, and return an ascending position for each. PostgreSQL only.
 
-    A savepoint that is rolled back gives its locks back. Locked in the order of their numbers, so that flushes cannot wait for
-    each other in a circle; transactions that flush twice can.
+    The rollback of a savepoint releases its locks. The keys are locked in the order of their numbers, so that two flushes
+    cannot deadlock. Two transactions that each flush twice can.
     """
     keys = {*ordering_keys}
     asked = {
@@ -52,8 +53,9 @@ def take_positions(connection: Connection, tables: Tables, ordering_keys: Sequen
         raise
 
 
-# Tables are distinguished by their oid: one may have two names, by a schema and by a search_path. No ordering key is empty.
-# The counts are there for the locks: no position is drawn before the last of them is held, and no key's before the share.
+# The oid identifies the table, because a table may have two names: with a schema, and by the search_path. No ordering key is
+# empty, so the empty text is the key of the whole queue. The counts force the order: first the shared lock, then the locks of all
+# keys, then the positions.
 _TAKE_POSITIONS = text("""
     SELECT nextval(CAST(:sequence AS regclass)) FROM generate_series(1, :count), (
         SELECT count(pg_advisory_xact_lock(lock.number)::text) FROM (
@@ -79,7 +81,7 @@ def _sequence(connection: Connection, tables: Tables) -> str:
 
 
 def next_position(tables: Tables, ordering_key: str) -> Any:
-    """The position after all others of the ordering key, for the only writer of a SQLite database."""
+    """The position after all others of the ordering key, on SQLite, where only one transaction writes."""
     queue = tables.queue.alias()
     last = select(func.max(queue.c.position)).where(queue.c.ordering_key == ordering_key).scalar_subquery()
     return func.coalesce(last, 0) + 1

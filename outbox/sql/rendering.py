@@ -11,7 +11,7 @@ Element = TypeVar("Element", bound=type[FunctionElement[Any]])
 
 
 def renders(*, postgresql: str, sqlite: str) -> Callable[[Element], Element]:
-    """Have an element rendered as these texts, with its arguments for `{0}`, `{1}` and so on."""
+    """Render an element as these texts, with its arguments for `{0}`, `{1}` and so on."""
 
     def register(element: Element) -> Element:
         def render(template: str) -> Callable[..., str]:

@@ -1,7 +1,7 @@
-"""The tables: what is remembered of entries, of their sending, and of requests.
+"""The tables of entries, of their sending, and of requests.
 
-An entry is cold: written once in the app's transaction, never updated. What changes while it is sent is in the narrow
-`queue`, one row per entry that has not ended; the outcome of it in `settlement`, one row, append-only.
+An entry is written once, in the app's transaction, and never updated. The values that change during sending are in the narrow
+table `queue`, with one row for each unsettled entry. Its outcome is one row in `settlement`, which is never updated.
 """
 
 from collections.abc import Collection
@@ -28,15 +28,15 @@ from outbox.sql.schema_errors import translate_for
 from outbox.sql.statement_errors import hide_values_of
 
 SCHEMA_VERSION = 1
-"""Written on every entry: which releases can read it. A dispatcher leaves entries of a newer version to a newer one.
+"""The version of an entry's format, stored in every entry. A dispatcher does not send entries of a newer version.
 
-It goes up when a dispatcher that does not know the change would read an entry wrongly: what a payload, an option or a
-header means, how a key is derived. A new table, index or column that older releases may ignore leaves it as it is: that is
-what the migrations' revisions count.
+It is increased if an older dispatcher would read an entry wrongly: after a change of the meaning of a payload, an option or a
+header, or of the derivation of keys. It is not increased for a new table, index or column that older releases may ignore; the
+migrations' revisions count these.
 """
 
 STATEMENTS_MAX = 256
-"""How many statements of one kind are kept built. A process has one set of tables, or a few, and each has a few shapes."""
+"""How many built statements of one kind are cached. A process has one or a few sets of tables, each with a few statements."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,10 @@ class Tables:
     blocked_group: Table
     callback: Table
     dispatcher: Table
+    send_count: Table
     event: Table
+    audit: Table
+    proposal: Table
     meta: Table
     kid: Table
     record: Table
@@ -72,7 +75,10 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
         blocked_group=Table(f"{prefix}blocked_group", metadata, *columns.blocked_group(), schema=schema),
         callback=Table(f"{prefix}callback", metadata, *columns.callback(), schema=schema),
         dispatcher=Table(f"{prefix}dispatcher", metadata, *columns.dispatcher(), schema=schema),
+        send_count=Table(f"{prefix}send_count", metadata, *columns.send_count(), schema=schema),
         event=Table(f"{prefix}event", metadata, *columns.event(prefix), schema=schema),
+        audit=Table(f"{prefix}audit", metadata, *columns.audit(prefix), schema=schema),
+        proposal=Table(f"{prefix}proposal", metadata, *columns.proposal(prefix), schema=schema),
         meta=Table(f"{prefix}meta", metadata, *columns.meta(prefix), schema=schema),
         kid=Table(f"{prefix}kid", metadata, *columns.kid(), schema=schema),
         record=Table(f"{prefix}record", metadata, *columns.record(prefix), schema=schema),
@@ -93,12 +99,12 @@ def define_tables(metadata: MetaData, *, schema: str | None = None, prefix: str 
 
 
 def _listen_for(function: DatabaseFunction, tables: Tables) -> None:
-    """Make it after the tables that it needs, and drop it before them."""
+    """Create the function after the tables that it needs, and drop it before them."""
     needed = {getattr(tables, name) for name in function.needs}
 
     def listen(moment: str, *statements: str) -> None:
         def execute(target: MetaData, connection: Connection, tables: Collection[Table], **rest: object) -> None:
-            # `create_all` and `drop_all` may be called for some of the tables, or find them present
+            # `create_all` and `drop_all` may get only some of the tables, or find that they exist
             if connection.dialect.name == "postgresql" and needed <= set(tables):
                 for statement in statements:
                     connection.execute(text(statement))
@@ -110,10 +116,10 @@ def _listen_for(function: DatabaseFunction, tables: Tables) -> None:
 
 
 def storage_parameters(tables: Tables) -> dict[Table, dict[str, int]]:
-    """PostgreSQL's storage parameters. The queue is vacuumed by count, as its size says nothing of its churn.
+    """PostgreSQL's storage parameters. The queue is vacuumed after a number of changes, because its size does not show them.
 
-    Fillfactor 33: a leased row is up to twice a pending one, and only what finds room on its own page is a HOT update.
-    Measured, batches of 500: at 50, 53 to 77 % of the leases were HOT; at 33 all.
+    Fillfactor 33: a leased row is up to twice as large as a pending one, and an update is HOT only if the new row fits on the
+    same page. Measured with batches of 500: with 50, 53 to 77 % of the leases were HOT; with 33, all.
     """
     return {
         tables.queue: {
@@ -127,10 +133,10 @@ def storage_parameters(tables: Tables) -> dict[Table, dict[str, int]]:
 
 
 def is_open(record: FromClause, state: str) -> ColumnElement[bool]:
-    """Whether a record is in this one of the `columns.OPEN` states, as its index has it.
+    """Whether a record is in this state, which must be one of `columns.OPEN`; as a condition that can use the partial index.
 
-    Written out, not a parameter, as the index is of these rows only. All of them are named too: SQLite takes a partial index
-    only for its own condition, verbatim (sqlite.org/partialindex.html).
+    It has literals instead of parameters, and the index's own condition: SQLite uses a partial index only for this exact
+    condition (sqlite.org/partialindex.html).
     """
     return and_(
         record.c.state.bool_op("IN")(literal_column(columns.OPEN)), record.c.state == literal_column(f"'{state}'")

@@ -1,6 +1,6 @@
-"""A statement of ours that finds no table or function: the error that says what to do, instead of the driver's.
+"""Replaces the driver's error if a statement of the outbox finds no table or function, by one that shows what to do.
 
-One listener on every engine of the process translates them. Errors of the app's own statements stay as they are.
+One listener for all engines of the process translates these errors. Errors of the app's own statements are not changed.
 """
 
 import re
@@ -20,7 +20,7 @@ _names: set[str] = set()
 
 
 def translate_for(names: Collection[str]) -> None:
-    """Have the errors of statements translated that miss one of these tables or functions."""
+    """Translate errors of statements for which one of these tables or functions is missing."""
     _names.update(names)
 
 

@@ -1,9 +1,9 @@
-"""Errors of our own statements, without the values that were sent: payloads, answers, tags and keys stay out of every log.
+"""Removes values from the errors of the outbox's statements, so that no log shows payloads, answers, tags or keys.
 
-SQLAlchemy shows a statement's parameters in its errors unless the engine was made with `hide_parameters=True`; PostgreSQL quotes
-rows ("Failing row contains (...)") and single values. One listener on every engine of the process removes both from the errors of
-statements that name one of our tables or functions, in sessions, dispatchers and the command line alike. Other statements' errors
-stay as they are, and so does what only came while a statement ran: a cancellation, a time limit's signal, an error of asyncio.
+SQLAlchemy shows a statement's parameters in its errors, unless the engine has `hide_parameters=True`. PostgreSQL quotes rows
+("Failing row contains (...)") and single values. One listener for all engines of the process removes both from the errors of
+statements with one of the outbox's tables or functions; in sessions, in dispatchers and on the command line. Errors of other
+statements are not changed, nor are errors that only occurred during a statement: a cancellation, a signal, an error of asyncio.
 """
 
 import re
@@ -18,30 +18,30 @@ QUOTING_NONE = (
     *("08", "0A", "23", "25", "26", "28", "2B", "34", "3B", "3D", "3F", "40", "42"),
     *("53", "54", "55", "57", "58", "72", "F0", "P0002", "P0003", "XX"),
 )
-"""The SQLSTATEs, or their classes, whose first line names tables, constraints and settings only. Not among them: data exceptions
-(22), which quote the value, and RAISE without an ERRCODE (P0001), whose text is anybody's.
+"""The SQLSTATEs, or their classes, whose first line names only tables, constraints and settings. Two are missing: data exceptions
+(22), which quote the value, and RAISE without an ERRCODE (P0001), which may have any text.
 Source: PostgreSQL, appendix A; its error messages in src/backend."""
 
 _CONVERSIONS = (ValueError, TypeError, ArithmeticError, LookupError)
-"""What a driver or a type raises for a value that it cannot convert, and quotes."""
+"""The exceptions of a driver or a type for a value that it cannot convert; they quote the value."""
 
 _ours: dict[tuple[str | None, str], re.Pattern[str]] = {}
 
 
 def hide_values_of(schema: str | None, prefix: str, tables: Collection[str], functions: Collection[str]) -> None:
-    """Have the errors of statements hidden that name one of these tables or functions. tables, functions: with the prefix."""
+    """Hide the values in errors of statements with one of these tables or functions, whose names include the prefix."""
     if (schema, prefix) not in _ours:
         _ours[schema, prefix] = _naming(schema, prefix, tables, functions)
 
 
 def _naming(schema: str | None, prefix: str, tables: Collection[str], functions: Collection[str]) -> re.Pattern[str]:
-    """What finds the names as identifiers, each as a whole; the app's own tables may begin alike, or are in another schema."""
+    """A pattern for the names as whole identifiers: the app's tables may begin with them, or may be in another schema."""
     table, function = (f"(?:{'|'.join(map(_identifier, names))})" for names in (tables, functions))
     if schema is not None:
         return re.compile(rf"{_identifier(schema)}\.(?:{table}|{function})")
     if prefix:
         return re.compile(rf"(?<!\.)(?:{table}|{function})")
-    # Plain words that are column names too: only in the place of a table or a function.
+    # Plain words may be column names, so they count only where a table or a function is expected.
     return re.compile(rf"(?i:{_BEFORE_TABLES})\s+{table}(?!\.)|(?<!\.){table}\.|(?<!\.){function}\(")
 
 
@@ -73,17 +73,17 @@ def _hide_values(context: ExceptionContext) -> None:
 
 
 def is_ours(statement: str) -> bool:
-    """Whether it names a table or function of an outbox of this process."""
+    """Whether the statement has a table or function of an outbox of this process."""
     return any(pattern.search(statement) for pattern in tuple(_ours.values()))
 
 
 def may_quote(error: BaseException, dialect: Dialect) -> bool:
-    """Whether it is about a statement's values: an error of the database, or of a value's conversion."""
+    """Whether the error may quote values: it is from the database, or from the conversion of a value."""
     return isinstance(error, (dialect.loaded_dbapi.Error, *_CONVERSIONS))
 
 
 def hide_values(error: BaseException, *, is_sqlite: bool = False) -> str:
-    """Remove from a driver's error, and from those it was made of, what may quote values. Returns the text that is left."""
+    """Remove everything that may quote values from a driver's error and its causes. Returns the remaining text."""
     shown = _text(error) if is_sqlite else _safe_text(error)
     for each in _with_causes(error):
         if isinstance(each, UnicodeDecodeError):
@@ -92,19 +92,19 @@ def hide_values(error: BaseException, *, is_sqlite: bool = False) -> str:
             each.object = ""
         elif not is_sqlite:
             each.args = (shown,)
-        for name in ("message", "detail", "hint", "context", "internal_query"):  # asyncpg's names for them
+        for name in ("message", "detail", "hint", "context", "internal_query"):  # of asyncpg
             if getattr(each, name, None) is not None:
                 setattr(each, name, None)
     return shown
 
 
 def _with_causes(error: BaseException) -> Iterator[Any]:
-    """It, and what may quote values of the errors that the driver made it of. Not its context: that may be the app's own."""
+    """The error and those of its causes that may quote values. Not its context, which may be an error of the app."""
     yield error
     is_of_a_value = isinstance(error, _CONVERSIONS)
     cause = error.__cause__
     for _ in range(8):
-        if not isinstance(cause, Exception):  # a cancellation, if it is any
+        if not isinstance(cause, Exception):  # for example a cancellation
             return
         is_of_a_value = is_of_a_value or isinstance(cause, _CONVERSIONS)
         if is_of_a_value or hasattr(cause, "sqlstate"):
@@ -115,7 +115,7 @@ def _with_causes(error: BaseException) -> Iterator[Any]:
 def _safe_text(error: BaseException) -> str:
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if code is None:
-        # Without an answer of the server: a lost connection, or a value that the driver could not convert.
+        # The server did not answer: the connection was lost, or the driver could not convert a value.
         kinds = {each.__name__ for each in type(error).__mro__}
         is_of_a_value = isinstance(error, _CONVERSIONS) or isinstance(error.__cause__, _CONVERSIONS)
         return _text(error) if kinds & {"OperationalError", "InterfaceError"} and not is_of_a_value else HIDDEN
@@ -127,7 +127,7 @@ def _text(error: BaseException) -> str:
 
 
 def _without_diagnostics(error: Any, text: str) -> Any:
-    """The psycopg error without the server's answer, which has the details and is pickled with it."""
+    """A copy of the psycopg error without the server's answer, which has the details and would be pickled with the error."""
     copy = type(error)(text)
     if copy.sqlstate != error.sqlstate:
         copy.sqlstate = error.sqlstate

@@ -61,32 +61,62 @@ pytest_plugins = "pytester"
             Retrying,
             "one_attempt_is_one_request",
             "failed",
-            "2 requests reached the remote service in one attempt, not 1",
+            "one attempt must send 1 requests, but 2 reached the remote service",
         ),
-        (Retrying, "one_attempt_is_one_request", "reset without an answer", "2 requests"),
-        (Following, "one_attempt_is_one_request", "redirect 307", "are the client's retries and redirects off?"),
-        (Raising, "no_exception_escapes", "connection refused", "it raised ConnectError; a service's failure is"),
-        (Raising, "it_answers_as_the_scenario_demands", "connection refused", "no outcome: it raised ConnectError"),
+        (Retrying, "one_attempt_is_one_request", "reset without an answer", "but 2 reached"),
+        (Following, "one_attempt_is_one_request", "redirect 307", "Switch the client's retries and redirects off"),
+        (Raising, "no_exception_escapes", "connection refused", "but it raised ConnectError"),
+        (Raising, "it_answers_as_the_scenario_demands", "connection refused", "but the adapter raised ConnectError"),
         (TellingTheToken, "no_secret_is_shown", "created", "the reason shows secret 0"),
         (TellingThePayload, "no_secret_is_shown", "created", "the reason shows private text 0"),
         (KeepingTheToken, "no_secret_is_shown", "created", "the result shows secret 0"),
         (LoggingTheToken, "no_secret_is_shown", "created", "its repr or the log shows secret 0"),
         (ShowingTheToken, "no_secret_is_shown", "created", "its repr or the log shows secret 0"),
-        (Deaf, "it_is_back_by_its_deadline", "hangs before the first byte", "not back by its deadline"),
-        (Deaf, "it_is_back_by_its_deadline", "drips a head", "not back by its deadline"),
-        (Blocking, "it_is_back_by_its_deadline", "hangs before the first byte", "not back by its deadline"),
-        (BlockingAWhile, "it_is_back_by_its_deadline", "hangs before the first byte", "not back by its deadline"),
-        (Lingering, "nothing_goes_on_after_the_outcome", "hangs before the first byte", "1 requests came after"),
-        (LeavingATask, "nothing_goes_on_after_the_outcome", "created", "tasks that outlive the attempt and aclose()"),
-        (Optimistic, "it_answers_as_the_scenario_demands", "reset without an answer", "expected Unknown, not Deferred"),
-        (Parsing, "it_answers_as_the_scenario_demands", "a body that is no JSON", "expected Delivered, not Unknown"),
-        (Parsing, "it_answers_as_the_scenario_demands", "a success cut short", "expected Delivered, not Unknown"),
-        (AnsweringTheImpossible, "it_never_answers_what_it_says_it_never_does", "invalid", "`never` has KeyConflict"),
-        (AnsweringAnything, "its_outcome_can_be_stored", "created", "an answer of type int is no outcome"),
-        (KeepingObjects, "its_outcome_can_be_stored", "created", "cannot be stored; kept would be"),
-        (KeepingTuples, "its_outcome_can_be_stored", "created", "its result reads otherwise than it was written"),
-        (Mute, "its_outcome_can_be_stored", "created", "Rejected without a reason"),
-        (BackwardInTime, "its_outcome_can_be_stored", "created", "Deferred asks to come again -1 day"),
+        (Deaf, "it_is_back_by_its_deadline", "hangs before the first byte", "must return by its deadline"),
+        (Deaf, "it_is_back_by_its_deadline", "drips a head", "must return by its deadline"),
+        (Blocking, "it_is_back_by_its_deadline", "hangs before the first byte", "must return by its deadline"),
+        (BlockingAWhile, "it_is_back_by_its_deadline", "hangs before the first byte", "must return by its deadline"),
+        (Lingering, "nothing_goes_on_after_the_outcome", "hangs before the first byte", "but 1 requests did"),
+        (
+            LeavingATask,
+            "nothing_goes_on_after_the_outcome",
+            "created",
+            "no task may run after the attempt and aclose()",
+        ),
+        (
+            Optimistic,
+            "it_answers_as_the_scenario_demands",
+            "reset without an answer",
+            "expects Unknown, but the adapter returned Deferred",
+        ),
+        (
+            Parsing,
+            "it_answers_as_the_scenario_demands",
+            "a body that is no JSON",
+            "expects Delivered, but the adapter returned Unknown",
+        ),
+        (
+            Parsing,
+            "it_answers_as_the_scenario_demands",
+            "a success cut short",
+            "expects Delivered, but the adapter returned Unknown",
+        ),
+        (
+            AnsweringTheImpossible,
+            "it_never_answers_what_it_says_it_never_does",
+            "invalid",
+            "`never` contains KeyConflict",
+        ),
+        (AnsweringAnything, "its_outcome_can_be_stored", "created", "returned an object of type int"),
+        (KeepingObjects, "its_outcome_can_be_stored", "created", "cannot be stored unchanged: the dispatcher would"),
+        (KeepingTuples, "its_outcome_can_be_stored", "created", "equal after it was written and read as JSON"),
+        (Mute, "its_outcome_can_be_stored", "created", "Rejected must have a reason"),
+        (
+            BackwardInTime,
+            "its_outcome_can_be_stored",
+            "created",
+            "Deferred must not have a negative `after`, but it is -1 day",
+        ),
     ],
 )
 def test_a_defect_fails_in_its_scenario(adapter_class: type[Crm], test: str, scenario: str, text: str) -> None:
@@ -103,20 +133,28 @@ def test_a_defect_fails_in_its_scenario(adapter_class: type[Crm], test: str, sce
     ("adapter_class", "test", "text"),
     [
         (Slow, "its_declaration_is_accepted", "do not fit into the lease"),
-        (ServingNothing, "its_declaration_is_accepted", "it does not serve 'crm.contacts.upsert'"),
-        (ForgettingAnException, "every_exception_of_the_client_is_an_outcome", "'InvalidURL': 'escaped as InvalidURL'"),
-        (QuotingErrors, "every_exception_of_the_client_is_an_outcome", "'ReadError': 'the reason shows secret 0; the"),
-        (HopingForTheBest, "every_exception_of_the_client_is_an_outcome", "although nothing says that it happened"),
+        (ServingNothing, "its_declaration_is_accepted", "must serve the suite's operation 'crm.contacts.upsert'"),
+        (
+            ForgettingAnException,
+            "every_exception_of_the_client_is_an_outcome",
+            "'InvalidURL': 'the adapter raised InvalidURL",
+        ),
+        (
+            QuotingErrors,
+            "every_exception_of_the_client_is_an_outcome",
+            "'ReadError': 'the reason shows secret 0, which",
+        ),
+        (HopingForTheBest, "every_exception_of_the_client_is_an_outcome", "does not prove that the effect happened"),
         (NumberingAttempts, "each_attempt_sends_the_same_bytes", "sent other bytes than the first one"),
         (NumberingProcesses, "each_attempt_sends_the_same_bytes", "sent other bytes than the first one"),
-        (InventingKeys, "it_sends_the_key_in_the_form_that_it_declares", "does not carry the key of its delivery"),
-        (MixingUp, "sends_at_once_do_not_mix", "of sends at once, two sent the same"),
+        (InventingKeys, "it_sends_the_key_in_the_form_that_it_declares", "does not contain the key of its delivery"),
+        (MixingUp, "sends_at_once_do_not_mix", "two sent the same bytes"),
         (KeepingAClient, "it_outlives_its_event_loop", "Event loop is closed"),
-        (KeepingAClient, "an_answer_that_nobody_asked_for_is_not_the_next_one_s", "by the answer left over: Delivered"),
-        (KeepingAClient, "closing_it_leaves_no_connection_open", "1 connections are open after a send and aclose()"),
+        (KeepingAClient, "an_answer_that_nobody_asked_for_is_not_the_next_one_s", "but the adapter returned Delivered"),
+        (KeepingAClient, "closing_it_leaves_no_connection_open", "but 1 connections are open after it"),
         (ClosingOnce, "closing_it_twice_is_no_error", "closed already"),
-        (DroppingAfterClose, "closing_it_twice_is_no_error", "after aclose(): 0 requests, Rejected"),
-        (Parsing, "an_answer_without_end_does_not_fill_the_memory", "bytes were held of an answer of"),
+        (DroppingAfterClose, "closing_it_twice_is_no_error", "sent 0 requests and returned Rejected"),
+        (Parsing, "an_answer_without_end_does_not_fill_the_memory", "bytes for an answer of"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the client that was kept beyond its event loop
@@ -132,7 +170,7 @@ def test_a_defect_fails_the_test_that_is_meant_for_it(adapter_class: type[Crm], 
 def test_an_exception_that_the_client_never_raised_proves_nothing() -> None:
     suite = suite_of(Crm, raising=lambda self, error, monkeypatch: Crm("http://127.0.0.1:9"))
 
-    with pytest.raises(AssertionError, match="`raising` gave an adapter whose client did not raise it"):
+    with pytest.raises(AssertionError, match="`raising` returned an adapter whose client did not"):
         suite.test_every_exception_of_the_client_is_an_outcome()
 
 
@@ -144,7 +182,7 @@ def test_an_exception_of_a_constructor_of_its_own_needs_the_author() -> None:
     Picky.__module__ = "picky"
     suite = suite_of(Crm, client_exceptions=(Picky,))
 
-    with pytest.raises(TypeError, match="Picky cannot be made of texts: override `exception`"):
+    with pytest.raises(TypeError, match="Picky cannot be created with texts as its arguments"):
         suite.test_every_exception_of_the_client_is_an_outcome()
 
 
@@ -154,7 +192,7 @@ def test_an_exception_of_a_constructor_of_its_own_needs_the_author() -> None:
 @pytest.mark.parametrize(
     ("never", "text"),
     [
-        ({}, "no scenario expects KeyConflict: add one, or say in `never` why it cannot arise"),
+        ({}, "no scenario expects KeyConflict: add one to `scenarios`, or give the reason in `never`"),
         ({KeyConflict: " "}, "no scenario expects KeyConflict"),
     ],
 )
@@ -168,7 +206,7 @@ def test_an_outcome_needs_a_scenario_or_a_reason(never: Any, text: str) -> None:
 def test_an_outcome_does_not_have_both_a_scenario_and_a_reason() -> None:
     suite = suite_of(Crm, never={Rejected: "the CRM takes everything"})
 
-    with pytest.raises(AssertionError, match="`never` has Rejected, and yet the scenario 'invalid' expects it"):
+    with pytest.raises(AssertionError, match="`never` contains Rejected, but the scenario 'invalid' expects it"):
         suite.test_each_outcome_has_a_scenario_or_a_reason(Rejected)
 
 
@@ -177,19 +215,19 @@ def test_an_outcome_does_not_have_both_a_scenario_and_a_reason() -> None:
     [
         (
             "class TestCrm(AdapterSuite): pass",
-            "TestCrm needs operation, payload, scenarios, secrets, client_exceptions",
+            "TestCrm must set operation, payload, scenarios, secrets, client_exceptions",
         ),
         (
             "class TestCrm(CrmSuite): scenarios = [Scenario('a', None, Unknown)]",
-            "a scenario that expects Delivered for its",
+            "a scenario that expects Delivered and has no payload",
         ),
         (
             "class TestCrm(CrmSuite): scenarios = 2 * CrmSuite.scenarios",
             "several scenarios named 'created', 'failed', 'invalid'",
         ),
-        ("class TestCrm(CrmSuite): private = ['bob@example.com']", "private[0] is not in the payload, and would guard"),
-        ("class TestCrm(CrmSuite): secrets = 'sesame'", "secrets and private are lists of texts, not one text"),
-        ("class TestCrm(CrmSuite): secrets = ['sesame', '']", "an empty text is in everything"),
+        ("class TestCrm(CrmSuite): private = ['bob@example.com']", "must be in the payload, but the texts at [0]"),
+        ("class TestCrm(CrmSuite): secrets = 'sesame'", "`secrets` and `private` must be lists of texts"),
+        ("class TestCrm(CrmSuite): secrets = ['sesame', '']", "must not contain an empty text"),
     ],
 )
 def test_what_is_left_out_is_said_when_the_tests_are_collected(pytester: pytest.Pytester, body: str, text: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import resource
 import socket
+import ssl
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from test_transport import counting, over
 
 import dispatchers.adapters.connection_pool
 from dispatchers.adapters.answer_reader import AnswerReader
+from dispatchers.adapters.connection import Connection
 from dispatchers.adapters.request_writer import Outgoing, Target
 from dispatchers.adapters.transport import NEVER_SENT, Answer, Transport
 
@@ -408,6 +410,29 @@ def test_a_certificate_for_another_host_means_that_nothing_was_sent(tmp_path: Pa
     assert len(seen) == (2 if name == "DNS:localhost" else 0)
 
 
+def test_a_refused_client_certificate_means_that_nothing_was_sent(tmp_path: Path) -> None:
+    """In TLS 1.3 the client has finished its handshake by then, and the request is on its way."""
+    server_tls, client_tls = tls_contexts(tmp_path, "DNS:localhost")
+    server_tls.verify_mode = ssl.CERT_REQUIRED
+    answered = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with server_tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as tls:
+            with pytest.raises(ssl.SSLError, match="peer did not return a certificate"):
+                tls.do_handshake()
+            answered.wait()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        transport = Transport(timeout=5 * SECOND, tls=client_tls)
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_REQUIRED"):
+            asyncio.run(post(transport, f"https://localhost:{listener.getsockname()[1]}"))
+        answered.set()
+        thread.join()
+
+
 def test_an_untrusted_certificate_means_that_nothing_was_sent(tmp_path: Path) -> None:
     server_tls, _ = tls_contexts(tmp_path, "DNS:localhost")
     seen: list[bytes] = []
@@ -464,6 +489,31 @@ def test_a_request_without_content_is_framed_as_its_method_needs(method: str, le
 def test_a_url_of_no_http_server_means_that_nothing_was_sent(url: str) -> None:
     with pytest.raises(httpx.UnsupportedProtocol):
         asyncio.run(Transport(timeout=SECOND).send(httpx.Request("POST", url)))
+
+
+def test_a_server_that_closes_at_once_means_that_nothing_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a load balancer does that has no server left."""
+    closed = threading.Event()
+    made = Connection.connection_made
+
+    def made_and_closed(self: Connection, transport: asyncio.BaseTransport) -> None:
+        made(self, transport)
+        closed.wait()  # the loop is blocked meanwhile
+
+    monkeypatch.setattr(Connection, "connection_made", made_and_closed)
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        connection.close()
+        closed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        transport = Transport(timeout=5 * SECOND)
+        with pytest.raises(httpx.ConnectError):
+            asyncio.run(post(transport, f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        thread.join()
 
 
 def test_the_next_address_of_a_host_is_tried_where_one_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

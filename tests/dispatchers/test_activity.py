@@ -17,7 +17,7 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, KeyConflict, Outcome, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause
-from dispatchers.pipeline.activity_log import ActivityLog
+from dispatchers.pipeline import activity_log
 from dispatchers.telemetry.events import Activity, Attempt, Backlog, Event, Levels
 from outbox.errors import ConfigurationError
 from outbox.times import NEVER
@@ -287,13 +287,13 @@ def test_an_observer_that_raises_is_logged_once_and_delays_no_send(
     ]
 
 
-def test_without_an_observer_nothing_is_noted_for_an_entry(
+def test_without_an_observer_an_entry_is_only_counted(
     database: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: Any, **settings: Any) -> None:
         raise AssertionError("called without an observer")
 
-    monkeypatch.setattr(ActivityLog, "note_attempt", refuse)
+    monkeypatch.setattr(activity_log, "Attempt", refuse)
     put(database, ob, count=2)
 
     assert run_once(database, ob, adapters={"crm": MemoryAdapter()}) == 2

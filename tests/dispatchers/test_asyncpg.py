@@ -17,7 +17,8 @@ import outbox
 from dispatchers import Deferred, Delivered, Delivery, Operations, Outcome, Rejected, Settlement, Unknown
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.maintenance.jobs import Maintenance
-from dispatchers.maintenance.retention import KEEP, Retention
+from dispatchers.maintenance.retention import Retention
+from dispatchers.settings import KEEP
 from dispatchers.store.database import DatabaseStore
 from outbox.errors import DuplicateEntry, KeyInFlight, RequestMismatch
 

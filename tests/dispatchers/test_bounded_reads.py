@@ -17,13 +17,22 @@ from support.entries import HOUR, claim_request, quota, wait_for
 from support.large_outbox import DUE, ReadCounter, believe, fill, on_each
 
 import outbox
-from dispatchers import Limits
+from dispatchers import Dispatcher, Limits
+from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import doctor
 from dispatchers.admin import entries as admin
+from dispatchers.admin.entry_filter import ENDED_STATES, Filter, ParentWanted
+from dispatchers.admin.entry_pages import Place
+from dispatchers.admin.groups import list_groups, read_group
+from dispatchers.admin.requests import RequestFilter, list_requests, read_request
+from dispatchers.admin.search import find
+from dispatchers.admin.summary import read_summary
 from dispatchers.callbacks import Calls
 from dispatchers.flow_control.state import FlowUpdate, News
-from dispatchers.maintenance.jobs import report_lag
-from dispatchers.maintenance.retention import KEEP, Retention
+from dispatchers.maintenance.jobs import report_gauges, report_lag
+from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
+from dispatchers.settings import KEEP
 from dispatchers.store.database import DatabaseStore
 from dispatchers.transitions import ClaimedEntry, MarkUncertain, Retry, Settle
 from outbox.times import EPOCH
@@ -131,7 +140,7 @@ class Paths:
     def limit(self) -> None:
         update = FlowUpdate(news={"a": News(failures=1)}, decided=frozenset({"a", "b"}), limits={"a": Limits(rate=100)})
         self.exchange((), claim_request(quota("a", 50), quota("b", 50), flow_update=update))
-        asyncio.run(self.store.flow_states())
+        asyncio.run(self.store.survey())
 
     def call_back(self) -> None:
         for entry in self.exchange((), claim_request(quota("b", 1))).claimed:
@@ -146,10 +155,8 @@ class Paths:
             await self.store.callbacks(["on_settled app"])
             await self.store.take_over(["on_settled app"])
             await self.store.check_identity("test", None)
-            await self.store.require_environment("test")
-            await self.store.require_secrets(self.ob.configuration.keyring, recording=False)
-            await self.store.unknown_kid(["k1"])
-            await self.store.destinations()
+            await self.store.require_usable("test", self.ob.configuration.keyring)
+            await self.store.survey()
 
         asyncio.run(ask())
 
@@ -160,7 +167,7 @@ class Paths:
         asyncio.run(self.store.request_lookups(lambda operation, form: True, timedelta(seconds=1), None))
 
     def count(self) -> None:
-        asyncio.run(self.store.gauges())
+        asyncio.run(report_gauges(self.store.run, TABLES))
 
     def retain(self) -> None:
         for step in STEPS.values():
@@ -173,33 +180,80 @@ class Paths:
 
     def list_ended(self) -> None:
         with self.engine.begin() as connection:
-            admin.list_entries(connection, TABLES, admin.Filter(states=admin.ENDED_STATES), entries_max=50)
+            admin.list_entries(connection, TABLES, Filter(states=ENDED_STATES), entries_max=50)
 
     def list_waiting(self) -> None:
-        self.list_pages(admin.Filter())
-        self.list_pages(admin.Filter(since=HOUR))
+        self.list_pages(Filter())
+        self.list_pages(Filter(since=HOUR))
 
     def list_waiting_of_a_destination(self) -> None:
-        self.list_pages(admin.Filter(destination="a"))
-        self.list_pages(admin.Filter(destination="a", since=HOUR))
+        self.list_pages(Filter(destination="a"))
+        self.list_pages(Filter(destination="a", since=HOUR))
 
-    def list_pages(self, wanted: admin.Filter) -> None:
-        after: admin.Place | None = None
+    def list_uncertain(self) -> None:
+        self.list_pages(Filter(states=["uncertain"]))
+
+    def list_filtered(self) -> None:
+        self.search(Filter(operation="a.upsert", reason="lost"))
+        self.search(Filter(parent=ParentWanted("order:7")))
+        self.search(Filter(states=["failed"]))
+
+    def find(self) -> None:
+        with self.engine.begin() as connection:
+            found = find(connection, TABLES, self.name, rows_max=500)
+            assert self.entry in {entry.id for entry in found.entries}
+            find(connection, TABLES, "pi_3MtwBwLkdIwHu7ix", rows_max=500)
+
+    def summarize(self) -> None:
+        with self.engine.begin() as connection:
+            assert read_summary(connection, TABLES).waiting.value >= 10_000
+
+    def list_groups(self) -> None:
+        with self.engine.begin() as connection:
+            assert len(list_groups(connection, TABLES, groups_max=5, only_blocked=False).groups) == 5
+            read_group(connection, TABLES, "group 1")
+
+    def list_requests(self) -> None:
+        with self.engine.begin() as connection:
+            page = list_requests(connection, TABLES, RequestFilter(), requests_max=50, rows_max=500)
+            assert len(page.requests) == 50
+            missing = RequestFilter(key="nobody's")
+            list_requests(connection, TABLES, missing, requests_max=50, after=page.next, rows_max=500)
+            assert read_request(connection, TABLES, self.record).record is not None
+
+    def list_pages(self, wanted: Filter) -> None:
+        after: Place | None = None
         for _ in range(3):
             with self.engine.begin() as connection:
                 page = admin.list_entries(connection, TABLES, wanted, entries_max=50, after=after)
             assert len(page.entries) == 50
             after = page.next
 
+    def search(self, wanted: Filter) -> None:
+        with self.engine.begin() as connection:
+            page = admin.list_entries(connection, TABLES, wanted, entries_max=50, rows_max=500)
+        assert len(page.entries) < 50
+        assert page.next is not None
+
     def list_parent(self) -> None:
         with self.engine.begin() as connection:
-            parent = admin.ParentWanted(self.name, "test", "", "app")
+            parent = ParentWanted(self.name, "test", "", "app")
             admin.read_entries_of_parent(connection, TABLES, parent)
 
     def show(self) -> None:
         with self.engine.begin() as connection:
             assert admin.find_ids(connection, TABLES, self.entry.hex[:12]) == [self.entry]
             admin.read_entry(connection, TABLES, self.entry)
+
+    def diagnose(self) -> None:
+        """With a live dispatcher that serves nothing of what waits."""
+        own = Dispatcher(self.engine, outbox=self.ob, adapters={"mail": MemoryAdapter()}).heartbeats.as_seen()
+        configuration = self.ob.configuration
+        context = doctor.Context(
+            tables=TABLES, prefix=configuration.prefix, env="test", keyring=configuration.keyring, own=own
+        )
+        found = asyncio.run(doctor.diagnose(self.store.run, context))
+        assert {"served", "registered", "running", "key ids"} <= set(found.checked)
 
 
 APP: list[tuple[Callable[[Paths], None], int]] = [
@@ -234,8 +288,18 @@ OPERATOR: list[tuple[Callable[[Paths], None], int]] = [
     (Paths.list_ended, 500),
     (Paths.list_waiting, 25_000),  # six pages, each with some 3,000 that have no due time
     (Paths.list_waiting_of_a_destination, 1000),  # six pages
+    (Paths.list_uncertain, 2000),  # three pages, of which each entry is read from the queue, and with its entry
+    (
+        Paths.list_filtered,
+        30_000,
+    ),  # two searches of 500 rows of each destination, with all that have no due time; one of what ended
+    (Paths.find, 50_000),  # 500 of each list, twice, each with its entry and its row
+    (Paths.summarize, 100_000),  # what may be counted
+    (Paths.list_groups, 10_000),
+    (Paths.list_requests, 3000),
     (Paths.list_parent, 40),
     (Paths.show, 20),
+    (Paths.diagnose, 60_000),  # of each destination the first due entries and the last, by several checks
 ]
 BELIEFS: dict[str, Callable[[Database], None]] = {
     "all that waited was uncertain": lambda database: None,

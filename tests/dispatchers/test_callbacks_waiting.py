@@ -22,6 +22,7 @@ from dispatchers.callbacks import Callbacks, Calls, Settlement
 from dispatchers.pipeline.callback_pace import UNLIMITED, CallbackPace
 from dispatchers.pipeline.settlement import SettlementWorker
 from dispatchers.store.database import DatabaseStore
+from dispatchers.telemetry.errors import ErrorReports
 from dispatchers.transitions import ClaimedEntry, RetryCallback, Settle, Transition
 
 
@@ -116,6 +117,8 @@ def test_who_waits_until_its_lease_ends_is_released_with_its_outcome(postgresql:
             callbacks=Callbacks([]),
             ended=lambda waiting, result: changes.append((waiting.entry, result.instead)) if result.instead else None,
             away=lambda error: None,
+            trace=None,
+            errors=ErrorReports(),
         )
         settling.note_claim(claimed[0].lease_token, asyncio.get_running_loop().time())
         for entry in claimed:

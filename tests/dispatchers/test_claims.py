@@ -32,6 +32,7 @@ from support.entries import (
 )
 
 import outbox
+from dispatchers.maintenance.jobs import report_gauges
 from dispatchers.store import claims_postgresql, claims_sqlite
 from dispatchers.store import gauges as store_gauges
 from dispatchers.store.database import DatabaseStore
@@ -553,7 +554,7 @@ def test_the_destinations_are_those_with_unsettled_entries(bench: Bench, names: 
     for name in names:
         put(bench.database, bench.ob, destination=name, count=2 if len(names) < 10 else 1)
 
-    assert sorted(asyncio.run(bench.store.destinations())) == sorted(names)
+    assert sorted(asyncio.run(bench.store.survey()).destinations) == sorted(names)
 
 
 def test_gauges_count_unsettled_entries_by_destination_and_state(bench: Bench) -> None:
@@ -562,7 +563,7 @@ def test_gauges_count_unsettled_entries_by_destination_and_state(bench: Bench) -
     (entry,) = claim(bench.store, quota(permits=1))
     settle(bench.store, (entry, moves(entry)["uncertain"]))
 
-    gauges = asyncio.run(bench.store.gauges())
+    gauges = asyncio.run(report_gauges(bench.store.run, TABLES))
 
     assert gauges == {"crm": Gauge({"pending": 2, "uncertain": 1}, True), "mail": Gauge({"pending": 1}, True)}
 
@@ -575,7 +576,7 @@ def test_gauges_of_a_long_queue_say_that_there_is_more(bench: Bench, monkeypatch
     monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MAX", 3)
     monkeypatch.setattr(store_gauges, "ROWS_OF_ONE_MIN", 3)
 
-    gauges = asyncio.run(bench.store.gauges())
+    gauges = asyncio.run(report_gauges(bench.store.run, TABLES))
 
     assert gauges == {"crm": Gauge({"pending": 2, "uncertain": 1}, False), "mail": Gauge({"pending": 1}, True)}
 

@@ -210,6 +210,7 @@ def make():
 
 COMPLETING = """
 from support.entries import FileService, die_at
+from dispatchers.dispatcher import Simulation
 from dispatchers.store.database import DatabaseStore
 from support.database import CHARGE, Order
 
@@ -242,7 +243,7 @@ class DyingStore(DatabaseStore):
 def make():
     return Dispatcher(
         outbox=ob, include=[effects], adapters={"stripe": FileService(here)},
-        store=DyingStore(url, ob.configuration), poll=timedelta(seconds=0.02),
+        simulation=Simulation(store=DyingStore(url, ob.configuration)), poll=timedelta(seconds=0.02),
     )
 """
 

@@ -1,6 +1,6 @@
 """conclude and keep: state transitions of an entry whose outcome is stored, and what is stored when a callback fails."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -101,6 +101,20 @@ def test_a_key_under_which_nothing_is_in_doubt_is_kept() -> None:
     refused_under_a_new_key = fresh(key_epoch=1, maybe_sent=True, deliveries=3)
 
     assert concluded(refused_under_a_new_key, state="send_again").key_epoch == 1
+
+
+@pytest.mark.parametrize(("since", "allowed"), [(NOW - DAY, 3), (NOW - HOUR, 4)], ids=["same key", "new key"])
+def test_a_key_that_the_operator_did_not_allow_is_not_used(since: datetime, allowed: int) -> None:
+    change = concluded(in_doubt(since, key_epoch=3), state="send_again", key_epoch=allowed)
+
+    assert isinstance(change, MarkUncertain)
+    assert change.reason.endswith("; decide again")
+    assert (change.in_doubt_since, change.stored, change.failure_blocks_group) == (since, False, False)
+
+
+@pytest.mark.parametrize(("since", "allowed"), [(NOW - HOUR, 3), (NOW - DAY, 4)], ids=["same key", "new key"])
+def test_a_key_that_the_operator_allowed_is_used_while_it_is_safe(since: datetime, allowed: int) -> None:
+    assert concluded(in_doubt(since, key_epoch=3), state="send_again", key_epoch=allowed).key_epoch == allowed
 
 
 # --- a later key

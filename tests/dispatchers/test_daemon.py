@@ -487,7 +487,7 @@ def test_gauges_are_logged_and_uncertain_entries_are_a_warning(
     put(database, ob, "mail.send", count=3)
 
     with caplog.at_level(logging.INFO):
-        gauges = asyncio.run(report_gauges(DatabaseStore(database.engine, ob.configuration)))
+        gauges = asyncio.run(report_gauges(DatabaseStore(database.engine, ob.configuration).run, TABLES))
 
     logged = [
         (record.levelname, record.getMessage()) for record in caplog.records if record.name == "outbox.maintenance"

@@ -525,6 +525,12 @@ def test_what_is_included_are_operations_in_a_list(given: Any) -> None:
     assert str(refused.value) == f"include must be a list of dispatchers.Operations, such as [effects], not {given!r}"
 
 
+def test_a_setting_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    misspelt: dict[str, Any] = {"leese": timedelta(seconds=60)}
+    with pytest.raises(TypeError, match="a dispatcher has no setting 'leese'; its settings are lease, margin, "):
+        Dispatcher("sqlite://", **misspelt)
+
+
 @pytest.mark.parametrize("setting", ["lease", "margin", "poll"])
 @pytest.mark.parametrize("span", [timedelta(0), timedelta(seconds=-5), 5])
 def test_a_span_that_would_weaken_an_invariant_is_refused(setting: str, span: Any) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ import outbox
 from dispatchers import Dispatcher, Operations, Settlement
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin import doctor, doctor_rules
-from dispatchers.admin.doctor_rules import Finding, Holder, TableHealth
+from dispatchers.admin.doctor_rules import Finding
+from dispatchers.admin.table_health import Holder, TableHealth
 from dispatchers.cli import doctor as cli_doctor
 from dispatchers.store.guards import Guards
 from dispatchers.store.heartbeats import LIVE_FOR
@@ -295,9 +297,9 @@ def test_a_package_that_the_url_needs_is_missed(database: Database, monkeypatch:
 @pytest.mark.parametrize(
     ("findings", "expected"),
     [
-        (doctor_rules.horizon([Holder("the prepared transaction 'x'", timedelta(hours=1))]), ["warning"]),
+        (doctor_rules.horizon([Holder("the prepared transaction 'x'", 3600)]), ["warning"]),
         (doctor_rules.horizon([Holder("the replication slot s, which nothing reads,", None)]), ["warning"]),
-        (doctor_rules.horizon([Holder("a session", timedelta(minutes=4))]), []),
+        (doctor_rules.horizon([Holder("a session", 240)]), []),
         (doctor_rules.vacuum([TableHealth("outbox_queue", 10, 100_001, True)]), ["warning"]),
         (doctor_rules.vacuum([TableHealth("outbox_queue", 10, 100_000, True)]), []),
         (doctor_rules.vacuum([TableHealth("outbox_entry", 1_000_000, 400_000, True)]), []),
@@ -375,8 +377,9 @@ def test_a_check_that_waits_too_long_is_not_made_and_the_others_are(postgresql: 
         connection.exec_driver_sql("LOCK TABLE outbox_kid IN ACCESS EXCLUSIVE MODE")
         document = examined(postgresql)
 
-    assert document["unchecked"] == [{"check": "secrets", "reason": "another transaction has locked a table"}]
-    assert document["findings"] == []
+    reason = "another transaction has locked a table"
+    assert document["unchecked"] == [{"check": "secrets", "reason": reason, "failed": True}]
+    assert (document["findings"], document["is_healthy"]) == ([], False)
 
 
 def test_a_statement_that_takes_too_long_is_ended(postgresql: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +390,54 @@ def test_a_statement_that_takes_too_long_is_ended(postgresql: Database, monkeypa
     monkeypatch.setattr(doctor, "CHECKS", {"sleep": sleep})
     monkeypatch.setattr(doctor, "CHECK_LIMITS", Guards(statement=timedelta(milliseconds=20)))
 
-    assert examined(postgresql)["unchecked"] == [{"check": "sleep", "reason": "a statement took too long"}]
+    reason = "a statement took too long"
+    assert examined(postgresql)["unchecked"] == [{"check": "sleep", "reason": reason, "failed": True}]
+
+
+def test_a_defect_of_one_check_hides_no_finding_of_the_others(
+    sqlite: Database, ob: outbox.Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(connection: sa.Connection, context: doctor.Context) -> list[Finding]:
+        raise KeyError("ada@example.com")
+
+    deploy(sqlite, ob)
+    suspended(sqlite, ob)
+    monkeypatch.setattr(doctor, "CHECKS", {"broken": broken, **doctor.CHECKS})
+    document = examined(sqlite)
+
+    assert document["unchecked"] == [{"check": "broken", "reason": "internal error: KeyError", "failed": True}]
+    assert [each["check"] for each in document["findings"]] == ["suspended"]
+
+
+def test_a_malformed_secret_is_a_finding_and_is_not_shown(sqlite: Database, ob: outbox.Outbox) -> None:
+    deploy(sqlite, ob)
+
+    document = examined(sqlite, OUTBOX_SECRET="k1:geheim")
+
+    assert [(each["check"], each["severity"]) for each in document["findings"]] == [("secrets", "error")]
+    assert "OUTBOX_SECRET is malformed" in document["findings"][0]["text"]
+    assert "geheim" not in json.dumps(document)
+    assert [each["check"] for each in document["unchecked"]] == ["key ids"]
+
+
+def test_a_file_that_is_no_database_is_not_healthy(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    file.write_bytes(b"no database" * 1000)
+
+    result = command("doctor", "--json", "--database", f"sqlite:///{file}", **SETTINGS)
+
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["is_healthy"]) == (7, False)
+    assert {each["reason"] for each in document["unchecked"]} == {"SQLITE_NOTADB"}
+
+
+def test_an_outcome_that_cannot_be_parsed_is_counted_without_its_reason(database: Database, ob: outbox.Outbox) -> None:
+    deploy(database, ob)
+    with_a_misspelt_operation(database, ob)
+    broken = TABLES.queue.c.outcome.concat("}")
+    database.execute(sa.update(TABLES.queue).values(outcome=broken))
+
+    assert [text for check, _, text in found(database) if check == "served"] == ["1 entries of crm.upsert wait: "]
 
 
 def test_no_check_can_write(postgresql: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,9 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -363,6 +365,31 @@ def test_the_identity_outside_the_database_is_remembered_across_processes(
 
     assert stored["environment"] == "test"
     assert list(tmp_path.glob("mark*")) == [identity]
+
+
+def test_the_file_is_written_although_adapters_occupy_the_loops_threads(
+    sqlite: Database, ob: outbox.Outbox, tmp_path: Path
+) -> None:
+    """As lookups of host names do while a name server hangs."""
+    released = threading.Event()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as threads:
+            loop.set_default_executor(threads)
+            hanging = loop.run_in_executor(None, released.wait)
+            working = dispatcher(sqlite, ob, adapters={"crm": MemoryAdapter()}, identity_file=tmp_path / "mark.json")
+            try:
+                async with asyncio.timeout(20):
+                    await working.run_once()
+            finally:
+                released.set()
+                await hanging
+                await working.close()
+
+    asyncio.run(main())
+
+    assert (tmp_path / "mark.json").exists()
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"checked_at": 5}', "\udce4"], ids=repr)

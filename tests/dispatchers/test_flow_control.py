@@ -323,6 +323,7 @@ def test_limits_that_cannot_be_meant_are_refused(make: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "text"),
     [
+        (None, "limits must be a mapping of destinations to Limits, not None"),
         ({"crm": 5}, "the limits of 'crm' must be Limits(...), not 5"),
         ({"": Limits()}, "the keys of limits must be destinations, texts of 1 to 255 bytes: ''"),
         ({7: Limits()}, "the keys of limits must be destinations, texts of 1 to 255 bytes: 7"),

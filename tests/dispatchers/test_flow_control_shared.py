@@ -38,9 +38,9 @@ from dispatchers import Absent, Breaker, CannotTell, Deferred, Delivered, Delive
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.admin.decisions import pause, resume
 from dispatchers.delivery import Finding
-from dispatchers.flow_control.state import FlowStates, FlowUpdate, News
+from dispatchers.flow_control.state import FlowUpdate, News
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.protocol import Exchange
+from dispatchers.store.protocol import Exchange, Survey
 from outbox.sql.dialect import clock_plus
 from outbox.times import NEVER
 
@@ -188,7 +188,7 @@ def test_of_many_dispatchers_one_probes(database: Database, ob: outbox.Outbox) -
     barrier = Barrier(len(stores))
 
     def probe(store: DatabaseStore) -> Exchange:
-        asyncio.run(store.destinations())  # connected, so that all come at once
+        asyncio.run(store.survey())  # connected, so that all come at once
         request = claim_request(quota(permits=50), flow_update=news({}, decided=frozenset({"crm"})))
         barrier.wait()
         return asyncio.run(store.exchange([], request))
@@ -292,7 +292,7 @@ def test_dispatchers_that_come_at_once_keep_to_it_too(database: Database, ob: ou
     barrier = Barrier(len(stores))
 
     def claim_until_none(store: DatabaseStore) -> int:
-        asyncio.run(store.destinations())
+        asyncio.run(store.survey())
         barrier.wait()
         requests = (claim_request(quota(permits=4), flow_update=flow_update, token=uuid4()) for _ in range(6))
         return sum(len(asyncio.run(store.exchange([], request)).claimed) for request in requests)
@@ -381,9 +381,9 @@ def test_nothing_is_claimed_before_it_is_known_whose_age_a_pause_stopped(databas
         answered = asyncio.Event()
 
         class Slow(DatabaseStore):
-            async def flow_states(self) -> FlowStates:
+            async def survey(self) -> Survey:
                 await answered.wait()
-                return await super().flow_states()
+                return await super().survey()
 
         store = Slow(database.new_engine(), ob.configuration)
         working = dispatcher(None, ob, adapters={"crm": crm}, store=store)

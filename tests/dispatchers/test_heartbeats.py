@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from support.cli_runner import document, succeeded
+from support.cli_runner import command, document, succeeded
 from support.database import TABLES, Database
-from support.entries import Daemon, age, daemon, dispatcher, put, put_one, run_once, wait_for, write_factory
+from support.entries import Daemon, age, daemon, dispatcher, put, put_one, run_once, states, wait_for, write_factory
 
 import outbox
 from dispatchers import Breaker, Dispatcher, Limits
@@ -297,3 +297,81 @@ def test_status_says_that_entries_wait_and_no_dispatcher_reports_itself(database
     assert "no running dispatcher reports itself" not in fresh
     assert "due for 2m and no running dispatcher reports itself" in waiting
     assert "no running dispatcher reports itself" not in succeeded("status", database=database)
+
+
+# --- what another release writes, and clocks
+
+MALFORMED = [
+    "no JSON",
+    "null",
+    "[]",
+    "{}",
+    '{"operations": ["crm"]}',
+    "[" * 100_000,
+    json.dumps({"lease": float("nan"), "operations": {}}),
+    json.dumps({"lease": 60, "margin": 5, "keep": "a month", "callbacks_at_once": 4, "operations": {}}),
+]
+
+
+@pytest.mark.parametrize("declared", MALFORMED, ids=lambda declared: str(declared)[:20])
+def test_settings_that_this_release_cannot_read_are_reported(
+    database: Database, ob: outbox.Outbox, declared: str
+) -> None:
+    put(database, ob, "mail.send")
+    age(database, MINUTES)
+    beat(crm(database, ob), crm(database, ob))
+    newer = rows(database)[0].id
+    changed = sa.update(TABLES.dispatcher).where(TABLES.dispatcher.c.id == newer)
+    database.execute(changed.values(declared=declared, version="9.0", host="newer"))
+
+    status = document("status", database=database)
+    doctor = json.loads(command("doctor", "--json", database=database).stdout)
+
+    assert [each["is_readable"] for each in status["dispatchers"]].count(False) == 1
+    assert status["unregistered"] == []  # the newer one may serve what waits
+    assert [(each["check"], each["text"].partition(":")[0]) for each in doctor["findings"]] == [
+        ("settings", "the settings of dispatcher newer")
+    ]
+    assert [each["check"] for each in doctor["unchecked"]] == ["environment", "secrets", "key ids"]
+
+
+def test_a_clock_that_was_set_back_leaves_no_dead_dispatcher_alive(database: Database, ob: outbox.Outbox) -> None:
+    dead, working = crm(database, ob), crm(database, ob)
+    beat(dead, working)
+
+    unseen_for(database, -2 * KEPT_FOR)  # as if the clock had been set back by two hours
+    before = document("status", database=database)["dispatchers"]
+    beat(working)
+    after = document("status", database=database)["dispatchers"]
+
+    assert [each["is_live"] for each in before] == [False, False]
+    assert sorted(each["is_live"] for each in after) == [False, True]
+    assert asyncio.run(forget_dead_dispatchers(working.store.run, TABLES)) == 1
+
+
+def test_a_thousand_dispatchers_are_compared_at_once() -> None:
+    """Each with settings of its own, which is the most work."""
+    fleet = [seen(number, lease=60.0 + number) for number in range(1000)]
+
+    (found,) = differences(fleet)
+
+    assert (found.setting, len(found.values)) == ("lease", 1000)
+    assert is_served("crm.upsert", fleet)
+
+
+def test_a_locked_row_of_a_heartbeat_delays_no_send(postgresql: Database, ob: outbox.Outbox) -> None:
+    put(postgresql, ob, count=3)
+    working = crm(postgresql, ob, lease=timedelta(seconds=40))
+    beat(working)
+
+    async def main() -> int:
+        async with working.heartbeats.running():
+            settled = await working.run_once()
+        await working.close()
+        return settled
+
+    with postgresql.owner() as connection:
+        connection.execute(sa.select(TABLES.dispatcher).with_for_update())
+        assert asyncio.run(main()) == 3
+
+    assert states(postgresql) == {"delivered": 3}

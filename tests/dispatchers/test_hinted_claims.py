@@ -19,7 +19,7 @@ from dispatchers.pipeline.claim_loops import IDLE_SWEEP_SECONDS
 from dispatchers.pipeline.scheduler import DESTINATIONS_MAX
 from dispatchers.store.claim_request import ClaimRequest
 from dispatchers.store.database import DatabaseStore
-from dispatchers.store.protocol import Exchange
+from dispatchers.store.protocol import Exchange, Survey
 
 ROUNDS_MAX = 15  # some may begin while the dispatcher has not begun to rest
 LONGER_SECONDS = 0.05  # each time, for a busy machine
@@ -39,17 +39,17 @@ class Recorded(MemoryAdapter):
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Each claim with the destinations it asks, each sweep, each send."""
     seen: list[str] = []
-    destinations, exchange = DatabaseStore.destinations, DatabaseStore.exchange
+    survey, exchange = DatabaseStore.survey, DatabaseStore.exchange
 
-    async def sweep(self: DatabaseStore) -> list[str]:
+    async def sweep(self: DatabaseStore) -> Survey:
         seen.append("sweep")
-        return await destinations(self)
+        return await survey(self)
 
     async def ask(self: DatabaseStore, settlements: Sequence[Any], request: ClaimRequest | None) -> Any:
         seen.append("claim " + " ".join(sorted(quota.destination for quota in request.quotas)) if request else "settle")
         return await exchange(self, settlements, request)
 
-    monkeypatch.setattr(DatabaseStore, "destinations", sweep)
+    monkeypatch.setattr(DatabaseStore, "survey", sweep)
     monkeypatch.setattr(DatabaseStore, "exchange", ask)
     return seen
 

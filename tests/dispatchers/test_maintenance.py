@@ -118,7 +118,7 @@ def test_a_pause_is_longer_where_a_batch_takes_longer(
     working = Maintenance(run, TABLES, Retention.of(KEEP, []), rows_max=2, clock=lambda: now)
 
     assert asyncio.run(working.run_once())["entries"] == 6
-    assert pauses == [2.0] * 3
+    assert pauses == [4.0] * 3
 
 
 def test_a_failed_batch_stops_neither_the_ones_before_nor_the_next_run(database: Database, ob: outbox.Outbox) -> None:

@@ -250,7 +250,7 @@ def test_dispatchers_that_claim_at_once_keep_to_it_too(database: Database, ob: o
     barrier = Barrier(len(stores))
 
     def claim_until_none(store: DatabaseStore) -> int:
-        asyncio.run(store.destinations())  # connected, so that all come at once
+        asyncio.run(store.survey())  # connected, so that all come at once
         barrier.wait()
         limits = {"crm": Limits(concurrency_in_all=7)}
         return sum(len(claim_permits(store, permits=4, limits=limits).claimed) for _ in range(6))

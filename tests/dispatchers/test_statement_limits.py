@@ -13,7 +13,7 @@ from support.entries import dispatcher, put
 import outbox
 from dispatchers import Deferred, Limits
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.maintenance.jobs import report_lag
+from dispatchers.maintenance.jobs import report_gauges, report_lag
 from dispatchers.store.database import DatabaseStore
 from dispatchers.store.guards import Guards, guard, guards_for
 
@@ -60,7 +60,7 @@ def test_every_transaction_of_a_dispatcher_has_its_limits(postgresql: Database) 
         await working.require_usable()
         await working.run_once()
         await working.store.request_lookups(lambda operation, form: True, timedelta(0), None)
-        await working.store.gauges()
+        await report_gauges(working.store.run, TABLES)
         assert isinstance(working.store, DatabaseStore)
         await report_lag(working.store.run, TABLES)
         await working.close()

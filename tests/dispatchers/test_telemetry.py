@@ -22,6 +22,7 @@ from dispatchers import Rejected
 from dispatchers.adapters import MemoryAdapter
 from dispatchers.telemetry import opentelemetry, prometheus
 from dispatchers.telemetry.events import Activity, Attempt, Backlog, Levels
+from outbox.errors import ConfigurationError
 
 LEVELS = Levels(
     in_flight={"crm": 2},
@@ -142,11 +143,59 @@ def test_the_histograms_of_prometheus_are_in_seconds(registry: prometheus_client
 def test_a_registry_takes_one_observer(registry: prometheus_client.CollectorRegistry) -> None:
     prometheus.observer(registry)
 
-    with pytest.raises(ValueError, match="Duplicated timeseries"):
+    with pytest.raises(ConfigurationError, match="pass each dispatcher of a process a registry of its"):
         prometheus.observer(registry)
 
 
 # --- bounded labels
+
+
+def flood(observe: Any, names: int) -> None:
+    """A destination and an operation for each customer, with every result."""
+    each = range(names)
+    attempts = [
+        Attempt(f"crm:{n}", f"crm.upsert.{n}", is_lookup, result, 0.1, 0.1)
+        for n in each
+        for is_lookup, result in ((False, "delivered"), (False, "unknown"), (True, "found"))
+    ]
+    counts = {f"crm:{n}": 1 for n in each}
+    settlements = {(f"crm:{n}", "delivered"): 1 for n in each}
+    observe(Activity(attempts=attempts, claims=counts, settlements=settlements, lost_leases=counts))
+    throttled = {f"crm:{n}": "paused" for n in each}
+    observe(
+        Levels(
+            in_flight=counts,
+            claimed_ahead=counts,
+            permits=counts,
+            callbacks_waiting=1,
+            unsettled=1,
+            throttled=throttled,
+            suspended=False,
+        )
+    )
+    waiting = {(f"crm:{n}", "pending"): 1 for n in each}
+    observe(Backlog(entries=waiting, oldest_due_seconds={f"crm:{n}": 1.0 for n in each}, blocked_groups=1))
+
+
+def test_a_thousand_names_make_no_more_series_than_a_hundred(
+    registry: prometheus_client.CollectorRegistry, meter: Meter, reader: InMemoryMetricReader
+) -> None:
+    """Of each binding: the limit is one hundred, and all further names share the series of `other`."""
+    few = prometheus_client.CollectorRegistry()
+    flood(prometheus.observer(few), 101)
+    flood(prometheus.observer(registry), 1000)
+    flood(opentelemetry.observer(meter), 1000)
+
+    series = [sum(len(family.samples) for family in each.collect()) for each in (few, registry)]
+    exported: Any = reader.get_metrics_data()
+    points = [
+        len(metric.data.data_points)
+        for resource in exported.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    ]
+    assert series[0] == series[1]
+    assert max(points) == 2 * 101  # sends: each pair of names, and `other`, with two results
 
 
 def test_destinations_beyond_the_limit_are_counted_under_other(registry: prometheus_client.CollectorRegistry) -> None:

@@ -1,6 +1,7 @@
 """An idle dispatcher begins to send when an entry is committed, and goes back to polling when hints do not arrive."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -23,6 +24,7 @@ from dispatchers.adapters import MemoryAdapter
 from dispatchers.pipeline import wakeup
 from dispatchers.pipeline.wakeup import Wakeup
 from dispatchers.store.database import DatabaseStore
+from dispatchers.store.protocol import Survey
 from outbox.hint_sender import HintSender
 from outbox.sql.hint_messages import Due, Hint, decode
 
@@ -202,11 +204,11 @@ def test_an_idle_dispatcher_that_hears_hints_sweeps_seldom(
 ) -> None:
     monkeypatch.setattr("dispatchers.pipeline.claim_loops.SWEEP_SECONDS", 0.0)
     asked: list[str] = []
-    destinations, exchange, is_unavailable = DatabaseStore.destinations, DatabaseStore.exchange, False
+    survey, exchange, is_unavailable = DatabaseStore.survey, DatabaseStore.exchange, False
 
-    async def sweep(self: DatabaseStore) -> list[str]:
+    async def sweep(self: DatabaseStore) -> Survey:
         asked.append("sweep")
-        return await destinations(self)
+        return await survey(self)
 
     async def ask(self: DatabaseStore, *arguments: Any) -> Any:
         nonlocal is_unavailable
@@ -217,7 +219,7 @@ def test_an_idle_dispatcher_that_hears_hints_sweeps_seldom(
             raise ConnectionError
         return await exchange(self, *arguments)
 
-    monkeypatch.setattr(DatabaseStore, "destinations", sweep)
+    monkeypatch.setattr(DatabaseStore, "survey", sweep)
     monkeypatch.setattr(DatabaseStore, "exchange", ask)
 
     async def steps() -> None:
@@ -319,7 +321,7 @@ def test_a_listener_that_hears_nothing_is_not_relied_on(caplog: pytest.LogCaptur
         stopping = asyncio.Event()
         pump = asyncio.create_task(woken.pump(stopping))
         await until_true(lambda: woken.is_listening)
-        assert woken.rest_seconds == 1
+        assert woken.rest_seconds == 1.25
         for _ in range(2):
             listener.echoes = False
             await until_true(lambda: not woken.is_listening)
@@ -377,6 +379,18 @@ def test_a_hint_of_what_others_serve_wakes_no_dispatcher_here() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("payload", ["", "{}", "[]", "1", '{"due": 1, "woken": 2, "probe": 3}', "\x00", '{"due": [1]'])
+def named(destination: str, operation: str) -> str:
+    return json.dumps({"due": [[destination, operation]], "woken": None, "probe": None})
+
+
+@pytest.mark.parametrize(
+    "payload", ["", "{}", "[]", "1", '{"due": 1, "woken": 2, "probe": 3}', "\x00", '{"due": [1]', "[" * 7999]
+)
 def test_what_others_send_on_the_channel_is_a_hint_at_most(payload: str) -> None:
     assert decode(payload) == Hint()
+
+
+@pytest.mark.parametrize("payload", [named("\0", "crm"), named("\ud800", "crm"), named("crm", "\0"), named("", "crm")])
+def test_a_hint_for_names_that_no_entry_has_is_ignored(payload: str) -> None:
+    """A claim for such a destination would fail, and for all others too."""
+    assert decode(payload) == Hint(frozenset())

@@ -21,6 +21,7 @@ import outbox
 
 CHAIN = """
 from support.entries import FileService, die_at
+from dispatchers.dispatcher import Simulation
 from dispatchers.store.database import DatabaseStore
 from support.database import CHARGE, Order
 
@@ -45,7 +46,7 @@ def make():
     service = FileService(here)
     return Dispatcher(
         outbox=ob, include=[effects], adapters={"stripe": service, "mail": service},
-        store=DyingStore(url, ob.configuration), poll=timedelta(seconds=0.02),
+        simulation=Simulation(store=DyingStore(url, ob.configuration)), poll=timedelta(seconds=0.02),
     )
 """
 

@@ -56,13 +56,13 @@ def make():
 """
 
 TO_FILES = """
+from dispatchers.dispatcher import Simulation
 from support.entries import FileService, ShortLivedClaims
 
 def make():
     moment = os.environ["MOMENT"]
-    return Dispatcher(
-        outbox=ob, adapters={"crm": FileService(here, moment)}, store=ShortLivedClaims(url, ob, moment)
-    )
+    simulation = Simulation(store=ShortLivedClaims(url, ob, moment))
+    return Dispatcher(outbox=ob, adapters={"crm": FileService(here, moment)}, simulation=simulation)
 """
 
 FAULTS = {"lose": 0.04, "lose-request": 0.01, "fail": 0.01, "fail-before": 0.01, "unavailable": 0.02, "slow": 0.01}

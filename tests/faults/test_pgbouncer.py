@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import threading
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from support.cli_runner import command
+from support.cli_runner import SECRET_TEXT, command
 from support.concurrency import ANSWER, TEST_TIMEOUT, RacingShop, at_once, retried
 from support.database import ALL, CHARGE, NOTHING, PAYLOAD
 from support.entries import dispatcher, pumping, put, run_once, settlement_row, states
@@ -72,6 +73,35 @@ def test_entries_commit_or_roll_back_with_the_transaction(shop):
     shop.unit(enqueue)
 
     assert len(shop.database.entries) == len(shop.database.queue) == 1
+
+
+def test_the_doctor_makes_every_check_and_reports_the_pooler(bounced, ob):
+    """Of its transactions each may get another connection, which lacks what an earlier one has prepared."""
+    asyncio.run(dispatcher(bounced, ob, adapters={"crm": MemoryAdapter()}).heartbeats.beat())
+    clients = [bounced.unprepared_engine(poolclass=sa.NullPool).connect() for _ in range(POOL - 1)]
+    stop = threading.Event()
+
+    def work(client):
+        while not stop.is_set():
+            client.scalar(sa.text("SELECT pg_sleep(0.001)"))
+            client.commit()
+
+    workers = [threading.Thread(target=work, args=(client,)) for client in clients]
+    for worker in workers:
+        worker.start()
+    try:
+        settings = {"OUTBOX_ENV": "test", "OUTBOX_SECRET": SECRET_TEXT}
+        documents = [json.loads(command("doctor", "--json", database=bounced, **settings).stdout) for _ in range(3)]
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+        for client in clients:
+            client.close()
+
+    for document in documents:
+        found = [(each["check"], each["severity"]) for each in document["findings"]]
+        assert (found, document["unchecked"]) == ([("pooler", "notice")], [])
 
 
 def test_an_entry_of_asyncpg_commits(bounced, ob):

@@ -6,9 +6,10 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import enqueue
-from benchmarks.goals import Goal, judge
+from benchmarks.goals import PAGES, Goal, judge
 from benchmarks.harness import Report, Series, running_server
 from benchmarks.report import charts, merged, performance_page
+from dispatchers.dashboard.pages import VIEWS
 
 DOCS = Path(__file__).parents[2] / "docs"
 TUNED, PEER = "outbox, 1000 at once", "PGQueuer"
@@ -80,6 +81,10 @@ def test_a_part_that_was_measured_again_replaces_its_old_figures() -> None:
 
     assert [(each.part, each.side) for each in report.series] == [("latency", "psycopg"), ("drain", TUNED)]
     assert report.conditions == {"drain": "2026-11-23", "latency": "2026-11-21"}
+
+
+def test_every_page_of_the_dashboards_navigation_has_a_goal() -> None:
+    assert {view.title.lower() for view in VIEWS if view.in_navigation} <= set(PAGES)
 
 
 def test_the_smallest_part_measures_all_that_its_goals_need() -> None:

@@ -19,6 +19,7 @@ from support.hints import TEST_TIMEOUT, driver_url, listening, senders, wait_for
 
 import outbox
 from outbox import hint_sender, hints
+from outbox.sql.hint_messages import Hint
 
 CRM = frozenset({("crm", "crm.upsert")})
 
@@ -343,6 +344,45 @@ def test_no_commit_waits_for_a_connection_that(
         wait_for(lambda: "cannot send hints" in caplog.text)
         engine.dispose()
     assert caplog.text.count("cannot send hints") == 1
+
+
+@pytest.mark.parametrize("way", [by_session, by_connection])
+def test_a_commit_succeeds_where_no_thread_can_be_started(
+    postgresql: Database,
+    ob: outbox.Outbox,
+    way: Callable[[Database, outbox.Outbox], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        way(postgresql, ob)
+
+    assert len(postgresql.entries) == 1
+    assert caplog.text.count("a hint to the dispatchers was not sent: RuntimeError") == 1
+    hints._sender_of(postgresql.engine).join(0)  # as at the end of the process
+    with listening(postgresql) as ear:
+        with postgresql.begin() as session:
+            enqueue(session, ob, "mail.send", "order:2")
+        assert ear.next().due == CRM | {("mail", "mail.send")}
+
+
+def test_a_hint_of_an_engine_that_was_disposed_of_is_no_trouble(
+    postgresql: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = sa.create_engine(postgresql.url, poolclass=sa.NullPool)
+    sender = hint_sender.HintSender(engine)
+    engine.dispose()
+    gc.collect()
+
+    sender.send("outbox", Hint(), taken=None)
+    sender.stop()
+    sender.join(TEST_TIMEOUT)
+
+    assert "cannot send hints" not in caplog.text
 
 
 def test_the_end_of_trouble_is_logged(

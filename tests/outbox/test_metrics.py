@@ -28,6 +28,7 @@ KEYRING = outbox.Keyring({"k1": bytes(range(32))})
 CLAIM = ObservedClaim(outcome="hit", source="http", waited=None)
 WAITED = ObservedClaim(outcome="wait_timeout", source="inbox:billing", waited=timedelta(milliseconds=300))
 NAMES = {
+    "audit",
     "callback",
     "destination",
     "dispatcher",
@@ -36,8 +37,10 @@ NAMES = {
     "blocked_group",
     "kid",
     "meta",
+    "proposal",
     "queue",
     "record",
+    "send_count",
     "settlement",
     "tombstone",
 }

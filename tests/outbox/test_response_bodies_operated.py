@@ -115,8 +115,9 @@ def test_maintenance_prints_what_it_did_to_the_days(shop: Client, by_day: Databa
 
 @pytest.fixture
 def names(blank_postgresql: Blank) -> Iterator[dict[str, str]]:
-    """Four roles of this test's own."""
-    names = {kind: f"{kind}'s {uuid4().hex[:8]}" for kind in ("app", "dispatcher", "maintenance", "dashboard")}
+    """Five roles of this test's own."""
+    kinds = ("app", "dispatcher", "maintenance", "dashboard", "operator")
+    names = {kind: f"{kind}'s {uuid4().hex[:8]}" for kind in kinds}
     yield names
     with blank_postgresql.begin() as connection:
         for name in map(quoted, names.values()):

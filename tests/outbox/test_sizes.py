@@ -9,7 +9,7 @@ SOURCES = [path for package in ("outbox", "dispatchers") for path in sorted((ROO
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 NAME_LENGTH_MAX = 70
-DISPATCHER_LINES_MAX = 42  # of `Dispatcher.__init__`: its keywords, and nothing but its settings
+DISPATCHER_LINES_MAX = 39
 
 
 def lengths(path: Path) -> dict[str, int]:

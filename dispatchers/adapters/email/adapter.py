@@ -1,12 +1,12 @@
-"""E-mail over SMTP: one message a send, its Message-ID made of the entry's child key.
+"""E-mail over SMTP: each send is one message, whose Message-ID is derived from the entry's child key.
 
     Dispatcher(..., adapters={"email": SmtpAdapter(host="smtp.example.com", sender="Shop <shop@example.com>",
                                                    username="shop", password=os.environ["SMTP_PASSWORD"])})
 
     outbox.enqueue(session, "email.send", {"to": "ada@example.com", "subject": "Your invoice", "text": "..."}, ...)
 
-The payload's fields are in `email_message`. Up to the final dot of its text a mail is certainly not sent; after it, only the
-server's reply is proof. SMTP remembers no keys: a mail whose reply was lost is `uncertain`, unless `at_least_once`.
+`message` describes the payload's fields. Before the final dot of its text, a mail is certainly not sent; after it, only the
+server's reply is proof. SMTP has no keys: a mail whose reply was lost is `uncertain`, unless `at_least_once` is set.
 """
 
 import asyncio
@@ -45,8 +45,10 @@ PORTS: Final[dict[Tls, int]] = {
     "none": 25,  # RFC 5321, 4.5.4.2
 }
 NAME: Final = re.compile(r"[\w.:\[\]-]+", re.ASCII)
-IDLE_SECONDS_MAX: Final = 60.0  # servers wait 5 minutes (RFC 5321, 4.5.3.2.7); what is between forgets sooner
-QUIT_SECONDS: Final = 2.0  # ours: a courtesy
+IDLE_SECONDS_MAX: Final = (
+    60.0  # servers wait 5 minutes (RFC 5321, 4.5.3.2.7); firewalls between drop connections sooner
+)
+QUIT_SECONDS: Final = 2.0  # QUIT is only polite, so it gets little time
 
 
 class SmtpAdapter(Adapter):
@@ -71,8 +73,8 @@ class SmtpAdapter(Adapter):
     find: the status lookup: a function, async or sync, of the delivery and of the mail's Message-ID, such as an `ImapSearch`.
         SMTP itself has no command for it.
 
-    If the server refuses a recipient temporarily, the whole mail is deferred. The entry's headers are not sent. An entry
-    takes no options.
+    If the server refuses a recipient temporarily, the whole mail is deferred. The headers of the trace are not sent: every
+    attempt sends the same bytes, and the recipients would see them. An entry takes no options.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class SmtpAdapter(Adapter):
         )
         self._connections = _Connections(self._server, connections_max)
         self._credentials = Credentials([password or ""])
-        if window is not None:  # who remembers the keys, under which name, and what the mail's bytes are made of
+        if window is not None:  # the server with its keys, the header of the keys, and the values in the mail's bytes
             self.pinned = f"smtp {host}:{self._server.port} {key_header} from={sender} id={message_id_domain}"
 
     def __repr__(self) -> str:
@@ -165,7 +167,7 @@ class SmtpAdapter(Adapter):
         )
 
     async def _hand_in(self, message: Message, deadline: float) -> Outcome:
-        """One transaction on one connection, which is closed at once unless both sides agree where they are."""
+        """One mail transaction on a connection. The connection is closed unless both sides agree on its state."""
         seconds = self.timeout.total_seconds()
         dot_latest, reply_latest = deadline - seconds / 2, deadline - seconds / 20
         exchange = Exchange()
@@ -189,7 +191,7 @@ class SmtpAdapter(Adapter):
 
 
 class _Connections:
-    """Those to one server: at most `most` in use at once, the idle ones kept for the next mails."""
+    """The connections to one server. At most `most` are in use at the same time; idle ones are kept for the next mails."""
 
     def __init__(self, server: Server, most: int) -> None:
         self._server = server
@@ -199,10 +201,10 @@ class _Connections:
         self._free = asyncio.Semaphore(most)
 
     async def take(self, exchange: Exchange) -> Connection:
-        """One that the server has just answered on. Raises what the client raises."""
+        """A connection on which the server has just answered. Raises what the client raises."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # Connections die with the loop they were opened on, and `asyncio.run(run_once())` brings a new one.
+            # Connections end with their event loop, and `asyncio.run(run_once())` creates a new one.
             self._loop, self._idle, self._free = loop, [], asyncio.Semaphore(self._most)
         exchange.phase = "waiting for a connection"
         await self._free.acquire()
@@ -226,7 +228,7 @@ class _Connections:
             await asyncio.gather(*map(_take_leave, idle))
 
     async def _reused(self, exchange: Exchange) -> Connection | None:
-        """The one used last, if it still works: the server may have closed it long since."""
+        """The connection used last, if it still works: the server may have closed it."""
         if not self._idle:
             return None
         exchange.phase = "RSET"
@@ -253,7 +255,7 @@ async def _take_leave(connection: Connection) -> None:
         connection.abort()
 
 
-# --- what is checked at start
+# --- checks at the start
 
 
 def _check_server(host: object, port: object, tls: object, local_hostname: object, connections_max: object) -> None:

@@ -1,7 +1,7 @@
-"""One connection to a mail server. The client speaks SMTP; only how a message ends is ours.
+"""One connection to a mail server. The client library speaks SMTP, except for the end of a message.
 
-The client writes message and final dot at once, so that an interrupted sender could not know whether it was sent. Here
-the dot is written by itself, when everything before it has left.
+The client library writes the message and its final dot together, so an interrupted sender could not know whether the mail was
+sent. This module writes the dot separately, after everything before it was sent.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ START_INPUT = 354  # RFC 5321, 4.2.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where mail is handed in, and as whom."""
+    """The address of the mail server, and the login."""
 
     host: str
     port: int
@@ -32,18 +32,18 @@ class Server:
 
 
 class _Client(aiosmtplib.SMTP):
-    # Without CRAM-MD5: it saves nothing under TLS, and where MD5 is barred (FIPS) trying it fails all of them.
+    # Without CRAM-MD5: with TLS it has no advantage, and where MD5 is forbidden (FIPS) the whole login would fail.
     AUTH_METHODS = ("plain", "login")
 
 
 class Connection:
-    """Open, encrypted and logged in as `server` says. After `close` or an error, make another."""
+    """An open connection, encrypted and logged in according to `server`. After a close or an error, create another one."""
 
     def __init__(self, client: aiosmtplib.SMTP) -> None:
         transport, protocol = client.transport, client.protocol
         if not isinstance(transport, asyncio.WriteTransport) or protocol is None:
             raise aiosmtplib.SMTPServerDisconnected("Connection lost")
-        # So that `drain` waits until all has left. Not 0: asyncio's TLS transport then pauses permanently.
+        # With this limit, `drain` waits until all bytes are sent. With 0, asyncio's TLS transport would pause permanently.
         transport.set_write_buffer_limits(high=1)
         self.idle_since = 0.0
         self._client = client
@@ -54,7 +54,7 @@ class Connection:
 
     @classmethod
     async def open(cls, server: Server, exchange: Exchange) -> "Connection":
-        # No timeouts of the client's own: they are per reply, and there is one for all.
+        # No timeouts of the client library: they apply to single replies, but there is one deadline for the whole send.
         client = _Client(
             hostname=server.host,
             port=server.port,
@@ -87,11 +87,11 @@ class Connection:
         return self._client.is_connected
 
     async def reset(self) -> None:
-        """Have the server forget what came before. Raises what the client raises if it is gone."""
+        """Let the server discard the last transaction. Raises what the client raises if the connection is closed."""
         await self._client.rset()
 
     async def offer(self, message: Message, exchange: Exchange) -> None:
-        """Everything but the final dot. Raises what the client raises, for a refusal too; nothing was sent then."""
+        """Write the message without the final dot. Raises what the client raises, also for a refusal; then no mail was sent."""
         exchange.phase, exchange.recipients = "MAIL", len(message.recipients)
         encoding = "utf-8" if message.international else "ascii"
         await self._client.mail(message.sender, options=self._mail_options(message), encoding=encoding)
@@ -101,7 +101,7 @@ class Connection:
                 await self._client.rcpt(recipient, encoding=encoding)
             except aiosmtplib.SMTPRecipientRefused as refusal:
                 if not is_permanent(refusal.code):
-                    raise  # without this recipient no one gets it now; the retry reaches all
+                    raise  # no recipient gets the mail now; the retry reaches all of them
                 exchange.refused.append(refusal)
         if len(exchange.refused) == len(message.recipients):
             raise aiosmtplib.SMTPRecipientsRefused(exchange.refused)
@@ -114,11 +114,11 @@ class Connection:
         await self._writer.drain()
         for _ in range(
             2
-        ):  # one iteration of the loop to poll the socket, and one to act: a closed connection gets no dot
+        ):  # one iteration of the loop polls the socket, and one reacts: on a closed connection, no dot is written
             await asyncio.sleep(0)
 
     async def end(self, exchange: Exchange, latest: float) -> aiosmtplib.SMTPResponse:
-        """Write the final dot, unless it is `latest` already on the loop's clock, and return the server's reply."""
+        """Write the final dot, unless the loop's clock has reached `latest`, and return the server's reply."""
         if self._loop.time() >= latest:
             raise TimeoutError
         if not self.is_open:
@@ -129,17 +129,19 @@ class Connection:
         return await self._protocol.read_response()
 
     async def quit(self) -> None:
-        """Take leave. Raises what the client raises if the server is gone; `abort` is due in any case."""
+        """Send QUIT. Raises what the client raises if the connection is closed. Call `abort` in each case."""
         await self._client.quit()
 
     def abort(self) -> None:
-        """Close at once: what is not with the network yet never leaves."""
+        """Close at once: bytes that are still in the buffer are never sent."""
         _abort(self._transport)
 
     def _mail_options(self, message: Message) -> list[str]:
         options = []
         if self._client.supports_extension("size"):
-            options.append(f"SIZE={len(message.content)}")  # RFC 1870: too large is known before it is sent
+            options.append(
+                f"SIZE={len(message.content)}"
+            )  # RFC 1870: the server refuses a mail that is too large before it is sent
         if message.international:
             if not self._client.supports_extension("smtputf8"):
                 raise aiosmtplib.SMTPNotSupported("SMTPUTF8")

@@ -60,7 +60,7 @@ class ImapSearch:
     def __call__(self, delivery: Delivery, message_id: str) -> Finding:
         try:
             numbers = self._search(message_id)
-        except (imaplib.IMAP4.error, OSError) as error:  # whose texts may quote what we said
+        except (imaplib.IMAP4.error, OSError) as error:  # their texts may quote the commands
             return CannotTell(f"{self._mailbox!r} could not be searched: {type(error).__name__}")
         if numbers:
             return Found({"message_id": message_id, "found_in": self._mailbox})

@@ -1,10 +1,10 @@
-"""A payload made into an e-mail: who gets it, and its bytes. Pure: the same payload, key and date give the same bytes.
+"""Makes an e-mail of a payload: its recipients and its bytes. Pure: the same payload, key and date give the same bytes.
 
     {"to": "Ada <ada@example.com>" or [...], "cc": ..., "bcc": ..., "from": "...", "reply_to": ..., "subject": "...",
      "text": "...", "html": "...", "date": "2026-11-21T09:30:00+00:00", "headers": {"X-Order": "42"},
      "attachments": [{"filename": "invoice.pdf", "content_type": "application/pdf", "base64": "..."}]}
 
-Needed are a recipient, a subject, and a text or an html.
+A recipient, a subject, and a text or an html are required.
 """
 
 import base64
@@ -24,19 +24,19 @@ FIELDS: Final = frozenset(
     ["to", "cc", "bcc", "from", "reply_to", "subject", "text", "html", "date", "headers", "attachments"]
 )
 ATTACHMENT_FIELDS: Final = frozenset({"filename", "content_type", "base64"})
-RECIPIENTS_MAX: Final = 100  # RFC 5321, 4.5.3.1.8: what every server must take
+RECIPIENTS_MAX: Final = 100  # RFC 5321, 4.5.3.1.8: every server must accept this many
 LOCAL_PART_BYTES_MAX: Final = 64  # RFC 5321, 4.5.3.1.1
 ADDRESS_BYTES_MAX: Final = 254  # RFC 5321, 4.5.3.1.3: a path of 256 with its angle brackets
 LINE_CHARS_MAX: Final = 998  # RFC 5322, 2.1.1
-SHORT_CHARS_MAX: Final = 66  # with its name and quotes still a line of 78, RFC 5322, 2.1.1
+SHORT_CHARS_MAX: Final = 66  # with a parameter's name and quotes, the line has 78 characters: RFC 5322, 2.1.1
 OWN_HEADERS: Final = frozenset(
     ["from", "to", "cc", "bcc", "reply-to", "subject", "date", "message-id", "mime-version", "received", "return-path"]
 )
 # 76: RFC 2045, 6.7 and 6.8. 7 bit, so that no relay has to rewrite it.
 MIME: Final = SMTP.clone(max_line_length=76, cte_type="7bit")
 
-ENCODED_WORD: Final = "=?"  # RFC 2047, 2: readers decode what begins so, in quotes too, and may find a line break in it
-JOINERS: Final = "\u200c\u200d"  # letters of Persian and of Indic scripts are spelt with them, and emoji
+ENCODED_WORD: Final = "=?"  # RFC 2047, 2: readers decode such text, even in quotes, and may get a line break from it
+JOINERS: Final = "\u200c\u200d"  # Persian and Indic scripts need them, and emoji
 
 _NAMED: Final = re.compile(r"(?P<name>[^<>]*)<(?P<address>[^<>]*)>")
 _ATOM: Final = r"[^\s.()<>\[\]:;@\\,\"\x00-\x1f\x7f]+"  # RFC 5322, 3.2.3; RFC 6531, 3.3
@@ -44,20 +44,20 @@ _LOCAL_PART: Final = re.compile(rf"{_ATOM}(\.{_ATOM})*")
 _DOMAIN: Final = re.compile(
     r"(?!.{254})[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I
 )
-# Two versions of IDNA read these differently, so that the mail could reach another domain (RFC 5894, 7.2).
+# Two versions of IDNA read these characters differently, so a mail could reach another domain (RFC 5894, 7.2).
 _AMBIGUOUS: Final = re.compile("[ß\u1e9eς\u200c\u200d]")
 HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,76}")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # all at which Python, too, may break a line
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # all characters that end a line, also for Python
 _PRINTABLE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 class Unsendable(ValueError):
-    """No mail can be made of this payload. The text names the field and never its content."""
+    """No mail can be made of this payload. The text has the field's name, never its content."""
 
 
 class Address(NamedTuple):
-    """name: as shown, may be empty. spec: `local@domain`, its domain in ASCII."""
+    """An address. name: for display, may be empty. spec: `local@domain`, with the domain in ASCII."""
 
     name: str
     spec: str
@@ -83,7 +83,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one transaction with a server carries. Its repr shows no more than its id.
+    """The mail of one transaction. The repr shows only the id.
 
     id: the Message-ID. recipients: those of to, cc and bcc, each once. content: header and body in lines that end with
         CRLF, without the dots that SMTP adds. international: an address needs the server's SMTPUTF8 (RFC 6531).
@@ -97,7 +97,7 @@ class Message:
 
     @property
     def stuffed(self) -> bytes:
-        """The content as DATA carries it, without the final dot. RFC 5321, 4.5.2."""
+        """The content for DATA, with the added dots, without the final dot. RFC 5321, 4.5.2."""
         return re.sub(rb"(?m)^\.", b"..", self.content)
 
 
@@ -112,9 +112,9 @@ def compose(
 ) -> Message:
     """The mail that `payload` describes.
 
-    sender: whose mail it is unless the payload says so. key: what Message-ID, `key_header` and MIME boundaries are made
-    of. domain: of the Message-ID, by default the sender's. date: for a payload without one.
-    Raises: `Unsendable` for a payload of which no mail can be made.
+    sender: for a payload without `from`. key: the base of the Message-ID, `key_header` and MIME boundaries. domain: of the
+    Message-ID, by default the sender's. date: for a payload without one.
+    Raises: `Unsendable` if no mail can be made of the payload.
     """
     if not isinstance(payload, dict):
         raise Unsendable("the payload must be an object")

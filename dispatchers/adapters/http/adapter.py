@@ -80,8 +80,9 @@ class HttpAdapter(Adapter):
     timeout, key_format, replays_errors, at_least_once, attempts_max, age_max: as in `Adapter`. Connecting and TLS get up to a
         third of the timeout each.
 
-    The adapter sends the entry's own headers too, if no other header has the same name. An entry takes no options. The
-    adapter obeys Retry-After. `Idempotent-Replayed: true` marks a repeated answer, and `replays` counts them.
+    The adapter sends the delivery's headers too, which are those of the trace: `traceparent` and `tracestate`. If the payload's
+    `headers` or the adapter's own contain one of these, they replace both. An entry takes no options. The adapter obeys
+    Retry-After. `Idempotent-Replayed: true` marks a repeated answer, and `replays` counts them.
     """
 
     def __init__(
@@ -157,22 +158,20 @@ class HttpAdapter(Adapter):
         async def finding(delivery: Delivery) -> Any:
             loop = asyncio.get_running_loop()
 
+            async def get(url: str) -> Answer:
+                return await self._transport.send(self._service.reading(url, passed_on=delivery.headers))
+
             def get_blocking(url: str) -> Answer:
-                return asyncio.run_coroutine_threadsafe(self._get(url), loop).result()
+                return asyncio.run_coroutine_threadsafe(get(url), loop).result()
 
             try:
-                return self._credentials.removed_from(
-                    await ask(delivery, self._get if is_async(find) else get_blocking)
-                )
+                return self._credentials.removed_from(await ask(delivery, get if is_async(find) else get_blocking))
             except Malformed as error:
                 return CannotTell(str(error))
             except FOREIGN as error:
                 return CannotTell(f"no answer: {type(error).__name__}")
 
         return finding
-
-    async def _get(self, url: str) -> Answer:
-        return await self._transport.send(self._service.reading(url))
 
     def _request(self, delivery: Delivery) -> Outgoing:
         if delivery.options:

@@ -71,9 +71,9 @@ def meaning_of(status: int) -> Meaning:
 
 
 def outcome_of(answer: Answer, meaning: Meaning, *, result: Any, errors_are_stored: bool) -> Outcome:
-    """The outcome that `meaning` names. result: what is remembered of a success.
+    """The outcome for `meaning`. result: the stored result of a success.
 
-    errors_are_stored: the service repeats errors under a key; then a repeated one says that no earlier attempt succeeded.
+    errors_are_stored: the service repeats errors for a key. A repeated error then proves that no earlier attempt succeeded.
     """
     repeated = is_replayed(answer)
     stored = errors_are_stored and repeated
@@ -97,12 +97,12 @@ def outcome_of(answer: Answer, meaning: Meaning, *, result: Any, errors_are_stor
 
 
 def is_replayed(answer: Answer) -> bool:
-    """Whether the service says that it only repeats an earlier answer."""
+    """Whether the service reports that it repeats an earlier answer."""
     return answer.headers.get("idempotent-replayed", "").strip().lower() == "true"
 
 
 def remembered(answer: Answer) -> dict[str, Any]:
-    """The status, and the body if it is JSON that is worth keeping; `unparsed` for any other body, or half of one."""
+    """The status, and the body if it is JSON that can be stored; `unparsed` for another or an incomplete body."""
     fields: dict[str, Any] = {"status": answer.status}
     if answer.whole and not answer.body:
         return fields

@@ -1,4 +1,4 @@
-"""The request that an entry's payload describes, and where it may go. Pure: every attempt makes the same bytes."""
+"""Makes the request of an entry's payload, and checks its target. Pure: all attempts are equal, except for the trace."""
 
 import base64
 import json
@@ -14,6 +14,7 @@ import httpx
 from dispatchers.adapters.request_writer import Origin, Outgoing, Target
 from dispatchers.adapters.transport import HEADER_VALUE
 from outbox.errors import ConfigurationError
+from outbox.trace_headers import NAMES
 
 METHODS: Final = ("POST", "PUT", "PATCH", "DELETE")
 FIELDS: Final = ("method", "url", "headers", "json", "text", "base64", "content_type")
@@ -21,25 +22,25 @@ URL_TEXT: Final = re.compile(r"(?:[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=]|%[0-9A-Fa-
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 FRAMING: Final = ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade")
 OURS: Final = frozenset((*FRAMING, "expect", "accept-encoding", "content-type"))
-"""What is made again for each request, or would change how it travels."""
+"""Headers that are made for each request, or that would change how it is sent."""
 TARGETS_REMEMBERED: Final = 256
 AGENT: Final = {"User-Agent": "sqlalchemy-outbox"}
-DECODINGS_MAX: Final = 5  # no honest path is percent-encoded so often
+DECODINGS_MAX: Final = 5  # no correct path is percent-encoded more often
 OVERLONG: Final = re.compile(r"%(c0%(ae|af|dc)|c1%9c|e0%80%a[ef])", re.I)  # of `.`, `/` and a backslash: RFC 3629, 10
 CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
 
 
 class Malformed(Exception):
-    """No request can be made of this payload. The text names the field, and never shows what is in it."""
+    """No request can be made of this payload. The text has the field's name, never its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """Where requests may go, and what each of them carries.
+    """The allowed targets of requests, and the headers of each request.
 
-    base_url: what every payload's url continues, without a slash at its end; empty where they are absolute. It may be a
-        secret, as a webhook's is.
-    taken: names, in lower case, of the headers that no entry may set.
+    base_url: the beginning of every URL, without a slash at its end; empty if the payloads' URLs are absolute. It may be a
+        secret, as with webhooks.
+    taken: the headers that no entry may set, in lower case.
     """
 
     base_url: str = field(repr=False)
@@ -52,7 +53,7 @@ class Service:
     def configured(
         cls, *, base_url: str | None, origins: Iterable[str], headers: Mapping[str, str], key_header: str | None
     ) -> "Service":
-        """Raises `ConfigurationError` for what no request could be made with."""
+        """Raises `ConfigurationError` for settings with which no request could be made."""
         if key_header is not None:
             check_header("key_header", key_header, "key", OURS | CREDENTIALS, ConfigurationError)
         taken = OURS if key_header is None else OURS | {key_header.lower()}
@@ -74,14 +75,14 @@ class Service:
         )
 
     def request(self, payload: Any, *, key: str, passed_on: Mapping[str, str]) -> Outgoing:
-        """What goes out. passed_on: the entry's headers, which yield to all others.
+        """The request of a payload. passed_on: the delivery's headers; all others have precedence.
 
         Raises `Malformed`.
         """
         fields = _fields(payload)
         method, target, own = _method(fields), self._target(fields.get("url", "")), self._own_headers(fields)
         content, content_type = _body(fields)
-        may_pass = {name: value for name, value in passed_on.items() if self._may_pass(name, value)}
+        may_pass = self._may_pass(passed_on, own)
         headers = {
             name.lower(): (name, value) for each in (AGENT, may_pass, own, self.headers) for name, value in each.items()
         }
@@ -91,25 +92,29 @@ class Service:
             headers[self.key_header.lower()] = (self.key_header, key)
         return Outgoing(method, target, list(headers.values()), content)
 
-    def reading(self, url: str) -> Outgoing:
-        """A GET of what lies below base_url, or at one of the origins, with our credentials and no key.
+    def reading(self, url: str, *, passed_on: Mapping[str, str]) -> Outgoing:
+        """A GET of a URL below base_url, or at one of the origins, with the credentials and without a key.
 
         Raises `Malformed`.
         """
-        headers = {name.lower(): (name, value) for each in (AGENT, self.headers) for name, value in each.items()}
+        may_pass = self._may_pass(passed_on, {})
+        headers = {
+            name.lower(): (name, value) for each in (AGENT, may_pass, self.headers) for name, value in each.items()
+        }
         return Outgoing("GET", self._target(url, "the url of a status lookup"), list(headers.values()))
 
     @property
     def place(self) -> str:
-        """What identifies the remote service, without what may be secret."""
+        """The identity of the remote service, without parts that may be secret."""
         return f"{' '.join(sorted(map(str, self.origins)))} key in {self.key_header or 'no header'}"
 
-    def _may_pass(self, name: object, value: object) -> bool:
-        try:
-            check_header("headers", name, value, self.taken, Malformed)
-        except Malformed:
-            return False
-        return True
+    def _may_pass(self, headers: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+        """Those of a delivery's headers that can be sent. own: the payload's; they replace the whole trace or none of it."""
+        if not headers:
+            return {}
+        has_trace = any(name.lower() in NAMES for name in (*own, *self.headers))
+        taken = self.taken.union(NAMES) if has_trace else self.taken
+        return {name: value for name, value in headers.items() if _is_sendable(name, value, taken)}
 
     def _own_headers(self, fields: Mapping[str, Any]) -> dict[str, str]:
         headers = fields.get("headers", {})
@@ -127,9 +132,17 @@ class Service:
         return _target(self.base_url, text, self.origins, named)
 
 
+def _is_sendable(name: object, value: object, taken: frozenset[str]) -> bool:
+    try:
+        check_header("headers", name, value, taken, Malformed)
+    except Malformed:
+        return False
+    return True
+
+
 @lru_cache(maxsize=TARGETS_REMEMBERED)
 def _target(base_url: str, text: str, origins: frozenset[Origin], named: str) -> Target:
-    """Remembered, because to parse a URL takes longer than to send it."""
+    """Cached, because parsing a URL takes longer than sending it."""
     if leads_upwards(text.partition("?")[0]):
         raise Malformed(f"{named} must not contain '.' or '..' between its slashes, in any encoding")
     try:
@@ -144,7 +157,7 @@ def _target(base_url: str, text: str, origins: frozenset[Origin], named: str) ->
 
 
 def check_header(where: str, name: object, value: object, taken: frozenset[str], error: type[Exception]) -> None:
-    """Raise `error` for a header that cannot be sent, or that is not this one's to set. Values are never shown."""
+    """Raise `error` for a header that cannot be sent, or that may not be set here. Values are never shown."""
     if not isinstance(name, str) or not HEADER_NAME.fullmatch(name):
         raise error(f"{where}: a header's name must consist of letters, digits and -, without spaces")
     if name.lower() in taken:
@@ -153,14 +166,14 @@ def check_header(where: str, name: object, value: object, taken: frozenset[str],
         raise error(f"{where}: the value of {name!r} must be printable ASCII, and must not begin or end with a space")
 
 
-# --- where it may go
+# --- the allowed targets
 
 
 def leads_upwards(path: str) -> bool:
     """Whether a server may read a segment of the path as `.` or `..`.
 
-    Some decode twice, or more often; Tomcat, and what is built on it, drops what follows a `;` in a segment before it searches
-    for dots; others take a backslash for a slash, or bytes for a dot that are none in UTF-8.
+    Some servers decode several times. Tomcat, and servers built on it, remove the text after a `;` in a segment before they
+    search for dots. Others read a backslash as a slash, or bytes that are invalid in UTF-8 as a dot.
     """
     for _ in range(DECODINGS_MAX):
         segments = re.split(r"[/\\]", path)
@@ -190,7 +203,7 @@ def _base(text: str) -> Origin:
 
 
 def _checked_url(name: str, text: str) -> httpx.URL:
-    """`text` as a URL. It is never shown: a webhook's is a secret, and others hold passwords by mistake."""
+    """`text` as a URL. No error shows it: webhooks' URLs are secrets, and others contain passwords by mistake."""
     if not isinstance(text, str) or not URL_TEXT.fullmatch(text) or not _leads_somewhere(text):
         raise ConfigurationError(f"{name} must be http:// or https:// and a host, percent-encoded (it is not shown)")
     url = httpx.URL(text)
@@ -207,7 +220,7 @@ def _leads_somewhere(text: str) -> bool:
         return False
 
 
-# --- what is sent
+# --- the body
 
 
 def _fields(payload: Any) -> dict[str, Any]:
@@ -244,7 +257,7 @@ BODIES: Final[Mapping[str, tuple[Callable[[Any], bytes], str, str]]] = {
 
 
 def _body(fields: Mapping[str, Any]) -> tuple[bytes, str | None]:
-    """The body's bytes and their content type, which is None for no body."""
+    """The body's bytes and their content type; None without a body."""
     given = [name for name in BODIES if name in fields]
     if len(given) > 1:
         raise Malformed(f"payload fields {' and '.join(map(repr, given))} exclude each other: a request has one body")

@@ -35,6 +35,7 @@ from dispatchers.adapters.transport import HEADER_VALUE, Transport
 from dispatchers.adapters.trust import trusting
 from dispatchers.delivery import Adapter, CannotTell, Deferred, Delivered, Delivery, Finding, Outcome, Rejected
 from outbox.errors import ConfigurationError
+from outbox.trace_headers import of_trace
 
 WINDOW: Final = timedelta(hours=24)  # docs.stripe.com/api/idempotent_requests: "at least 24 hours old"
 TARGETS_REMEMBERED: Final = 256
@@ -56,8 +57,8 @@ class StripeAdapter(Adapter):
     window: how long Stripe certainly remembers a key.
 
     For each `.create` the adapter sets `metadata.outbox_id` to the entry's id, if Stripe takes metadata there and the payload
-    does not set it. A status lookup searches Stripe's lists for this id (`lookup.LISTED` names the lists). The entry's
-    headers are not sent. `replays` counts the answers that Stripe only repeated.
+    does not set it. A status lookup searches Stripe's lists for this id (`lookup.LISTED` names the lists). The headers
+    of the trace, `traceparent` and `tracestate`, are sent too. `replays` counts the answers that Stripe only repeated.
     """
 
     replays_errors = "all"
@@ -81,7 +82,7 @@ class StripeAdapter(Adapter):
             if value is not None and not HEADER_VALUE.fullmatch(value):
                 raise ConfigurationError(f"{name}={value!r} cannot be sent as a header")
         warn_of_api_version(api_version)
-        # Live and test mode remember keys apart: a swap is as bad as a change of account. The key itself may be rolled.
+        # Live and test mode have separate keys, so a change of mode is like a change of account. The API key may be rolled.
         self.mode = next((mode for mode in ("live", "test") if f"_{mode}_" in api_key), "?")
         self.pinned = f"stripe version={self.api_version} account={account or '-'} mode={self.mode}"
         self.replays = 0
@@ -101,7 +102,7 @@ class StripeAdapter(Adapter):
 
     async def send(self, delivery: Delivery) -> Outcome:
         account = delivery.options.get("account")
-        exchange = Exchange(account=account if isinstance(account, str) else None)
+        exchange = Exchange(account=account if isinstance(account, str) else None, trace=_trace(delivery))
         _current.set(exchange)
         try:
             call = self._call(delivery)
@@ -109,7 +110,7 @@ class StripeAdapter(Adapter):
         except _Refused as refused:
             return refused.outcome
         except Exception as error:
-            # Not just stripe.StripeError: the SDK also trips over odd answers, and a 2xx is delivered nevertheless.
+            # Not only stripe.StripeError: the SDK raises other errors for unusual answers, but a 2xx is delivered anyway.
             outcome = outcome_of(error, exchange)
         else:
             outcome = Delivered(remembered(answer, exchange), replayed=exchange.replayed)
@@ -117,7 +118,7 @@ class StripeAdapter(Adapter):
         return self._credentials.removed_from(outcome)
 
     async def find(self, delivery: Delivery) -> Finding:
-        exchange = Exchange(reads=True)
+        exchange = Exchange(reads=True, trace=_trace(delivery))
         _current.set(exchange)
         try:
             wanted = Wanted.of(delivery)
@@ -148,7 +149,7 @@ class StripeAdapter(Adapter):
         await self._transport.aclose()
 
     def _call(self, delivery: Delivery) -> Awaitable[Any]:
-        """The SDK's call, not yet begun. Raises `_Refused` for what must not be sent."""
+        """The coroutine of the SDK's call. Raises `_Refused` for an entry that must not be sent."""
         operation = self._operation(delivery.operation)
         params = delivery.payload
         if not isinstance(params, dict):
@@ -159,7 +160,7 @@ class StripeAdapter(Adapter):
         return operation.method(*ids, params, self._options(delivery))
 
     def _list(self, kind: str, delivery: Delivery) -> Callable[[dict[str, Any]], Awaitable[Any]]:
-        """The SDK's list of what the entry makes, read as it was sent: on behalf of the same account."""
+        """The SDK's list method for the objects of this kind, with the account of the send."""
         service: Any = self._client.v1
         for word in kind.split("."):
             service = getattr(service, word)
@@ -170,7 +171,7 @@ class StripeAdapter(Adapter):
     def _operation(self, name: str) -> "_Operation":
         operation = self._operations.get(name) or _Operation.found(self._client, name)
         if operation is None:
-            # A newer deploy may have enqueued it, so it waits for one that knows it.
+            # A newer deploy may have enqueued the entry, so it waits for a dispatcher with the newer SDK.
             raise _Refused(Deferred(f"{name} is not in this version of the SDK (stripe {stripe.VERSION})"))
         self._operations[name] = operation
         return operation
@@ -215,7 +216,7 @@ class _Operation:
             return None
         # Every method takes the ids of its URL, then `params`, then `options`.
         ids = tuple(takewhile(lambda argument: argument != "params", inspect.signature(method).parameters))
-        # Only for what is made: on a later update, the mark would replace that of the entry which made the object.
+        # Only for `.create`: in an update, the mark would replace the one of the entry that created the object.
         return cls(method, ids, action == "create" and "metadata" in _param_names(method))
 
 
@@ -224,7 +225,7 @@ def _settings(pinned: str) -> dict[str, str]:
 
 
 def _param_names(method: Callable[..., Any]) -> frozenset[str]:
-    """The parameters that an operation takes in its body: the keys of the TypedDict that the SDK names."""
+    """The parameters in an operation's body: the keys of the SDK's TypedDict."""
     named = re.search(r"\w+Params", str(inspect.signature(method).parameters["params"].annotation))
     # stripe.checkout._session_service has its params in stripe.params.checkout
     package = import_module(".".join(["stripe.params", *method.__module__.split(".")[1:-1]]))
@@ -232,7 +233,7 @@ def _param_names(method: Callable[..., Any]) -> frozenset[str]:
 
 
 def _mark(params: dict[str, Any], entry_id: str) -> None:
-    """Put the entry's id into the metadata. Every attempt must do it alike, because Stripe compares the parameters."""
+    """Put the entry's id into the metadata. Every attempt must do the same, because Stripe compares the parameters."""
     metadata = params.get("metadata")
     if metadata is None:
         metadata = {}
@@ -241,7 +242,7 @@ def _mark(params: dict[str, Any], entry_id: str) -> None:
 
 
 def _taken_id(params: dict[str, Any], name: str, operation: str) -> str:
-    """Take the URL's id `name` out of the params. An empty one would name the collection, and create."""
+    """Take the URL's id `name` out of the params. With an empty id the URL would be the collection, and a POST would create."""
     value = params.pop(name, None)
     if not isinstance(value, str) or value.strip() in {"", ".", ".."}:
         raise _Refused(Rejected(f"{operation} needs {name!r} in its payload: the id that belongs in the URL, as text"))
@@ -253,7 +254,7 @@ def _json_kind(value: object) -> str:
 
 
 def _everywhere(base_url: str | None) -> Any:
-    """Every host of the SDK replaced, so that nothing meant for a fake reaches Stripe."""
+    """`base_url` for every host of the SDK, so that no request for a fake service reaches Stripe."""
     if base_url is None:
         return None
     if not re.match(r"https?://[^/]", base_url):
@@ -262,21 +263,25 @@ def _everywhere(base_url: str | None) -> Any:
 
 
 class _Refused(Exception):
-    """Nothing was sent, and `outcome` says why."""
+    """Nothing was sent. outcome: the outcome with the reason."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
         self.outcome = outcome
 
 
-# --- how it is sent
+# --- the transport of the SDK
+
+
+def _trace(delivery: Delivery) -> dict[str, str]:
+    return {name: value for name, value in of_trace(delivery.headers).items() if HEADER_VALUE.fullmatch(value)}
 
 
 _current: ContextVar[Exchange] = ContextVar("exchange")
 
 
 def _is_not_ours(record: logging.LogRecord) -> bool:
-    """The SDK logs at INFO what Stripe says of a failure, and that quotes the request."""
+    """Suppress the SDK's INFO logs of failures, because Stripe's messages quote the request."""
     return _current.get(None) is None
 
 
@@ -284,8 +289,8 @@ logging.getLogger("stripe").addFilter(_is_not_ours)
 
 
 class _Client(stripe.HTTPClient):
-    """Carries the SDK's requests over our transport: the SDK's own `HTTPXClient` has one connection pool for all, obeys
-    proxies of the environment, and asks for compression.
+    """Sends the SDK's requests with our transport. The SDK's own `HTTPXClient` shares one connection pool, uses the proxies of
+    the environment, and asks for compression.
     """
 
     name = "httpx"
@@ -301,7 +306,7 @@ class _Client(stripe.HTTPClient):
         if (method == "get") != exchange.reads:
             raise _Refused(Rejected("this operation only reads: an outbox is for effects"))
         content = (post_data or "").encode() if isinstance(post_data, str | None) else post_data
-        sent = [each for each in headers.items() if each[0].lower() != TELEMETRY]
+        sent = [each for each in headers.items() if each[0].lower() != TELEMETRY] + [*exchange.trace.items()]
         request = Outgoing(method.upper(), _target(url), sent, content)
         exchange.started = True
         try:
@@ -320,7 +325,7 @@ class _Client(stripe.HTTPClient):
         await self._transport.aclose()
 
     def close(self) -> None:
-        """Nothing: connections are closed where their event loop runs."""
+        """Do nothing: connections are closed in their event loop."""
 
 
 @lru_cache(maxsize=TARGETS_REMEMBERED)

@@ -1,8 +1,8 @@
-"""The status lookup at Stripe: by lists, which are current, never by search, which lags.
+"""The status lookup at Stripe. It reads lists, which are current, and never uses search, which lags.
 
-What a `.create` makes bears the entry's id in its metadata. Lists come newest first, so that reading back to before the entry
-was enqueued is reading all that could be its effect. Source: docs.stripe.com/api/pagination; docs.stripe.com/search, "Data
-freshness": search is "eventually consistent", and so proves nothing.
+An object made by `.create` has the entry's id in its metadata. A list begins with the newest object. So the lookup reads until
+the time when the entry was enqueued, and has then seen every possible effect. Source: docs.stripe.com/api/pagination;
+docs.stripe.com/search, "Data freshness": search is "eventually consistent", so it proves nothing.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,9 +19,9 @@ from dispatchers.delivery import Absent, CannotTell, Delivery, Finding, Found
 MARK: Final = "outbox_id"
 METADATA_KEYS_MAX: Final = 50  # docs.stripe.com/metadata
 PAGE_OBJECTS_MAX: Final = 100  # docs.stripe.com/api/pagination, "limit"
-PAGES_MAX: Final = 50  # 5,000 objects: some 20 s, and more than that is not read within a send's timeout
+PAGES_MAX: Final = 50  # 5,000 objects take about 20 s; a send's timeout does not allow more
 SLACK: Final = timedelta(minutes=5)  # between the clocks of Stripe's own machines
-RATES_APART: Final = 0.01  # how differently two clocks may run
+RATES_APART: Final = 0.01  # the difference between the rates of two clocks
 
 LISTED: Final[Mapping[str, tuple[str, ...]]] = {
     "payment_intents": ("customer",),
@@ -34,15 +34,15 @@ LISTED: Final[Mapping[str, tuple[str, ...]]] = {
     "customers": (),
     "checkout.sessions": ("customer",),
 }
-"""The objects with a lookup, and the parameters that narrow their lists. Not in it: what leaves its list again (a draft invoice
-that was deleted, a subscription that was cancelled), and what has no list by time. Source: docs.stripe.com/api, "List all
+"""The objects with a lookup, and the parameters that narrow their lists. Two kinds are missing: objects that can leave their list
+(a deleted draft invoice, a cancelled subscription), and objects without a list by time. Source: docs.stripe.com/api, "List all
 ..."."""
 
 ListPage = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 class Unlistable(Exception):
-    """No list could prove anything about this entry. The text says why."""
+    """No list can prove anything about this entry. The text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +73,21 @@ class Wanted:
         refused = (
             status == "failed" if self.kind == "charges" else self.confirmed and status == "requires_payment_method"
         )
-        if refused:  # made, and then declined: Stripe keeps it
+        if refused:  # Stripe keeps a declined object
             return CannotTell(f"found {result.get('id')}, but declined: its status is {status}")
         return Found(result)
 
 
 def bears_mark(payload: Mapping[str, Any]) -> bool:
-    """Whether what is made of `payload` bears the entry's id."""
+    """Whether the object made from `payload` gets the entry's id."""
     metadata = payload.get("metadata") or {}
     return isinstance(metadata, dict) and len(metadata) < METADATA_KEYS_MAX and MARK not in metadata
 
 
 async def find_effect(wanted: Wanted, list_page: ListPage, exchange: Exchange, age: timedelta) -> Finding:
-    """Read the list, the newest first, until it is found or all that is not older than `age` was read.
+    """Read the list from the newest object on, until the effect is found or the objects are older than `age`.
 
-    Stripe's own clock says how old an object is: ours, and the database's, may be wrong by years.
+    The age of an object counts by Stripe's clock, because ours and the database's may be wrong by years.
     """
     params: dict[str, Any] = {"limit": PAGE_OBJECTS_MAX, **wanted.filters}
     since: datetime | None = None

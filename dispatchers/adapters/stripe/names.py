@@ -1,4 +1,4 @@
-"""What Stripe's names look like: operations as the SDK has them, API versions, keys. So that slips are found at the start."""
+"""Checks names of Stripe at the start: operations of the SDK, API versions, API keys. So typing errors are found early."""
 
 import logging
 import re
@@ -49,7 +49,7 @@ def nearest_operation(v1: Any, operation: str) -> str | None:
 
 
 def _services_of(service: Any) -> list[str]:
-    """They are made when they are asked for: only their types are declared."""
+    """The names of a service's sub-services, from its annotations: the objects are created only when they are used."""
     return [name for name in getattr(type(service), "__annotations__", {}) if not name.startswith("_")]
 
 

@@ -1,4 +1,4 @@
-"""What Stripe's answers mean: one row for each exception of its SDK, and what is remembered of an answer."""
+"""The outcomes of Stripe's answers: one row for each exception of its SDK, and the stored result of a success."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,14 +17,16 @@ from dispatchers.delivery import Deferred, Delivered, InProgress, KeyConflict, O
 
 @dataclass(slots=True)
 class Exchange:
-    """What the transport saw of one send: more than the SDK's exceptions contain.
+    """The transport's record of one send. It has more than the SDK's exceptions.
 
-    account: the connected account that the entry itself names. reads: it is a lookup, which only reads; a send never does.
-    started: the request was handed to a connection. status: None until an answer's head was read.
+    account: the connected account in the entry's options. reads: whether this is a lookup, which only reads; a send never does.
+    trace: the W3C headers of the request. started: whether the request was given to a connection. status: None until the head
+    of an answer was read.
     """
 
     account: str | None = None
     reads: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict)
     started: bool = False
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=httpx.Headers)
@@ -36,7 +38,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A failed send in the words that the rows below need; no message of Stripe's, because those quote the request."""
+    """A failed send, with the values that the rows below need. It has no message of Stripe, because these quote the request."""
 
     kind: str
     status: int | None
@@ -75,7 +77,7 @@ class Failure:
             replayed=headers.get("idempotent-replayed") == "true",
             should_retry=headers.get("stripe-should-retry"),
             after=retry_after(headers),
-            # Only the cause counts: the context may be an error of another send, during whose handling this one began.
+            # Only the cause counts: the context may be the error of another send, if this send began while it was handled.
             unsent=isinstance(error.__cause__, NEVER_SENT),
             account=exchange.account,
         )
@@ -102,11 +104,11 @@ class Failure:
 
 
 def outcome_of(error: Exception, exchange: Exchange) -> Outcome:
-    """What a failed send means. Total: an exception without a row of its own has that of its nearest ancestor."""
+    """The outcome of a failed send. An exception without its own row uses the row of its nearest base class."""
     failure = Failure.of(error, exchange)
     if not exchange.started and not isinstance(error, stripe.StripeError):
         return Rejected(f"the SDK cannot make a request from this payload: {failure.kind}")
-    # By code and type first: the status that comes with them has varied, and the SDK's class follows the status.
+    # First by code and type: their status has changed over time, and the SDK chooses the class by the status.
     if failure.code == "idempotency_key_in_use":
         return InProgress(failure.after)
     if failure.type == "idempotency_error":
@@ -118,19 +120,18 @@ def outcome_of(error: Exception, exchange: Exchange) -> Outcome:
 
 
 def declined(failure: Failure) -> Outcome:
-    """402: executed up to the decline, and stored under the key."""
+    """402: Stripe executed the request until the decline, and stored the answer under the key."""
     return Rejected(failure.reason, conclusive=True, result=failure.result)
 
 
 def refused(failure: Failure) -> Outcome:
-    """Not executed. Validation comes before the key is read, unless the answer says that it was stored."""
+    """Stripe did not execute the request: it validates before it reads the key, unless the answer shows that it was stored."""
     return Rejected(failure.reason, conclusive=failure.replayed, result=failure.result)
 
 
 def barred(failure: Failure) -> Outcome:
-    """The API key or its rights: mended outside, and then sent under the same key; unless Stripe stored the answer.
-
-    For an entry that names an account it concerns only that account.
+    """The API key or its rights are wrong. An operator repairs that, and the entry is sent under the same key; unless Stripe
+    stored the answer. If the entry has an account, only that account is affected.
     """
     if failure.replayed:
         return refused(failure)
@@ -138,7 +139,7 @@ def barred(failure: Failure) -> Outcome:
 
 
 def throttled(failure: Failure) -> Outcome:
-    """The limiter comes before everything else."""
+    """Stripe's limiter acts before anything is executed."""
     return Deferred(failure.reason, failure.after, cooldown=True)
 
 
@@ -151,7 +152,7 @@ def unanswered(failure: Failure) -> Outcome:
 
 
 def by_status(failure: Failure) -> Outcome:
-    """What the SDK's class does not decide: 5xx, 409, redirects, answers of something in between, broken answers."""
+    """The outcome if the SDK's class does not decide it: 5xx, 409, redirects, answers of a proxy, broken answers."""
     match failure.status:
         case int(status) if 200 <= status < 300:
             return Delivered({"unparsed": True, **failure.result}, replayed=failure.replayed)
@@ -181,12 +182,12 @@ ROWS: Final[dict[type[BaseException], Row]] = {
     stripe.RateLimitError: throttled,
     stripe.APIConnectionError: unanswered,
     stripe.APIError: by_status,
-    # Never raised by themselves.
+    # Base classes, which are never raised.
     stripe.StripeError: by_status,
     stripe.StripeErrorWithParamCode: by_status,
-    # Of webhooks: from a call, it would prove nothing.
+    # Only for webhooks. If a call raised it, it would prove nothing.
     stripe.SignatureVerificationError: by_status,
-    # The SDK's reading of any answer whose `error` is a text, which v1 never sends: something in between spoke.
+    # The SDK raises it for an answer whose `error` is a text. v1 never sends that, so a proxy answered.
     oauth_error.OAuthError: by_status,
     oauth_error.InvalidClientError: by_status,
     oauth_error.InvalidGrantError: by_status,
@@ -194,10 +195,10 @@ ROWS: Final[dict[type[BaseException], Row]] = {
     oauth_error.InvalidScopeError: by_status,
     oauth_error.UnsupportedGrantTypeError: by_status,
     oauth_error.UnsupportedResponseTypeError: by_status,
-    # What else the SDK raises while it reads an answer (a warning made an error, an answer of no known shape).
+    # Other exceptions while the SDK reads an answer (a warning as an error, an answer of an unknown form).
     Exception: by_status,
 }
-"""One row for each exception of the SDK; a test holds it complete."""
+"""One row for each exception of the SDK; a test checks that none is missing."""
 
 # v2 only, and by name, because older versions of the SDK lack most. v2 does not keep failures under the key.
 _V2_ROWS: Final[dict[Row, tuple[str, ...]]] = {
@@ -223,12 +224,12 @@ def remembered(answer: object, exchange: Exchange) -> dict[str, Any]:
 
 
 def _ids_in(details: Mapping[str, Any]) -> dict[str, str]:
-    """The ids that a declined request made: creating with `confirm` makes a PaymentIntent even so."""
+    """The ids of objects that a declined request created: with `confirm`, a PaymentIntent exists after a decline."""
     made = {name: details.get(name) for name in ("payment_intent", "setup_intent", "charge")}
     ids = {name: value.get("id") if isinstance(value, Mapping) else value for name, value in made.items()}
     return {name: word for name, value in ids.items() if (word := _word(value))}
 
 
 def _word(value: object) -> str | None:
-    """`value` if it is a name (of a code, a parameter, an id), as nothing else may be quoted."""
+    """`value` if it is a name (a code, a parameter, an id); no other text of Stripe may be stored."""
     return value if isinstance(value, str) and re.fullmatch(r"[\w.\[\]-]{1,120}", value, re.ASCII) else None

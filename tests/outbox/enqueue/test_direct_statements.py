@@ -219,7 +219,7 @@ def test_a_new_dispatcher_leaves_what_its_connection_has_prepared(postgresql: Da
     for number in range(6):
         enqueue(engine, ob, parent=f"order:{number}")
 
-    asyncio.run(DatabaseStore(engine, ob.configuration).destinations())
+    asyncio.run(DatabaseStore(engine, ob.configuration).accepted(None))
 
     with engine.connect() as connection:
         prepared = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements").scalars().all()

@@ -11,7 +11,8 @@ from support.entries import put_one, run_once, states
 
 import outbox
 from dispatchers.adapters import MemoryAdapter
-from dispatchers.admin.entries import WAITING_STATES, Filter, list_entries, read_entry
+from dispatchers.admin.entries import list_entries, read_entry
+from dispatchers.admin.entry_filter import WAITING_STATES, Filter
 from dispatchers.admin.overview import read_overview
 
 ODD_OFFSET = timezone(timedelta(hours=23, minutes=59, seconds=59, microseconds=999_999))

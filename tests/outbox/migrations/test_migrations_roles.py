@@ -10,30 +10,36 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from support.database import PAYLOAD, REQUEST, TABLES, Database
-from support.entries import dispatcher, put, run_once, states
+from support.entries import age, dispatcher, put, run_once, states
 from support.migrations import ODD, blank_database, run_script
 from support.migrations import Database as Blank
 
 import outbox
-from dispatchers import Rejected
+from dispatchers import Delivered, Rejected, Unknown
 from dispatchers.adapters import MemoryAdapter
+from dispatchers.admin import decisions
+from dispatchers.admin.again import again
+from dispatchers.admin.audit import read_audit
 from dispatchers.admin.doctor import Context, diagnose
-from dispatchers.admin.entries import Filter, list_entries, read_entry
+from dispatchers.admin.entries import list_entries, read_entry
+from dispatchers.admin.entry_filter import Filter
 from dispatchers.admin.overview import read_overview
+from dispatchers.admin.payloads import reveal
 from dispatchers.maintenance.retention import Retention
 from dispatchers.maintenance.retention_sql import STEPS, Scan
 from outbox import migrations
+from outbox.errors import InvalidValue
 from outbox.sql.dialect import sqlstate
 from outbox.sql.identifiers import quoted
 
 pytest_plugins = ["support.blank_databases"]
 
-KINDS = ("app", "dispatcher", "maintenance", "dashboard")
+KINDS = ("app", "dispatcher", "maintenance", "dashboard", "operator")
 
 
 @pytest.fixture(scope="module")
 def names(server_url: sa.URL) -> Iterator[dict[str, str]]:
-    """Four roles of this module's own: a role belongs to the server, not to a database. One name must be quoted."""
+    """Five roles of this module's own: a role belongs to the server, not to a database. One name must be quoted."""
     names = {kind: f"{kind}'s {uuid4().hex[:8]}" for kind in KINDS}
     yield names
     with sa.create_engine(server_url, poolclass=sa.NullPool).begin() as connection:
@@ -371,7 +377,7 @@ def test_maintenance_deletes_what_is_old_and_adds_nothing(as_role: As, ob: outbo
     run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter()})
     maintenance = as_role("maintenance")
 
-    for table in ("settlement", "entry", "event", "record", "tombstone"):
+    for table in ("settlement", "entry", "event", "record", "tombstone", "audit"):
         locked = "" if table == "event" else "FOR UPDATE SKIP LOCKED"
         ids = f"ARRAY(SELECT id FROM outbox_{table} LIMIT 100 {locked})"
         assert not refused(maintenance, f"DELETE FROM outbox_{table} WHERE id = ANY({ids})")
@@ -439,6 +445,8 @@ def test_the_dashboard_lists_and_shows_entries(as_role: As, ob: outbox.Outbox) -
         overview = read_overview(connection, TABLES)
         listed = list_entries(connection, TABLES, Filter(), entries_max=10)
         shown = read_entry(connection, TABLES, sent[0])
+        with pytest.raises(InvalidValue, match="may not read why entries wait"):
+            list_entries(connection, TABLES, Filter(reason="slow"), entries_max=10)
 
     assert overview.destinations[0].states == {"pending": 1}
     assert overview.unserved is None  # unknown, and not none
@@ -464,7 +472,118 @@ def test_the_doctor_says_what_the_dashboards_role_may_not_check(as_role: As, ob:
     assert found.unchecked[-1].reason.endswith("GRANT pg_read_all_stats TO it")
 
 
-@pytest.mark.parametrize("kind", ["maintenance", "dashboard"])
+# The operator
+
+
+def test_the_operator_decides_about_entries_and_destinations(as_role: As, ob: outbox.Outbox) -> None:
+    waiting, unsent, blind = put(as_role("app"), ob, count=3)
+    put(as_role("app"), ob, "mail.send", parent="mail:1")
+    run_once(as_role("dispatcher"), ob, adapters={"mail": MemoryAdapter([Unknown("no answer")], window=None)})
+    (lost,) = [row.id for row in as_role("dispatcher").queue if row.state == "uncertain"]
+    as_role("dispatcher").execute(
+        sa.update(TABLES.queue).where(TABLES.queue.c.id == blind).values(suspended_reason="a clone")
+    )
+    operator = as_role("operator")
+
+    with operator.engine.begin() as connection:
+        decisions.retry(connection, TABLES, waiting, actor="ada")
+        decisions.cancel(connection, TABLES, unsent, actor="ada")
+        decisions.resolve(connection, TABLES, lost, "happened", actor="ada", reason="they have it")
+        decisions.release(connection, TABLES, blind, actor="ada")
+        decisions.pause(connection, TABLES, "crm", actor="ada")
+        decisions.resume(connection, TABLES, "crm", actor="ada")
+        payload = reveal(connection, TABLES, waiting, actor="ada").payload
+        shown = read_entry(connection, TABLES, lost)
+        logged = read_audit(connection, TABLES, rows_max=10).rows
+    with as_role("dashboard").engine.connect() as connection:
+        viewed = read_audit(connection, TABLES, rows_max=10).rows
+
+    assert payload == {"amount": 2000}
+    assert (shown.known, shown.child_key is None) == ("delivered", False)
+    assert [row.action for row in logged] == [
+        *("reveal_payload", "resume", "pause", "release", "resolve", "cancel", "retry")
+    ]
+    assert viewed == logged
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter(), "mail": MemoryAdapter()})
+    assert states(operator) == {"delivered": 3, "cancelled": 1}
+
+
+def test_the_operator_settles_what_no_dispatcher_serves(as_role: As, owners: Database, ob: outbox.Outbox) -> None:
+    (id,) = put(as_role("app"), ob)
+    run_once(as_role("dispatcher"), ob, adapters={"mail": MemoryAdapter()})
+    age(owners, timedelta(hours=1))
+
+    with as_role("operator").engine.begin() as connection:
+        at_once = decisions.cancel(connection, TABLES, id, actor="ada")
+
+    assert (at_once, states(owners)) == (True, {"cancelled": 1})
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        NEW_ENTRY.format(**HONEST),
+        "UPDATE outbox_queue SET state = 'sending', lease_token = gen_random_uuid(), lease_until = now(), leased_at = now()",
+        "UPDATE outbox_queue SET maybe_sent = false",
+        "UPDATE outbox_queue SET key_epoch = 0",
+        "UPDATE outbox_entry SET payload = ''",
+        "DELETE FROM outbox_entry",
+        "UPDATE outbox_settlement SET state = 'delivered'",
+        "DELETE FROM outbox_settlement",
+        "DELETE FROM outbox_event",
+        "UPDATE outbox_event SET reason = 'another'",
+        "UPDATE outbox_audit SET reason = 'another'",
+        "DELETE FROM outbox_audit",
+        "UPDATE outbox_meta SET suspended_reason = NULL",
+        "DELETE FROM outbox_kid",
+    ],
+)
+def test_the_operator_neither_enqueues_nor_claims_nor_rewrites(as_role: As, ob: outbox.Outbox, statement: str) -> None:
+    put(as_role("app"), ob)
+
+    assert refused(as_role("operator"), statement)
+
+
+@pytest.mark.parametrize("ordering_key", [None, "ada"])
+def test_the_operator_asks_again_for_what_failed(as_role: As, ob: outbox.Outbox, ordering_key: str | None) -> None:
+    (first,) = put(as_role("app"), ob, ordering_key=ordering_key)
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter([Rejected("no")])})
+
+    with as_role("operator").engine.begin() as connection:
+        made = again(connection, ob.configuration, first, actor="ada")
+
+    assert made.is_new
+    assert [row.id for row in as_role("dispatcher").queue] == [made.id]
+
+
+@pytest.mark.parametrize("changed", ["payload", "destination", "discriminator", "of one that was delivered"])
+def test_the_operator_enqueues_nothing_but_a_copy(as_role: As, ob: outbox.Outbox, changed: str) -> None:
+    (first,) = put(as_role("app"), ob)
+    outcome = Delivered() if changed == "of one that was delivered" else Rejected("no")
+    run_once(as_role("dispatcher"), ob, adapters={"crm": MemoryAdapter([outcome])})
+    operator = as_role("operator")
+    values = {"payload": "'{}'::bytea", "destination": "'mail'", "discriminator": "'again:none'"}
+    columns = [
+        column.name for column in TABLES.entry.columns if column.name not in ("id", "tag", "created_at", "due_at")
+    ]
+    given = {"discriminator": f"'again:{first}'"} | ({changed: values[changed]} if changed in values else {})
+    copied = ", ".join(given.get(name, name) for name in columns)
+    statement = (
+        f"WITH written AS (INSERT INTO outbox_entry (id, tag, created_at, due_at, {', '.join(columns)})"
+        f" SELECT gen_random_uuid(), sha256('x'), now(), now(), {copied} FROM outbox_entry RETURNING *)"
+        " INSERT INTO outbox_queue (id, destination, state, due_at, deliveries, attempts, maybe_sent, key_epoch)"
+        " SELECT id, destination, 'pending', due_at, 0, 0, false, 0 FROM written"
+    )
+
+    assert refused(operator, statement)
+
+
+def test_the_app_neither_reads_nor_writes_the_audit_log(as_role: As) -> None:
+    assert refused(as_role("app"), "SELECT FROM outbox_audit")
+    assert refused(as_role("app"), "INSERT INTO outbox_audit SELECT * FROM outbox_audit")
+
+
+@pytest.mark.parametrize("kind", ["maintenance", "dashboard", "operator"])
 def test_only_those_who_enqueue_may_cancel(as_role: As, ob: outbox.Outbox, kind: str) -> None:
     (id,) = put(as_role("app"), ob)
 

@@ -1,0 +1,51 @@
+"""The ids that lines of the log carry as fields: of the entry that is sent, looked up or settled, and of the current span."""
+
+import logging
+import sys
+from contextvars import ContextVar
+from typing import Any, Final
+
+from dispatchers.transitions import ClaimedEntry
+
+FIELDS: Final = ("entry_id", "operation", "destination", "request_id", "trace_id", "span_id")
+
+_entry: ContextVar[ClaimedEntry | None] = ContextVar("entry", default=None)
+
+
+def work_on(entry: ClaimedEntry | None) -> None:
+    """From now on the lines of this task, and of the threads that it starts, are about this entry; None for no entry."""
+    _entry.set(entry)
+
+
+def of_entry(entry: ClaimedEntry) -> dict[str, str]:
+    """The `extra` of one line about this entry."""
+    return {"entry_id": str(entry.id), "operation": entry.operation, "destination": entry.destination}
+
+
+class LogIds(logging.Filter):
+    """Gives each record the ids that are known where it is logged, as attributes named in `FIELDS`. It drops no record.
+
+    `outbox run --json` uses it. Add it to a handler of your own: `handler.addFilter(LogIds())`. It never adds a parent key, a
+    payload or a child key.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        entry = _entry.get()
+        for name, value in {**(of_entry(entry) if entry else {}), **_span()}.items():
+            if name not in record.__dict__:
+                setattr(record, name, value)
+        return True
+
+
+def ids_of(record: logging.LogRecord) -> dict[str, str]:
+    """The ids that a record has."""
+    return {name: record.__dict__[name] for name in FIELDS if name in record.__dict__}
+
+
+def _span() -> dict[str, str]:
+    """Of OpenTelemetry's current span; nothing in a process that has not loaded OpenTelemetry."""
+    opentelemetry: Any = sys.modules.get("opentelemetry.trace")
+    if opentelemetry is None:
+        return {}
+    span = opentelemetry.get_current_span().get_span_context()
+    return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"} if span.is_valid else {}
